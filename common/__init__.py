@@ -1,0 +1,1 @@
+"""Building, checking, timing and reporting: what every day uses and no day writes."""
