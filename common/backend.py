@@ -1,0 +1,59 @@
+"""The device that rungs run on: the GPU, or the CPU backend with its thread orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.cpu.backend import Runtime
+from common.toolchain import Platform
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which threads and blocks run on the CPU backend; a GPU has only its own."""
+
+    order: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.order} {self.seed}" if self.order == "random" else self.order
+
+
+class Backend:
+    """A device, and what checking and timing need of it.
+
+    name: "cuda" or "cpu". device: where tensors live.
+    """
+
+    def __init__(self, name: str, runtime: Runtime | None = None):
+        self.name = name
+        self.device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
+        self._runtime = runtime
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The orders that a check goes through: one on a GPU, three on the CPU."""
+        if self._runtime is None:
+            return (Schedule("hardware"),)
+        return (Schedule("forward"), Schedule("reverse"), Schedule("random", 1))
+
+    def use(self, schedule: Schedule) -> None:
+        """Runs the following launches in this order."""
+        if self._runtime is not None:
+            self._runtime.set_schedule(schedule.order, schedule.seed)
+
+    def synchronize(self) -> None:
+        """Waits for the device; errors of earlier launches surface here."""
+        if self.name == "cuda":
+            torch.cuda.synchronize()
+
+
+def make(platform: Platform, runtime_library: Path | None = None) -> Backend:
+    """The backend of this platform. On the CPU it needs the runtime library of the build."""
+    if platform.device == "cuda":
+        return Backend("cuda")
+    if runtime_library is None:
+        raise ValueError("runtime_library: the CPU backend needs the path of its runtime library")
+    return Backend("cpu", Runtime(runtime_library))

@@ -1,0 +1,321 @@
+"""Builds a day's .cu into a library of PyTorch operators, once for each content and platform.
+
+`torch.utils.cpp_extension.load` does the work. Around it: a directory that is unique to the day,
+platform, flags, versions and the content of every source reached; a lock that dies with its
+holder; and the compiler's message without the noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.cpu import backend as cpu
+from common.cpu.rewrite import RewriteError, rewrite_tree
+from common.day import ROOT, Day
+from common.toolchain import Platform, Toolkit, ToolchainError, find_toolkit, sm
+
+# The oldest PyTorch whose stable ABI the days use: 2.11.
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+
+# PyTorch switches the operators of half types off for its own code; a course wants `a + b`.
+HALF_OPERATORS = [
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+]
+CUDA_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", *HALF_OPERATORS]
+
+KEPT_BUILDS = 3  # of one day on one platform: going back to yesterday's flags builds nothing
+
+
+class BuildError(Exception):
+    """A day did not build. text: the compiler's own message, without the build tool's noise."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Build:
+    """What building a day comes to: the library's path and the content it stands for."""
+
+    day: Day
+    platform: Platform
+    key: str
+    directory: Path
+
+    @property
+    def library(self) -> Path:
+        return self.directory / f"{self.day.name}.so"
+
+    @property
+    def ready(self) -> bool:
+        """True where there is nothing to do."""
+        return self.library.is_file()
+
+
+def cache_directory() -> Path:
+    """Where builds are kept: HUNDRED_DAYS_CACHE, else the user's cache directory."""
+    if given := os.environ.get("HUNDRED_DAYS_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hundred-days-of-cuda"
+
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def sources_of(file: Path) -> list[Path]:
+    """`file` and every project header that it reaches by #include "…", sorted.
+
+    A header is looked for beside the including file, then from the repository's root. What is in
+    neither place belongs to the toolkit or to torch, whose versions are in the key.
+    """
+    found: set[Path] = set()
+    todo = [file.resolve()]
+    while todo:
+        current = todo.pop()
+        if current in found:
+            continue
+        found.add(current)
+        for name in _INCLUDE.findall(current.read_bytes()):
+            for base in (current.parent, ROOT):
+                candidate = (base / os.fsdecode(name)).resolve()
+                if candidate.is_file():
+                    todo.append(candidate)
+                    break
+    return sorted(found)
+
+
+def _digest(parts: list[str], files: list[Path]) -> str:
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for file in files:
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_files() -> list[Path]:
+    headers = sorted(p for p in cpu.INCLUDE_DIR.rglob("*") if p.is_file())
+    rewriter = Path(cpu.__file__).with_name("rewrite.py")
+    return [*cpu.RUNTIME_SOURCES, *headers, rewriter, Path(cpu.__file__)]
+
+
+def _cuda_flags(archs: list[str]) -> list[str]:
+    codes = [f"-gencode=arch=compute_{sm(arch)},code=sm_{sm(arch)}" for arch in archs]
+    return [*CUDA_FLAGS, STABLE_ABI, "-DUSE_CUDA", *codes]
+
+
+def plan(day: Day, platform: Platform) -> Build:
+    """Where the day's library is or will be. Reads sources; builds nothing.
+
+    Raises OSError if a source cannot be read.
+    """
+    sources = sources_of(day.source)
+    parts = [platform.device, platform.compiler_version, platform.torch, str(day.folder)]
+    if platform.device == "cuda":
+        assert platform.toolkit
+        parts += [str(platform.toolkit.home), platform.toolkit.version]
+        parts += _cuda_flags([platform.arch])
+    else:
+        parts += [str(platform.cuda_include)]
+        sources += _cpu_files()
+    key = _digest(parts, sources)
+    kind = f"cuda-{platform.arch}" if platform.device == "cuda" else "cpu"
+    return Build(day, platform, key, cache_directory() / f"{day.name}-{kind}-{key}")
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the directory for this process. The kernel lets go when the process dies, however it
+    dies, so a killed build never blocks the next one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(day: Day, platform: Platform) -> Path:
+    """Builds the day's library if it is not there yet and returns its path.
+
+    Loads the library into this process as a side effect, so call it in a process of its own.
+    Raises BuildError with the compiler's message, OSError if the disk is full.
+    """
+    todo = plan(day, platform)
+    with _locked(todo.directory):
+        if todo.ready:
+            return todo.library
+        # Ours is the only process here, so a lock file of PyTorch's own was left by a dead one.
+        (todo.directory / "lock").unlink(missing_ok=True)
+        if platform.device == "cuda":
+            built = _load_cuda(todo)
+        else:
+            built = _load_cpu(todo)
+        os.replace(built, todo.library)
+    _prune(todo)
+    return todo.library
+
+
+def _load_cuda(todo: Build) -> Path:
+    toolkit = todo.platform.toolkit
+    assert toolkit
+    return _load(
+        todo,
+        [todo.day.source],
+        toolkit=toolkit,
+        extra_cuda_cflags=[*_cuda_flags([todo.platform.arch]), f"-I{ROOT}"],
+        extra_ldflags=[f"-L{_link_directory(toolkit)}"],
+    )
+
+
+def _load_cpu(todo: Build) -> Path:
+    runtime = build_runtime(todo.platform)
+    try:
+        source = rewrite_tree(todo.day.source, todo.directory / "rewritten", [ROOT])
+    except RewriteError as error:
+        raise BuildError(str(error)) from None
+    return _load(
+        todo,
+        [source],
+        extra_cflags=[
+            "-std=c++20",
+            STABLE_ABI,
+            *cpu.cflags(todo.platform.cuda_include),
+            f"-I{ROOT}",
+        ],
+        extra_ldflags=cpu.ldflags(runtime),
+    )
+
+
+def _load(todo: Build, sources: list[Path], toolkit: Toolkit | None = None, **flags: Any) -> Path:
+    """Runs cpp_extension.load and returns the library that it linked."""
+    from torch.utils import cpp_extension
+
+    if toolkit is not None:
+        cpp_extension.CUDA_HOME = str(toolkit.home)  # read once, when torch was imported
+    os.environ["CXX"] = todo.platform.compiler
+    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
+    name = f"{todo.day.name}_build"
+    try:
+        cpp_extension.load(
+            name,
+            [str(source) for source in sources],
+            build_directory=str(todo.directory),
+            is_python_module=False,
+            **flags,
+        )
+    except RuntimeError as error:
+        raise BuildError(compiler_message(str(error))) from None
+    return todo.directory / f"{name}.so"
+
+
+def _link_directory(toolkit: Toolkit) -> Path:
+    """A directory with a libcudart.so to link against. The wheels have libcudart.so.13 only."""
+    for place in ("lib64", "lib"):
+        if (toolkit.home / place / "libcudart.so").exists():
+            return toolkit.home / place
+    versioned = sorted((toolkit.home / "lib").glob("libcudart.so.*"))
+    if not versioned:
+        raise BuildError(f"{toolkit.home}: neither lib64 nor lib holds libcudart.so")
+    directory = cache_directory() / f"link-{_digest([str(versioned[-1])], [])}"
+    directory.mkdir(parents=True, exist_ok=True)
+    link = directory / "libcudart.so"
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(versioned[-1])
+    return directory
+
+
+def build_runtime(platform: Platform) -> Path:
+    """Builds the CPU backend's runtime library if it is not there yet; returns its path."""
+    path = runtime_path(platform)
+    with _locked(path.parent):
+        if path.is_file():
+            return path
+        partial = path.with_suffix(".partial")
+        command = cpu.runtime_compile_command(platform.compiler, platform.cuda_include, partial)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"the CPU backend's runtime did not build\n{done.stderr.strip()}")
+        os.replace(partial, path)
+    return path
+
+
+def runtime_path(platform: Platform) -> Path:
+    """Where the CPU backend's runtime library for this platform is or will be."""
+    key = _digest([platform.compiler_version, str(platform.cuda_include)], _cpu_files())
+    return cache_directory() / f"runtime-cpu-{key}" / "libcudacpu.so"
+
+
+def load(todo: Build) -> Any:
+    """Loads a built day into this process; returns its operators, torch.ops.dayNN."""
+    import torch
+
+    torch.ops.load_library(str(todo.library))
+    return getattr(torch.ops, todo.day.name)
+
+
+def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
+    """Compiles the day's .cu for every architecture, without a GPU and without linking.
+
+    archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use. A success is
+    remembered, so that the same content is not compiled again.
+    Raises BuildError with nvcc's message, ToolchainError if there is no nvcc.
+    """
+    toolkit = toolkit or find_toolkit()
+    if toolkit is None:
+        raise ToolchainError("no nvcc: python -m pip install -r requirements.txt brings it")
+    flags = _cuda_flags(archs)
+    key = _digest([toolkit.version, str(toolkit.home), *flags], sources_of(day.source))
+    directory = cache_directory() / f"{day.name}-compiled-{key}"
+    with _locked(directory):
+        stamp = directory / "ok"
+        if stamp.is_file():
+            return
+        command = [toolkit.nvcc, "-c", day.source, "-o", directory / "object.o", *flags]
+        command += [f"-I{ROOT}", *(f"-I{path}" for path in torch_includes())]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(compiler_message(done.stderr))
+        (directory / "object.o").unlink()
+        stamp.touch()
+
+
+def torch_includes() -> list[Path]:
+    """Include directories of the installed torch, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    include = Path(spec.origin).parent / "include"
+    return [include, include / "torch" / "csrc" / "api" / "include"]
+
+
+_NOISE = re.compile(
+    r"^(\[\d+/\d+\]|FAILED:|ninja: |Error building extension|\d+ errors? detected|"
+    r"compilation terminated|In file included from|\s+from /|/\S*(nvcc|c\+\+|g\+\+)\s)"
+)
+
+
+def compiler_message(text: str) -> str:
+    """The compiler's message: without the build tool's lines, paths relative to the repository."""
+    lines = [line for line in text.splitlines() if not _NOISE.match(line)]
+    message = "\n".join(lines).strip() or text.strip()
+    return message.replace(f"{ROOT}/", "")
+
+
+def _prune(done: Build) -> None:
+    """Removes older builds of the same day on the same platform, but for the newest few."""
+    pattern = done.directory.name.removesuffix(done.key) + "*"
+    siblings = sorted(done.directory.parent.glob(pattern), key=lambda p: p.stat().st_mtime)
+    for old in siblings[:-KEPT_BUILDS]:
+        shutil.rmtree(old, ignore_errors=True)
