@@ -23,7 +23,7 @@ from typing import Any
 from common.cpu import backend as cpu
 from common.cpu.rewrite import RewriteError, rewrite_tree
 from common.day import ROOT, Day
-from common.toolchain import Platform, Toolkit, ToolchainError, find_toolkit, sm
+from common.toolchain import Platform, ToolchainError, Toolkit, find_toolkit, sm
 
 # The oldest PyTorch whose stable ABI the days use: 2.11.
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"

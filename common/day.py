@@ -19,7 +19,12 @@ DAYS = ROOT / "days"
 
 
 class DayError(Exception):
-    """A day's folder or its day.py is not what the runner needs; the message names the file."""
+    """A day's folder or its day.py is not what the runner needs; the message names the file.
+
+    folder: the day's folder, where `discover` met the error.
+    """
+
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,7 @@ def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
         try:
             days.append(read_day(folder))
         except DayError as error:
+            error.folder = folder
             errors.append(error)
     return days, errors
 

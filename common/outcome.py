@@ -8,6 +8,13 @@ from typing import Any
 PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 
 
+class Skip(Exception):
+    """Raised by a day.py, or by a rung's `load`, where something optional is missing.
+
+    The message says what, and the command that installs it.
+    """
+
+
 @dataclass
 class Timing:
     """A measured time on the timing case.

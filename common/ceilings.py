@@ -1,0 +1,95 @@
+"""What the GPU can do at most: measured here, kept by GPU, held beside every rung's rate.
+
+Day 50 teaches how each of these is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured maxima of one GPU.
+
+    copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum.
+    fp32: TFLOP/s of independent fused multiply-adds. tensor: TFLOP/s of a large bf16 product.
+    l2_bytes: size of the second-level cache.
+    """
+
+    copy: float
+    read: float
+    fp32: float
+    tensor: float
+    l2_bytes: int
+
+
+def ceilings(cache: Path) -> Ceilings:
+    """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
+    properties = torch.cuda.get_device_properties(0)
+    slug = re.sub(r"\W+", "-", properties.name.lower())
+    file = cache / f"ceilings-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    if file.is_file():
+        return Ceilings(**json.loads(file.read_text()))
+    measured = measure()
+    cache.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(asdict(measured)))
+    os.replace(partial, file)
+    return measured
+
+
+def measure() -> Ceilings:
+    """Measures the current GPU; takes about a second and 8 GiB at most."""
+    properties = torch.cuda.get_device_properties(0)
+    count = min(GIB, properties.total_memory // 16) // 4
+    x = torch.randn(count, device="cuda")
+    y = torch.empty_like(x)
+    copy = 2 * x.nbytes / _best_seconds(lambda: y.copy_(x)) / 1e9
+    read = x.nbytes / _best_seconds(lambda: x.sum()) / 1e9
+    del x, y
+
+    # Eight independent chains a thread hide the latency of the multiply-add.
+    steps, chains = 2048, 8
+    names = [f"c{i}" for i in range(chains)]
+    code = (
+        "template <typename T> T fma_chains(T x) {"
+        + "".join(f"T {name} = x + T({i});" for i, name in enumerate(names))
+        + f"for (int i = 0; i < {steps}; ++i) {{"
+        + "".join(f"{name} = {name} * T(0.999) + x;" for name in names)
+        + "} return "
+        + " + ".join(names)
+        + "; }"
+    )
+    chained = torch.cuda.jiterator._create_jit_fn(code)
+    lanes = torch.randn(properties.multi_processor_count * 2048 * 16, device="cuda")
+    flops = 2 * steps * chains * lanes.numel()
+    fp32 = flops / _best_seconds(lambda: chained(lanes)) / 1e12
+
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
+    return Ceilings(copy, read, fp32, tensor, properties.L2_cache_size)
+
+
+def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return min(times)

@@ -1,0 +1,237 @@
+"""One day's run, in a process of its own: load, check, try bad input, time; tells what happens.
+
+The process is forked from one that has imported torch and never touched CUDA. What it tells are
+events (see `common.child.Channel`):
+
+    rungs      all rungs of the day as [problem, name, idea], before the first one runs
+    stage      rung, stage: what starts now, so that a crash can be put down to it
+    checked    outcome: a rung passed its checks; its time follows later
+    rung       outcome: a rung is finished
+    timing     may timing start? waits for the answer;  timed: timing is over
+    broken     reason: the device is left in error, the remaining rungs cannot run
+    skipped    reason: the day asks for something that is not here
+    failed     reason, details: the day could not be loaded
+    done       the day is over, in good order
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from common import backend as backends
+from common import bad_input, bench, build, ceilings, check
+from common.child import Channel, flush
+from common.day import ROOT, Day, Problem, Rung, load_problems
+from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
+from common.toolchain import Platform
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
+
+    time_limit: seconds for the day, used by work that starts programs of its own.
+    arguments: words that call the runner again for the same days, e.g. ("--days", "…").
+    """
+
+    quick: bool = False
+    bench: bool = True
+    time_limit: float = 120.0
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass
+class _Run:
+    """What the steps of a day's run share."""
+
+    day: Day
+    platform: Platform
+    work: Work
+    channel: Channel
+    todo: build.Build
+    backend: Any
+    ceilings: Any = None
+    broken: str = ""
+    calls: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def stage(self, rung: str, stage: str) -> None:
+        flush()
+        self.channel.emit("stage", rung=rung, stage=stage)
+
+    def tell(self, event: str, outcome: RungOutcome) -> None:
+        flush()
+        self.channel.emit(event, outcome=outcome.to_json())
+
+
+def explain(error: BaseException) -> tuple[str, list[str]]:
+    """An exception as one line and as the lines of its traceback that lie in the repository."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else ""
+    reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    details = text.splitlines()[1:]
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename.startswith(str(ROOT))]
+    for frame in inside or frames[-3:]:
+        place = frame.filename.removeprefix(f"{ROOT}/")
+        details.append(f"{place}:{frame.lineno} in {frame.name}: {frame.line}")
+    return reason, details
+
+
+def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+    """Checks and times every rung of a built day, telling `channel` as it goes."""
+    channel.emit("stage", rung="", stage="loading the day")
+    try:
+        problems = load_problems(day)
+        channel.emit(
+            "rungs",
+            rungs=[[problem.name, r.name, r.idea] for problem in problems for r in problem.rungs],
+        )
+        todo = build.plan(day, platform)
+        runtime = build.runtime_path(platform) if platform.device == "cpu" else None
+        run = _Run(day, platform, work, channel, todo, backends.make(platform, runtime))
+        operators = build.load(todo)
+    except Skip as skip:
+        channel.emit("skipped", reason=str(skip))
+        channel.emit("done")
+        return
+    except Exception as error:
+        reason, details = explain(error)
+        channel.emit("failed", reason=reason, details=details)
+        channel.emit("done")
+        return
+    for problem in problems:
+        _run_problem(run, problem, operators)
+        if run.broken:
+            channel.emit("broken", reason=run.broken)
+            break
+    flush()
+    channel.emit("done")
+
+
+def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
+    pending: dict[str, RungOutcome] = {}
+    calls: dict[str, Callable[..., Any]] = {}
+    for rung in problem.rungs:
+        call, outcome = _check_rung(run, problem, rung, operators)
+        if outcome.status == PASS and rung.timed and run.work.bench:
+            assert call is not None
+            calls[rung.name], pending[rung.name] = call, outcome
+            run.tell("checked", outcome)
+        else:
+            run.tell("rung", outcome)
+        if outcome.status == FAIL and not _device_works(run, rung):
+            break
+    if calls and not run.broken:
+        _time_problem(run, problem, calls, pending)
+
+
+def _check_rung(
+    run: _Run, problem: Problem, rung: Rung, operators: Any
+) -> tuple[Callable[..., Any] | None, RungOutcome]:
+    outcome = RungOutcome(
+        problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
+    )
+    call = None
+    try:
+        run.stage(rung.name, "loading")
+        call = load_rung(run.day, run.todo, rung, operators)
+        run.stage(rung.name, "checking")
+        result = check.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
+        _take(outcome, result)
+        if outcome.status == PASS:
+            run.stage(rung.name, "trying bad input")
+            _take(outcome, bad_input.check_bad_input(problem, rung, call, run.backend))
+    except Skip as skip:
+        outcome.status, outcome.reason = SKIP, str(skip)
+    except Exception as error:
+        outcome.status = FAIL
+        outcome.reason, outcome.details = explain(error)
+    return call, outcome
+
+
+def load_rung(day: Day, todo: build.Build, rung: Rung, operators: Any) -> Callable[..., Any]:
+    """The callable of a rung. Raises LookupError where the day registers no such operator."""
+    if rung.load is not None:
+        return rung.load(todo)
+    try:
+        return getattr(operators, rung.name)
+    except AttributeError:
+        raise LookupError(
+            f"{day.source.name} registers no operator {rung.name!r} in {day.name}; "
+            "name it in its STABLE_TORCH_LIBRARY block"
+        ) from None
+
+
+def _take(outcome: RungOutcome, result: check.CheckResult) -> None:
+    outcome.checked += result.checked
+    outcome.remarks += result.remarks
+    if result.failure is not None:
+        outcome.status = FAIL
+        outcome.reason = result.failure.summary
+        outcome.details = list(result.failure.details)
+
+
+def _device_works(run: _Run, rung: Rung) -> bool:
+    """False where the failure has left the device in an error that no later call gets past."""
+    try:
+        run.backend.synchronize()
+    except RuntimeError as error:
+        run.broken = f"{rung.name} left the device in error: {str(error).splitlines()[0]}"
+        return False
+    return True
+
+
+def _time_problem(
+    run: _Run,
+    problem: Problem,
+    calls: dict[str, Callable[..., Any]],
+    pending: dict[str, RungOutcome],
+) -> None:
+    run.channel.wait("timing")
+    try:
+        run.stage("", f"timing {problem.name}")
+        if run.ceilings is None:
+            run.ceilings = ceilings.measure(run.backend)
+        timings = bench.time_problem(
+            problem, calls, run.backend, run.ceilings, quick=run.work.quick
+        )
+        for name, outcome in pending.items():
+            timing = timings[name]
+            if isinstance(timing, Timing):
+                outcome.timing = timing
+            else:
+                outcome.status, outcome.reason = FAIL, f"timing: {timing}"
+    except Exception as error:
+        reason, details = explain(error)
+        for outcome in pending.values():
+            outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
+    run.channel.emit("timed")
+    rungs = {rung.name: rung for rung in problem.rungs}
+    for name, outcome in pending.items():
+        if run.platform.device == "cuda":
+            outcome.target_met = target_met(rungs[name], pending)
+        run.tell("rung", outcome)
+
+
+def target_met(rung: Rung, outcomes: dict[str, RungOutcome]) -> bool | None:
+    """Whether the rung reached its target; None where that cannot be told from what was timed.
+
+    outcomes: of the rungs of the same problem, by name.
+    """
+    timing = outcomes[rung.name].timing
+    if rung.target is None or timing is None:
+        return None
+    of = rung.target.of
+    if of in ("copy", "read"):
+        reached = timing.share if timing.bound == of else None
+    else:
+        if of in outcomes:
+            other = outcomes[of].timing
+            theirs = other.ms if other else None
+        else:
+            theirs = {"pytorch": timing.pytorch_ms, "compile": timing.compile_ms}.get(of)
+        reached = theirs / timing.ms if theirs is not None else None
+    return None if reached is None else reached >= rung.target.at_least

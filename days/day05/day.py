@@ -1,0 +1,54 @@
+"""Day 5: softmax in shared memory."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Softmax in shared memory"
+TEACHES = "Shared memory, barriers, tree reduction, and the online softmax that needs one pass less"
+TOPICS = ("softmax", "reduction", "shared memory", "numerics")
+SOURCE = "shared_softmax.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+
+
+def inputs(case, draw):
+    rows, cols = case.shape
+    return (draw(rows, cols),)
+
+
+def reference(x):
+    return torch.softmax(x, dim=-1)
+
+
+def cost(case):
+    rows, cols = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    # read x, write y; subtract, exp, add, divide and a comparison
+    return Cost(bytes=2 * rows * cols * element, flops=5 * rows * cols)
+
+
+PROBLEMS = (
+    Problem(
+        name="softmax",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("softmax_v1_shared_tree", "row in shared memory, two trees"),
+            Rung("softmax_v2_online", "max and sum in one tree"),
+            Rung("softmax_v3_vectorised", "16-byte loads", target=Target(1.0, "pytorch")),
+        ),
+        cases=(
+            *grid([(1, 1), (3, 1023), (2, 1024), (3, 1025), (5, 257), (7, 4099)], FLOATS),
+            *grid([(0, 8), (4, 0), (129, 3)], ["float32"]),
+            *grid([(4, 1000)], FLOATS, values="large"),
+            *grid([(4, 513)], FLOATS, values="offset"),
+            *grid([(8, 300)], FLOATS, values="nonfinite"),
+            *grid([(3, 100)], ["float32"], values="constant"),
+        ),
+        bench=Case((65536, 1024)),
+        bench_cpu=Case((512, 1024)),
+        cost=cost,
+        compiled=True,
+    ),
+)
