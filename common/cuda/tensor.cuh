@@ -30,15 +30,33 @@ constexpr T ceil_div(T count, T size) {
   return (count + size - 1) / size;
 }
 
+// The number of blocks for a one-dimensional grid, which CUDA limits to 2^31 - 1.
+inline unsigned grid_size(int64_t blocks, const char* argument) {
+  STD_TORCH_CHECK(blocks <= 2147483647, argument, ": needs ", blocks,
+                  " blocks, more than the 2147483647 of one grid");
+  return static_cast<unsigned>(blocks);
+}
+
+// The same along y, which CUDA limits to 65535.
+inline unsigned grid_size_y(int64_t blocks, const char* argument) {
+  STD_TORCH_CHECK(blocks <= 65535, argument, ": needs ", blocks,
+                  " blocks along y, more than the 65535 of one grid");
+  return static_cast<unsigned>(blocks);
+}
+
 // A runtime call that failed, as an exception with CUDA's own words.
 inline void check_cuda(cudaError_t code, const char* what) {
   STD_TORCH_CHECK(code == cudaSuccess, what, ": ", cudaGetErrorString(code));
 }
 
-// After <<<...>>>: a launch returns nothing, its error (bad grid, too much shared memory) waits here.
-inline void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+// After <<<...>>>: a launch returns nothing, its error (bad grid, too much shared memory) waits
+// here.
+inline void check_launch(const char* kernel) {
+  check_cuda(cudaGetLastError(), kernel);
+}
 
-// The stream that PyTorch is using now, on the tensor's device. Work on any other stream would race.
+// The stream that PyTorch is using now, on the tensor's device. Work on any other stream would
+// race.
 inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
 #ifdef CUDA_ON_CPU
   return nullptr;
@@ -46,6 +64,15 @@ inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
+#endif
+}
+
+// The number of the tensor's GPU, for the runtime API. The CPU backend has one GPU, number 0.
+inline int device_index([[maybe_unused]] const Tensor& t) {
+#ifdef CUDA_ON_CPU
+  return 0;
+#else
+  return t.get_device_index();
 #endif
 }
 
@@ -64,17 +91,28 @@ class DeviceGuard {
 
 inline const char* name_of(ScalarType type) {
   switch (type) {
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Short: return "int16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Bool: return "bool";
-    default: return "an unsupported dtype";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "an unsupported dtype";
   }
 }
 
@@ -98,6 +136,11 @@ class check {
 #else
     STD_TORCH_CHECK(t_.is_cuda(), name_, ": expected a tensor on the GPU, got one on the CPU");
 #endif
+    return *this;
+  }
+
+  const check& on_host() const {
+    STD_TORCH_CHECK(t_.is_cpu(), name_, ": expected a CPU tensor, got one on the GPU");
     return *this;
   }
 
@@ -129,8 +172,8 @@ class check {
   }
 
   const check& size(int64_t dim, int64_t expected) const {
-    STD_TORCH_CHECK(t_.size(dim) == expected, name_, ": expected size ", expected,
-                    " in dimension ", dim, ", got ", t_.size(dim), " with shape ", shape_of(t_));
+    STD_TORCH_CHECK(t_.size(dim) == expected, name_, ": expected size ", expected, " in dimension ",
+                    dim, ", got ", t_.size(dim), " with shape ", shape_of(t_));
     return *this;
   }
 
@@ -162,14 +205,24 @@ T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
+// Whether the first element lies on a multiple of `bytes`. PyTorch's own allocations do; a slice
+// such as x[1:] need not, and a wide load from it would fault.
+inline bool is_aligned(const Tensor& t, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0;
+}
+
 // Calls f with a value of the C++ type of t's dtype, so that f can launch the kernel for that type:
 //   dispatch_floating(x, [&](auto zero) { using T = decltype(zero); kernel<T><<<...>>>(...); });
 template <typename F>
 void dispatch_floating(const Tensor& t, F&& f) {
   switch (t.scalar_type()) {
-    case ScalarType::Float: return f(float{});
-    case ScalarType::Half: return f(__half{});
-    case ScalarType::BFloat16: return f(__nv_bfloat16{});
-    default: STD_TORCH_CHECK(false, "no kernel for ", name_of(t.scalar_type()));
+    case ScalarType::Float:
+      return f(float{});
+    case ScalarType::Half:
+      return f(__half{});
+    case ScalarType::BFloat16:
+      return f(__nv_bfloat16{});
+    default:
+      STD_TORCH_CHECK(false, "no kernel for ", name_of(t.scalar_type()));
   }
 }

@@ -78,7 +78,7 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
   // A block may have 48 KB of shared memory, or up to 227 KB on Hopper if the kernel asks first.
   int limit = 0;
   check_cuda(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, x.get_device_index()),
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
       "cudaDeviceGetAttribute");
   const int64_t longest = (limit - sizeof(float) * BLOCK) / sizeof(float);
   STD_TORCH_CHECK(cols <= longest, "x: a row of ", cols, " columns does not fit in shared memory, ",

@@ -1,0 +1,89 @@
+"""Day 3: matrices on a 2D grid, and functions passed to a kernel."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Matrices on a 2D grid"
+TEACHES = "Rows and columns from a 2D grid, edges, device functions, a functor as kernel argument"
+TOPICS = ("matrix addition", "2D grid", "functor", "element-wise", "templates")
+SOURCE = "matrix_add.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+SHAPES = [(1, 1), (7, 1), (1, 7), (31, 33), (32, 32), (33, 65), (127, 1025), (1000, 3)]
+EMPTY = [(0, 5), (5, 0)]
+
+
+def add_inputs(case, draw):
+    return draw(*case.shape), draw(*case.shape)
+
+
+def add_reference(x, y):
+    return x + y
+
+
+def map_inputs(f, a=1.0, b=0.0):
+    return lambda case, draw: (draw(*case.shape), f, a, b)
+
+
+def map_reference(x, f, a=1.0, b=0.0):
+    functions = {
+        "scale_and_shift": lambda v: a * v + b,
+        "relu": torch.relu,
+        "square": torch.square,
+    }
+    return functions[f](x)
+
+
+def cost(matrices):
+    def of_case(case):
+        elements = case.shape[0] * case.shape[1]
+        return Cost(bytes=matrices * elements * getattr(torch, case.dtype).itemsize, flops=elements)
+
+    return of_case
+
+
+def map_problem(f, a=1.0, b=0.0):
+    return Problem(
+        name=f,
+        inputs=map_inputs(f, a, b),
+        reference=map_reference,
+        rungs=(
+            Rung("element_wise_v1_functor", "the function is a template argument"),
+            Rung(
+                "element_wise_v2_functor_wide", "16 bytes a load", target=Target(0.95, "copy")
+            ),
+        ),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(19, 101)], FLOATS, values="nonfinite"),
+            *grid([(19, 101)], FLOATS, values="extreme"),
+        ),
+        bench=Case((16384, 16384)),
+        bench_cpu=Case((1024, 1024)),
+        cost=cost(2),
+    )
+
+
+PROBLEMS = (
+    Problem(
+        name="matrix_add",
+        inputs=add_inputs,
+        reference=add_reference,
+        rungs=(
+            Rung("matrix_add_v1_grid_2d", "a 2D grid, one element a thread"),
+            Rung("matrix_add_v2_four_rows", "four rows a thread", target=Target(0.95, "copy")),
+        ),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(600_000, 1)], ["float32"]),  # more rows than one grid has along y
+            *grid([(19, 101)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((16384, 16384)),
+        bench_cpu=Case((1024, 1024)),
+        cost=cost(3),
+    ),
+    map_problem("scale_and_shift", 1.5, -0.25),
+    map_problem("relu"),
+    map_problem("square"),
+)

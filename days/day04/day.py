@@ -1,0 +1,75 @@
+"""Day 4: a naive softmax, and why it overflows."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, grid
+
+TITLE = "A naive softmax"
+TEACHES = "Softmax as it is written, strided against neighbouring loads, and why exp overflows"
+TOPICS = ("softmax", "numerics", "coalescing")
+SOURCE = "simple_softmax.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+FP32_MAX = torch.finfo(torch.float32).max
+
+
+def inputs(case, draw):
+    return (draw(*case.shape),)
+
+
+def reference(x):
+    """The naive formula with the range of fp32: what does not fit becomes infinite, as in the
+    kernels, which compute in fp32 whatever the dtype is."""
+    if x.dtype != torch.float64:
+        x = x.float()
+    e = torch.exp(x)
+    e = torch.where(e > FP32_MAX, torch.inf, e)
+    total = e.sum(dim=-1, keepdim=True)
+    return e / torch.where(total > FP32_MAX, torch.inf, total)
+
+
+def reference_in_dtype(x):
+    return reference(x).to(x.dtype)
+
+
+def cost(case):
+    rows, cols = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    return Cost(bytes=2 * rows * cols * element, flops=3 * rows * cols)
+
+
+PROBLEMS = (
+    Problem(
+        name="naive softmax",
+        inputs=inputs,
+        reference=reference_in_dtype,
+        pytorch=lambda x: torch.softmax(x, dim=-1),
+        rungs=(
+            Rung("softmax_v1_thread_per_row", "one thread a row"),
+            Rung(
+                "softmax_v2_two_kernels",
+                "sums, then quotients",
+                not_repeatable="atomicAdd adds the parts of a sum in any order",
+            ),
+        ),
+        cases=(
+            *grid([(1, 1), (3, 1023), (300, 17), (3, 1025), (257, 31), (0, 8), (4, 0)], FLOATS),
+            *grid([(16, 200)], FLOATS, values="large"),  # some rows overflow: NaN, and it must be
+            *grid([(8, 300)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((65536, 1024)),
+        bench_cpu=Case((512, 1024)),
+        cost=cost,
+    ),
+)
+
+
+def show(ops, device):
+    """Prints where the formula breaks."""
+    print("x = [v, v - 1, v - 2]   naive softmax                 torch.softmax")
+    for v in (10.0, 80.0, 88.0, 89.0, 1000.0):
+        x = torch.tensor([[v, v - 1, v - 2]], device=device)
+        naive = ops.softmax_v1_thread_per_row(x)[0].tolist()
+        stable = torch.softmax(x, dim=-1)[0].tolist()
+        text = " ".join(f"{n:8.5f}" for n in naive), " ".join(f"{n:8.5f}" for n in stable)
+        print(f"v = {v:<6g}              {text[0]}    {text[1]}")

@@ -1,0 +1,48 @@
+"""Day 7: matrix multiplication from global memory."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, grid
+
+TITLE = "Matrix multiplication from global memory"
+TEACHES = "Counting loads; coalesced against scattered: the same arithmetic, another thread order"
+TOPICS = ("matmul", "GEMM", "coalescing")
+SOURCE = "naive_matmul.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+
+
+def inputs(case, draw):
+    M, N, K = case.shape
+    return draw(M, K), draw(K, N)
+
+
+def reference(a, b):
+    return a @ b
+
+
+def cost(case):
+    M, N, K = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    return Cost(bytes=(M * K + K * N + M * N) * element, flops=2 * M * N * K)
+
+
+PROBLEMS = (
+    Problem(
+        name="matmul",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("matmul_v1_row_major", "neighbouring threads, neighbouring rows"),
+            Rung("matmul_v2_coalesced", "neighbouring threads, neighbouring columns"),
+        ),
+        cases=(
+            *grid([(1, 1, 1), (33, 9, 65), (31, 67, 129), (64, 64, 64), (5, 3, 1025)], FLOATS),
+            *grid([(0, 4, 4), (4, 0, 4), (4, 4, 0)], FLOATS),
+            *grid([(17, 19, 23)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((2048, 2048, 2048)),
+        bench_cpu=Case((256, 256, 256)),
+        cost=cost,
+    ),
+)

@@ -1,0 +1,107 @@
+// Day 7: matrix multiplication from global memory, and what the order of threads costs
+//
+//   C[m, n] = sum_k A[m, k] · B[k, n]      A: (M, K), B: (K, N), C: (M, N), all row-major
+//
+// Operations: 2 · M · N · K (a multiply and an add). Bytes at the least: (M·K + K·N + M·N) ·
+// sizeof(T). For 2048³ fp32: 17.2 GFLOP and 50 MB, 342 operations a byte: arithmetic should be the
+// limit. Without reuse, though, each of the M·N threads loads 2·K numbers: 69 GB of loads for those
+// 50 MB.
+//
+//   v1 row_major   neighbouring threads take neighbouring rows: loads of A and stores of C scatter
+//   v2 coalesced   neighbouring threads take neighbouring columns: one line of the change
+//
+// Run: python run_day.py 7
+
+#include "common/cuda/tensor.cuh"
+
+// A block computes 32 × 8 elements of C; its threads with the same threadIdx.y are one warp.
+constexpr int BLOCK_X = 32;
+constexpr int BLOCK_Y = 8;
+
+// Checks A (M, K) and B (K, N), and makes C (M, N).
+Tensor make_output(const Tensor& a, const Tensor& b) {
+  check(a, "a").on_gpu().floating().rank(2).contiguous();
+  check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous();
+  check(b, "b").same_device(a, "a").size(0, a.size(1));
+  return torch::stable::new_empty(a, {a.size(0), b.size(1)});
+}
+
+// One element of C: row m of A times column n of B. Sums in fp32 whatever T is.
+template <typename T>
+__device__ float dot(const T* __restrict__ a, const T* __restrict__ b, int64_t m, int64_t n,
+                     int64_t N, int64_t K) {
+  float sum = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    sum += static_cast<float>(a[m * K + k]) * static_cast<float>(b[k * N + n]);
+  }
+  return sum;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: threadIdx.x counts rows. At each k the 32 threads of a warp read 32 different rows of A, K
+// elements apart: 32 lines of memory. All read the same element of B, which is one broadcast.
+
+template <typename T>
+__global__ void matmul_v1_row_major_kernel(const T* __restrict__ a, const T* __restrict__ b,
+                                           T* __restrict__ c, int64_t M, int64_t N, int64_t K) {
+  const int64_t m = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;
+  const int64_t n = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
+  if (m < M && n < N) c[m * N + n] = static_cast<T>(dot(a, b, m, n, N, K));
+}
+
+Tensor matmul_v1_row_major(const Tensor& a, const Tensor& b) {
+  Tensor c = make_output(a, b);
+  if (c.numel() == 0) return c;  // a grid of no blocks is an error
+  const DeviceGuard guard(a);
+  const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
+  const dim3 grid(grid_size(ceil_div<int64_t>(M, BLOCK_X), "a"),
+                  grid_size_y(ceil_div<int64_t>(N, BLOCK_Y), "b"));
+  dispatch_floating(a, [&](auto zero) {
+    using T = decltype(zero);
+    matmul_v1_row_major_kernel<T><<<grid, dim3(BLOCK_X, BLOCK_Y), 0, current_stream(a)>>>(
+        data<T>(a), data<T>(b), mutable_data<T>(c), M, N, K);
+  });
+  check_launch("matmul_v1_row_major");
+  return c;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: threadIdx.x counts columns. At each k the warp reads 32 neighbours of a row of B,
+// one or two lines of memory, and the same element of A, one broadcast. It stores 32 neighbours of
+// C.
+
+template <typename T>
+__global__ void matmul_v2_coalesced_kernel(const T* __restrict__ a, const T* __restrict__ b,
+                                           T* __restrict__ c, int64_t M, int64_t N, int64_t K) {
+  const int64_t n = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;
+  const int64_t m = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
+  if (m < M && n < N) c[m * N + n] = static_cast<T>(dot(a, b, m, n, N, K));
+}
+
+Tensor matmul_v2_coalesced(const Tensor& a, const Tensor& b) {
+  Tensor c = make_output(a, b);
+  if (c.numel() == 0) return c;
+  const DeviceGuard guard(a);
+  const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
+  const dim3 grid(grid_size(ceil_div<int64_t>(N, BLOCK_X), "b"),
+                  grid_size_y(ceil_div<int64_t>(M, BLOCK_Y), "a"));
+  dispatch_floating(a, [&](auto zero) {
+    using T = decltype(zero);
+    matmul_v2_coalesced_kernel<T><<<grid, dim3(BLOCK_X, BLOCK_Y), 0, current_stream(a)>>>(
+        data<T>(a), data<T>(b), mutable_data<T>(c), M, N, K);
+  });
+  check_launch("matmul_v2_coalesced");
+  return c;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+STABLE_TORCH_LIBRARY(day07, m) {
+  m.def("matmul_v1_row_major(Tensor a, Tensor b) -> Tensor");
+  m.def("matmul_v2_coalesced(Tensor a, Tensor b) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day07, CUDA, m) {
+  m.impl("matmul_v1_row_major", TORCH_BOX(&matmul_v1_row_major));
+  m.impl("matmul_v2_coalesced", TORCH_BOX(&matmul_v2_coalesced));
+}
