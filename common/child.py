@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 KEPT_OUTPUT = 64 * 1024  # bytes from the start of what a child prints, and as many from its end
 KILL_WAIT = 10.0  # seconds that a killed process may take to go (a driver call can hold it)
@@ -221,8 +221,7 @@ def _in_child(
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
         # The parent's objects may be wrapped by a terminal display or hold unwritten text.
-        sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
-        sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
+        sys.stdout, sys.stderr = _text(1), _text(2)
         faulthandler.enable(2)
         os.environ.update(environment)
         work(Channel(events, control))
@@ -232,6 +231,10 @@ def _in_child(
     finally:
         flush()
         os._exit(code)
+
+
+def _text(fd: int) -> IO[str]:
+    return open(fd, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115
 
 
 def flush() -> None:

@@ -1,4 +1,4 @@
-"""Which days a command line means: numbers, ranges, lists, `all`, topics; and which shard of them."""
+"""Which days a command line means: numbers, ranges, lists, `all`, topics; and which shard."""
 
 from __future__ import annotations
 

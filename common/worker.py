@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from common import backend as backends
@@ -52,10 +52,9 @@ class _Run:
     work: Work
     channel: Channel
     todo: build.Build
-    backend: Any
-    ceilings: Any = None
+    backend: backends.Backend
+    ceilings: ceilings.Ceilings | None = None
     broken: str = ""
-    calls: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def stage(self, rung: str, stage: str) -> None:
         flush()
@@ -122,7 +121,7 @@ def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
             run.tell("checked", outcome)
         else:
             run.tell("rung", outcome)
-        if outcome.status == FAIL and not _device_works(run, rung):
+        if outcome.status == FAIL and not _device_works(run, rung.name):
             break
     if calls and not run.broken:
         _time_problem(run, problem, calls, pending)
@@ -174,12 +173,12 @@ def _take(outcome: RungOutcome, result: check.CheckResult) -> None:
         outcome.details = list(result.failure.details)
 
 
-def _device_works(run: _Run, rung: Rung) -> bool:
+def _device_works(run: _Run, culprit: str) -> bool:
     """False where the failure has left the device in an error that no later call gets past."""
     try:
         run.backend.synchronize()
     except RuntimeError as error:
-        run.broken = f"{rung.name} left the device in error: {str(error).splitlines()[0]}"
+        run.broken = f"{culprit} left the device in error: {str(error).splitlines()[0]}"
         return False
     return True
 
@@ -193,45 +192,32 @@ def _time_problem(
     run.channel.wait("timing")
     try:
         run.stage("", f"timing {problem.name}")
-        if run.ceilings is None:
-            run.ceilings = ceilings.measure(run.backend)
+        if run.ceilings is None and run.platform.device == "cuda":
+            run.ceilings = ceilings.ceilings(build.cache_directory())
         timings = bench.time_problem(
             problem, calls, run.backend, run.ceilings, quick=run.work.quick
         )
-        for name, outcome in pending.items():
-            timing = timings[name]
-            if isinstance(timing, Timing):
-                outcome.timing = timing
-            else:
-                outcome.status, outcome.reason = FAIL, f"timing: {timing}"
+        for rung in problem.rungs:
+            if rung.name in pending:
+                _take_timing(run, rung, timings, pending[rung.name])
     except Exception as error:
         reason, details = explain(error)
         for outcome in pending.values():
             outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
+        _device_works(run, f"timing {problem.name}")
     run.channel.emit("timed")
-    rungs = {rung.name: rung for rung in problem.rungs}
-    for name, outcome in pending.items():
-        if run.platform.device == "cuda":
-            outcome.target_met = target_met(rungs[name], pending)
+    for outcome in pending.values():
         run.tell("rung", outcome)
 
 
-def target_met(rung: Rung, outcomes: dict[str, RungOutcome]) -> bool | None:
-    """Whether the rung reached its target; None where that cannot be told from what was timed.
-
-    outcomes: of the rungs of the same problem, by name.
-    """
-    timing = outcomes[rung.name].timing
-    if rung.target is None or timing is None:
-        return None
-    of = rung.target.of
-    if of in ("copy", "read"):
-        reached = timing.share if timing.bound == of else None
+def _take_timing(
+    run: _Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
+) -> None:
+    timing = timings[rung.name]
+    if isinstance(timing, Timing):
+        outcome.timing = timing
+        if rung.target and run.platform.device == "cuda":
+            outcome.target_met = bench.target_met(rung, timings, run.ceilings)
     else:
-        if of in outcomes:
-            other = outcomes[of].timing
-            theirs = other.ms if other else None
-        else:
-            theirs = {"pytorch": timing.pytorch_ms, "compile": timing.compile_ms}.get(of)
-        reached = theirs / timing.ms if theirs is not None else None
-    return None if reached is None else reached >= rung.target.at_least
+        first, *rest = timing.splitlines()
+        outcome.status, outcome.reason, outcome.details = FAIL, first, rest

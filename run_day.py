@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""The command line of the course: `python run_day.py 5` builds, checks and times day 5."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+EXAMPLES = """\
+examples:
+  python run_day.py 5                 build, check and time day 5
+  python run_day.py 1-14              a range; lists work too: 1,3,5-7
+  python run_day.py softmax           every day about a topic
+  python run_day.py all --no-bench    check all days, time none
+  python run_day.py 5 --device cpu    without a GPU, from the same source
+  python run_day.py all --compile-only --arch 8.0,9.0a
+                                      does it compile? needs no GPU
+  python run_day.py 5 --sanitize      look for memory errors and races
+  python run_day.py all --shard 2/8 --json part2.json
+  python run_day.py --merge part1.json part2.json --json whole.json
+  python run_day.py --doctor          what is missing on this machine?
+
+exit codes: 0 nothing failed and something passed; 1 a failure, a build error or a time-out;
+2 a mistake on the command line, or no such day; 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that offers the nearest option for one that does not exist."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.match(r"unrecognized arguments: (.*)", message):
+            known = [option for action in self._actions for option in action.option_strings]
+            for word in match.group(1).split():
+                near = difflib.get_close_matches(word.split("=")[0], known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                self.exit(2, f"{self.prog}: there is no option {word}{hint} (--help lists all)\n")
+        self.exit(2, f"{self.prog}: {message} (--help explains)\n")
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def parser() -> Parser:
+    """What the command line understands."""
+    p = Parser(
+        prog="run_day.py",
+        description="Builds, checks and times the days of a hundred days of CUDA.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "days",
+        nargs="*",
+        metavar="DAY",
+        help="a number, range (1-14), list (1,3,5-7), topic or word of a title, or all",
+    )
+    p.add_argument("--list", action="store_true", help="list days and topics, and do nothing else")
+    p.add_argument(
+        "--doctor",
+        action="store_true",
+        help="say what is there on this machine, what is wrong, and how to mend it",
+    )
+
+    how = p.add_argument_group("how to run")
+    how.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="default: the GPU where there is one, else the CPU backend",
+    )
+    how.add_argument("--quick", action="store_true", help="fewer cases, shorter timing")
+    how.add_argument("--no-bench", action="store_true", help="check, but time nothing")
+    how.add_argument(
+        "-j",
+        "--jobs",
+        type=count,
+        default=0,
+        metavar="N",
+        help="builds at a time; default: as cores and memory allow",
+    )
+    how.add_argument(
+        "--time-limit",
+        type=positive,
+        default=0.0,
+        metavar="S",
+        help="seconds that a day may run; default: 120 on a GPU, 300 on the CPU",
+    )
+    how.add_argument(
+        "--shard",
+        default="",
+        metavar="I/N",
+        help="only the I-th of N equal parts of the selected days",
+    )
+
+    else_ = p.add_argument_group("instead of checking and timing")
+    what = else_.add_mutually_exclusive_group()
+    what.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="compile with nvcc and run nothing; needs no GPU",
+    )
+    what.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="check under NVIDIA's compute-sanitizer, all four tools",
+    )
+    what.add_argument(
+        "--profile",
+        action="store_true",
+        help="measure each kernel with Nsight Compute and show what matters",
+    )
+    else_.add_argument(
+        "--arch",
+        default="",
+        metavar="LIST",
+        help="with --compile-only: architectures, default 8.0,9.0a",
+    )
+
+    out = p.add_argument_group("results")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the whole run as JSON")
+    out.add_argument(
+        "--write",
+        action="store_true",
+        help="store the results and write progress.md and the days' READMEs; "
+        "without a day, only write these anew",
+    )
+    out.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="with --write: store what --json wrote on another machine",
+    )
+    out.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="show the --json files of several shards as one report",
+    )
+    out.add_argument(
+        "--no-color",
+        "--no-colour",
+        action="store_true",
+        help="no colours (so does the variable NO_COLOR)",
+    )
+
+    # For tests, and for tools that watch a single process.
+    p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def check(p: Parser, args: argparse.Namespace) -> None:
+    """Refuses options that do not go together."""
+    if args.arch and not args.compile_only:
+        p.error("--arch goes with --compile-only")
+    if args.source and not args.write:
+        p.error("--from goes with --write")
+    if args.write and (args.quick or args.no_bench):
+        p.error("--write stores complete results: not with --quick or --no-bench")
+    if args.write and (args.compile_only or args.sanitize or args.profile):
+        p.error("--write stores times: not with --compile-only, --sanitize or --profile")
+    if (args.source or args.merge) and args.days:
+        p.error("--from and --merge take files, no days")
+    if args.shard and not args.days:
+        p.error("--shard takes part of some days: name them, or all")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Does what the command line says; returns the exit code."""
+    p = parser()
+    args = p.parse_intermixed_args(argv)
+    check(p, args)
+    from common.day import DAYS
+
+    root = (args.root or DAYS).resolve()
+    if args.list:
+        return list_days(args.days, root)
+    if args.doctor:
+        from common import doctor
+
+        return doctor.main(colour=not args.no_color)
+    if args.merge or args.source or (args.write and not args.days):
+        return use_reports(args, root)
+    if not args.days:
+        p.error("name a day, a range, a topic, or all; --list shows what there is")
+
+    from common import runner
+
+    modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
+    modes["profiled"] = args.profiled
+    return runner.run(
+        runner.Options(
+            wanted=tuple(args.days),
+            shard=args.shard,
+            device=args.device,
+            mode=next((mode for mode, asked in modes.items() if asked), "run"),
+            quick=args.quick,
+            bench=not args.no_bench,
+            jobs=args.jobs,
+            time_limit=args.time_limit,
+            archs=tuple((args.arch or "8.0,9.0a").split(",")),
+            json=args.json,
+            write=args.write,
+            colour=not args.no_color,
+            days=root,
+            in_process=args.in_process,
+        )
+    )
+
+
+def list_days(wanted: list[str], root: Path) -> int:
+    """`--list`."""
+    from common.select import SelectionError, listing
+
+    try:
+        text, broken = listing(wanted, root)
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return 2
+    if text:
+        print(text)
+    for error in broken:
+        print(f"not a proper day: {error}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def use_reports(args: argparse.Namespace, root: Path) -> int:
+    """`--merge`, `--write --from` and `--write` alone."""
+    from common import runner
+
+    return runner.use_reports(
+        args.merge or ([args.source] if args.source else []),
+        root.parent if args.write else None,
+        args.json,
+        not args.no_color,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        # The reader (head, less) has gone: not an error. Nothing more can be printed.
+        sys.stderr.close()
+        sys.exit(1)
