@@ -15,14 +15,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.cpu import backend as cpu
-from common.cpu.rewrite import RewriteError, rewrite_tree
-from common.day import ROOT, Day
+from common.cpu.rewrite import RewriteError, rewrite, rewrite_tree
+from common.day import ROOT, Day, load_problems
 from common.toolchain import Platform, ToolchainError, Toolkit, find_toolkit, sm
 
 # The oldest PyTorch whose stable ABI the days use: 2.11.
@@ -64,7 +65,15 @@ class Build:
     @property
     def ready(self) -> bool:
         """True where there is nothing to do."""
-        return self.library.is_file()
+        return self.library.is_file() and (self.extras is None or self.extras.is_file())
+
+    @property
+    def extras(self) -> Path | None:
+        """Stamp of a day whose rungs build something of their own; None for the others."""
+        if not self.day.extra_sources:
+            return None
+        files = [self.day.folder / "day.py", *self.day.extra_sources]
+        return self.directory / f"extras-{_digest([], files)}"
 
 
 def cache_directory() -> Path:
@@ -155,16 +164,20 @@ def build(day: Day, platform: Platform) -> Path:
     """
     todo = plan(day, platform)
     with _locked(todo.directory):
-        if todo.ready:
-            return todo.library
-        # Ours is the only process here, so a lock file of PyTorch's own was left by a dead one.
-        (todo.directory / "lock").unlink(missing_ok=True)
-        if platform.device == "cuda":
-            built = _load_cuda(todo)
-        else:
-            built = _load_cpu(todo)
-        os.replace(built, todo.library)
-    _prune(todo)
+        if not todo.library.is_file():
+            # Ours is the only process here: PyTorch's own lock file was left by a dead one.
+            (todo.directory / "lock").unlink(missing_ok=True)
+            started = time.monotonic()
+            built = _load_cuda(todo) if platform.device == "cuda" else _load_cpu(todo)
+            _record_seconds(todo.directory, started)
+            os.replace(built, todo.library)
+            _prune(todo)
+        if todo.extras is not None and not todo.extras.is_file():
+            for problem in load_problems(day):
+                for rung in problem.rungs:
+                    if rung.load is not None:
+                        rung.load(Builder(todo))
+            todo.extras.touch()
     return todo.library
 
 
@@ -174,7 +187,6 @@ def _load_cuda(todo: Build) -> Path:
     return _load(
         todo,
         [todo.day.source],
-        toolkit=toolkit,
         extra_cuda_cflags=[*_cuda_flags([todo.platform.arch]), f"-I{ROOT}"],
         extra_ldflags=[f"-L{_link_directory(toolkit)}"],
     )
@@ -199,14 +211,11 @@ def _load_cpu(todo: Build) -> Path:
     )
 
 
-def _load(todo: Build, sources: list[Path], toolkit: Toolkit | None = None, **flags: Any) -> Path:
+def _load(todo: Build, sources: list[Path], **flags: list[str]) -> Path:
     """Runs cpp_extension.load and returns the library that it linked."""
     from torch.utils import cpp_extension
 
-    if toolkit is not None:
-        cpp_extension.CUDA_HOME = str(toolkit.home)  # read once, when torch was imported
-    os.environ["CXX"] = todo.platform.compiler
-    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
+    _prepare_environment(todo.platform)
     name = f"{todo.day.name}_build"
     try:
         cpp_extension.load(
@@ -219,6 +228,16 @@ def _load(todo: Build, sources: list[Path], toolkit: Toolkit | None = None, **fl
     except RuntimeError as error:
         raise BuildError(compiler_message(str(error))) from None
     return todo.directory / f"{name}.so"
+
+
+def _prepare_environment(platform: Platform) -> None:
+    """Makes cpp_extension use this platform's compilers, in this process."""
+    from torch.utils import cpp_extension
+
+    if platform.toolkit is not None:
+        cpp_extension.CUDA_HOME = str(platform.toolkit.home)  # read once, when torch was imported
+    os.environ["CXX"] = platform.compiler
+    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
 
 
 def _link_directory(toolkit: Toolkit) -> Path:
@@ -264,6 +283,130 @@ def load(todo: Build) -> Any:
 
     torch.ops.load_library(str(todo.library))
     return getattr(torch.ops, todo.day.name)
+
+
+class Builder:
+    """What a rung that is built in a way of its own gets: see `Rung.load`.
+
+    seconds: how long the last thing that it handed out took to build, when it was built.
+    """
+
+    def __init__(self, todo: Build):
+        self._todo = todo
+        self.device = todo.platform.device
+        self.seconds: float | None = None
+
+    def operators(self) -> Any:
+        """The day's operators, torch.ops.dayNN, built from its SOURCE through the stable ABI."""
+        self.seconds = _recorded_seconds(self._todo.directory)
+        return load(self._todo)
+
+    def module(self, name: str, sources: list[str], defines: list[str]) -> Any:
+        """A Python module of the day's own `sources` with pybind11 and torch/extension.h.
+
+        defines: macros set for all of them. Raises BuildError.
+        """
+        files = [self._todo.day.folder / source for source in sources]
+        reached = sorted({path for file in files for path in sources_of(file)})
+        macros = [f"-D{name}" for name in defines]
+
+        def compile_into(directory: Path) -> Any:
+            from torch.utils import cpp_extension
+
+            paths = [
+                self._on_this_device(file, directory) if file.suffix == ".cu" else file
+                for file in files
+            ]
+            return cpp_extension.load(
+                name, [str(p) for p in paths], build_directory=str(directory), **self._flags(macros)
+            )
+
+        return self._module(name, compile_into, reached, macros)
+
+    def inline(self, name: str, declarations: str, source: str, functions: list[str]) -> Any:
+        """A Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
+
+        declarations: C++ declarations of `functions`, which become the module's. Raises BuildError.
+        """
+
+        def compile_into(directory: Path) -> Any:
+            from torch.utils import cpp_extension
+
+            on_gpu = self.device == "cuda"
+            text = source if on_gpu else rewrite(source, f"{self._todo.day.name}, inline source")
+            return cpp_extension.load_inline(
+                name,
+                cpp_sources=[declarations] if on_gpu else [declarations, text],
+                cuda_sources=[text] if on_gpu else [],
+                functions=functions,
+                build_directory=str(directory),
+                **self._flags([]),
+            )
+
+        return self._module(name, compile_into, [], [declarations, source, *functions])
+
+    def _on_this_device(self, file: Path, directory: Path) -> Path:
+        if self.device == "cuda":
+            return file
+        return rewrite_tree(file, directory / "rewritten", [ROOT])
+
+    def _flags(self, macros: list[str]) -> dict[str, list[str]]:
+        if self.device == "cuda":
+            toolkit = self._todo.platform.toolkit
+            assert toolkit
+            return {
+                "extra_cflags": ["-O2", *macros],
+                "extra_cuda_cflags": [*_cuda_flags([self._todo.platform.arch]), *macros],
+                "extra_ldflags": [f"-L{_link_directory(toolkit)}"],
+                "extra_include_paths": [str(toolkit.include)],
+            }
+        runtime = build_runtime(self._todo.platform)
+        return {
+            "extra_cflags": [*cpu.cflags(self._todo.platform.cuda_include), *macros],
+            "extra_ldflags": cpu.ldflags(runtime),
+        }
+
+    def _module(
+        self,
+        name: str,
+        compile_into: Callable[[Path], Any],
+        files: list[Path],
+        parts: list[str],
+    ) -> Any:
+        key = _digest([self._todo.key, *parts], files)
+        kind = self._todo.directory.name.removesuffix(f"-{self._todo.key}")
+        directory = cache_directory() / f"{kind}-{name}-{key}"
+        library = directory / f"{name}.so"
+        with _locked(directory):
+            stamp = directory / "ok"
+            if not stamp.is_file():
+                (directory / "lock").unlink(missing_ok=True)
+                started = time.monotonic()
+                _prepare_environment(self._todo.platform)
+                try:
+                    module = compile_into(directory)
+                except RewriteError as error:
+                    raise BuildError(str(error)) from None
+                except RuntimeError as error:
+                    raise BuildError(compiler_message(str(error))) from None
+                _record_seconds(directory, started)
+                stamp.touch()
+                self.seconds = _recorded_seconds(directory)
+                return module
+        self.seconds = _recorded_seconds(directory)
+        spec = importlib.util.spec_from_file_location(name, library)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def _record_seconds(directory: Path, started: float) -> None:
+    (directory / "seconds").write_text(f"{time.monotonic() - started:.3f}")
+
+
+def _recorded_seconds(directory: Path) -> float:
+    return float((directory / "seconds").read_text())
 
 
 def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,9 +43,9 @@ def ceilings(cache: Path) -> Ceilings:
         return Ceilings(**json.loads(file.read_text()))
     measured = measure()
     cache.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(asdict(measured)))
-    os.replace(partial, file)
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(asdict(measured)))
+    os.replace(unfinished, file)
     return measured
 
 
@@ -54,8 +55,8 @@ def measure() -> Ceilings:
     count = min(GIB, properties.total_memory // 16) // 4
     x = torch.randn(count, device="cuda")
     y = torch.empty_like(x)
-    copy = 2 * x.nbytes / _best_seconds(lambda: y.copy_(x)) / 1e9
-    read = x.nbytes / _best_seconds(lambda: x.sum()) / 1e9
+    copy = 2 * x.nbytes / _best_seconds(partial(y.copy_, x)) / 1e9
+    read = x.nbytes / _best_seconds(x.sum) / 1e9
     del x, y
 
     # Eight independent chains a thread hide the latency of the multiply-add.

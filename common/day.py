@@ -160,7 +160,8 @@ class Day:
     """A day as `--list` needs it: read from day.py without running it.
 
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
-    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py.
+    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: files that
+    rungs with a `load` of their own build, the optional constant EXTRA_SOURCES.
     """
 
     number: int
@@ -169,6 +170,7 @@ class Day:
     teaches: str
     topics: tuple[str, ...]
     source: Path
+    extra_sources: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -177,6 +179,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
+OPTIONAL = {"EXTRA_SOURCES": tuple}
 
 
 def read_day(folder: Path) -> Day:
@@ -195,21 +198,30 @@ def read_day(folder: Path) -> Day:
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name in METADATA:
+            if name in METADATA or name in OPTIONAL:
                 try:
                     found[name] = ast.literal_eval(node.value)
                 except ValueError:
                     raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
-    for name, kind in METADATA.items():
+    for name, kind in (METADATA | OPTIONAL).items():
+        if name in OPTIONAL and name not in found:
+            continue
         if name not in found:
             raise DayError(f"{file}: {name} is missing")
         if not isinstance(found[name], kind) or not found[name]:
             raise DayError(f"{file}: {name} must be a non-empty {kind.__name__}")
-    source = folder / found["SOURCE"]
-    if not source.is_file():
-        raise DayError(f"{file}: SOURCE names {found['SOURCE']}, which is not in the folder")
+    sources = [folder / name for name in (found["SOURCE"], *found.get("EXTRA_SOURCES", ()))]
+    for source in sources:
+        if not source.is_file():
+            raise DayError(f"{file}: names {source.name}, which is not in the folder")
     return Day(
-        int(number), folder, found["TITLE"], found["TEACHES"], tuple(found["TOPICS"]), source
+        int(number),
+        folder,
+        found["TITLE"],
+        found["TEACHES"],
+        tuple(found["TOPICS"]),
+        sources[0],
+        tuple(sources[1:]),
     )
 
 

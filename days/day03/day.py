@@ -50,9 +50,7 @@ def map_problem(f, a=1.0, b=0.0):
         reference=map_reference,
         rungs=(
             Rung("element_wise_v1_functor", "the function is a template argument"),
-            Rung(
-                "element_wise_v2_functor_wide", "16 bytes a load", target=Target(0.95, "copy")
-            ),
+            Rung("element_wise_v2_functor_wide", "16 bytes a load", target=Target(0.95, "copy")),
         ),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),

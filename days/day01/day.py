@@ -1,0 +1,154 @@
+"""Day 1: hello, GPU."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung
+
+TITLE = "Hello, GPU"
+TEACHES = "What a GPU is made of, what a thread knows about itself, and where it runs"
+TOPICS = ("set-up", "device properties", "indexing", "PTX")
+SOURCE = "hello_cuda.cu"
+
+FACTS = (
+    "compute capability, major",
+    "compute capability, minor",
+    "multiprocessors",
+    "bytes of memory",
+    "bytes of L2 cache",
+    "threads a warp",
+    "threads a block, at most",
+    "threads a multiprocessor",
+    "registers a multiprocessor",
+    "bytes of shared memory a block, at most",
+    "clock, kHz",
+)
+# What the CPU backend says it is: the numbers of an H200, so that launches meet the same limits.
+MODEL_NAME = "CUDA on CPU (modelled on H200)"
+MODEL = (9, 0, 132, 150109880320, 62914560, 32, 1024, 2048, 65536, 232448, 1980000)
+
+
+def like(case, draw):
+    return (draw(1),)
+
+
+def pytorch_facts(like):
+    """The same facts from PyTorch, which has asked the runtime by itself."""
+    if like.device.type == "cpu":
+        facts = MODEL
+    else:
+        gpu = torch.cuda.get_device_properties(like.device)
+        facts = (
+            gpu.major,
+            gpu.minor,
+            gpu.multi_processor_count,
+            gpu.total_memory,
+            gpu.L2_cache_size,
+            gpu.warp_size,
+            1024,  # of every GPU since compute capability 2.0; PyTorch has no field for it
+            gpu.max_threads_per_multi_processor,
+            gpu.regs_per_multiprocessor,
+            gpu.shared_memory_per_block_optin,
+            gpu.clock_rate,
+        )
+    return torch.tensor(facts, device=like.device)
+
+
+def pytorch_name(like):
+    on_cpu = like.device.type == "cpu"
+    name = MODEL_NAME if on_cpu else torch.cuda.get_device_name(like.device)
+    return torch.tensor(list(name.encode()), dtype=torch.uint8, device=like.device)
+
+
+def launch(case, draw):
+    return (draw(1), *case.shape)
+
+
+def indices(like, blocks, threads):
+    return torch.arange(blocks * threads, dtype=torch.int32, device=like.device)
+
+
+def sm_ids_in_range(builder):
+    """sm_ids, which no reference can foretell, as a yes or no: does the GPU have that SM?"""
+    operators = builder.operators()
+
+    def in_range(like, blocks):
+        ids = operators.sm_ids(like, blocks)
+        multiprocessors = operators.properties(like)[2]
+        return (ids >= 0) & (ids < multiprocessors)
+
+    return in_range
+
+
+def always_in_range(like, blocks):
+    return torch.ones(blocks, dtype=torch.bool, device=like.device)
+
+
+def no_work(case):
+    return Cost()
+
+
+def problem(name, inputs, reference, rung, shapes):
+    cases = tuple(Case(shape) for shape in shapes)
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=(rung,),
+        cases=cases,
+        bench=cases[0],
+        bench_cpu=cases[0],
+        cost=no_work,
+        outputs_exact=True,
+    )
+
+
+ASKS_THE_HOST = "it asks the host and copies the answer"
+PROBLEMS = (
+    problem(
+        "facts",
+        like,
+        pytorch_facts,
+        Rung("properties", "cudaGetDeviceProperties", timed=False, not_captured=ASKS_THE_HOST),
+        [()],
+    ),
+    problem(
+        "name",
+        like,
+        pytorch_name,
+        Rung("device_name", "text as bytes", timed=False, not_captured=ASKS_THE_HOST),
+        [()],
+    ),
+    problem(
+        "global index",
+        launch,
+        indices,
+        Rung("global_indices", "blockIdx · blockDim + threadIdx", timed=False),
+        [(1, 1), (3, 7), (2, 1024), (65535, 1), (131, 33)],
+    ),
+    problem(
+        "multiprocessor",
+        launch,
+        always_in_range,
+        Rung(
+            "sm_ids",
+            "PTX register %smid",
+            timed=False,
+            not_captured=ASKS_THE_HOST,
+            load=sm_ids_in_range,
+        ),
+        [(1,), (1000,)],
+    ),
+)
+
+
+def show(operators, device):
+    """Prints what the GPU is, eight hellos, and how blocks were spread over it."""
+    like = torch.empty(1, device=device)
+    print(bytes(operators.device_name(like).tolist()).decode())
+    for fact, value in zip(FACTS, operators.properties(like).tolist(), strict=True):
+        print(f"  {fact:<42}{value:>16,}")
+    operators.global_indices(like, 2, 4, True)
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # the GPU's printf is printed when it is waited for
+    ids = operators.sm_ids(like, 264).tolist()
+    print(f"264 blocks ran on {len(set(ids))} multiprocessors; the first ten on {ids[:10]}")

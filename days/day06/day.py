@@ -1,0 +1,90 @@
+"""Day 6: Python meets CUDA, in three ways."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, grid
+
+TITLE = "Python meets CUDA"
+TEACHES = "From a Python call to a kernel: pybind11, load_inline, the stable ABI, and their price"
+TOPICS = ("bindings", "pybind11", "load_inline", "stable ABI", "build time")
+SOURCE = "roll_call.cu"
+EXTRA_SOURCES = ("roll_call_pybind.cpp",)
+
+# All that load_inline needs: PyTorch adds its headers in front and the binding behind.
+INLINE = """
+__global__ void roll_call_kernel(const float* x, float* y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + static_cast<float>(i);
+}
+
+torch::Tensor roll_call(const torch::Tensor& x) {
+  TORCH_CHECK(x.device().type() == ROLL_CALL_DEVICE, "x: is on the wrong device, ", x.device());
+  TORCH_CHECK(x.dim() == 1, "x: expected 1 dimension, got ", x.dim());
+  TORCH_CHECK(x.scalar_type() == torch::kFloat32, "x: expected float32, got ", x.scalar_type());
+  TORCH_CHECK(x.is_contiguous(), "x: expected a contiguous tensor; call .contiguous()");
+  torch::Tensor y = torch::empty_like(x);
+  const unsigned blocks = (x.numel() + 255) / 256;
+  if (blocks == 0) return y;
+  roll_call_kernel<<<blocks, 256, 0, ROLL_CALL_STREAM>>>(
+      x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel());
+  TORCH_CHECK(cudaGetLastError() == cudaSuccess, "roll_call: the launch failed");
+  return y;
+}
+"""
+ON_GPU = """
+#include <c10/cuda/CUDAStream.h>
+#define ROLL_CALL_DEVICE torch::kCUDA
+#define ROLL_CALL_STREAM c10::cuda::getCurrentCUDAStream()
+"""
+ON_CPU = """
+#define ROLL_CALL_DEVICE torch::kCPU
+#define ROLL_CALL_STREAM nullptr
+"""
+
+
+def pybind(builder):
+    return builder.module(
+        "roll_call_pybind",
+        ["roll_call_pybind.cpp", "roll_call.cu"],
+        defines=["ROLL_CALL_WITHOUT_BINDING"],
+    ).roll_call
+
+
+def inline(builder):
+    head = ON_GPU if builder.device == "cuda" else ON_CPU
+    declaration = "torch::Tensor roll_call(const torch::Tensor& x);"
+    return builder.inline("roll_call_inline", declaration, head + INLINE, ["roll_call"]).roll_call
+
+
+def stable(builder):
+    return builder.operators().roll_call_stable
+
+
+def inputs(case, draw):
+    return (draw(*case.shape),)
+
+
+def reference(x):
+    return x + torch.arange(x.numel(), device=x.device, dtype=x.dtype)
+
+
+def cost(case):
+    return Cost(bytes=8 * case.shape[0], flops=case.shape[0])
+
+
+PROBLEMS = (
+    Problem(
+        name="roll_call",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("pybind", "torch/extension.h, a module", host_timed=True, load=pybind),
+            Rung("load_inline", "source text in Python", host_timed=True, load=inline),
+            Rung("stable_abi", "an operator in torch.ops", host_timed=True, load=stable),
+        ),
+        cases=grid([(1,), (255,), (256,), (257,), (1025,), (0,)], ["float32"]),
+        bench=Case((1024,)),
+        bench_cpu=Case((1024,)),
+        cost=cost,
+    ),
+)

@@ -1,0 +1,59 @@
+// Day 6: Python meets CUDA
+//
+//   y[i] = x[i] + i          x, y: (n,) float32: thread i answers by adding its own number
+//
+// The kernel is not the lesson; the way from a Python call to it is. Three ways, one kernel:
+//
+//   pybind       roll_call_pybind.cpp: torch/extension.h and pybind11, a Python module
+//   load_inline  source text inside day.py, headers and binding written by PyTorch
+//   stable ABI   the end of this file: an operator in torch.ops, small headers, seconds to build
+//
+// Bytes: 8 · n. Operations: n. A call on few numbers is timed, where the way there is the cost.
+//
+// Run: python run_day.py 6
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+constexpr int BLOCK = 256;
+
+__global__ void roll_call_kernel(const float* __restrict__ x, float* __restrict__ y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + static_cast<float>(i);
+}
+
+// What is left when PyTorch is taken away: pointers, a length, a stream. No PyTorch header above
+// this line, so nvcc is done with this part in a second. Returns the launch's error.
+cudaError_t launch_roll_call(const float* x, float* y, int64_t n, cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;  // a grid of no blocks is an error
+  const int64_t blocks = (n + BLOCK - 1) / BLOCK;
+  if (blocks > 2147483647) return cudaErrorInvalidConfiguration;
+  roll_call_kernel<<<static_cast<unsigned>(blocks), BLOCK, 0, stream>>>(x, y, n);
+  return cudaGetLastError();
+}
+
+// ---------------------------------------------------------------------------------------------
+// The stable ABI: tensors through a C interface that later versions of PyTorch keep. The two blocks
+// below name an operator, torch.ops.day06.roll_call_stable, and its kernel for CUDA tensors.
+
+#ifndef ROLL_CALL_WITHOUT_BINDING
+#include "common/cuda/tensor.cuh"
+
+Tensor roll_call_stable(const Tensor& x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::empty_like(x);
+  check_cuda(launch_roll_call(data<float>(x), mutable_data<float>(y), x.numel(), current_stream(x)),
+             "roll_call");
+  return y;
+}
+
+STABLE_TORCH_LIBRARY(day06, m) {
+  m.def("roll_call_stable(Tensor x) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day06, CUDA, m) {
+  m.impl("roll_call_stable", TORCH_BOX(&roll_call_stable));
+}
+#endif

@@ -1,0 +1,72 @@
+"""Day 8: matrix multiplication through tiles in shared memory."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Tiled matrix multiplication"
+TEACHES = "Reuse through shared memory: tiles, edges, static and dynamic shared arrays"
+TOPICS = ("matmul", "GEMM", "shared memory", "tiling")
+SOURCE = "tiled_matmul.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+SHAPES = [(1, 1, 1), (32, 32, 32), (33, 9, 65), (31, 67, 129), (64, 128, 32), (5, 3, 1025)]
+EMPTY = [(0, 4, 4), (4, 0, 4), (4, 4, 0)]
+
+
+def inputs(case, draw):
+    M, N, K = case.shape
+    return draw(M, K), draw(K, N)
+
+
+def reference(a, b):
+    return a @ b
+
+
+def cost(case):
+    M, N, K = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    return Cost(bytes=(M * K + K * N + M * N) * element, flops=2 * M * N * K)
+
+
+def dynamic_tile(tile, cases):
+    """The rung whose tile size is an argument, as a problem of its own for each size."""
+    return Problem(
+        name=f"tile {tile} at run time",
+        inputs=lambda case, draw: (*inputs(case, draw), tile),
+        reference=lambda a, b, tile: reference(a, b),
+        rungs=(Rung("matmul_v2_dynamic_tile", f"{tile} × {tile}, shared memory by the launch"),),
+        cases=cases,
+        bench=Case((2048, 2048, 2048)),
+        bench_cpu=Case((256, 256, 256)),
+        cost=cost,
+    )
+
+
+PROBLEMS = (
+    Problem(
+        name="matmul",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("matmul_v0_naive", "day 7's first kernel"),
+            Rung("matmul_v1_static_tile", "32 × 32 tiles"),
+            Rung(
+                "matmul_v3_two_outputs",
+                "two elements a thread",
+                target=Target(4.0, "matmul_v0_naive"),
+            ),
+        ),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(17, 19, 23)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((2048, 2048, 2048)),
+        bench_cpu=Case((256, 256, 256)),
+        cost=cost,
+    ),
+    dynamic_tile(7, grid([(20, 9, 15), (4, 4, 0)], FLOATS)),
+    dynamic_tile(8, grid([(33, 9, 65), (0, 4, 4)], FLOATS)),
+    dynamic_tile(16, grid(SHAPES, FLOATS)),
+    dynamic_tile(32, grid([(33, 9, 65), (4, 0, 4)], FLOATS)),
+)
