@@ -1,0 +1,198 @@
+"""The build: what its key covers, a killed build, the wheels' compiler, the compiler's message."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common import build, toolchain
+from common.day import ROOT, Day, read_day
+
+SOURCE = """
+#include "common/cuda/tensor.cuh"
+#include "scale.cuh"
+
+__global__ void scale_kernel(const float* x, float* y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] * SCALE;
+}
+
+Tensor scale(const Tensor& x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
+  Tensor y = torch::stable::empty_like(x);
+  scale_kernel<<<grid_size(ceil_div<int64_t>(x.numel(), 256), "x"), 256, 0, current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(y), x.numel());
+  check_launch("scale");
+  return y;
+}
+
+STABLE_TORCH_LIBRARY(day77, m) { m.def("scale(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(day77, CUDA, m) { m.impl("scale", TORCH_BOX(&scale)); }
+"""
+METADATA = 'TITLE = "t"\nTEACHES = "t"\nTOPICS = ("t",)\nSOURCE = "scale.cu"\n'
+
+
+@pytest.fixture
+def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
+    """A day outside the repository with a header of its own, and an empty cache."""
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "day77"
+    folder.mkdir()
+    (folder / "scale.cu").write_text(SOURCE)
+    (folder / "scale.cuh").write_text("#pragma once\nconstexpr float SCALE = 3.0f;\n")
+    (folder / "day.py").write_text(METADATA)
+    return read_day(folder)
+
+
+def build_in_child(day: Day, **kwargs: object) -> subprocess.Popen[str]:
+    """Builds the day on the CPU backend and prints scale(1) and the seconds that it took."""
+    code = (
+        "import sys, time; from pathlib import Path; import torch\n"
+        "from common import build, toolchain; from common.day import read_day\n"
+        "day = read_day(Path(sys.argv[1])); start = time.monotonic()\n"
+        "platform = toolchain.detect('cpu')\n"
+        "try: build.build(day, platform)\n"
+        "except build.BuildError as error: sys.exit('BUILD ERROR ' + error.text)\n"
+        "seconds = time.monotonic() - start\n"
+        "y = build.load(build.plan(day, platform)).scale(torch.ones(1))\n"
+        "print(y.item(), seconds)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(day.folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **kwargs,  # type: ignore[call-overload]
+    )
+
+
+def test_builds_once_and_again_when_a_header_changes(day: Day) -> None:
+    platform = toolchain.detect("cpu")
+    first = build.plan(day, platform)
+    assert not first.ready
+    out, err = build_in_child(day).communicate(timeout=120)
+    assert out.startswith("3.0 "), err
+    assert first.ready
+
+    # Warm: no compiler may start, so building without one on PATH must succeed, and at once.
+    no_tools = {**os.environ, "PATH": "/nowhere", "CXX": toolchain.find_compiler()[0]}
+    out, err = build_in_child(day, env=no_tools).communicate(timeout=60)
+    assert out.startswith("3.0 "), err
+    assert float(out.split()[1]) < 1.0
+
+    (day.folder / "scale.cuh").write_text("#pragma once\nconstexpr float SCALE = 5.0f;\n")
+    changed = build.plan(day, platform)
+    assert changed.key != first.key and not changed.ready
+    out, err = build_in_child(day).communicate(timeout=120)
+    assert out.startswith("5.0 "), err
+
+
+def test_a_killed_build_does_not_block_the_next(day: Day) -> None:
+    platform = toolchain.detect("cpu")
+    directory = build.plan(day, platform).directory
+    killed = build_in_child(day)
+    deadline = time.monotonic() + 60
+    while not list(directory.glob("build.ninja")):  # the compiler is about to start
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert (directory / "lock").exists(), "PyTorch's own lock was meant to be left behind"
+    out, err = build_in_child(day).communicate(timeout=120)
+    assert out.startswith("3.0 "), err
+
+
+def test_a_compile_error_is_shown_once_and_points_into_the_source(day: Day) -> None:
+    broken = SOURCE.replace("y[i] = x[i] * SCALE;", "y[i] = x[i] * UNKNOWN_NAME;")
+    day.source.write_text(broken)
+    line = broken.splitlines().index("  if (i < n) y[i] = x[i] * UNKNOWN_NAME;") + 1
+    _, err = build_in_child(day).communicate(timeout=120)
+    text = err[err.index("BUILD ERROR") :]
+    assert f"scale.cu:{line}:" in text and "UNKNOWN_NAME" in text
+    assert text.count("error:") == 1
+    assert "ninja" not in text and "Traceback" not in text
+
+
+def test_an_unsupported_feature_is_a_build_error_with_its_line(day: Day) -> None:
+    day.source.write_text(SOURCE.replace("  if (i < n)", '  asm("trap;");\n  if (i < n)'))
+    _, err = build_in_child(day).communicate(timeout=120)
+    assert "BUILD ERROR" in err and "scale.cu:7" in err and "asm" in err
+
+
+def wheel_toolkit() -> toolchain.Toolkit:
+    home = toolchain._wheel_home()
+    assert home is not None, "the cuda-toolkit wheels of requirements.txt are not installed"
+    toolkit = toolchain._toolkit(home, "the cuda-toolkit wheels")
+    assert toolkit is not None
+    return toolkit
+
+
+def test_finds_the_wheels_where_the_machine_has_no_toolkit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = toolchain.find_toolkit.__wrapped__()
+    assert found == wheel_toolkit()
+
+
+def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
+    toolkit = wheel_toolkit()
+    build.compile_only(day, ["8.0", "9.0a"], toolkit)
+    program = tmp_path / "program.cu"
+    program.write_text(
+        "__global__ void k() {}\n"
+        "int main() { int n = 0; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
+    )
+    command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
+    command += ["-gencode=arch=compute_90a,code=sm_90a", f"-L{build._link_directory(toolkit)}"]
+    subprocess.run(command, check=True, env={**os.environ, "CUDA_HOME": "", "LIBRARY_PATH": ""})
+    library = toolkit.home / "lib"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    assert subprocess.run([tmp_path / "program"], env=environment).returncode == 0
+
+
+def test_a_wrong_cuda_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(toolchain.ToolchainError, match=r"CUDA_HOME=.* holds no working bin/nvcc"):
+        toolchain.find_toolkit.__wrapped__()
+
+
+def test_no_compiler_is_named_with_its_mend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(toolchain.ToolchainError, match="apt-get install g"):
+        toolchain.find_compiler.__wrapped__()
+
+
+def test_unknown_architectures_are_named() -> None:
+    with pytest.raises(toolchain.ToolchainError, match="'hopper' is no architecture"):
+        toolchain.sm("hopper")
+
+
+def test_only_the_newest_builds_are_kept(day: Day) -> None:
+    platform = toolchain.detect("cpu")
+    cache = build.cache_directory()
+    for age in range(6):
+        old = cache / f"{day.name}-cpu-{age:016x}"
+        old.mkdir(parents=True)
+        os.utime(old, (age, age))
+    kept = build.plan(day, platform)
+    kept.directory.mkdir()
+    build._prune(kept)
+    left = sorted(path.name for path in cache.glob(f"{day.name}-cpu-*"))
+    assert len(left) == build.KEPT_BUILDS and kept.directory.name in left
+    shutil.rmtree(cache)

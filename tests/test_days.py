@@ -1,0 +1,119 @@
+"""Every day, by discovery: right on the CPU backend, compiled for GPUs, its README true.
+
+Nothing here names a day. A folder that is no proper day is a failure, and so is finding none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import build, results
+from common.day import ROOT, Day, discover
+
+DAYS, ERRORS = discover()
+HEADINGS = [
+    "You will learn",
+    "The problem",
+    "The idea",
+    "Walk-through",
+    "Run it",
+    "Results",
+    "What did not help",
+    "Try it yourself",
+    "Read on",
+]
+ARCHITECTURES = ["8.0", "9.0a"]
+
+every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+
+
+def test_days_are_found_and_proper() -> None:
+    assert DAYS, "no day was found"
+    assert not ERRORS, "\n".join(str(error) for error in ERRORS)
+
+
+@pytest.fixture(scope="session")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """Outcomes of all days on the CPU backend, from one run of the command that a user types."""
+    report = tmp_path_factory.mktemp("cpu") / "report.json"
+    command = [sys.executable, "run_day.py", "all", "--device", "cpu", "--no-bench", "-j", "2"]
+    run = subprocess.run(
+        [*command, "--json", str(report)], cwd=ROOT, capture_output=True, text=True, timeout=1500
+    )
+    assert report.is_file(), f"run_day.py wrote no report\n{run.stdout}\n{run.stderr}"
+    days = json.loads(report.read_text())["days"]
+    assert (run.returncode == 0) == all(day["status"] != "FAIL" for day in days), run.stdout
+    return {day["number"]: day for day in days}
+
+
+@every_day
+def test_right_on_the_cpu(day: Day, on_cpu: dict[int, dict[str, Any]]) -> None:
+    outcome = on_cpu[day.number]
+    lines = [f"{outcome['status']} {outcome['reason']}", *outcome["details"]]
+    for rung in outcome["rungs"]:
+        lines += [f"{rung['rung']}: {rung['status']} {rung['reason']}", *rung["details"]]
+    assert outcome["status"] == "PASS", "\n".join([*lines, outcome["output"]])
+    assert outcome["rungs"], "no rung ran"
+    for rung in outcome["rungs"]:
+        assert rung["status"] == "PASS", "\n".join(lines)
+        assert rung["checked"] > 0, f"{rung['rung']} was checked on no case"
+
+
+@every_day
+def test_compiles_for_gpus(day: Day) -> None:
+    build.compile_only(day, ARCHITECTURES)
+
+
+def readme(day: Day) -> str:
+    return (day.folder / "README.md").read_text(encoding="utf-8")
+
+
+@every_day
+def test_readme_has_the_headings_in_order(day: Day) -> None:
+    found = re.findall(r"^## (.+)$", readme(day), re.MULTILINE)
+    assert found == HEADINGS
+
+
+@every_day
+def test_readme_quotes_are_verbatim(day: Day) -> None:
+    """Every ```cuda or ```cpp block stands in the day's sources as it is, but for indentation."""
+    sources = [day.source, *day.extra_sources, day.folder / "day.py"]
+    texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
+    quotes = re.findall(
+        r"^```(?:cuda|cpp|c\+\+)\n(.*?)^```$", readme(day), re.DOTALL | re.MULTILINE
+    )
+    assert quotes, "the walk-through quotes no code"
+    for quote in quotes:
+        # A line of nothing but … stands for lines left out.
+        for part in re.split(r"^\s*…\s*$", quote, flags=re.MULTILINE):
+            assert any(_stripped(part) in text for text in texts), f"not in the sources:\n{part}"
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+@every_day
+def test_readme_links_lead_somewhere(day: Day) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", readme(day)):
+        assert (day.folder / target).exists(), f"{target} does not exist"
+
+
+def test_stored_results_agree_with_what_is_printed() -> None:
+    assert results.check() == []
+
+
+def test_nothing_else_is_at_the_top() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    shown = {Path(name).parts[0] for name in tracked if not name.startswith(".")}
+    allowed = {"days", "common", "tests", "run_day.py", "progress.md", "requirements.txt"}
+    assert shown <= allowed | {"README.md", "pyproject.toml"}
