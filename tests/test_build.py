@@ -153,7 +153,7 @@ def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
     program = tmp_path / "program.cu"
     program.write_text(
         "__global__ void k() {}\n"
-        "int main() { int n = 0; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
+        "int main() { int n; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
     )
     command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
     command += ["-gencode=arch=compute_90a,code=sm_90a", f"-L{build._link_directory(toolkit)}"]

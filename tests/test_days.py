@@ -31,6 +31,8 @@ HEADINGS = [
 ]
 ARCHITECTURES = ["8.0", "9.0a"]
 
+QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 
 
