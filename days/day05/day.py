@@ -36,11 +36,11 @@ PROBLEMS = (
         rungs=(
             Rung("softmax_v1_shared_tree", "row in shared memory, two trees"),
             Rung("softmax_v2_online", "max and sum in one tree"),
-            Rung("softmax_v3_vectorised", "16-byte loads", target=Target(1.0, "pytorch")),
+            Rung("softmax_v3_registers", "row in registers", target=Target(1.0, "pytorch")),
         ),
         cases=(
             *grid([(1, 1), (3, 1023), (2, 1024), (3, 1025), (5, 257), (7, 4099)], FLOATS),
-            *grid([(0, 8), (4, 0), (129, 3)], ["float32"]),
+            *grid([(0, 8), (4, 0), (129, 3), (2, 512), (2, 2048), (2, 4096), (1, 8192)], FLOATS),
             *grid([(4, 1000)], FLOATS, values="large"),
             *grid([(4, 513)], FLOATS, values="offset"),
             *grid([(8, 300)], FLOATS, values="nonfinite"),

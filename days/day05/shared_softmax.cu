@@ -8,7 +8,7 @@
 //
 //   v1 shared_tree   one block a row; the row lives in shared memory; two tree reductions
 //   v2 online        maximum and sum in one reduction: half the barriers, a row of any length
-//   v3 vectorised    16-byte loads; the last five levels of the tree without a block barrier
+//   v3 registers     the row in registers, 16-byte loads, trees inside warps: two block barriers
 //
 // Run: python run_day.py 5
 
@@ -130,7 +130,13 @@ __global__ void softmax_v2_online_kernel(const T* __restrict__ x, T* __restrict_
 
   Partial mine;
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
-    mine = merge(mine, {static_cast<float>(x_row[c]), 1.0f});  // one element: exp(x - x) = 1
+    const float v = static_cast<float>(x_row[c]);
+    if (v > mine.max) {  // rare after the first few: the k-th of random numbers wins with 1/k
+      mine.sum = mine.sum * expf(mine.max - v) + 1;
+      mine.max = v;
+    } else {
+      mine.sum += v == mine.max ? 1 : expf(v - mine.max);
+    }
   }
   partial[threadIdx.x] = mine;
   for (int half = BLOCK / 2; half > 0; half /= 2) {
@@ -164,83 +170,104 @@ Tensor softmax_v2_online(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: a thread reads 16 bytes at once (4 floats, 8 halves), so a quarter of the load
-// instructions keep the same bytes in flight, and it rescales its sum once for all of them. Half as
-// many threads, and the last 32 partials belong to one warp, which needs no block barrier.
+// v3 against v1: the row stays in registers. A thread loads its part of the row 16 bytes at a time
+// (4 floats, 8 halves), keeps it until the end, and calls exp once for each element. The tree runs
+// inside each warp first, where __syncwarp is enough; one block barrier joins the four warps.
 
 constexpr int BLOCK_V3 = 128;
+constexpr int WARPS = BLOCK_V3 / 32;
+constexpr int MAX_PACKS = 8;  // a thread; 128 threads hold a row of 4096 floats or 8192 halves
 
-// N elements that are loaded and stored as one piece.
-template <typename T, int N>
-struct alignas(sizeof(T) * N) Pack {
+// N elements that are loaded and stored as one piece of 16 bytes.
+template <typename T>
+struct alignas(16) Pack {
+  static constexpr int N = 16 / sizeof(T);
   T at[N];
 };
 
-template <typename T, int N>
-__global__ void softmax_v3_vectorised_kernel(const T* __restrict__ x, T* __restrict__ y,
-                                             int64_t packs) {
-  __shared__ Partial partial[BLOCK_V3];
-  const auto* x_row = reinterpret_cast<const Pack<T, N>*>(x) + blockIdx.x * packs;
-  auto* y_row = reinterpret_cast<Pack<T, N>*>(y) + blockIdx.x * packs;
-
-  Partial mine;
-  for (int64_t p = threadIdx.x; p < packs; p += BLOCK_V3) {
-    const Pack<T, N> pack = x_row[p];
-    Partial chunk;  // of these N elements: their max first, then one exp each
-    for (int i = 0; i < N; ++i) chunk.max = fmaxf(chunk.max, static_cast<float>(pack.at[i]));
-    for (int i = 0; i < N; ++i) {
-      const float v = static_cast<float>(pack.at[i]);
-      chunk.sum += v == chunk.max ? 1.0f : expf(v - chunk.max);
-    }
-    mine = merge(mine, chunk);
+// The combination of every thread's value; `shared` has a place for each thread. All must call it.
+template <typename Op>
+__device__ float warps_then_block(float value, float* shared, Op op) {
+  const int lane = threadIdx.x % 32, first = threadIdx.x - lane;  // [first, first + 32): my warp
+  for (int half = 16; half > 0; half /= 2) {
+    shared[threadIdx.x] = value;
+    __syncwarp();  // the 32 lanes have written before any of them reads
+    value = op(value, shared[first + (lane ^ half)]);
+    __syncwarp();  // and read before any of them writes again
   }
-  partial[threadIdx.x] = mine;
-  __syncthreads();  // 128 partials are written; warp 0 takes over, four a lane
-  if (threadIdx.x < 32) {
-    for (int i = threadIdx.x + 32; i < BLOCK_V3; i += 32) mine = merge(mine, partial[i]);
-    for (int half = 16; half > 0; half /= 2) {
-      partial[threadIdx.x] = mine;
-      __syncwarp();  // the 32 lanes have written before any of them reads
-      mine = merge(mine, partial[threadIdx.x ^ half]);
-      __syncwarp();  // and read before any of them writes again
-    }
-    if (threadIdx.x == 0) partial[0] = mine;
-  }
-  __syncthreads();  // warp 0 has written the result that all read now
-  const Partial all = partial[0];
+  if (lane == 0) shared[first] = value;
+  __syncthreads();  // the four warps' results are written before they are read
+  value = shared[0];
+  for (int warp = 1; warp < WARPS; ++warp) value = op(value, shared[warp * 32]);
+  return value;
+}
 
-  const float scale = inverse_of_sum(all);
-  for (int64_t p = threadIdx.x; p < packs; p += BLOCK_V3) {
-    const Pack<T, N> pack = x_row[p];
-    Pack<T, N> out;
+template <typename T, int PACKS>
+__global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restrict__ y,
+                                            int64_t packs) {
+  constexpr int N = Pack<T>::N;
+  __shared__ float for_max[BLOCK_V3], for_sum[BLOCK_V3];  // two, so that no barrier lies between
+  const auto* x_row = reinterpret_cast<const Pack<T>*>(x) + blockIdx.x * packs;
+  auto* y_row = reinterpret_cast<Pack<T>*>(y) + blockIdx.x * packs;
+
+  float v[PACKS][N];  // this thread's part of the row: packs t, t + 128, t + 256 …
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int64_t p = threadIdx.x + k * BLOCK_V3;
+    const bool inside = p < packs;
+    Pack<T> pack;
+    if (inside) pack = x_row[p];
+    for (int i = 0; i < N; ++i) v[k][i] = inside ? static_cast<float>(pack.at[i]) : -INFINITY;
+  }
+
+  float max = -INFINITY;  // -inf beyond the row's end adds nothing: exp(-inf) = 0
+  for (int k = 0; k < PACKS; ++k) {
+    for (int i = 0; i < N; ++i) max = fmaxf(max, v[k][i]);
+  }
+  max = warps_then_block(max, for_max, [](float a, float b) { return fmaxf(a, b); });
+
+  float sum = 0;
+  for (int k = 0; k < PACKS; ++k) {
     for (int i = 0; i < N; ++i) {
-      out.at[i] = static_cast<T>(expf(static_cast<float>(pack.at[i]) - all.max) * scale);
+      v[k][i] = expf(v[k][i] - max);
+      sum += v[k][i];
     }
-    y_row[p] = out;
+  }
+  sum = warps_then_block(sum, for_sum, [](float a, float b) { return a + b; });
+
+  const float scale = 1.0f / sum;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int64_t p = threadIdx.x + k * BLOCK_V3;
+    Pack<T> pack;
+    for (int i = 0; i < N; ++i) pack.at[i] = static_cast<T>(v[k][i] * scale);
+    if (p < packs) y_row[p] = pack;
   }
 }
 
-Tensor softmax_v3_vectorised(const Tensor& x) {
+Tensor softmax_v3_registers(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
+  const int64_t rows = x.size(0), cols = x.size(1), row_bytes = cols * x.element_size();
+  // Too long for the registers; or a row that ends, or a tensor that starts, in the middle of a
+  // 16-byte piece: then one element at a time.
+  const int64_t packs = row_bytes / 16;
+  if (packs > MAX_PACKS * BLOCK_V3 || row_bytes % 16 != 0 || !is_aligned(x, 16)) {
+    return softmax_v2_online(x);
+  }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
-  const int64_t rows = x.size(0), cols = x.size(1);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int N = 16 / sizeof(T);
-    const unsigned grid = grid_size(rows, "x");
-    // A row that is no multiple of 16 bytes, or a tensor that starts in the middle of 16, goes
-    // one element at a time.
-    if (cols % N == 0 && is_aligned(x, 16) && is_aligned(y, 16)) {
-      softmax_v3_vectorised_kernel<T, N>
-          <<<grid, BLOCK_V3, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), cols / N);
-    } else {
-      softmax_v3_vectorised_kernel<T, 1>
-          <<<grid, BLOCK_V3, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), cols);
-    }
+    // Registers have no index: how many packs a thread holds must be known to the compiler.
+    const auto kernel = packs <= 1 * BLOCK_V3   ? softmax_v3_registers_kernel<T, 1>
+                        : packs <= 2 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 2>
+                        : packs <= 4 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 4>
+                                                : softmax_v3_registers_kernel<T, MAX_PACKS>;
+    kernel<<<grid_size(rows, "x"), BLOCK_V3, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
+                                                                     packs);
   });
-  check_launch("softmax_v3_vectorised");
+  check_launch("softmax_v3_registers");
   return y;
 }
 
@@ -249,11 +276,11 @@ Tensor softmax_v3_vectorised(const Tensor& x) {
 STABLE_TORCH_LIBRARY(day05, m) {
   m.def("softmax_v1_shared_tree(Tensor x) -> Tensor");
   m.def("softmax_v2_online(Tensor x) -> Tensor");
-  m.def("softmax_v3_vectorised(Tensor x) -> Tensor");
+  m.def("softmax_v3_registers(Tensor x) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(day05, CUDA, m) {
   m.impl("softmax_v1_shared_tree", TORCH_BOX(&softmax_v1_shared_tree));
   m.impl("softmax_v2_online", TORCH_BOX(&softmax_v2_online));
-  m.impl("softmax_v3_vectorised", TORCH_BOX(&softmax_v3_vectorised));
+  m.impl("softmax_v3_registers", TORCH_BOX(&softmax_v3_registers));
 }
