@@ -139,7 +139,8 @@ class Draw:
         values: str | None = None,
         low: float | None = None,
         high: float | None = None,
-        host: bool = False,
+        device: str | torch.device | None = None,
+        pinned: bool = False,
     ) -> Tensor:
         """A contiguous tensor of that shape.
 
@@ -147,7 +148,8 @@ class Draw:
         values: a key of VALUES; the case's where None. Integer dtypes are uniform: over all of
             their range for "extreme", else in [-100, 100] (uint8: [0, 255]); bool is even.
         low, high: uniform in [low, high) instead, integers and floating alike.
-        host: on the CPU even where the backend's device is a GPU.
+        device: the backend's where None; "cpu" for a host array.
+        pinned: a host array in page-locked memory, where there is a GPU that gains by it.
         Raises ValueError naming the argument for an unknown dtype or values, a negative size, a
         range that is empty or of which one end is missing.
         """
@@ -165,14 +167,18 @@ class Draw:
         if low is not None and high is not None and not low < high:
             raise ValueError(f"low, high: low must be less than high, got low={low}, high={high}")
 
-        device = torch.device("cpu") if host else self.device
-        source_device = device if self.fast else torch.device("cpu")
+        place = self.device if device is None else torch.device(device)
+        if pinned and place.type != "cpu":
+            raise ValueError(f"pinned: only host arrays can be, got device={place}")
+        source_device = place if self.fast else torch.device("cpu")
         # 1,000,003 calls of one Draw before two seeds share a stream of numbers.
         source = _Source(shape, kind, source_device, self.seed * 1_000_003 + self.calls)
         self.calls += 1
         if self.fast and kind != torch.float64:
             source.precision = torch.float32
-        result = self.allocator(tuple(shape), kind, device)
+        result = self.allocator(tuple(shape), kind, place)
+        if pinned and self.device.type == "cuda":
+            result = result.pin_memory()
         with torch.no_grad():
             result.copy_(_numbers(source, name, low, high))
         return result

@@ -104,16 +104,20 @@ class GuardedMemory:
         dtype: torch.dtype,
         device: torch.device | None = None,
         name: str = "",
+        pinned: bool = False,
+        shift: int = 0,
     ) -> Tensor:
         """A contiguous tensor full of poison, 256-byte aligned, with a band on both sides.
 
-        name: how `violations` calls it.
+        name: how `violations` calls it. pinned: in page-locked host memory.
+        shift: starts so many elements behind an aligned address instead.
         """
         shape = tuple(int(size) for size in shape)
         size = math.prod(shape) * dtype.itemsize
         where = self.device if device is None else torch.device(device)
-        buffer = torch.empty(ALIGNMENT + BAND + size + BAND, dtype=torch.uint8, device=where)
-        start = BAND + -(buffer.data_ptr() + BAND) % ALIGNMENT
+        length = 2 * ALIGNMENT + BAND + size + BAND
+        buffer = torch.empty(length, dtype=torch.uint8, device=where, pin_memory=pinned)
+        start = BAND + -(buffer.data_ptr() + BAND) % ALIGNMENT + shift * dtype.itemsize
         # The band behind the body starts right after its last element.
         buffer = buffer[: start + size + BAND]
         poison = _poison(dtype, self.variant, 1 + len(self._records))
@@ -127,13 +131,15 @@ class GuardedMemory:
         return body
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
-        """The values and the strides of `tensor`, in guarded memory."""
+        """The values, strides and misalignment of `tensor`, in guarded memory of its kind."""
+        shift = tensor.data_ptr() % 16 // tensor.element_size()
+        place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
         if tensor.is_contiguous():
-            return self.empty(tensor.shape, tensor.dtype, tensor.device, name).copy_(tensor)
+            return self.empty(tensor.shape, *place).copy_(tensor)
         strides = tensor.stride()
         steps = zip(tensor.shape, strides, strict=True)
         extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-        flat = self.empty((extent,), tensor.dtype, tensor.device, name)
+        flat = self.empty((extent,), *place)
         result = flat.as_strided(tensor.shape, strides, flat.storage_offset())
         # A stride of 0 repeats elements: write each once.
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
@@ -190,6 +196,11 @@ class GuardedAllocations(TorchDispatchMode):
         super().__init__()
         self.memory = memory
         self.allocated = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, makes the first call import torch._dynamo and sympy: a second.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
