@@ -104,17 +104,16 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
 
 // The sum of exp(x - max) over some of the elements, and the max it refers to.
 struct Partial {
-  float max = -INFINITY;
-  float sum = 0;
+  float max;
+  float sum;
 };
 
-// The pair for the union of two sets. The one whose max wins keeps its sum as it is: that also
-// avoids exp(-inf - -inf), which is NaN, where a set is empty.
+// The pair for the union of two sets: the sum that belongs to the smaller max shrinks. One exp
+// serves either case, without a branch. Equal maxima are told apart because -inf - -inf is NaN.
 __device__ Partial merge(Partial a, Partial b) {
-  const float max = fmaxf(a.max, b.max);
-  const float a_sum = a.max == max ? a.sum : a.sum * expf(a.max - max);
-  const float b_sum = b.max == max ? b.sum : b.sum * expf(b.max - max);
-  return {max, a_sum + b_sum};
+  const float shrink = a.max == b.max ? 1.0f : expf(-fabsf(a.max - b.max));
+  return b.max > a.max ? Partial{b.max, a.sum * shrink + b.sum}
+                       : Partial{a.max, a.sum + b.sum * shrink};
 }
 
 // A row that holds +inf has no softmax: NaN throughout, as in PyTorch.
@@ -128,15 +127,9 @@ __global__ void softmax_v2_online_kernel(const T* __restrict__ x, T* __restrict_
   const T* x_row = x + blockIdx.x * cols;
   T* y_row = y + blockIdx.x * cols;
 
-  Partial mine;
+  Partial mine{-INFINITY, 0};  // of no elements
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
-    const float v = static_cast<float>(x_row[c]);
-    if (v > mine.max) {  // rare after the first few: the k-th of random numbers wins with 1/k
-      mine.sum = mine.sum * expf(mine.max - v) + 1;
-      mine.max = v;
-    } else {
-      mine.sum += v == mine.max ? 1 : expf(v - mine.max);
-    }
+    mine = merge(mine, {static_cast<float>(x_row[c]), 1.0f});  // one element: exp(x - x) = 1
   }
   partial[threadIdx.x] = mine;
   for (int half = BLOCK / 2; half > 0; half /= 2) {
