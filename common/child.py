@@ -234,7 +234,7 @@ def _in_child(
 
 
 def _text(fd: int) -> IO[str]:
-    return open(fd, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115
+    return open(fd, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
 
 
 def flush() -> None:

@@ -8,21 +8,18 @@ from common.outcome import RungOutcome, Timing
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits and no exponent: 0.214, 2.14, 21.4, 214, 2140."""
+    """`value` with so many significant digits, at least, and no exponent: 0.214, 21.4, 4187."""
     if value == 0:
         return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    whole = len(str(int(abs(rounded)))) if abs(rounded) >= 1 else 0
-    if whole:
-        return f"{rounded:.{max(digits - whole, 0)}f}"
-    return f"{rounded:.{digits - 1 - int(f'{rounded:e}'.split('e')[1])}f}"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
+    return f"{value:.{max(digits - 1 - exponent, 0)}f}"
 
 
 def duration(seconds: float) -> str:
     """Seconds, in the unit that reads best: "12.3 µs", "0.214 ms", "1.25 s", "125 s"."""
     if seconds >= 0.9995:
         return f"{significant(seconds)} s"
-    if seconds >= 0.0000995:
+    if seconds >= 0.00009995:
         return f"{significant(seconds * 1e3)} ms"
     return f"{significant(seconds * 1e6)} µs"
 

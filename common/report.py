@@ -119,7 +119,7 @@ class Report:
     def line(self, line: Line) -> None:
         """Prints one line above the live line."""
         if self._console is None:
-            print("".join(text for text, _ in line), file=self._stream, flush=True)
+            print("".join(text for text, _ in line).rstrip(), file=self._stream, flush=True)
             return
         from rich.text import Text
 

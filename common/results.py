@@ -118,9 +118,16 @@ def slug(where: dict[str, str]) -> str:
 
 
 def write_json(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Writes runs (see `describe`) as one report."""
-    text = json.dumps({"format": FORMAT, "runs": list(runs)}, indent=1, ensure_ascii=False)
-    write_atomically(path, text + "\n")
+    """Writes runs (see `describe`) as one report.
+
+    Its "days" lie side by side, each with the number of its run in "runs".
+    """
+    report = {
+        "format": FORMAT,
+        "runs": [{key: run[key] for key in run if key != "days"} for run in runs],
+        "days": [{"run": i, **day} for i, run in enumerate(runs) for day in run["days"]],
+    }
+    write_atomically(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> list[dict[str, Any]]:
@@ -131,9 +138,12 @@ def read_json(path: Path) -> list[dict[str, Any]]:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ResultsError(f"{path} is no JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT or "runs" not in data:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ResultsError(f"{path} is no report of format {FORMAT} written by --json")
-    return data["runs"]
+    runs = [{**run, "days": []} for run in data["runs"]]
+    for day in data["days"]:
+        runs[day.pop("run")]["days"].append(day)
+    return runs
 
 
 def outcomes_of(runs: Sequence[dict[str, Any]]) -> list[DayOutcome]:
@@ -152,7 +162,7 @@ def merge(reports: Sequence[Path]) -> list[dict[str, Any]]:
     for path in reports:
         for run in read_json(path):
             key = json.dumps(run["where"], sort_keys=True)
-            into = merged.setdefault(key, {**run, "complete": True, "days": []})
+            into = merged.setdefault(key, {**run, "days": []})
             into["complete"] &= run["complete"]
             for day in run["days"]:
                 one = (slug(run["where"]), day["number"])

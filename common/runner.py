@@ -7,6 +7,7 @@ The parent imports torch once and never touches CUDA. Every build and every run 
 from __future__ import annotations
 
 import os
+import re
 import select as posix
 import signal
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 from common import results
 from common.child import Channel, Child, describe_exit, fork
-from common.day import DAYS, Day
+from common.day import DAYS, ROOT, Day
 from common.figures import counted
 from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.report import Report
@@ -357,7 +358,7 @@ class Runner:
             outcome.status, outcome.reason = FAIL, "the day ran no rung"
             self._report.day(outcome)
         if outcome.status == FAIL or len(self._tasks) == 1:
-            outcome.output = child.output()
+            outcome.output = readable(child.output())
             self._report.output(task.day, outcome.output)
 
     def _fail_rest(self, task: _Task, cause: str) -> None:
@@ -391,6 +392,12 @@ class Runner:
         task.state = "over"
         task.outcome.status, task.outcome.reason = FAIL, reason
         self._report.day(task.outcome)
+
+
+def readable(output: str) -> str:
+    """A child's output without what a crash report of Python says of the runner itself."""
+    ours = re.compile(r'^(Extension modules: |  File ".*/(common/\w+|run_day)\.py", line )')
+    return "\n".join(line for line in output.splitlines() if not ours.match(line))
 
 
 def _ending(child: Child) -> str:
@@ -486,7 +493,7 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         )
         return EXIT_FAILED
     broken = [
-        DayOutcome(number, f"day{number:02d}", "", FAIL, str(error))
+        DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
     ]
     report.text(title(options, platform))

@@ -66,10 +66,13 @@ def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
     if not existing:
         raise SelectionError(f"no day found in {root}: its folders are named day01, day02, …")
     chosen: set[int] = set()
-    notes = [f"{text}" for text in unnumbered]
-    for token in re.split(r"[,\s]+", ",".join(wanted)):
-        if token:
-            chosen |= _of_token(token, existing, days, notes)
+    notes = list(unnumbered)
+    topics = _by_word(days)
+    for argument in wanted:
+        whole = argument.strip().lower()  # a topic may be several words: "shared memory"
+        tokens = [whole] if whole in topics else re.split(r"[,\s]+", whole)
+        for token in filter(None, tokens):
+            chosen |= _of_token(token, existing, topics, notes)
     if not chosen:
         raise SelectionError("no day given: name a number, a range, a topic, or all")
     if shard:
@@ -81,10 +84,20 @@ def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
     )
 
 
-def _of_token(token: str, existing: list[int], days: list[Day], notes: list[str]) -> set[int]:
-    if token.lower() == "all":
+def _by_word(days: Sequence[Day]) -> dict[str, set[int]]:
+    known: dict[str, set[int]] = {}
+    for day in days:
+        for word in words(day):
+            known.setdefault(word, set()).add(day.number)
+    return known
+
+
+def _of_token(
+    token: str, existing: list[int], topics: dict[str, set[int]], notes: list[str]
+) -> set[int]:
+    if token == "all":
         return set(existing)
-    if match := re.fullmatch(r"(?:day)?0*(\d+)", token, re.IGNORECASE):
+    if match := re.fullmatch(r"(?:day)?0*(\d+)", token):
         number = int(match.group(1))
         if number not in existing:
             raise SelectionError(f"there is no day {number}; there are days {numbers(existing)}")
@@ -100,20 +113,11 @@ def _of_token(token: str, existing: list[int], days: list[Day], notes: list[str]
         if missing:
             notes.append(f"of {token}, these do not exist yet: {numbers(missing)}")
         return inside
-    return _of_topic(token, days)
-
-
-def _of_topic(token: str, days: list[Day]) -> set[int]:
-    word = token.lower()
-    known: dict[str, set[int]] = {}
-    for day in days:
-        for each in words(day):
-            known.setdefault(each, set()).add(day.number)
-    if word in known:
-        return known[word]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if token in topics:
+        return topics[token]
+    near = difflib.get_close_matches(token, topics, n=1, cutoff=0.6)
     if near:
-        hint = f"did you mean {near[0]!r} (day {numbers(known[near[0]])})?"
+        hint = f"did you mean {near[0]!r} (day {numbers(topics[near[0]])})?"
     else:
         hint = "python run_day.py --list shows days and topics"
     raise SelectionError(f"{token!r} is no day and no topic; {hint}")

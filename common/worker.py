@@ -72,8 +72,9 @@ def explain(error: BaseException) -> tuple[str, list[str]]:
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     details = text.splitlines()[1:]
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if frame.filename.startswith(str(ROOT))]
-    for frame in inside or frames[-3:]:
+    ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/")]
+    days = [frame for frame in ours if not frame.filename.startswith(f"{ROOT}/common/")]
+    for frame in days or ours or frames[-3:]:
         place = frame.filename.removeprefix(f"{ROOT}/")
         details.append(f"{place}:{frame.lineno} in {frame.name}: {frame.line}")
     return reason, details

@@ -1,0 +1,70 @@
+"""Runs the command line in a process of its own, on fixture days, and sees what it leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from common.build import cache_directory
+from common.day import ROOT
+
+FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
+
+
+class CommandLine:
+    """Runs `run_day.py` in a process of its own.
+
+    days: where its days are. environment: added to the process's variables. Its builds go to a
+    cache beside the user's, so that fixture days never push real ones out.
+    """
+
+    def __init__(self, days: Path):
+        self.days = days
+        self.marker = f"RUN_DAY_TEST={uuid.uuid4().hex}"
+        name, _, value = self.marker.partition("=")
+        self.environment = {name: value, "HUNDRED_DAYS_CACHE": str(cache_directory() / "tests")}
+
+    def command(self, *arguments: str) -> list[str]:
+        script = str(ROOT / "run_day.py")
+        return [sys.executable, script, *arguments, "--days", str(self.days), "--device", "cpu"]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+    def alive(self) -> list[str]:
+        """Command lines of all processes that this object's runs have started and left running."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append(text)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended, or is somebody else's
+        return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Returns as soon as the condition holds; fails the test if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)

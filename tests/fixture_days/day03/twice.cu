@@ -1,0 +1,4 @@
+// Line 3 does not compile.
+int half(int x) {
+  return x / undeclared;
+}

@@ -1,0 +1,20 @@
+"""A day that hangs, and has started a process that would outlive it."""
+
+import subprocess
+import time
+
+from tests.fixture_days import parts
+
+TITLE = "Hangs"
+TEACHES = "That a hang costs one day"
+TOPICS = ("doubling", "patience")
+SOURCE = "twice.cu"
+
+
+def hang(x):
+    subprocess.Popen(["sleep", "1234.5"], start_new_session=False)
+    while True:
+        time.sleep(1)
+
+
+PROBLEMS = (parts.problem(parts.rung("twice_v1_hangs", hang)),)

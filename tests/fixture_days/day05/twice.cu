@@ -1,0 +1,1 @@
+// Nothing to build: the rungs of this day are Python functions.

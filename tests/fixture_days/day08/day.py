@@ -1,0 +1,5 @@
+"""A day that lacks TEACHES."""
+
+TITLE = "Lacks metadata"
+TOPICS = ("doubling",)
+SOURCE = "twice.cu"

@@ -1,0 +1,10 @@
+"""A day that needs what no machine has."""
+
+from common.outcome import Skip
+
+TITLE = "Skips"
+TEACHES = "That SKIP is not PASS"
+TOPICS = ("doubling",)
+SOURCE = "twice.cu"
+
+raise Skip("needs the package moonbeam: python -m pip install moonbeam")

@@ -1,0 +1,215 @@
+"""The doctor's findings, the sanitizer's reports and the profiler's tables, without their tools."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common import doctor, profile, sanitize, toolchain
+from common.day import DAYS, ROOT
+from common.doctor import BAD, OK, WARN, Finding
+from common.outcome import FAIL, PASS, RungOutcome
+from tests.command_line import FIXTURE_DAYS, CommandLine
+
+
+def of(findings: Iterator[Finding], subject: str) -> Finding:
+    (finding,) = [finding for finding in findings if finding.subject == subject]
+    return finding
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What the toolchain remembers is forgotten, before and after."""
+    remembering = (toolchain.find_compiler, toolchain.find_toolkit, toolchain.find_gpus)
+    for each in remembering:
+        each.cache_clear()
+    yield
+    for each in remembering:
+        each.cache_clear()
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code = doctor.main(root=FIXTURE_DAYS)
+    text = capsys.readouterr().out
+    assert code == 1, "the fixture days hold a broken one"
+    assert "day08/day.py: TEACHES is missing" in text
+    for subject in ("Python", "torch", "compiler", "ninja", "GPU", "nvcc", "cache", "disk"):
+        assert subject in text
+    assert "\x1b" not in text
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD
+    assert "apt-get install g++" in finding.text
+
+
+def test_a_compiler_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "old-c++"
+    old.write_text("#!/bin/sh\necho 'error: unrecognized option -std=c++20' >&2; exit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD and "-std=c++20" in finding.text and finding.mend
+
+
+def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: gone')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    finding = of(doctor.found(doctor.torch, DAYS), "torch")
+    assert finding.state == BAD and "libcudart.so.13: gone" in finding.text and finding.mend
+
+
+def test_the_whole_program_survives_without_torch(tmp_path: Path) -> None:
+    """torch hidden from the program itself: the doctor still speaks, a run says what to do."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
+    run = CommandLine(FIXTURE_DAYS)
+    run.environment["PYTHONPATH"] = str(tmp_path)
+    for arguments, expected in (
+        (["--doctor"], "cannot be imported: ImportError: no torch here"),
+        (["1"], "python run_day.py --doctor says more"),
+    ):
+        command = [sys.executable, "-c", SHADOW, str(tmp_path), *run.command(*arguments)[2:]]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env={**run.environment, **PATH}
+        )
+        assert done.returncode == 1
+        assert expected in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+
+
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())}
+# The installed torch must not win over the broken one.
+SHADOW = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.insert(1, '.'); "
+    "import run_day; sys.exit(run_day.main(sys.argv[1:]))"
+)
+
+
+def test_torch_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> str:
+        raise toolchain.ToolchainError("torch is not installed; pip install -r requirements.txt")
+
+    monkeypatch.setattr(toolchain, "torch_version", absent)
+    finding = of(doctor.found(doctor.torch, DAYS), "torch")
+    assert finding.state == BAD and "requirements.txt" in finding.text
+
+
+def test_an_unforeseen_error_is_a_finding() -> None:
+    def look(_root: Path) -> Iterator[Finding]:
+        yield Finding(OK, "before", "")
+        raise ZeroDivisionError("unforeseen")
+
+    before, after = doctor.found(look, DAYS)
+    assert before.state == OK
+    assert after.state == BAD and "unforeseen" in after.text
+
+
+def test_a_gpu_with_a_cpu_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = toolchain.Gpus(("NVIDIA H200",), ("9.0a",), "13.0")
+    monkeypatch.setattr(toolchain, "find_gpus", lambda: found)
+    monkeypatch.setattr(toolchain, "torch_cuda", lambda: "")
+    assert of(doctor.found(doctor.gpu, DAYS), "GPU").text == "NVIDIA H200, sm_90a"
+    assert of(doctor.found(doctor.gpu, DAYS), "torch").state == WARN
+
+
+def test_a_driver_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = toolchain.Gpus(("NVIDIA A100",), ("8.0",), "12.4")
+    monkeypatch.setattr(toolchain, "find_gpus", lambda: found)
+    monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
+    findings = list(doctor.found(doctor.gpu, DAYS))
+    (bad,) = [finding for finding in findings if finding.state == BAD]
+    assert bad.subject == "driver" and "12.4" in bad.text and "update" in bad.mend
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "file" / "cache"))
+    finding = of(doctor.found(doctor.cache, DAYS), "cache")
+    assert finding.state == BAD and "HUNDRED_DAYS_CACHE" in finding.mend
+
+
+# --- compute-sanitizer ------------------------------------------------------------------------
+
+CLEAN = "========= COMPUTE-SANITIZER\n  1 twice PASS\n========= ERROR SUMMARY: 0 errors\n"
+FOUND = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at twice_v1_kernel(const float *, float *, long)+0x110 in twice.cu:12
+=========     by thread (1,0,0) in block (4,0,0)
+=========     Host Frame: cudaLaunchKernel [0x1] in libcudart.so
+=========
+========= ERROR SUMMARY: 1 error
+"""
+HAZARDS = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+NO_HAZARDS = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status", "reason"),
+    [
+        (CLEAN, 0, PASS, ""),
+        (NO_HAZARDS, 0, PASS, ""),
+        (FOUND, 99, FAIL, "1 error"),
+        (FOUND, 0, FAIL, "1 error"),
+        (HAZARDS, 99, FAIL, "2 hazards"),
+        (CLEAN, 1, FAIL, "checks failed"),
+        ("Error: Device not supported\n", 1, FAIL, "no report"),
+        ("", 0, FAIL, "no report"),
+    ],
+)
+def test_sanitizer_reports_are_judged(text: str, code: int, status: str, reason: str) -> None:
+    outcome = RungOutcome("sanitize", "memcheck", "", PASS)
+    sanitize.judge("memcheck", text, code, outcome)
+    assert outcome.status == status
+    assert reason in outcome.reason
+    assert not any("Host Frame" in line for line in outcome.details)
+    if "Invalid" in text:
+        assert any("twice.cu:12" in line for line in outcome.details)
+
+
+@pytest.mark.parametrize("mode", ["--sanitize", "--profile"])
+def test_tools_of_the_gpu_are_skipped_on_the_cpu(run_day: CommandLine, mode: str) -> None:
+    done = run_day("1", mode)
+    assert done.returncode == 1, "SKIP is not PASS"
+    assert "needs a GPU" in done.stdout
+
+
+# --- Nsight Compute ---------------------------------------------------------------------------
+
+
+def test_profiles_are_read() -> None:
+    counters = [name for names, _ in profile.METRICS.values() for name in names]
+    header = ",".join(f'"{name}"' for name in ["ID", "Kernel Name", *counters])
+    units = ",".join('""' for _ in range(2 + len(counters)))
+    values = {"gpu__time_duration.sum": "12,345", "lts__t_sector_hit_rate.pct": "33.333"}
+    values |= {name: "400" for name in counters if "sectors" in name}
+    values |= {name: "100" for name in counters if "requests" in name}
+    cells = [values.get(name, "7") for name in counters]
+    line = ",".join(f'"{cell}"' for cell in ["0", "void twice_v1_kernel<float>(int)", *cells])
+    (row,) = profile.parse(f"==PROF== noise\n{header}\n{units}\n{line}\n")
+    shown = dict(zip(["kernel", *profile.METRICS], row, strict=True))
+    assert shown["kernel"] == "twice_v1_kernel<float>"
+    assert shown["µs"] == "12.3"
+    assert shown["L2 hit %"] == "33.3"
+    assert shown["sect/ld"] == "4.00"
+    assert shown["bank confl."] == "14"
+
+
+@pytest.mark.parametrize("text", ["", '"ID","Kernel Name"\n"",""\n'])
+def test_a_profile_of_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(profile.ProfileError):
+        profile.parse(text)
+
+
+def test_names_of_kernels() -> None:
+    assert profile.kernel_name("f(int)") == "f"
+    assert profile.kernel_name("void ns::f<(int)4, float>(int *)") == "ns::f<(int)4, float>"
+    assert profile.kernel_name("void (anonymous namespace)::f<int>(int)") == "f<int>"

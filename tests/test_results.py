@@ -1,0 +1,259 @@
+"""Stored results, what is generated from them, reports of runs, and disks that are full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import figures, results
+from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
+from common.results import BEGIN, END, ResultsError
+from tests.command_line import CommandLine
+
+METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
+H200 = {
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "arch": "9.0a",
+    "driver": "13.0",
+    "nvcc": "13.0",
+    "torch": "2.13.0",
+    "torch_cuda": "13.0",
+    "compiler": "g++ 12",
+    "python": "3.11.7",
+    "processor": "",
+    "date": "2026-01-02",
+}
+CPU = {**H200, "device": "cpu", "gpu": "", "arch": "", "processor": "A CPU, 2 cores"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number, title in ((1, "Hello"), (2, "Addition | with a bar")):
+        folder = tmp_path / "days" / f"day{number:02d}"
+        folder.mkdir(parents=True)
+        (folder / "day.py").write_text(METADATA.format(title, f"Lesson {number}"))
+        (folder / "x.cu").touch()
+        (folder / "README.md").write_text(f"# {title}\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
+    return tmp_path
+
+
+def timing(**changes: Any) -> Timing:
+    known = {"case": "1024 float32", "ms": 0.25, "spread": 0.01, "samples": 50, "gbs": 4000.0}
+    known |= {"tflops": 1.0, "bound": "copy", "share": 0.95, "pytorch_ms": 0.5}
+    return Timing(**(known | changes))
+
+
+def passed(number: int, *, met: bool | None = True) -> DayOutcome:
+    rungs = [
+        RungOutcome("add", "add_v1", "plain", PASS, checked=3, timing=timing(ms=0.5)),
+        RungOutcome("add", "add_v2", "fast", PASS, checked=3, timing=timing(),
+                    target="≥ 0.9 × copy", target_met=met),
+    ]  # fmt: skip
+    return DayOutcome(number, f"day{number:02d}", "t", PASS, rungs=rungs)
+
+
+def run(where: dict[str, str], *outcomes: DayOutcome, complete: bool = True) -> dict[str, Any]:
+    return {"where": where, "complete": complete, "days": [o.to_json() for o in outcomes]}
+
+
+def test_outcomes_survive_json() -> None:
+    outcome = passed(1)
+    assert DayOutcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+def test_stored_results_and_generated_files_agree(root: Path) -> None:
+    told = results.store(run(H200, passed(1), passed(2)), root)
+    results.store(run(CPU, passed(1)), root)
+    assert "stored day 1-2 in common/results/nvidia-h200" in told
+    assert results.check(root) == []
+    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [
+        "common/results/cpu/day01.json",
+        "common/results/nvidia-h200/day01.json",
+        "common/results/nvidia-h200/day02.json",
+    ]
+
+
+def test_the_readme_block(root: Path) -> None:
+    results.store(run(H200, passed(1)), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert text.startswith(f"# Hello\n\n{BEGIN}\n**NVIDIA H200**\n")
+    assert text.endswith(f"{END}\n\nThe end.\n")
+    row = "| `add_v2` | fast | 0.250 ms | 4000 GB/s | 95% copy | 2.00× | ≥ 0.9 × copy ✓ |"
+    assert row in text
+    assert "× compile" not in text, "a column that no row fills is left out"
+    assert "driver for CUDA 13.0, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
+    assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
+
+
+def test_progress(root: Path) -> None:
+    results.store(run(CPU, passed(1), passed(2)), root)
+    results.store(run(H200, passed(1)), root)
+    text = (root / "progress.md").read_text()
+    assert "2 days: 1 passed on a GPU, 2 on the CPU backend; 1 of 1 target met." in text
+    assert "[Hello](days/day01/README.md) | passed on GPU and CPU | `add_v2` | 0.250 ms" in text
+    assert "Addition \\| with a bar" in text
+    assert "CPU backend [b] | Lesson 2 |" in text
+    assert "- [a] NVIDIA H200: driver for CUDA 13.0" in text
+
+
+def test_a_change_by_hand_is_noticed(root: Path) -> None:
+    results.store(run(H200, passed(1)), root)
+    for file in (root / "progress.md", root / "days/day01/README.md"):
+        before = file.read_text()
+        file.write_text(before.replace("0.250 ms", "0.100 ms"))
+        (problem,) = results.check(root)
+        assert file.name in problem and "--write" in problem
+        file.write_text(before)
+    assert results.check(root) == []
+    (root / "progress.md").unlink()
+    assert "missing" in results.check(root)[0]
+
+
+def test_a_readme_without_markers_is_an_error(root: Path) -> None:
+    (root / "days/day01/README.md").write_text("# Hello\n")
+    with pytest.raises(ResultsError, match=r"day01/README\.md must hold"):
+        results.store(run(H200, passed(1)), root)
+
+
+def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
+    results.store(run(H200, passed(1), passed(2)), root)
+    files = [root / f"common/results/nvidia-h200/day0{n}.json" for n in (1, 2)]
+    before = [file.read_bytes() for file in files]
+    failed = DayOutcome(1, "day01", "t", FAIL, "does not build")
+    skipped = DayOutcome(2, "day02", "t", SKIP, "needs moonbeam")
+    told = results.store(run(H200, failed, skipped), root)
+    assert told == [
+        "day 1 is not stored: it failed",
+        "day 2 is not stored: it was skipped (needs moonbeam)",
+    ]
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_incomplete_runs_are_not_stored(root: Path) -> None:
+    with pytest.raises(ResultsError, match="--quick or --no-bench"):
+        results.store(run(H200, passed(1), complete=False), root)
+    assert not (root / "common").exists()
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_full_disk_leaves_the_old_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    results.store(run(H200, passed(1)), root)
+    file = root / "common/results/nvidia-h200/day01.json"
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync" if step == "write" else "replace", full)
+    with pytest.raises(ResultsError, match=f"{file}, which is unchanged: No space left"):
+        results.store(run(H200, passed(1, met=False)), root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_cannot_be_made(root: Path) -> None:
+    (root / "common").write_text("a file in the way")
+    with pytest.raises(ResultsError, match="was not written"):
+        results.store(run(H200, passed(1)), root)
+
+
+def test_a_damaged_stored_result_is_named(root: Path) -> None:
+    results.store(run(H200, passed(1)), root)
+    (root / "common/results/nvidia-h200/day01.json").write_text('{"day": 1}')
+    assert "day01.json holds no stored result" in results.check(root)[0]
+
+
+def test_reports_are_merged(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    results.write_json(paths[0], [run(H200, passed(2))])
+    results.write_json(paths[1], [run(H200, passed(1))])
+    results.write_json(paths[2], [run(CPU, passed(1))])
+    merged = results.merge(paths)
+    assert [[day["number"] for day in one["days"]] for one in merged] == [[1, 2], [1]]
+    whole = tmp_path / "whole.json"
+    results.write_json(whole, merged)
+    assert results.read_json(whole) == merged
+    with pytest.raises(ResultsError, match="day 1 on nvidia-h200 is in both"):
+        results.merge([paths[1], whole])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 99}'])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ResultsError, match=r"x\.json is no"):
+        results.read_json(file)
+    with pytest.raises(ResultsError, match="cannot read"):
+        results.read_json(tmp_path / "absent.json")
+
+
+def test_write_from_another_machine(run_copy: CommandLine) -> None:
+    """The whole way: a run, its JSON, stored elsewhere, shown again; a second run changes all."""
+    root = run_copy.days.parent
+    for folder in (run_copy.days / "day01", run_copy.days / "day11"):
+        (folder / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    report = root / "report.json"
+    assert run_copy("1,11", "--json", str(report)).returncode == 0
+    assert not (root / "progress.md").exists()
+    done = run_copy("--write", "--from", str(report))
+    assert done.returncode == 0, done.stdout
+    assert "stored day 1, 11 in common/results/cpu" in done.stdout
+    assert results.check(root) == []
+    assert "twice_v2" in (run_copy.days / "day01/README.md").read_text()
+    assert str(root) not in (root / "common/results/cpu/day01.json").read_text()
+    assert "SKIP" in (run_copy.days / "day11/README.md").read_text()
+    (root / "progress.md").write_text("typed by hand")
+    assert run_copy("--write").returncode == 0
+    assert results.check(root) == []
+
+
+def test_an_unwritable_report_fails_the_run(run_day: CommandLine) -> None:
+    done = run_day("1", "--no-bench", "--json", "/dev/full/report.json")
+    assert done.returncode == 1
+    assert "cannot write /dev/full/report.json" in done.stdout
+    assert "1 day: 1 passed" in done.stdout
+
+
+def test_no_temporary_file_stays(tmp_path: Path) -> None:
+    results.write_atomically(tmp_path / "a", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert Path(tempfile.gettempdir()).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 µs"),
+        (1.234e-6, "1.23 µs"),
+        (9.9949e-5, "99.9 µs"),
+        (1e-4, "0.100 ms"),
+        (2.5e-4, "0.250 ms"),
+        (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9999, "1.00 s"),
+        (125.4, "125 s"),
+        (4321.0, "4321 s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert figures.duration(seconds) == text
+
+
+def test_rates() -> None:
+    assert figures.rate(timing()) == "4000 GB/s"
+    assert figures.rate(timing(bound="tensor", tflops=671.4)) == "671 TFLOP/s"
+    assert figures.rate(timing(bound="", gbs=None, tflops=0.0123)) == "12.3 GFLOP/s"
+    assert figures.rate(timing(bound="", gbs=None, tflops=None)) == ""
+    assert figures.share(timing(share=None)) == ""
+    assert figures.ratio(None, 1.0) == ""
+    assert figures.ratio(1.0, 0.01) == "100×"
+    assert figures.numbers([3, 1, 2, 7]) == "1-3, 7"
