@@ -353,5 +353,7 @@ def _judge_good(
 def _compare(
     problem: Problem, signature: Signature, wanted: Wanted, done: Call, strides: bool = True
 ) -> Failure | None:
-    samples = rolled_samples(problem, wanted, signature.writes)
+    def samples() -> list[Wanted]:
+        return rolled_samples(problem, wanted, signature.writes)
+
     return judge(problem, wanted, done.outputs, done.names, signature, samples, strides)

@@ -137,13 +137,14 @@ def judge(
     outputs: Sequence[Tensor],
     names: Sequence[str],
     signature: Signature,
-    samples: Sequence[Wanted] = (),
+    samples: Callable[[], Sequence[Wanted]] = tuple,
     strides: bool = True,
 ) -> Failure | None:
     """Compares outputs with what is wanted.
 
-    samples: of further inputs, for PyTorch's error. strides: whether those of a returned tensor
-    must be as PyTorch's are; those of an argument are what they were.
+    samples: makes those of further inputs, for PyTorch's error; called where an output is not
+    right without. strides: whether those of a returned tensor must be as PyTorch's are; those of
+    an argument are what they were.
     """
     pairs = wanted.pairs(len(outputs))
     if pairs is None:
@@ -153,15 +154,18 @@ def judge(
         )
 
     def mismatch(place: int, against: int) -> Mismatch | None:
-        truth, own = pairs[against]
-        more = list(wanted.rough[against : against + 1])
-        for sample in samples:
-            others = sample.pairs(len(outputs)) or []
-            more += [*others[against : against + 1], *sample.rough[against : against + 1]]
-        got = outputs[place]
+        got, (truth, own) = outputs[place], pairs[against]
         if not strides or names[place].startswith("argument"):
             got, truth, own = got.contiguous(), truth.contiguous(), own.contiguous()
-        return compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
+        more = list(wanted.rough[against : against + 1])
+        found = compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
+        further = samples() if found is not None and found.kind == "values" else ()
+        for sample in further:
+            others = sample.pairs(len(outputs)) or []
+            more += [*others[against : against + 1], *sample.rough[against : against + 1]]
+        if further:
+            found = compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
+        return found
 
     for place, name in enumerate(names):
         found = mismatch(place, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,6 @@ class _CaseCheck:
         self.signature = signature_of(call, problem.reference)
         self.first = self._wanted(0)
         self.second = self._wanted(1)
-        self.samples = self._samples()
         result.remark(self.first.remark)
 
     def _wanted(self, draw: int) -> Wanted:
@@ -144,7 +144,7 @@ class _CaseCheck:
         ]
 
     def _judge(self, wanted: Wanted, outputs: list[Tensor], names: list[str]) -> Failure | None:
-        return judge(self.problem, wanted, outputs, names, self.signature, self.samples)
+        return judge(self.problem, wanted, outputs, names, self.signature, self._samples)
 
     def _attempt(
         self, wanted: Wanted, variant: int = 0, compare_values: bool = True
@@ -225,7 +225,7 @@ class _CaseCheck:
         if failure is not None:
             return Failure(
                 f"with large numbers in fresh memory instead of NaN, {failure.summary}",
-                ["hint: memory is read that was not written", *failure.details],
+                ["hint: memory is read that was not written, or runs differ", *failure.details],
             )
         assert again is not None
         difference = first_difference(kept, again.outputs, again.names)
@@ -286,11 +286,7 @@ class _CaseCheck:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # A case without elements launches nothing.
-                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    result = self.call(*static)
+            result = self._capture(graph, static)
             outputs, names = outputs_of(result, static, self.signature)
             for output, name in zip(outputs, names, strict=True):
                 if not name.startswith("argument") and output.numel():
@@ -310,6 +306,25 @@ class _CaseCheck:
             "capture, or on another stream"
         )
         return Failure(f"replayed from a CUDA graph, {failure.summary}", [hint, *failure.details])
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, args: tuple[Any, ...]) -> Any:
+        """What the call returned while it was captured."""
+        # torch.cuda.graph would empty the allocator's cache each time, which takes longer than
+        # all the rest.
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), warnings.catch_warnings(), torch.cuda.stream(stream):
+            # A case without elements launches nothing.
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = self.call(*args)
+            except BaseException:
+                # The capture is void and ending it says so; what the call raised says why.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return result
 
     def _gradients(self) -> Failure | None:
         wanted = gradients_wanted(self.problem, self.first.args, self.signature)
@@ -434,7 +449,10 @@ def check_outputs(
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
     wanted = evaluate(problem, before, signature.writes)
-    samples = rolled_samples(problem, wanted, signature.writes)
+
+    def samples() -> list[Wanted]:
+        return rolled_samples(problem, wanted, signature.writes)
+
     return judge(problem, wanted, outputs, names, signature, samples)
 
 

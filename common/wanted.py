@@ -76,6 +76,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with `function` of each tensor in its place, also inside lists and tuples."""
     return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, args)
 
 
@@ -133,8 +134,8 @@ def _reference(
     """(returned, written) of the reference on copies, floating ones in `dtype` unless None."""
 
     def copy(tensor: Tensor) -> Tensor:
-        clone = tensor.clone(memory_format=torch.preserve_format)
-        return clone.to(dtype) if dtype is not None and clone.is_floating_point() else clone
+        same = dtype is None or not tensor.is_floating_point()
+        return tensor.to(tensor.dtype if same else dtype, copy=True)
 
     copies = map_tensors(copy, args)
     with torch.no_grad(), _default_dtype(dtype or torch.get_default_dtype()):
@@ -242,8 +243,8 @@ def backward(
     """The gradients of the arguments at `places`, floating arguments in `dtype` unless None."""
 
     def copy(tensor: Tensor) -> Tensor:
-        clone = tensor.detach().clone()
-        return clone.to(dtype) if dtype is not None and clone.is_floating_point() else clone
+        same = dtype is None or not tensor.is_floating_point()
+        return tensor.detach().to(tensor.dtype if same else dtype, copy=True)
 
     copies = map_tensors(copy, args)
     inputs = [copies[place].requires_grad_() for place in places]
