@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -440,6 +441,88 @@ def test_outputs_of_somebody_else_are_judged() -> None:
     call = softmax_in_parts
     assert check_outputs(problem, call, args, args, call(*args)) is None
     assert check_outputs(problem, call, args, args, call(*args) * 2) is not None
+
+
+# ---------------------------------------------------------------- what only a GPU has
+
+
+class FakeGraph:
+    """Replays by calling again on the same arguments and copying into the same outputs."""
+
+    current: FakeGraph | None = None
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[..., torch.Tensor], tuple[object, ...], torch.Tensor]] = []
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        FakeGraph.current = self
+
+    def capture_end(self) -> None:
+        FakeGraph.current = None
+
+    def replay(self) -> None:
+        for call, args, output in self.calls:
+            output.copy_(call(*args))
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """What the checker calls of torch.cuda, so that its steps can be followed without a GPU."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    return FakeBackend(name="cuda", orders=("hardware",))
+
+
+def on_gpu(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A rung whose launches a FakeGraph records."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        output = kernel(x)
+        if FakeGraph.current is not None:
+            FakeGraph.current.calls.append((kernel, (x,), output))
+        return output
+
+    return call
+
+
+def test_captured_and_replayed(fake_gpu: FakeBackend) -> None:
+    result = check(on_gpu(softmax_in_parts), backend=fake_gpu)
+    assert result.failure is None, str(result.failure)
+
+    def baked(x: torch.Tensor) -> torch.Tensor:
+        """Reads a value on the host at capture; the replay does not see another one."""
+        y = torch.softmax(x, -1)
+        if FakeGraph.current is not None:
+            then = y.clone()
+            FakeGraph.current.calls.append((lambda x: then, (x,), y))
+        return y
+
+    problem = softmax_problem(cases=grid([(3, 257)], FLOATS))
+    rejected(baked, "replayed from a CUDA graph", backend=fake_gpu, problem=problem)
+
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if FakeGraph.current is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.softmax(x, -1)
+
+    rejected(refuses, "captured in a CUDA graph", "not_captured", backend=fake_gpu, problem=problem)
+    assert FakeGraph.current is None
+    excused = check(refuses, problem, Rung("r", "i", not_captured="it waits"), backend=fake_gpu)
+    assert excused.failure is None
+    assert excused.remarks == ["not captured in a CUDA graph: it waits"]
+
+
+def test_work_on_another_stream(fake_gpu: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The copy of the true input is still waiting while the rung already reads.
+    monkeypatch.setattr("common.check._fill", lambda into, source: None)
+    problem = softmax_problem(cases=grid([(3, 257)], FLOATS))
+    rejected(
+        on_gpu(softmax_in_parts), "on a side stream", "current stream",
+        backend=fake_gpu, problem=problem,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- operators in C++
