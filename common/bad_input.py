@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 HUGE = 2**62  # no size, and too large for the 32 bits it may be narrowed to
 
-# Words of a device or an allocator that gave up: not a refusal, whatever else the message says.
+# Words of a device, a kernel or an allocator that gave up: not a refusal, whatever else is said.
 _GAVE_UP = re.compile(
     r"CUDA error|illegal (memory|address|instruction)|misaligned address|out of memory"
-    r"|can't allocate memory|segmentation fault",
+    r"|can't allocate memory|segmentation fault|block \(\d+,\d+,\d+\) thread",
     re.IGNORECASE,
 )
 

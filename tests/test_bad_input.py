@@ -154,6 +154,15 @@ def test_broken_by_misalignment_is_rejected() -> None:
     rejected(but(fault), "not aligned", "broke on the way")
 
 
+def test_fault_in_a_kernel_is_no_refusal() -> None:
+    def fault(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        where = "block (0,0,0) thread (3,0,0)"
+        require(x.numel() == y.numel(), f"kernel add: illegal access to x\n  {where}")
+        return None
+
+    rejected(but(fault), "broke on the way")
+
+
 def test_write_outside_for_bad_input_is_rejected() -> None:
     def overrun(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
         if x.dim() == 2 and x.numel() == 0 and y.numel() == 0:
