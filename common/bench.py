@@ -18,7 +18,7 @@ import torch
 
 from common.backend import Backend
 from common.ceilings import Ceilings
-from common.compare import compare
+from common.check import check_outputs
 from common.day import Cost, Problem, Rung
 from common.draw import Draw
 from common.outcome import Timing
@@ -61,12 +61,14 @@ def time_problem(
 ) -> dict[str, Timing | str]:
     """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
 
-    ceilings: None where none are known (the CPU). Returns for each rung its Timing, or a text
+    ceilings: None where none are known (the CPU); a call that the host's clock times is held against
+    none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
     that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
     """
     case = problem.bench if backend.name == "cuda" else problem.bench_cpu
     seconds = 0.3 if quick else 2.0
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
+    before = tuple(_clone(value) for value in inputs)  # a rung may write its arguments
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
     reference = problem.pytorch or problem.reference
     contenders = [_prepare(backend, rungs[name], calls[name], inputs) for name in rungs]
@@ -84,8 +86,9 @@ def time_problem(
     for contender in contenders:
         if contender.name not in rungs:
             continue
-        wrong = _wrong_after(problem, inputs, contender)
-        if wrong:
+        call = calls[contender.name]
+        wrong = check_outputs(problem, call, before, inputs, contender.output())
+        if wrong is not None:
             results[contender.name] = f"wrong after timing: {wrong}"
             continue
         timing = Timing(
@@ -98,7 +101,7 @@ def time_problem(
             note=contender.note,
         )
         try:
-            rate(timing, cost, ceilings)
+            rate(timing, cost, None if contender.host_timed else ceilings)
         except MeasuringFault as fault:
             results[contender.name] = str(fault)
         else:
@@ -277,24 +280,3 @@ def _spread(samples: list[float]) -> float:
 def _precise(samples: list[float]) -> bool:
     # The median's standard error is about 1.25 σ/√n, and σ about 1.5 × the half-quartile range.
     return 1.9 * _spread(samples) / len(samples) ** 0.5 < PRECISE
-
-
-def _wrong_after(problem: Problem, inputs: tuple[Any, ...], contender: Contender) -> str:
-    """What is wrong with the last output of the timed calls; "" if nothing."""
-    got = _as_tuple(contender.output())
-    own = _as_tuple(problem.reference(*inputs))
-    truth = _as_tuple(problem.reference(*(_as_float64(value) for value in inputs)))
-    for index, (one, true, theirs) in enumerate(zip(got, truth, own, strict=True)):
-        mismatch = compare(one, true, theirs, problem.tolerance, problem.outputs_exact)
-        if mismatch is not None:
-            return f"output {index}: {mismatch}" if len(got) > 1 else str(mismatch)
-    return ""
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _as_float64(value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if floating else value
