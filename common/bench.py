@@ -61,8 +61,8 @@ def time_problem(
 ) -> dict[str, Timing | str]:
     """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
 
-    ceilings: None where none are known (the CPU); a call that the host's clock times is held against
-    none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
+    ceilings: None where none are known (the CPU). A call that the host's clock times is held
+    against none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
     that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
     """
     case = problem.bench if backend.name == "cuda" else problem.bench_cpu
