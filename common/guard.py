@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 BAND = 16 * 1024  # bytes before and after each tensor
 ALIGNMENT = 256  # bytes: what cudaMalloc promises, and kernels with 16-byte loads rely on
@@ -233,7 +234,7 @@ class GuardedAllocations(TorchDispatchMode):
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The key that PyTorch would choose from these arguments; None where we cannot tell."""
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    leaves = tree_leaves((args, kwargs))
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     for kind, key in (("meta", "Meta"), ("cuda", "CUDA"), ("cpu", "CPU")):
         if kind in kinds:
