@@ -242,7 +242,7 @@ def cache(_root: Path) -> Iterator[Finding]:
         )
         return
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    yield Finding(OK, "cache", f"{folder}, {size / 1e6:.0f} MB")
+    yield Finding(OK, "cache", f"{folder}, {size / 1e6:.1f} MB")
     free = shutil.disk_usage(folder).free
     state = WARN if free < LOW_DISK else OK
     mend = "make room, or set HUNDRED_DAYS_CACHE to another disk" if state == WARN else ""

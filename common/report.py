@@ -39,7 +39,8 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
     if outcome.status != PASS:
         line.append((f" {outcome.reason}", STYLES[outcome.status].removeprefix("bold ")))
     elif timing is None:
-        line.append((f" {counted(outcome.checked, 'case')} checked", "dim"))
+        what = f"{counted(outcome.checked, 'case')} checked" if outcome.checked else outcome.idea
+        line.append((f" {what}", "dim"))
     else:
         theirs = ratio(timing.pytorch_ms, timing.ms), ratio(timing.compile_ms, timing.ms)
         figures = f" {duration(timing.ms / 1e3):>9} {rate(timing):>11} {share(timing):>4}"
@@ -89,8 +90,8 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     times = f"{duration(wall_s)} in all"
     if built := sum(outcome.build_s for outcome in outcomes):
         times += f", {duration(built)} building"
-    if len(outcomes) > 1:
-        slowest = max(outcomes, key=lambda outcome: outcome.run_s)
+    slowest = max(outcomes, key=lambda outcome: outcome.run_s, default=None)
+    if slowest and slowest.run_s and len(outcomes) > 1:
         times += f"; slowest: day {slowest.number}, {duration(slowest.run_s)}"
     return [counts, [(times, "dim")]]
 

@@ -26,7 +26,7 @@ from common.figures import counted
 from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.report import Report
 from common.select import Selection, SelectionError, select
-from common.toolchain import Platform, ToolchainError, detect
+from common.toolchain import Platform, ToolchainError, detect, sm
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -46,7 +46,8 @@ class Options:
     """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
     as cores and memory allow. time_limit: seconds a day, 0 for the device's default. archs: for
     mode "compile". days: where the days are. in_process: run in this process (for tools that
-    watch one process)."""
+    watch one process). guards: put guard bands around tensors (a tool that knows the bounds of
+    every block sees more without them)."""
 
     wanted: tuple[str, ...]
     shard: str = ""
@@ -62,6 +63,7 @@ class Options:
     colour: bool = True
     days: Path = DAYS
     in_process: bool = False
+    guards: bool = True
 
 
 class Interrupted(BaseException):
@@ -324,7 +326,7 @@ class Runner:
             self._fail_day(task, f"the build ended without a result: {_ending(child)}")
         elif self._step is None:
             name = task.day.source.name
-            self._add(task, RungOutcome("compile", name, "", PASS, checked=1))
+            self._add(task, RungOutcome("compile", name, "compiles", PASS))
             task.state = "over"
         else:
             task.state = "ready"
@@ -459,6 +461,12 @@ def run(options: Options) -> int:
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    try:
+        for arch in options.archs:
+            sm(arch)
+    except ToolchainError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
     with _signals_raise():
         try:
             return _run(options, selection, report)
@@ -533,7 +541,7 @@ def _work(options: Options, platform: Platform) -> Any:
 
     limit = options.time_limit or TIME_LIMIT[platform.device]
     arguments = () if options.days == DAYS else ("--days", str(options.days))
-    return Work(options.quick, options.bench, limit, arguments)
+    return Work(options.quick, options.bench, limit, options.guards, arguments)
 
 
 def _steps() -> dict[str, Step | None]:

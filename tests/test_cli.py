@@ -66,6 +66,12 @@ def test_what_makes_no_sense_is_refused(
     assert message in usage(capsys, *arguments)
 
 
+def test_an_architecture_that_is_none(run_day: CommandLine) -> None:
+    done = run_day("1", "--compile-only", "--arch", "9.0a,ninety")
+    assert done.returncode == 2
+    assert "'ninety' is no architecture" in done.stdout
+
+
 def test_help_shows_every_option_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         script.main(["--help"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import re
@@ -9,16 +11,19 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common import runner
-from common.child import describe_exit, fork
-from common.outcome import FAIL, PASS, SKIP, DayOutcome
+from common.child import Channel, describe_exit, fork
+from common.day import Day
+from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
+from common.report import Report
 from tests.command_line import FIXTURE_DAYS, CommandLine, wait_for
 
-TIME_LIMIT = "4"
+TIME_LIMIT = "3"
 SLEEPER = "sleep 1234.5"  # what day 5 starts
 
 
@@ -240,6 +245,115 @@ def test_much_output_is_bounded_and_does_not_block() -> None:
     child.close()
     assert output.startswith("line 0\n") and output.endswith("line 49999\n")
     assert "bytes left out" in output and len(output) < 200_000
+
+
+@dataclasses.dataclass
+class Fake:
+    """A runner over days that exist nowhere: builds and runs note in a file when they happen."""
+
+    notes: Path
+    runner: runner.Runner = dataclasses.field(init=False)
+
+    def note(self, text: str) -> None:
+        with open(self.notes, "a") as file:
+            file.write(f"{text}\n")
+
+    def run(self, platform: Any, step: Any, *, days: int, jobs: int, ready: int = 0) -> list[str]:
+        def build(day: Day) -> None:
+            self.note(f"build {day.number} begins")
+            time.sleep(0.3)
+            self.note(f"build {day.number} ends")
+
+        all_days = [
+            Day(number=n, folder=Path(f"day{n:02d}"), title="t", teaches="t", topics=("t",),
+                source=Path("x.cu"))
+            for n in range(1, days + 1)
+        ]  # fmt: skip
+        self.runner = runner.Runner(
+            all_days, platform, step, build, lambda day: day.number <= ready, None,
+            Report(io.StringIO()), jobs, 20.0,
+        )  # fmt: skip
+        self.runner.run()
+        return self.notes.read_text().splitlines()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    return Fake(tmp_path / "notes")
+
+
+def rung_event(name: str) -> dict[str, Any]:
+    return RungOutcome("p", name, "", PASS, checked=1).to_json()
+
+
+def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.wait("timing")
+        fake.note(f"timing {day.number} begins")
+        time.sleep(0.2)
+        fake.note(f"timing {day.number} ends")
+        channel.emit("timed")
+        channel.emit("rung", outcome=rung_event("r"))
+        channel.emit("done")
+
+    notes = fake.run(SimpleNamespace(device="cpu"), step, days=5, jobs=2, ready=1)
+    building: set[str] = set()
+    most = 0
+    for line in notes:
+        kind, number, what = line.split()
+        if kind == "build":
+            (building.add if what == "begins" else building.discard)(number)
+            most = max(most, len(building))
+        else:
+            assert not building, notes
+    assert most == 2, "builds ran side by side"
+    assert sum(line.startswith("timing") for line in notes) == 10
+    assert [o.status for o in fake.runner.outcomes] == [PASS] * 5
+
+
+def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} begins")
+        time.sleep(0.3)
+        fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} ends")
+        channel.emit("rung", outcome=rung_event("r"))
+        channel.emit("done")
+
+    notes = fake.run(SimpleNamespace(device="cuda", gpus=2), step, days=4, jobs=1, ready=4)
+    assert sorted(notes[:2]) == ["0 begins", "1 begins"], "both at once"
+    busy: set[str] = set()
+    for line in notes:
+        gpu, what = line.split()
+        assert (gpu in busy) == (what == "ends"), f"two days on one GPU: {notes}"
+        (busy.add if what == "begins" else busy.discard)(gpu)
+    assert len(fake.runner.outcomes) == 4
+
+
+def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit("rungs", rungs=[["p", name, ""] for name in "abc"])
+        channel.emit("checked", outcome=rung_event("a"))
+        failed = RungOutcome("p", "b", "", FAIL, "illegal address")
+        channel.emit("rung", outcome=failed.to_json())
+        channel.emit("broken", reason="b left the device in error")
+        channel.emit("done")
+
+    fake.notes.touch()
+    fake.run(SimpleNamespace(device="cpu"), step, days=1, jobs=1, ready=1)
+    (outcome,) = fake.runner.outcomes
+    assert outcome.status == FAIL
+    assert {rung.rung: rung.status for rung in outcome.rungs} == {"a": PASS, "b": FAIL, "c": SKIP}
+
+
+def test_a_day_that_runs_no_rung_fails(fake: Fake) -> None:
+    fake.notes.touch()
+    fake.run(
+        SimpleNamespace(device="cpu"), lambda *args: args[-1].emit("done"), days=1, jobs=1, ready=1
+    )
+    (outcome,) = fake.runner.outcomes
+    assert (outcome.status, outcome.reason) == (FAIL, "the day ran no rung")
 
 
 def test_exit_codes() -> None:
