@@ -138,7 +138,7 @@ class _CaseCheck:
         return _expectations.get(self.problem, self.case, self.backend, self.signature, draw)
 
     def _samples(self) -> list[Wanted]:
-        """Further inputs where an output has so few elements that PyTorch's error is luck."""
+        """Further inputs of the case, for PyTorch's error on them."""
         return [
             self._wanted(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]

@@ -28,6 +28,12 @@ CHUNK = 1 << 22  # elements looked at together: bounds the memory that a compari
 WORST = 4  # how many wrong elements are shown
 BINADES = 3  # how far above an output PyTorch's error still counts for it
 ENOUGH = 16  # elements that an error is taken from
+NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
+
+_NEARLY_RIGHT = (
+    "hint: all are nearly right: a sum of many terms in one fp32 accumulator rounds more than "
+    "PyTorch's tree does; if that is this day's method, its Tolerance says so"
+)
 
 Pair = tuple[Tensor, Tensor]
 
@@ -306,7 +312,10 @@ def _compare_values(
     top = severity.topk(min(64 * WORST, severity.numel())).indices.sort().values
     order = severity[top].argsort(descending=True, stable=True)[:WORST]
     worst = places[top[order]].tolist()
-    return _explain(flat_got, flat_truth, places, worst, bound, got.shape)
+    mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape)
+    if bound is not None and float(severity.max()) < NEARLY:
+        mismatch.details.insert(0, _NEARLY_RIGHT)
+    return mismatch
 
 
 # ---------------------------------------------------------------- the explanation

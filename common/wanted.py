@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from common.compare import Pair
+from common.compare import ENOUGH, Pair
 from common.day import Problem
 
-FEW = 16  # outputs of fewer elements get PyTorch's error from further inputs too
+SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
 
 
 class ProblemError(Exception):
@@ -193,15 +193,16 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
 def samples_needed(problem: Problem, wanted: Wanted) -> int:
     """How many further inputs it takes until PyTorch's error is no matter of luck.
 
-    0 where the outputs have FEW elements or more, or must be exact.
+    Not only outputs of few elements need them: all elements of a row may share one error, that
+    of their sum, and a few rows are few errors. 0 where nothing floating is compared.
     """
     owns = [own for _, own in wanted.returned + wanted.written]
-    sizes = [own.numel() for own in owns if own.is_floating_point() and 0 < own.numel() < FEW]
+    sizes = [own.numel() for own in owns if own.is_floating_point() and own.numel()]
     if not sizes or problem.outputs_exact:
         return 0
     leaves = [leaf for leaf in tree_leaves(wanted.args) if isinstance(leaf, Tensor)]
     large = sum(leaf.numel() for leaf in leaves) > 1 << 22
-    return min(-(-FEW // min(sizes)), 4 if large else FEW)
+    return 4 if large else max(SAMPLES, -(-ENOUGH // min(sizes)))
 
 
 def rolled_samples(problem: Problem, wanted: Wanted, writes: tuple[int, ...]) -> list[Wanted]:

@@ -428,3 +428,10 @@ def test_draws() -> None:
             draw(3, **wrong)
     with pytest.raises(ValueError, match="negative"):
         draw(-3)
+
+
+def test_nearly_right_is_said_to_be() -> None:
+    truth = matrix()
+    eps = torch.finfo(torch.float32).eps
+    rejected((truth * (1 + 8 * eps)).float(), truth, "nearly right", "Tolerance")
+    assert "nearly right" not in str(rejected((truth * (1 + 80 * eps)).float(), truth))
