@@ -37,9 +37,9 @@ class Channel:
         while data:
             data = data[os.write(self._events, data) :]
 
-    def wait(self, event: str) -> None:
+    def wait(self, event: str, **fields: Any) -> None:
         """Sends `event` and blocks until the parent answers with `Child.go`."""
-        self.emit(event)
+        self.emit(event, **fields)
         os.read(self._control, 1)
 
 

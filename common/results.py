@@ -80,7 +80,8 @@ def describe(platform: Platform, outcomes: Sequence[DayOutcome], complete: bool)
         "device": platform.device,
         "gpu": platform.gpu if cuda else "",
         "arch": platform.arch if cuda else "",
-        "driver": platform.driver if cuda else "",
+        "driver": driver() if cuda else "",
+        "driver_cuda": platform.driver if cuda else "",
         "nvcc": platform.toolkit.version if cuda and platform.toolkit else "",
         "torch": platform.torch,
         "torch_cuda": torch_cuda() if cuda else "",
@@ -94,6 +95,14 @@ def describe(platform: Platform, outcomes: Sequence[DayOutcome], complete: bool)
         "complete": complete,
         "days": [outcome.to_json() for outcome in outcomes],
     }
+
+
+def driver() -> str:
+    """The NVIDIA driver's version, e.g. "580.95.05"; "" where the system does not tell."""
+    file = Path("/proc/driver/nvidia/version")
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return match.group(1) if match else ""
 
 
 def processor() -> str:
@@ -303,7 +312,8 @@ def device_name(where: dict[str, str]) -> str:
 def versions(where: dict[str, str]) -> str:
     """What it was measured with and when, in a line."""
     if where["device"] == "cuda":
-        parts = [f"driver for CUDA {where['driver']}", f"nvcc {where['nvcc']}"]
+        known = where["driver"] or f"for CUDA {where['driver_cuda']}"
+        parts = [f"driver {known}", f"nvcc {where['nvcc']}"]
     else:
         parts = [where["processor"], where["compiler"]]
     return ", ".join([*parts, f"torch {where['torch']}", where["date"]])

@@ -23,7 +23,7 @@ from common import results
 from common.child import Channel, Child, describe_exit, fork
 from common.day import DAYS, ROOT, Day
 from common.figures import counted
-from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
+from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.report import Report
 from common.select import Selection, SelectionError, select
 from common.toolchain import Platform, ToolchainError, detect, sm
@@ -89,6 +89,7 @@ class _Task:
     wants_timing: bool = False
     asked: float = 0.0
     timing: bool = False
+    alone: bool = False
     done: bool = False
     expected: list[list[str]] = field(default_factory=list)
     checked: dict[tuple[str, str], RungOutcome] = field(default_factory=dict)
@@ -194,19 +195,18 @@ class Runner:
         return [task for task in self._tasks if task.state == state]
 
     def _start(self) -> None:
-        # On the CPU a build beside it would spoil a timing: the two take turns.
-        timing = any(task.wants_timing or task.timing for task in self._tasks)
-        if not (timing and self._platform.device == "cpu"):
+        # A build beside it would spoil a timing by the host's clock: the two take turns.
+        if not any(t.alone and (t.wants_timing or t.timing) for t in self._tasks):
             for task in self._in("waiting")[: max(0, self._jobs - len(self._in("building")))]:
                 self._start_build(task)
         for task in self._in("ready")[: len(self._free_gpus)]:
             self._start_run(task)
-        if not (self._in("building") and self._platform.device == "cpu"):
-            for task in self._tasks:
-                if task.wants_timing and task.child is not None:
-                    task.wants_timing, task.timing = False, True
-                    task.deadline += time.monotonic() - task.asked
-                    task.child.go()
+        for task in self._tasks:
+            if task.wants_timing and not (task.alone and self._in("building")):
+                assert task.child is not None
+                task.wants_timing, task.timing = False, True
+                task.deadline += time.monotonic() - task.asked
+                task.child.go()
 
     def _start_build(self, task: _Task) -> None:
         day, build = task.day, self._build
@@ -217,7 +217,15 @@ class Runner:
             try:
                 build(day)
             except (BuildError, ToolchainError) as error:
-                channel.emit("unbuilt", text=str(error))
+                details = str(error).splitlines()
+                channel.emit("unbuilt", reason="does not build", details=details)
+            except Skip:
+                channel.emit("done")  # the run says what is missing
+            except Exception as error:
+                from common.worker import explain
+
+                reason, details = explain(error)
+                channel.emit("unbuilt", reason=f"does not build: {reason}", details=details)
             else:
                 channel.emit("done")
 
@@ -286,15 +294,14 @@ class Runner:
         elif kind == "rung":
             self._add(task, RungOutcome.from_json(event["outcome"]))
         elif kind == "timing":
-            task.wants_timing, task.asked = True, time.monotonic()
+            task.wants_timing, task.alone = True, event["alone"]
+            task.asked = time.monotonic()
         elif kind == "timed":
             task.timing = False
         elif kind == "table":
             self._report.table(event["title"], event["header"], event["rows"])
         elif kind == "unbuilt":
-            lines = event["text"].splitlines()
-            task.outcome.reason = "does not build"
-            task.outcome.details = lines
+            task.outcome.reason, task.outcome.details = event["reason"], event["details"]
         elif kind in ("failed", "broken"):
             task.outcome.status, task.outcome.reason = FAIL, event["reason"]
             task.outcome.details = event.get("details", [])
@@ -596,8 +603,8 @@ class _Direct(Channel):
     def emit(self, event: str, **fields: Any) -> None:
         self._handle({"event": event, **fields})
 
-    def wait(self, event: str) -> None:
-        self.emit(event)
+    def wait(self, event: str, **fields: Any) -> None:
+        self.emit(event, **fields)
 
 
 def in_process(

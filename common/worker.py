@@ -7,7 +7,8 @@ events (see `common.child.Channel`):
     stage      rung, stage: what starts now, so that a crash can be put down to it
     checked    outcome: a rung passed its checks; its time follows later
     rung       outcome: a rung is finished
-    timing     may timing start? waits for the answer;  timed: timing is over
+    timing     alone: may timing start, and if alone with no build beside it? waits for the answer
+    timed      timing is over
     broken     reason: the device is left in error, the remaining rungs cannot run
     skipped    reason: the day asks for something that is not here
     failed     reason, details: the day could not be loaded
@@ -159,7 +160,7 @@ def _check_rung(
 def load_rung(day: Day, todo: build.Build, rung: Rung, operators: Any) -> Callable[..., Any]:
     """The callable of a rung. Raises LookupError where the day registers no such operator."""
     if rung.load is not None:
-        return rung.load(todo)
+        return rung.load(build.Builder(todo))
     try:
         return getattr(operators, rung.name)
     except AttributeError:
@@ -194,7 +195,10 @@ def _time_problem(
     calls: dict[str, Callable[..., Any]],
     pending: dict[str, RungOutcome],
 ) -> None:
-    run.channel.wait("timing")
+    on_host = run.platform.device == "cpu" or any(
+        rung.host_timed for rung in problem.rungs if rung.name in calls
+    )
+    run.channel.wait("timing", alone=on_host)
     try:
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":

@@ -21,7 +21,8 @@ H200 = {
     "device": "cuda",
     "gpu": "NVIDIA H200",
     "arch": "9.0a",
-    "driver": "13.0",
+    "driver": "580.1",
+    "driver_cuda": "13.0",
     "nvcc": "13.0",
     "torch": "2.13.0",
     "torch_cuda": "13.0",
@@ -88,7 +89,7 @@ def test_the_readme_block(root: Path) -> None:
     row = "| `add_v2` | fast | 0.250 ms | 4000 GB/s | 95% copy | 2.00× | ≥ 0.9 × copy ✓ |"
     assert row in text
     assert "× compile" not in text, "a column that no row fills is left out"
-    assert "driver for CUDA 13.0, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
+    assert "driver 580.1, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
     assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
 
 
@@ -100,7 +101,7 @@ def test_progress(root: Path) -> None:
     assert "[Hello](days/day01/README.md) | passed on GPU and CPU | `add_v2` | 0.250 ms" in text
     assert "Addition \\| with a bar" in text
     assert "CPU backend [b] | Lesson 2 |" in text
-    assert "- [a] NVIDIA H200: driver for CUDA 13.0" in text
+    assert "- [a] NVIDIA H200: driver 580.1" in text
 
 
 def test_a_change_by_hand_is_noticed(root: Path) -> None:

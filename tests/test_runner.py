@@ -288,7 +288,7 @@ def rung_event(name: str) -> dict[str, Any]:
 
 def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
-        channel.wait("timing")
+        channel.wait("timing", alone=True)
         fake.note(f"timing {day.number} begins")
         time.sleep(0.2)
         fake.note(f"timing {day.number} ends")
