@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from common.day import Day
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]  # (text, style as rich names them)
 
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
+SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 
 _HEADER = f"{'day':>3} {'rung':<27} {'':<4} {'time':>9} {'rate':>11} {'peak':>4} "
@@ -189,9 +190,12 @@ class Report:
         self.line(line)
         self.details(day.details)
 
-    def details(self, lines: Iterable[str]) -> None:
-        for text in lines:
+    def details(self, lines: Sequence[str]) -> None:
+        """Lines that explain, not without end: templates can bring hundreds."""
+        for text in lines[:SHOWN_DETAILS]:
             self.line(detail_line(text))
+        if len(lines) > SHOWN_DETAILS:
+            self.line([(f"      … {len(lines) - SHOWN_DETAILS} more lines; --json has all", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""
