@@ -88,6 +88,7 @@ class _Task:
     deadline: float = 0.0
     wants_timing: bool = False
     asked: float = 0.0
+    waited: float = 0.0
     timing: bool = False
     alone: bool = False
     done: bool = False
@@ -205,7 +206,8 @@ class Runner:
             if task.wants_timing and not (task.alone and self._in("building")):
                 assert task.child is not None
                 task.wants_timing, task.timing = False, True
-                task.deadline += time.monotonic() - task.asked
+                waited = time.monotonic() - task.asked
+                task.waited, task.deadline = task.waited + waited, task.deadline + waited
                 task.child.go()
 
     def _start_build(self, task: _Task) -> None:
@@ -339,7 +341,7 @@ class Runner:
             task.state = "ready"
 
     def _end_run(self, task: _Task, child: Child, took: float, late: bool) -> None:
-        task.outcome.run_s = took
+        task.outcome.run_s = took - task.waited
         task.wants_timing = task.timing = False
         self._free_gpus.append(task.gpu)
         self._free_gpus.sort()
@@ -411,7 +413,8 @@ def readable(output: str) -> str:
 
 def _ending(child: Child) -> str:
     assert child.exit_code is not None
-    return describe_exit(child.exit_code)
+    words = describe_exit(child.exit_code)
+    return f"{words}, for want of memory?" if child.exit_code == -signal.SIGKILL else words
 
 
 def exit_code(outcomes: Sequence[DayOutcome]) -> int:

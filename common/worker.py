@@ -28,6 +28,7 @@ from common.child import Channel, flush
 from common.day import ROOT, Day, Problem, Rung, load_problems
 from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.toolchain import Platform
+from common.wanted import message_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Run:
 
 def explain(error: BaseException) -> tuple[str, list[str]]:
     """An exception as one line and as the lines of its traceback that lie in the repository."""
-    text = str(error).strip()
+    text = message_of(error) if str(error).strip() else ""
     first = text.splitlines()[0] if text else ""
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     details = text.splitlines()[1:]
