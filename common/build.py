@@ -36,6 +36,7 @@ HALF_OPERATORS = [
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
     "-U__CUDA_NO_HALF2_OPERATORS__",
 ]
+BINDING = [STABLE_ABI, "-DUSE_CUDA"]
 CUDA_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", *HALF_OPERATORS]
 
 KEPT_BUILDS = 3  # of one day on one platform: going back to yesterday's flags builds nothing
@@ -124,7 +125,7 @@ def _cpu_files() -> list[Path]:
 
 def _cuda_flags(archs: list[str]) -> list[str]:
     codes = [f"-gencode=arch=compute_{sm(arch)},code=sm_{sm(arch)}" for arch in archs]
-    return [*CUDA_FLAGS, STABLE_ABI, "-DUSE_CUDA", *codes]
+    return [*CUDA_FLAGS, *codes]
 
 
 def plan(day: Day, platform: Platform) -> Build:
@@ -137,7 +138,7 @@ def plan(day: Day, platform: Platform) -> Build:
     if platform.device == "cuda":
         assert platform.toolkit
         parts += [str(platform.toolkit.home), platform.toolkit.version]
-        parts += _cuda_flags([platform.arch])
+        parts += _cuda_flags([platform.arch]) + BINDING
     else:
         parts += [str(platform.cuda_include)]
         sources += _cpu_files()
@@ -187,7 +188,7 @@ def _load_cuda(todo: Build) -> Path:
     return _load(
         todo,
         [todo.day.source],
-        extra_cuda_cflags=[*_cuda_flags([todo.platform.arch]), f"-I{ROOT}"],
+        extra_cuda_cflags=[*_cuda_flags([todo.platform.arch]), *BINDING, f"-I{ROOT}"],
         extra_ldflags=[f"-L{_link_directory(toolkit)}"],
     )
 
@@ -419,7 +420,7 @@ def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> 
     toolkit = toolkit or find_toolkit()
     if toolkit is None:
         raise ToolchainError("no nvcc: python -m pip install -r requirements.txt brings it")
-    flags = _cuda_flags(archs)
+    flags = _cuda_flags(archs) + BINDING
     key = _digest([toolkit.version, str(toolkit.home), *flags], sources_of(day.source))
     directory = cache_directory() / f"{day.name}-compiled-{key}"
     with _locked(directory):

@@ -236,7 +236,8 @@ def torch_cuda() -> str:
 def cuda_headers() -> Path:
     """Directory of the CUDA headers for the CPU backend: the wheels' (their version is pinned),
     else the toolkit's. Raises ToolchainError if there are none."""
-    if wheel := _wheel_home():
+    wheel = _wheel_home()
+    if wheel and (wheel / "include" / "crt" / "host_config.h").is_file():  # a wheel of its own
         return wheel / "include"
     if toolkit := find_toolkit():
         return toolkit.include
