@@ -26,14 +26,14 @@ STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 
-_HEADER = f"{'day':>3} {'rung':<27} {'':<4} {'time':>9} {'rate':>11} {'peak':>4} "
+_HEADER = f"{'day':>3} {'rung':<29} {'':<4} {'time':>8} {'rate':>11} {'peak':>4} "
 _HEADER += f"{'×torch':>6} {'×comp.':>6}"
 
 
 def rung_line(number: int, outcome: RungOutcome) -> Line:
-    """One rung: 79 columns where the names are not longer than usual."""
+    """One rung: 80 columns where the names are not longer than usual."""
     line = [
-        (f"{number:>3} {outcome.rung:<27} ", ""),
+        (f"{number:>3} {outcome.rung:<29} ", ""),
         (f"{outcome.status:<4}", STYLES[outcome.status]),
     ]
     timing = outcome.timing
@@ -44,7 +44,7 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
         line.append((f" {what}", "dim"))
     else:
         theirs = ratio(timing.pytorch_ms, timing.ms), ratio(timing.compile_ms, timing.ms)
-        figures = f" {duration(timing.ms / 1e3):>9} {rate(timing):>11} {share(timing):>4}"
+        figures = f" {duration(timing.ms / 1e3):>8} {rate(timing):>11} {share(timing):>4}"
         line.append((f"{figures} {theirs[0]:>6} {theirs[1]:>6}", ""))
         line.append((f" {mark(outcome)}", "green" if outcome.target_met else "yellow"))
     last, style = line[-1]
@@ -185,7 +185,7 @@ class Report:
     def day(self, day: DayOutcome) -> None:
         """A day that failed or was skipped as a whole: why, and the compiler's message if any."""
         style = STYLES[day.status]
-        line: Line = [(f"{day.number:>3} {day.title:<27} ", ""), (f"{day.status:<4}", style)]
+        line: Line = [(f"{day.number:>3} {day.title:<29} ", ""), (f"{day.status:<4}", style)]
         line.append((f" {day.reason}", style.removeprefix("bold ")))
         self.line(line)
         self.details(day.details)

@@ -368,6 +368,9 @@ class Runner:
         elif not outcome.rungs and outcome.status == PASS:
             outcome.status, outcome.reason = FAIL, "the day ran no rung"
             self._report.day(outcome)
+        # As the day lists them: a rung that is timed is finished later than one that is not.
+        place = {(problem, name): i for i, (problem, name, _) in enumerate(task.expected)}
+        outcome.rungs.sort(key=lambda rung: place[rung.problem, rung.rung])
         if outcome.status == FAIL or len(self._tasks) == 1:
             outcome.output = readable(child.output())
             self._report.output(task.day, outcome.output)

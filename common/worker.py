@@ -47,6 +47,10 @@ class Work:
     arguments: tuple[str, ...] = ()
 
 
+class BuiltOtherwise(Exception):
+    """The sources are no longer those that were built; the message says what to do."""
+
+
 @dataclass
 class _Run:
     """What the steps of a day's run share."""
@@ -96,7 +100,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
             rungs=[[problem.name, r.name, r.idea] for problem in problems for r in problem.rungs],
         )
         todo = build.plan(day, platform)
-        runtime = build.runtime_path(platform) if platform.device == "cpu" else None
+        if not todo.library.is_file():
+            raise BuiltOtherwise(f"{day.source.name} changed after it was built; run the day again")
+        runtime = build.build_runtime(platform) if platform.device == "cpu" else None
         run = _Run(day, platform, work, channel, todo, backends.make(platform, runtime))
         operators = build.load(todo)
     except Skip as skip:

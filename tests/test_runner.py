@@ -288,6 +288,7 @@ def rung_event(name: str) -> dict[str, Any]:
 
 def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit("rungs", rungs=[["p", "r", ""]])
         channel.wait("timing", alone=True)
         fake.note(f"timing {day.number} begins")
         time.sleep(0.2)
@@ -315,6 +316,7 @@ def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit("rungs", rungs=[["p", "r", ""]])
         fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} begins")
         time.sleep(0.3)
         fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} ends")
@@ -345,6 +347,19 @@ def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
     (outcome,) = fake.runner.outcomes
     assert outcome.status == FAIL
     assert {rung.rung: rung.status for rung in outcome.rungs} == {"a": PASS, "b": FAIL, "c": SKIP}
+
+
+def test_rungs_are_kept_in_the_order_of_the_day(fake: Fake) -> None:
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit("rungs", rungs=[["p", name, ""] for name in "abc"])
+        for name in "cab":
+            channel.emit("rung", outcome=rung_event(name))
+        channel.emit("done")
+
+    fake.notes.touch()
+    fake.run(SimpleNamespace(device="cpu"), step, days=1, jobs=1, ready=1)
+    (outcome,) = fake.runner.outcomes
+    assert [rung.rung for rung in outcome.rungs] == ["a", "b", "c"]
 
 
 def test_a_day_that_runs_no_rung_fails(fake: Fake) -> None:
