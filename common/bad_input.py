@@ -301,8 +301,8 @@ def _try(
         return Failure("it was not refused but broke on the way", message.splitlines()[:6])
     if names_one_of(message, bad.names):
         return None
-    if bad.by_dispatcher and "Could not run" in message:
-        return None
+    if bad.by_dispatcher and isinstance(refusal, NotImplementedError):
+        return None  # PyTorch's dispatcher found no kernel for that device
     return Failure(
         f"it was refused, but the message does not name {' or '.join(bad.names)}",
         [f"{type(refusal).__name__}: {message}"],
