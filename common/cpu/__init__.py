@@ -1,0 +1,1 @@
+"""The CPU backend: the same .cu files, built by the host compiler and run without a GPU."""

@@ -1,0 +1,129 @@
+"""What building and checking need to know of the CPU backend: sources, flags, and the runtime.
+
+The runtime library is built once and loaded into the process that runs kernels. A day's file is
+rewritten (rewrite.py), compiled with `cflags` and linked with `ldflags`. Only the CUDA headers are
+needed for that, no nvcc.
+"""
+
+import ctypes
+import functools
+import platform
+from pathlib import Path
+from typing import Final
+
+_HERE: Final = Path(__file__).resolve().parent
+INCLUDE_DIR: Final = _HERE / "include"
+_UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of the runtime
+
+# Everything that the runtime library is made of; the headers also go into each day's build.
+RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
+    *sorted((_HERE / "runtime").iterdir()),
+    *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
+)
+
+_ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
+
+# x86-64-v3 is AVX2 and FMA: every x86 server and desktop since 2015 (Intel) and 2017 (AMD). Naming
+# the level rather than -march=native keeps builds usable on another machine that has it too.
+_X86_64_V3: Final = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+
+
+def runtime_compile_command(compiler: str, cuda_include: Path, out: Path) -> list[str]:
+    """The command that builds the runtime library (about 3 s); `out` is the `.so` to write."""
+    return [
+        compiler,
+        "-shared",
+        *_common_flags(cuda_include),
+        "-Wall",
+        "-pthread",
+        str(_UNITY),
+        "-o",
+        str(out),
+        "-ldl",
+    ]
+
+
+def cflags(cuda_include: Path, compiler: str = "g++") -> list[str]:
+    """Compiler flags for a rewritten day; `compiler` matters if it is a clang."""
+    return [
+        *_common_flags(cuda_include),
+        "-include",
+        "cuda_runtime.h",  # by name: #include_next must know the folder that it was found in
+        # nvcc contracts a*b+c to an FMA by default; ISO mode would switch that off here.
+        "-ffp-contract=fast",
+        # #pragma unroll and its like are for nvcc.
+        "-Wno-unknown-pragmas",
+        # Or g++ makes variables of templates one for the whole process: two days that each have a
+        # kernel of some name would share the description of its shared memory. (clang never does.)
+        *([] if "clang" in Path(compiler).name else ["-fno-gnu-unique"]),
+    ]
+
+
+def ldflags(runtime: Path) -> list[str]:
+    """Linker flags for a day that runs on this runtime library."""
+    runtime = runtime.resolve()
+    # -Bsymbolic: a day's own kernels, whatever other library defines the same names.
+    return [
+        "-Wl,-Bsymbolic",
+        f"-L{runtime.parent}",
+        f"-l:{runtime.name}",
+        f"-Wl,-rpath,{runtime.parent}",
+    ]
+
+
+def _common_flags(cuda_include: Path) -> list[str]:
+    return [
+        "-std=c++20",
+        "-O2",
+        "-g1",  # line tables, so that a fault can name its line
+        "-fPIC",
+        "-fno-strict-aliasing",  # kernels reinterpret pointers, which nvcc allows
+        "-fno-semantic-interposition",  # or no function of a shared library could be inlined
+        "-ftls-model=initial-exec",
+        *_architecture_flags(),
+        f"-I{INCLUDE_DIR}",
+        "-isystem",
+        str(cuda_include),
+    ]
+
+
+@functools.cache
+def _architecture_flags() -> tuple[str, ...]:
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ()
+    flags = next((line for line in info.splitlines() if line.startswith("flags")), "")
+    return ("-march=x86-64-v3",) if _X86_64_V3.issubset(flags.split()) else ()
+
+
+class Runtime:
+    """The runtime library in this process; it decides how the launches that follow are run."""
+
+    def __init__(self, library: Path) -> None:
+        """Loads the library. OSError if it cannot be loaded."""
+        # RTLD_GLOBAL: a day's library that was linked by name finds this one already there.
+        self._library = ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
+        self._library.cudacpu_set_schedule.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        self._library.cudacpu_set_threads.argtypes = [ctypes.c_uint]
+        self._library.cudacpu_set_time_limit.argtypes = [ctypes.c_double]
+
+    def set_schedule(self, order: str, seed: int = 0) -> None:
+        """The order of threads and blocks: "forward", "reverse" or "random" (with its seed)."""
+        if order not in _ORDERS:
+            raise ValueError(f"order must be one of {', '.join(_ORDERS)}, not {order!r}")
+        self._library.cudacpu_set_schedule(_ORDERS[order], seed)
+
+    def set_threads(self, n: int) -> None:
+        """How many OS threads run blocks (default: one for each core)."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
+        self._library.cudacpu_set_threads(n)
+
+    def set_time_limit(self, seconds: float) -> None:
+        """A launch that takes longer throws (default: 30 s)."""
+        if not seconds > 0:
+            raise ValueError(f"seconds must be positive, not {seconds}")
+        self._library.cudacpu_set_time_limit(seconds)

@@ -1,0 +1,100 @@
+"""What the CPU backend does not have, and what to say to somebody who asks for it.
+
+A feature that is missing is refused when the file is built, with its line. It must never compile
+to something that gives a wrong answer.
+"""
+
+import re
+
+# The functions of the CUDA runtime that the backend defines. A test compares this with the library.
+_RUNTIME_API = """
+    cudaGetLastError cudaPeekAtLastError cudaGetErrorName cudaGetErrorString
+    cudaGetDeviceCount cudaGetDevice cudaSetDevice cudaGetDeviceProperties cudaDeviceGetAttribute
+    cudaDeviceSynchronize cudaDeviceReset cudaDeviceGetLimit cudaDeviceSetLimit
+    cudaDeviceGetStreamPriorityRange cudaDeviceCanAccessPeer cudaDeviceGetPCIBusId
+    cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaSetDeviceFlags cudaGetDeviceFlags
+    cudaInitDevice cudaDeviceSetCacheConfig cudaDeviceGetCacheConfig
+    cudaMalloc cudaFree cudaMallocHost cudaHostAlloc cudaFreeHost cudaMallocManaged
+    cudaMallocAsync cudaFreeAsync cudaHostRegister cudaHostUnregister cudaHostGetDevicePointer
+    cudaMallocPitch cudaMemcpy cudaMemcpyAsync cudaMemcpy2D cudaMemcpy2DAsync cudaMemset
+    cudaMemsetAsync cudaMemset2D cudaMemset2DAsync cudaMemcpyToSymbol cudaMemcpyFromSymbol
+    cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync cudaGetSymbolAddress cudaGetSymbolSize
+    cudaPointerGetAttributes
+    cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
+    cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaStreamGetPriority
+    cudaStreamGetFlags cudaStreamAddCallback cudaLaunchHostFunc cudaStreamIsCapturing
+    cudaEventCreate cudaEventCreateWithFlags cudaEventDestroy cudaEventRecord
+    cudaEventRecordWithFlags cudaEventSynchronize cudaEventQuery cudaEventElapsedTime
+    cudaFuncSetAttribute cudaFuncGetAttributes cudaFuncSetCacheConfig
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxPotentialBlockSize
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+    cudaOccupancyMaxPotentialBlockSizeVariableSMem cudaOccupancyAvailableDynamicSMemPerBlock
+    cudaLaunchKernel cudaLaunchKernelEx
+"""
+RUNTIME_API = frozenset(_RUNTIME_API.split())
+
+# Names that look like calls of the runtime but are types.
+_TYPES = (
+    *("cudaDeviceProp", "cudaExtent", "cudaPos", "cudaPitchedPtr", "cudaFuncAttributes"),
+    *("cudaPointerAttributes", "cudaLaunchAttribute", "cudaMemcpy3DParms", "cudaUUID"),
+)
+
+_RUNTIME_CALL = re.compile(r"cuda[A-Z]\w*")
+_DRIVER_CALL = re.compile(
+    r"cu(?:Init|Device|Ctx|Mem|Module|Library|Kernel|Func|Launch|Stream|Event|Graph|Tensor"
+    r"|Tex|Surf|Array|Link|Occupancy|Get(?:Proc|Error))\w*"
+)
+_TEXTURE = re.compile(
+    r"tex(?:1D|2D|3D|Cubemap)\w*|surf(?:1D|2D|3D|Cubemap)\w*|texture|surface"
+    r"|cudaTextureObject_t|cudaSurfaceObject_t"
+)
+
+_HEADERS = {
+    "cub/": "CUB",
+    "thrust/": "Thrust",
+    "cuda/": "libcu++",
+    "cutlass/": "CUTLASS",
+    "cute/": "CuTe",
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "cufft": "cuFFT",
+    "curand": "cuRAND",
+    "cusolver": "cuSOLVER",
+    "cusparse": "cuSPARSE",
+    "nccl": "NCCL",
+    "nvrtc": "NVRTC",
+    "cooperative_groups": "cooperative groups",
+    "mma.h": "WMMA (nvcuda::wmma)",
+    "cuda_pipeline": "the pipeline primitives",
+    "cuda_awbarrier": "the barrier primitives",
+    "crt/": "a compiler-internal CUDA header",
+    "cuda_fp6.h": "fp6",
+    "cuda_fp4.h": "fp4",
+}
+
+
+def missing_header(path: str) -> str | None:
+    """The feature behind `#include <path>`, where the CPU backend does not have it."""
+    for prefix, feature in _HEADERS.items():
+        if path.startswith(prefix):
+            return feature
+    return None
+
+
+def missing_name(word: str, *, called: bool, template: bool) -> str | None:
+    """Why this identifier cannot be used on the CPU backend, or None.
+
+    called: a parenthesis follows it; template: an opening angle bracket does.
+    """
+    if word in ("texture", "surface") and not template:
+        return None
+    if _TEXTURE.fullmatch(word) and (called or template or word.startswith("cuda")):
+        return f"{word}: textures and surfaces are not modelled on the CPU backend"
+    if word == "__cluster_dims__":
+        return "__cluster_dims__: thread block clusters are not modelled on the CPU backend yet"
+    known = word in RUNTIME_API or word in _TYPES or word.endswith("_t")
+    if called and not known and _RUNTIME_CALL.fullmatch(word):
+        return f"{word}() is not part of the CUDA runtime that the CPU backend provides"
+    if called and _DRIVER_CALL.fullmatch(word):
+        return f"{word}(): the CUDA driver API is not available on the CPU backend"
+    return None

@@ -1,0 +1,22 @@
+// bfloat16: NVIDIA's own header, whose host side has the types, conversions and operators, and what
+// it has for device code only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include_next <cuda_bf16.h>
+
+#include "cudacpu/half_math.h"
+
+CUDACPU_HALF_MATH(__nv_bfloat16, __nv_bfloat162, __bfloat162float, __float2bfloat16_rn,
+                  __double2bfloat16)
+CUDACPU_HALF_TO_INTEGER(__nv_bfloat16, bfloat16, __bfloat162float)
+
+inline __nv_bfloat16 atomicAdd(__nv_bfloat16* address, __nv_bfloat16 value) {
+  return cudacpu::atomic_update<uint16_t>(address,
+                                          [=](__nv_bfloat16 old) { return __hadd(old, value); });
+}
+inline __nv_bfloat162 atomicAdd(__nv_bfloat162* address, __nv_bfloat162 value) {
+  return cudacpu::atomic_update<uint32_t>(address,
+                                          [=](__nv_bfloat162 old) { return __hadd2(old, value); });
+}

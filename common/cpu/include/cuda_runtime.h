@@ -1,0 +1,38 @@
+// The front door of the CPU backend: what every `.cu` file sees first.
+//
+// Types, enumerations and the declarations of the runtime API are NVIDIA's own, so that signatures
+// and names are the real ones; the runtime library of this backend defines the functions. Without
+// __CUDACC__, those headers declare nothing for device code: that part is here.
+#pragma once
+
+#include_next <cuda_runtime.h>
+
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+#define CUDA_ON_CPU 1
+
+// NVIDIA's headers have made __global__, __device__, __host__, __constant__ and their like empty.
+// Launch bounds are read by the rewriter, which hands them to CUDACPU_ENTRY.
+#define __launch_bounds__(...)
+#undef __maxnreg__
+#define __maxnreg__(...)
+#undef __block_size__
+#define __block_size__(...)
+
+#include "cudacpu/thread.h"
+
+#include "cudacpu/atomic.h"
+#include "cudacpu/convert.h"
+#include "cudacpu/integer.h"
+#include "cudacpu/launch.h"
+#include "cudacpu/math.h"
+#include "cudacpu/memory.h"
+#include "cudacpu/print.h"
+#include "cudacpu/shared.h"
+#include "cudacpu/sync.h"
+#include "cudacpu/warp.h"

@@ -1,0 +1,222 @@
+// Mathematical functions that CUDA has beyond <cmath>.
+//
+// Results are those of the host's library: within an ulp or two of the device's, not the same bits.
+// The fast intrinsics (__expf) are the accurate functions here, so their error does not show.
+#pragma once
+
+#include <cmath>
+
+namespace cudacpu {
+template <class R>
+inline R smaller(R a, R b) {
+  return b < a ? b : a;
+}
+template <class R>
+inline R larger(R a, R b) {
+  return a < b ? b : a;
+}
+}  // namespace cudacpu
+
+// ::min and ::max as CUDA declares them, each mixture of types included.
+#define CUDACPU_MIN_MAX(R, A, B)      \
+  inline R min(A a, B b) {            \
+    return cudacpu::smaller<R>(a, b); \
+  }                                   \
+  inline R max(A a, B b) {            \
+    return cudacpu::larger<R>(a, b);  \
+  }
+CUDACPU_MIN_MAX(int, int, int)
+CUDACPU_MIN_MAX(unsigned, unsigned, unsigned)
+CUDACPU_MIN_MAX(unsigned, int, unsigned)
+CUDACPU_MIN_MAX(unsigned, unsigned, int)
+CUDACPU_MIN_MAX(long, long, long)
+CUDACPU_MIN_MAX(unsigned long, unsigned long, unsigned long)
+CUDACPU_MIN_MAX(unsigned long, long, unsigned long)
+CUDACPU_MIN_MAX(unsigned long, unsigned long, long)
+CUDACPU_MIN_MAX(long long, long long, long long)
+CUDACPU_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
+CUDACPU_MIN_MAX(unsigned long long, long long, unsigned long long)
+CUDACPU_MIN_MAX(unsigned long long, unsigned long long, long long)
+#undef CUDACPU_MIN_MAX
+inline float min(float a, float b) {
+  return fminf(a, b);
+}
+inline float max(float a, float b) {
+  return fmaxf(a, b);
+}
+inline double min(double a, double b) {
+  return fmin(a, b);
+}
+inline double max(double a, double b) {
+  return fmax(a, b);
+}
+inline double min(float a, double b) {
+  return fmin(a, b);
+}
+inline double max(float a, double b) {
+  return fmax(a, b);
+}
+inline double min(double a, float b) {
+  return fmin(a, b);
+}
+inline double max(double a, float b) {
+  return fmax(a, b);
+}
+inline unsigned umin(unsigned a, unsigned b) {
+  return min(a, b);
+}
+inline unsigned umax(unsigned a, unsigned b) {
+  return max(a, b);
+}
+
+// Reciprocals and roots.
+inline float rsqrtf(float x) {
+  return 1.0f / sqrtf(x);
+}
+inline double rsqrt(double x) {
+  return 1.0 / sqrt(x);
+}
+inline float rsqrt(float x) {
+  return rsqrtf(x);
+}
+inline float rcbrtf(float x) {
+  return 1.0f / cbrtf(x);
+}
+inline double rcbrt(double x) {
+  return 1.0 / cbrt(x);
+}
+inline float rhypotf(float x, float y) {
+  return 1.0f / hypotf(x, y);
+}
+inline double rhypot(double x, double y) {
+  return 1.0 / hypot(x, y);
+}
+inline float norm3df(float a, float b, float c) {
+  return std::hypot(a, b, c);
+}
+inline double norm3d(double a, double b, double c) {
+  return std::hypot(a, b, c);
+}
+inline float norm4df(float a, float b, float c, float d) {
+  return hypotf(hypotf(a, b), hypotf(c, d));
+}
+inline double norm4d(double a, double b, double c, double d) {
+  return hypot(hypot(a, b), hypot(c, d));
+}
+
+// Multiples of pi, reduced before the multiplication so that whole numbers come out exact.
+inline double sinpi(double x) {
+  double r = x - 2.0 * std::nearbyint(0.5 * x);  // in [-1, 1]
+  if (r > 0.5) r = 1.0 - r;
+  if (r < -0.5) r = -1.0 - r;
+  return sin(M_PI * r);
+}
+inline double cospi(double x) {
+  double r = fabs(x - 2.0 * std::nearbyint(0.5 * x));  // in [0, 1]
+  return r < 0.25 ? cos(M_PI * r) : sinpi(0.5 - r);
+}
+inline float sinpif(float x) {
+  return static_cast<float>(sinpi(static_cast<double>(x)));
+}
+inline float cospif(float x) {
+  return static_cast<float>(cospi(static_cast<double>(x)));
+}
+inline void sincospif(float x, float* s, float* c) {
+  *s = sinpif(x), *c = cospif(x);
+}
+inline void sincospi(double x, double* s, double* c) {
+  *s = sinpi(x), *c = cospi(x);
+}
+
+// The normal distribution.
+inline double normcdf(double x) {
+  return 0.5 * erfc(-x * M_SQRT1_2);
+}
+inline float normcdff(float x) {
+  return static_cast<float>(normcdf(static_cast<double>(x)));
+}
+inline double erfcx(double x) {
+  return x < 25.0 ? exp(x * x) * erfc(x) : 0.5641895835477563 / x;
+}
+inline float erfcxf(float x) {
+  return static_cast<float>(erfcx(static_cast<double>(x)));
+}
+
+// Division and saturation.
+inline float fdividef(float a, float b) {
+  return a / b;
+}
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
+inline float __saturatef(float x) {
+  return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f;
+}  // NaN: 0
+
+// Basic operations that a compiler must not contract into an FMA: the barrier keeps the product.
+namespace cudacpu {
+template <class T>
+inline T exactly(T x) {
+  __asm__("" : "+m"(x));
+  return x;
+}
+}  // namespace cudacpu
+inline float __fadd_rn(float a, float b) {
+  return cudacpu::exactly(a + b);
+}
+inline float __fsub_rn(float a, float b) {
+  return cudacpu::exactly(a - b);
+}
+inline float __fmul_rn(float a, float b) {
+  return cudacpu::exactly(a * b);
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __frcp_rn(float a) {
+  return 1.0f / a;
+}
+inline float __fsqrt_rn(float a) {
+  return sqrtf(a);
+}
+inline float __frsqrt_rn(float a) {
+  return static_cast<float>(1.0 / sqrt(static_cast<double>(a)));
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+inline double __dadd_rn(double a, double b) {
+  return cudacpu::exactly(a + b);
+}
+inline double __dsub_rn(double a, double b) {
+  return cudacpu::exactly(a - b);
+}
+inline double __dmul_rn(double a, double b) {
+  return cudacpu::exactly(a * b);
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline double __drcp_rn(double a) {
+  return 1.0 / a;
+}
+inline double __dsqrt_rn(double a) {
+  return sqrt(a);
+}
+inline double __fma_rn(double a, double b, double c) {
+  return fma(a, b, c);
+}
+
+// Fast intrinsics. glibc declares functions of these names, so that only macros can take them over.
+#define __expf(...) expf(__VA_ARGS__)
+#define __exp2f(...) exp2f(__VA_ARGS__)
+#define __exp10f(...) exp10f(__VA_ARGS__)
+#define __logf(...) logf(__VA_ARGS__)
+#define __log2f(...) log2f(__VA_ARGS__)
+#define __log10f(...) log10f(__VA_ARGS__)
+#define __powf(...) powf(__VA_ARGS__)
+#define __sinf(...) sinf(__VA_ARGS__)
+#define __cosf(...) cosf(__VA_ARGS__)
+#define __tanf(...) tanf(__VA_ARGS__)
+#define __tanhf(...) tanhf(__VA_ARGS__)
+#define __sincosf(...) sincosf(__VA_ARGS__)

@@ -1,0 +1,66 @@
+// Barriers of a block, fences, and waiting for other threads.
+#pragma once
+
+#include "cudacpu/thread.h"
+
+namespace cudacpu {
+
+enum class BarrierKind : uint8_t { kPlain, kCount, kAnd, kOr };
+
+// Waits until every thread of the block that has not returned is here; the combined predicate.
+int sync_block(BarrierKind kind, bool predicate, Site site);
+
+// The caller finds that another thread has to act first: that thread gets its turn.
+void poll(const char* what, Site site);
+
+// The same from an empty `while` in the user's code.
+inline void spin_wait(CUDACPU_HERE) {
+  poll("a loop that waits for another thread", {file, line});
+}
+
+void nanosleep(unsigned nanoseconds, Site site);
+
+}  // namespace cudacpu
+
+inline void __syncthreads(CUDACPU_HERE) {
+  cudacpu::sync_block(cudacpu::BarrierKind::kPlain, false, {file, line});
+}
+inline int __syncthreads_count(int predicate, CUDACPU_HERE) {
+  return cudacpu::sync_block(cudacpu::BarrierKind::kCount, predicate != 0, {file, line});
+}
+inline int __syncthreads_and(int predicate, CUDACPU_HERE) {
+  return cudacpu::sync_block(cudacpu::BarrierKind::kAnd, predicate != 0, {file, line});
+}
+inline int __syncthreads_or(int predicate, CUDACPU_HERE) {
+  return cudacpu::sync_block(cudacpu::BarrierKind::kOr, predicate != 0, {file, line});
+}
+
+// A block runs on one OS thread, so its own threads always see each other's writes in order; a grid
+// runs on several.
+inline void __threadfence_block() {
+  __asm__ volatile("" ::: "memory");
+}
+inline void __threadfence() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+inline void __threadfence_system() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+inline void __nanosleep(unsigned nanoseconds, CUDACPU_HERE) {
+  cudacpu::nanosleep(nanoseconds, {file, line});
+}
+[[noreturn]] inline void __trap(CUDACPU_HERE) {
+  cudacpu::trap({file, line}, "__trap() was called");
+}
+inline void __brkpt() {}
+
+inline long long clock64() {
+#if defined(__x86_64__)
+  return static_cast<long long>(__builtin_ia32_rdtsc());
+#else
+  long long ticks;
+  __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#endif
+}

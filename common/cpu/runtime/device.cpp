@@ -1,0 +1,290 @@
+// The device: one, a model of an H200 whose multiprocessors are the OS threads of this process.
+#include "runtime.h"
+
+#include <unistd.h>
+
+namespace cudacpu {
+
+namespace {
+
+// Beyond the name, everything is either the H200's limit, which kernels are held to, or a fact
+// about this machine. What the emulation has no notion of (clock rates, bus widths) stays 0.
+cudaDeviceProp model() {
+  cudaDeviceProp p = {};
+  snprintf(p.name, sizeof p.name, "CUDA-on-CPU (emulated, limits of an H200)");
+  p.major = 9;
+  p.minor = 0;
+  p.multiProcessorCount = static_cast<int>(settings().threads.load());
+  p.totalGlobalMem = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  p.sharedMemPerBlock = kSharedDefault;
+  p.sharedMemPerBlockOptin = kSharedOptIn;
+  p.sharedMemPerMultiprocessor = kSharedPerMultiprocessor;
+  p.reservedSharedMemPerBlock = 1024;
+  p.regsPerBlock = p.regsPerMultiprocessor = 65536;
+  p.warpSize = static_cast<int>(kWarpSize);
+  p.maxThreadsPerBlock = static_cast<int>(kMaxThreadsPerBlock);
+  p.maxThreadsPerMultiProcessor = 2048;
+  p.maxBlocksPerMultiProcessor = 32;
+  p.maxThreadsDim[0] = p.maxThreadsDim[1] = 1024;
+  p.maxThreadsDim[2] = 64;
+  p.maxGridSize[0] = 0x7fffffff;
+  p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+  p.totalConstMem = 65536;
+  p.memPitch = 0x7fffffff;
+  p.textureAlignment = 512;
+  p.l2CacheSize = static_cast<int>(std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
+  p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
+  p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
+  p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
+  p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
+  p.integrated = 1;  // host and device share their memory
+  p.pciDeviceID = p.pciBusID = p.pciDomainID = 0;
+  return p;
+}
+
+cudaError_t check_device(int device) {
+  return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+size_t available_memory() {
+  FILE* file = fopen("/proc/meminfo", "r");
+  size_t kilobytes = 0;
+  char line[128];
+  while (file && fgets(line, sizeof line, file))
+    if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+  if (file) fclose(file);
+  return kilobytes * 1024;
+}
+
+size_t stack_limit = 1024, printf_limit = 1 << 20, heap_limit = 8 << 20;
+
+size_t* limit_of(cudaLimit limit) {
+  switch (limit) {
+    case cudaLimitStackSize:
+      return &stack_limit;
+    case cudaLimitPrintfFifoSize:
+      return &printf_limit;
+    case cudaLimitMallocHeapSize:
+      return &heap_limit;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace cudacpu
+
+using namespace cudacpu;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  if (!count) return set_error(cudaErrorInvalidValue);
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  if (!device) return set_error(cudaErrorInvalidValue);
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  return check_device(device);
+}
+cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
+  return check_device(device);
+}
+cudaError_t cudaSetDeviceFlags(unsigned) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceFlags(unsigned* flags) {
+  if (!flags) return set_error(cudaErrorInvalidValue);
+  *flags = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (!properties) return set_error(cudaErrorInvalidValue);
+  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  *properties = model();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (!value) return set_error(cudaErrorInvalidValue);
+  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  const cudaDeviceProp p = model();
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = p.maxThreadsPerBlock;
+      break;
+    case cudaDevAttrMaxBlockDimX:
+      *value = p.maxThreadsDim[0];
+      break;
+    case cudaDevAttrMaxBlockDimY:
+      *value = p.maxThreadsDim[1];
+      break;
+    case cudaDevAttrMaxBlockDimZ:
+      *value = p.maxThreadsDim[2];
+      break;
+    case cudaDevAttrMaxGridDimX:
+      *value = p.maxGridSize[0];
+      break;
+    case cudaDevAttrMaxGridDimY:
+      *value = p.maxGridSize[1];
+      break;
+    case cudaDevAttrMaxGridDimZ:
+      *value = p.maxGridSize[2];
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = static_cast<int>(p.sharedMemPerBlock);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(p.sharedMemPerBlockOptin);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+      break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      *value = static_cast<int>(p.reservedSharedMemPerBlock);
+      break;
+    case cudaDevAttrTotalConstantMemory:
+      *value = static_cast<int>(p.totalConstMem);
+      break;
+    case cudaDevAttrWarpSize:
+      *value = p.warpSize;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+      *value = p.regsPerBlock;
+      break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = p.regsPerMultiprocessor;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = p.multiProcessorCount;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = p.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      *value = p.maxBlocksPerMultiProcessor;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = p.l2CacheSize;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = p.minor;
+      break;
+    case cudaDevAttrIntegrated:
+      *value = p.integrated;
+      break;
+    case cudaDevAttrCanMapHostMemory:
+      *value = p.canMapHostMemory;
+      break;
+    case cudaDevAttrUnifiedAddressing:
+      *value = p.unifiedAddressing;
+      break;
+    case cudaDevAttrManagedMemory:
+      *value = p.managedMemory;
+      break;
+    case cudaDevAttrConcurrentManagedAccess:
+      *value = p.concurrentManagedAccess;
+      break;
+    case cudaDevAttrMemoryPoolsSupported:
+      *value = p.memoryPoolsSupported;
+      break;
+    case cudaDevAttrStreamPrioritiesSupported:
+      *value = p.streamPrioritiesSupported;
+      break;
+    // What the emulation has no notion of, or does not do.
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate:
+    case cudaDevAttrGlobalMemoryBusWidth:
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrAsyncEngineCount:
+    case cudaDevAttrEccEnabled:
+    case cudaDevAttrPciBusId:
+    case cudaDevAttrPciDeviceId:
+      *value = 0;
+      break;
+    default:
+      return set_error(cudaErrorNotSupported);
+  }
+  return cudaSuccess;
+}
+
+// Everything was done when it was called.
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceReset() {
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {
+  size_t* stored = limit_of(limit);
+  if (!value || !stored)
+    return set_error(value ? cudaErrorUnsupportedLimit : cudaErrorInvalidValue);
+  *value = *stored;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
+  size_t* stored = limit_of(limit);
+  if (!stored) return set_error(cudaErrorUnsupportedLimit);
+  *stored = value;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetCacheConfig(cudaFuncCache* config) {
+  if (!config) return set_error(cudaErrorInvalidValue);
+  *config = cudaFuncCachePreferNone;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (!can) return set_error(cudaErrorInvalidValue);
+  *can = 0;
+  return device == 0 && peer == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  if (!id || length < 13) return set_error(cudaErrorInvalidValue);
+  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  snprintf(id, static_cast<size_t>(length), "0000:00:00.0");
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  return cudaRuntimeGetVersion(version);
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  if (!version) return set_error(cudaErrorInvalidValue);
+  *version = CUDART_VERSION;  // of the headers that the runtime was built with
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  if (free) *free = available_memory();
+  if (total) *total = model().totalGlobalMem;
+  return cudaSuccess;
+}
+
+}  // extern "C"

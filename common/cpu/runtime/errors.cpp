@@ -1,0 +1,103 @@
+// Error codes: the last one of each host thread, and their names.
+#include "runtime.h"
+
+namespace cudacpu {
+
+namespace {
+
+CUDACPU_THREAD_LOCAL cudaError_t last_error = cudaSuccess;
+
+struct ErrorText {
+  cudaError_t code;
+  const char* name;
+  const char* text;
+};
+
+// Names and texts are those of NVIDIA's runtime, for the codes that this one returns or that a
+// program compares with.
+#define CUDACPU_ERROR(name, text) {name, #name, text}
+constexpr ErrorText kErrors[] = {
+    CUDACPU_ERROR(cudaSuccess, "no error"),
+    CUDACPU_ERROR(cudaErrorInvalidValue, "invalid argument"),
+    CUDACPU_ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    CUDACPU_ERROR(cudaErrorInitializationError, "initialization error"),
+    CUDACPU_ERROR(cudaErrorCudartUnloading, "driver shutting down"),
+    CUDACPU_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    CUDACPU_ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
+    CUDACPU_ERROR(cudaErrorInvalidSymbol, "invalid device symbol"),
+    CUDACPU_ERROR(cudaErrorInvalidHostPointer, "invalid host pointer"),
+    CUDACPU_ERROR(cudaErrorInvalidDevicePointer, "invalid device pointer"),
+    CUDACPU_ERROR(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"),
+    CUDACPU_ERROR(cudaErrorInsufficientDriver,
+                  "CUDA driver version is insufficient for CUDA runtime version"),
+    CUDACPU_ERROR(cudaErrorMissingConfiguration, "__global__ function call is not configured"),
+    CUDACPU_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    CUDACPU_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    CUDACPU_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    CUDACPU_ERROR(cudaErrorInvalidKernelImage, "device kernel image is invalid"),
+    CUDACPU_ERROR(cudaErrorNoKernelImageForDevice,
+                  "no kernel image is available for execution on the device"),
+    CUDACPU_ERROR(cudaErrorUnsupportedLimit, "limit is not supported on this architecture"),
+    CUDACPU_ERROR(cudaErrorPeerAccessUnsupported,
+                  "peer access is not supported between these two devices"),
+    CUDACPU_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    CUDACPU_ERROR(cudaErrorSymbolNotFound, "named symbol not found"),
+    CUDACPU_ERROR(cudaErrorNotReady, "device not ready"),
+    CUDACPU_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    CUDACPU_ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
+    CUDACPU_ERROR(cudaErrorLaunchTimeout, "the launch timed out and was terminated"),
+    CUDACPU_ERROR(cudaErrorAssert, "device-side assert triggered"),
+    CUDACPU_ERROR(cudaErrorHostMemoryAlreadyRegistered,
+                  "part or all of the requested memory range is already mapped"),
+    CUDACPU_ERROR(cudaErrorHostMemoryNotRegistered,
+                  "pointer does not correspond to a registered memory region"),
+    CUDACPU_ERROR(cudaErrorMisalignedAddress, "misaligned address"),
+    CUDACPU_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    CUDACPU_ERROR(cudaErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
+    CUDACPU_ERROR(cudaErrorNotPermitted, "operation not permitted"),
+    CUDACPU_ERROR(cudaErrorNotSupported, "operation not supported"),
+    CUDACPU_ERROR(cudaErrorStreamCaptureUnsupported,
+                  "operation not permitted when stream is capturing"),
+    CUDACPU_ERROR(cudaErrorInvalidClusterSize,
+                  "a kernel launch error has occurred due to cluster misconfiguration"),
+    CUDACPU_ERROR(cudaErrorUnknown, "unknown error"),
+};
+#undef CUDACPU_ERROR
+
+const ErrorText* find(cudaError_t code) {
+  for (const ErrorText& error : kErrors)
+    if (error.code == code) return &error;
+  return nullptr;
+}
+
+}  // namespace
+
+cudaError_t set_error(cudaError_t code) {
+  if (code != cudaSuccess) last_error = code;
+  return code;
+}
+
+}  // namespace cudacpu
+
+using namespace cudacpu;
+
+extern "C" {
+
+cudaError_t cudaGetLastError() {
+  return std::exchange(last_error, cudaSuccess);
+}
+cudaError_t cudaPeekAtLastError() {
+  return last_error;
+}
+
+const char* cudaGetErrorName(cudaError_t code) {
+  const ErrorText* error = find(code);
+  return error ? error->name : "unrecognized error code";
+}
+
+const char* cudaGetErrorString(cudaError_t code) {
+  const ErrorText* error = find(code);
+  return error ? error->text : "unrecognized error code";
+}
+
+}  // extern "C"

@@ -1,0 +1,98 @@
+// What is known of each kernel, and the part of the runtime API that asks or sets it.
+#include "runtime.h"
+
+#include <unordered_map>
+
+namespace cudacpu {
+
+Kernel& kernel_at(const void* address) {
+  static auto& kernels = *new std::unordered_map<const void*, Kernel>;
+  static auto& mutex = *new std::mutex;
+  std::lock_guard lock(mutex);
+  return kernels[address];
+}
+
+namespace {
+
+constexpr size_t kReservedShared = 1024;  // of each block, by the system
+constexpr int kMaxThreadsPerMultiprocessor = 2048;
+constexpr int kMaxBlocksPerMultiprocessor = 32;
+constexpr int kRegisters = 32;  // of a thread: unknown here; with 32, they do not limit anything
+
+// Blocks of the model's multiprocessor: limited by threads and by shared memory.
+int resident_blocks(const void* function, int threads, size_t dynamic) {
+  const Kernel& kernel = kernel_at(function);
+  if (threads <= 0 || threads > static_cast<int>(kernel.max_threads.load())) return 0;
+  if (dynamic > kernel.max_dynamic()) return 0;
+  size_t shared = dynamic + kernel.static_shared.load() + kReservedShared;
+  int rounded = (threads + 31) / 32 * 32;
+  int by_shared = static_cast<int>(kSharedPerMultiprocessor / shared);
+  return std::min({kMaxThreadsPerMultiprocessor / rounded, kMaxBlocksPerMultiprocessor, by_shared});
+}
+
+}  // namespace
+}  // namespace cudacpu
+
+using namespace cudacpu;
+
+extern "C" {
+
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+  if (!function) return set_error(cudaErrorInvalidDeviceFunction);
+  switch (attribute) {
+    case cudaFuncAttributeMaxDynamicSharedMemorySize: {
+      Kernel& kernel = kernel_at(function);
+      if (value < 0 || static_cast<size_t>(value) + kernel.static_shared.load() > kSharedOptIn)
+        return set_error(cudaErrorInvalidValue);
+      kernel.dynamic_limit.store(static_cast<size_t>(value));
+      return cudaSuccess;
+    }
+    case cudaFuncAttributePreferredSharedMemoryCarveout:
+      return value < -1 || value > 100 ? set_error(cudaErrorInvalidValue) : cudaSuccess;
+    default:
+      return set_error(cudaErrorNotSupported);
+  }
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+  if (!attributes) return set_error(cudaErrorInvalidValue);
+  if (!function) return set_error(cudaErrorInvalidDeviceFunction);
+  const Kernel& kernel = kernel_at(function);
+  *attributes = {};
+  attributes->sharedSizeBytes = kernel.static_shared.load();
+  attributes->maxThreadsPerBlock = static_cast<int>(kernel.max_threads.load());
+  attributes->numRegs = kRegisters;
+  attributes->binaryVersion = attributes->ptxVersion = 90;
+  attributes->maxDynamicSharedSizeBytes = static_cast<int>(kernel.max_dynamic());
+  attributes->preferredShmemCarveout = -1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function,
+                                                          int threads, size_t dynamic) {
+  if (!blocks || threads <= 0) return set_error(cudaErrorInvalidValue);
+  *blocks = resident_blocks(function, threads, dynamic);
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
+                                                                   const void* function,
+                                                                   int threads, size_t dynamic,
+                                                                   unsigned) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, dynamic);
+}
+
+cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* dynamic, const void* function,
+                                                      int blocks, int) {
+  if (!dynamic || blocks <= 0) return set_error(cudaErrorInvalidValue);
+  size_t each = kSharedPerMultiprocessor / static_cast<size_t>(blocks);
+  size_t used = kernel_at(function).static_shared.load() + kReservedShared;
+  *dynamic = std::min(each > used ? each - used : 0, kernel_at(function).max_dynamic());
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,102 @@
+// Words for what happened.
+#include "runtime.h"
+
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <ctime>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr size_t kExamples = 4;  // thread ids shown for each group
+
+// The headers of this backend, inlined into a kernel: the line to show is the one that used them.
+bool is_backend_header(const std::string& line) {
+  return line.find("/cpu/include/") != std::string::npos;
+}
+
+std::string position(const Thread& thread) {
+  const uint3 &b = block_of(thread).index, &t = thread.index;
+  return format("block (%u,%u,%u) thread (%u,%u,%u)", b.x, b.y, b.z, t.x, t.y, t.z);
+}
+
+}  // namespace
+
+std::string format(const char* pattern, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, pattern);
+  vsnprintf(text, sizeof text, pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string describe(const Thread& thread) {
+  return "  " + position(thread) + "\n";
+}
+
+std::string describe_waiting(const std::vector<ResidentBlock*>& blocks) {
+  struct Group {
+    std::string where;
+    std::vector<const Thread*> threads;
+  };
+  std::vector<Group> groups;
+  for (const ResidentBlock* block : blocks) {
+    for (const Thread& thread : block->threads) {
+      bool waits = thread.state == ThreadState::kWaiting || thread.state == ThreadState::kReady;
+      // The one that polls at this moment is running.
+      if (!waits && &thread != current) continue;
+      std::string where =
+          format("%s at %s:%d", thread.waits_in, thread.site.file, thread.site.line);
+      for (unsigned i = 0; i < thread.warp->pending; ++i) {
+        const Collective& entry = thread.warp->table[i];
+        if (!(entry.arrived >> thread.lane & 1)) continue;
+        uint32_t missing = entry.mask & thread.warp->alive & ~entry.arrived;
+        where += format(", mask 0x%08x, for lanes 0x%08x", entry.mask, missing);
+      }
+      auto group = std::find_if(groups.begin(), groups.end(),
+                                [&](const Group& g) { return g.where == where; });
+      if (group == groups.end()) group = groups.insert(groups.end(), Group{where, {}});
+      group->threads.push_back(&thread);
+    }
+  }
+  std::string text;
+  for (const Group& group : groups) {
+    text += format("  %zu thread(s) wait in ", group.threads.size()) + group.where + ": ";
+    for (size_t i = 0; i < std::min(kExamples, group.threads.size()); ++i)
+      text += (i ? ", " : "") + position(*group.threads[i]);
+    text += group.threads.size() > kExamples ? ", …\n" : "\n";
+  }
+  return text;
+}
+
+std::string source_line(const void* pc) {
+  Dl_info info;
+  if (!dladdr(pc, &info) || !info.dli_fname || strchr(info.dli_fname, '\'')) return "";
+  auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase);
+  std::string command =
+      format("addr2line -i -e '%s' 0x%zx 2>/dev/null", info.dli_fname, static_cast<size_t>(offset));
+  FILE* output = popen(command.c_str(), "r");
+  if (!output) return "";
+  std::string result;
+  char text[1024];
+  while (fgets(text, sizeof text, output)) {
+    std::string line = text;
+    line.erase(line.find_last_not_of("\n") + 1);
+    line = line.substr(0, line.find(" (discriminator"));
+    bool known = line.find("??") == std::string::npos;
+    if (known && result.empty() && !is_backend_header(line)) result = line;
+  }
+  pclose(output);
+  return result;
+}
+
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace cudacpu

@@ -1,0 +1,348 @@
+// What the parts of the runtime library know of each other.
+//
+// A launch (launch.cpp) is run by workers, one for each OS thread (pool.cpp). A worker takes blocks
+// and runs their threads as fibers (scheduler.cpp, fiber.cpp). A thread that must wait parks in a
+// barrier (barrier.cpp) or a warp collective (collective.cpp) and the worker switches to the next.
+// Whatever goes wrong ends as Launch::fail, and run_grid throws it on the thread that launched.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cudacpu {
+
+// Limits of the GPU that is modelled, an H200 (compute capability 9.0).
+constexpr unsigned kMaxThreadsPerBlock = 1024;
+constexpr unsigned kWarpSize = 32;
+constexpr size_t kSharedDefault = 48 * 1024;
+constexpr size_t kSharedOptIn = 227 * 1024;
+constexpr size_t kSharedPerMultiprocessor = 228 * 1024;
+
+// Thrown by a launch that failed; PyTorch turns it into a RuntimeError.
+class KernelError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// ------------------------------------------------------------------ fiber.cpp
+
+// A stack and where it was left.
+struct Fiber {
+  void* stack_pointer;
+  char* stack;  // lowest usable address; below it lies a guard page
+  Fiber* next;  // in the free list
+  unsigned number;
+};
+
+// The fibers of one worker.
+class FiberPool {
+ public:
+  ~FiberPool();
+  Fiber* take();  // null if there is no memory left for stacks
+  void give(Fiber* fiber) {
+    fiber->next = free_;
+    free_ = fiber;
+  }
+  // Takes all of them back, wherever they were; used after a launch that failed.
+  void reset();
+  bool is_guard(const void* address) const;
+  static size_t stack_bytes();
+
+ private:
+  bool grow();
+  void prepare(Fiber& fiber);
+
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<void*> mappings_;
+  Fiber* free_ = nullptr;
+};
+
+// ------------------------------------------------------------------ threads, warps, blocks
+
+// First in, first out, linked through Thread::next.
+struct ThreadList {
+  Thread* first = nullptr;
+  Thread* last = nullptr;
+  unsigned size = 0;
+
+  void push_back(Thread* thread) {
+    thread->next = nullptr;
+    (last ? last->next : first) = thread;
+    last = thread;
+    ++size;
+  }
+  void push_front(Thread* thread) {
+    thread->next = first;
+    first = thread;
+    if (!last) last = thread;
+    ++size;
+  }
+  Thread* pop_front() {
+    Thread* thread = first;
+    first = thread->next;
+    if (!first) last = nullptr;
+    --size;
+    return thread;
+  }
+  void append(ThreadList& other) {
+    if (!other.first) return;
+    (last ? last->next : first) = other.first;
+    last = other.last;
+    size += other.size;
+    other = ThreadList{};
+  }
+};
+
+struct Barrier {
+  ThreadList waiting;
+  unsigned arrived = 0;
+  BarrierKind kind = BarrierKind::kPlain;
+  Site site{};
+  unsigned predicates = 0;  // how many arrived with a true one
+  int result = 0;           // of the round that was completed last
+};
+
+// A collective that some lanes of its mask have reached.
+struct Collective {
+  uint32_t mask;
+  uint32_t arrived;
+  const Operation* operation;
+  Site site;  // of its first lane, for messages
+};
+
+struct Warp {
+  uint32_t alive;    // lanes that have not returned
+  unsigned pending;  // collectives in the table
+  Thread* lanes;
+  Collective table[kWarpSize];
+};
+
+struct ResidentBlock : Block {
+  uint3 index;
+  uint64_t position;  // in the order of the schedule
+  unsigned started;   // threads that have begun
+  unsigned alive;     // threads that have not returned, begun or not
+  Barrier barrier;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<uint16_t> order;  // of the threads, in a random schedule
+  std::string printed;
+  ~ResidentBlock();
+};
+
+inline ResidentBlock& block_of(const Thread& thread) {
+  return *static_cast<ResidentBlock*>(thread.block);
+}
+
+// ------------------------------------------------------------------ settings.cpp
+
+enum class Order : uint8_t { kForward, kReverse, kRandom };
+
+struct Settings {
+  std::atomic<Order> order{Order::kForward};
+  std::atomic<uint64_t> seed{0};
+  std::atomic<unsigned> threads{1};
+  std::atomic<double> time_limit{30.0};  // seconds
+};
+Settings& settings();
+
+// ------------------------------------------------------------------ kernel.cpp
+
+// What is known of a kernel; found by its address.
+struct Kernel {
+  std::atomic<size_t> dynamic_limit{0};  // set by cudaFuncSetAttribute; 0 until then
+  std::atomic<size_t> static_shared{0};  // bytes of __shared__ variables, as far as met
+  std::atomic<unsigned> max_threads{kMaxThreadsPerBlock};
+
+  size_t max_dynamic() const {
+    size_t limit = dynamic_limit.load();
+    return limit ? limit : kSharedDefault - std::min(kSharedDefault, static_shared.load());
+  }
+};
+Kernel& kernel_at(const void* address);
+
+// ------------------------------------------------------------------ launch.cpp
+
+enum class Stop : uint8_t { kNo, kRefused, kFailed, kTimeLimit, kInterrupted };
+
+struct Launch {
+  LaunchSite site;
+  Configuration config;
+  void (*loop)(void*);
+  void* call;
+  Order order;
+  uint64_t seed;
+  uint64_t blocks = 0;
+  unsigned threads = 0;  // of a block
+  uint64_t stride = 1;   // the random order of blocks: position * stride + shift, modulo blocks
+  uint64_t shift = 0;
+  std::atomic<uint64_t> next_position{0};
+  std::atomic<Kernel*> kernel{nullptr};
+  std::atomic<const char*> signature{nullptr};
+  std::atomic<Stop> stop{Stop::kNo};
+  std::atomic<size_t> printed_bytes{0};
+  std::mutex mutex;  // guards what follows
+  std::string error;
+  bool has_detail = false;
+  cudaError_t refusal = cudaSuccess;
+  std::vector<std::pair<uint64_t, std::string>> printed;
+
+  bool stopping() const { return stop.load(std::memory_order_relaxed) != Stop::kNo; }
+  // Ends the launch; the first call gives the reason.
+  void fail(Stop reason, std::string message);
+  // Adds to the reason of a launch that ran out of time or was interrupted, once.
+  void add(const std::string& detail);
+  // Ends it as a GPU does that cannot run it: an error code and no effect.
+  void refuse(cudaError_t code);
+  uint64_t block_at(uint64_t position) const;
+  std::string describe() const;  // a line: its kernel and where it was launched
+};
+
+// ------------------------------------------------------------------ scheduler.cpp
+
+class Worker {
+ public:
+  explicit Worker(unsigned number);
+
+  // Runs blocks of the launch until none is left, or it stops.
+  void run(Launch& launch);
+
+  // Of the running thread:
+  bool start_next();                       // see next_thread()
+  void park(const char* what, Site site);  // until another thread makes it ready
+  void switch_away();                      // it is in a queue already, and will be resumed from it
+  [[noreturn]] void abandon();             // gives up everything that runs here
+  void poll(const char* what, Site site);
+  void sleep(unsigned nanoseconds, Site site);
+  uint32_t active_mask(Site site);
+  uint32_t place(SharedVariable& variable, Site site);
+  void report_exception(const char* what);
+
+  void make_ready(ThreadList& threads);  // in the order of the list, or shuffled
+  void make_ready_first(Thread& thread) { ready_.push_front(&thread); }
+  void progress() { polls_ = 0; }
+  uint32_t random();
+  Launch* launch() const { return launch_; }
+  const FiberPool& fibers() const { return fibers_; }
+  const Fiber* running_fiber() const { return running_fiber_; }
+
+  // Set by the signal handler, read after the fiber that faulted was left.
+  struct Fault {
+    int signal = 0;
+    void* address = nullptr;
+    void* pc = nullptr;
+    const Thread* thread = nullptr;
+  };
+  Fault fault;
+  unsigned number;
+  pthread_t os_thread;
+  // Read by other OS threads:
+  std::atomic<Launch*> working_on{nullptr};
+  std::atomic<double> polling_since{0};  // its threads have done nothing but poll since then
+  std::atomic<double> polling_at{0};     // and still did then
+
+ private:
+  friend void fiber_main();
+  bool wants_unstarted() const {
+    return first_unstarted_ < live_.size() && ready_.size == pollers_;
+  }
+  void leave(void** save);
+  void resume_main(void** save);
+  void switch_to_fresh_fiber(void** save);
+  void make_current(Thread* thread);
+  bool take_block();
+  void prepare_block(ResidentBlock& block, uint64_t position);
+  void shape_block(ResidentBlock& block);
+  void finish_current();
+  void retire(ResidentBlock& block);
+  bool answer_active_masks();
+  void forget_shared_variables();
+  void report_fault();
+  void report_deadlock();
+  bool endless_spin();
+  void main_loop();
+
+  Launch* launch_ = nullptr;
+  FiberPool fibers_;
+  Fiber* running_fiber_ = nullptr;
+  void* main_stack_pointer_ = nullptr;
+  ThreadList ready_;
+  unsigned pollers_ = 0;              // threads in ready_ that only poll
+  uint64_t polls_ = 0;                // since something else last happened
+  std::vector<ResidentBlock*> live_;  // those whose threads have not all returned
+  size_t first_unstarted_ = 0;        // the first of them with a thread that has not begun
+  std::vector<std::unique_ptr<ResidentBlock>> blocks_;
+  std::vector<ResidentBlock*> free_blocks_;
+  std::vector<Thread*> active_mask_waiters_;
+  std::unique_ptr<uint32_t[]> offsets_;     // in an arena, of each __shared__ variable, by number
+  std::vector<SharedVariable*> variables_;  // those met in this launch
+  size_t shared_end_ = 0;                   // end of what is used of an arena
+  uint64_t random_state_ = 1;
+};
+extern CUDACPU_THREAD_LOCAL Worker* worker;
+
+// ------------------------------------------------------------------ barrier.cpp, collective.cpp
+
+void release_barrier(Barrier& barrier);
+void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
+
+// ------------------------------------------------------------------ pool.cpp
+
+Worker& this_worker();
+// Whether every worker of the launch has only polled since then, and still does.
+bool everybody_polls(const Launch& launch, double since);
+// Sends the signal to the OS threads that run this launch.
+void signal_workers(const Launch& launch, int signal);
+// Runs the launch on as many OS threads as are worth it; returns when all are done.
+void run_on_workers(Launch& launch);
+
+// ------------------------------------------------------------------ watchdog.cpp
+
+// Watches a launch while in scope: ends it after the time limit, or on SIGINT.
+class Watch {
+ public:
+  explicit Watch(Launch& launch);
+  ~Watch();
+
+ private:
+  Launch* launch_;
+};
+int watch_signal();  // sent to a worker whose launch must end
+
+// ------------------------------------------------------------------ faults.cpp
+
+void install_fault_handlers();
+void use_signal_stack();  // by this OS thread
+
+// ------------------------------------------------------------------ report.cpp
+
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string describe(const Thread& thread);  // a line
+// Groups threads by where they wait; a line for each group.
+std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
+std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
+double seconds();
+
+// ------------------------------------------------------------------ shared_memory.cpp
+
+constexpr size_t kMaxSharedVariables = 16384;
+char* map_arena();
+void unmap_arena(char* arena);
+
+// ------------------------------------------------------------------ errors.cpp
+
+cudaError_t set_error(cudaError_t code);
+
+// ------------------------------------------------------------------ print.cpp
+
+void write_printed(Launch& launch);
+void collect_printed(Launch& launch, ResidentBlock& block);
+
+}  // namespace cudacpu

@@ -1,0 +1,429 @@
+// The worker: which thread of which block runs next on this OS thread.
+//
+// Threads that can run are in `ready_`; threads that have not begun are taken block by block. Ready
+// threads go first, which keeps a kernel that only synchronises its warps at 32 live stacks. A
+// fiber calls the kernel for one thread after the other (next_thread), so that a kernel without
+// barriers never switches at all.
+#include "runtime.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+CUDACPU_THREAD_LOCAL uint3 threadIdx;
+CUDACPU_THREAD_LOCAL uint3 blockIdx;
+CUDACPU_THREAD_LOCAL dim3 blockDim;
+CUDACPU_THREAD_LOCAL dim3 gridDim;
+
+namespace cudacpu {
+
+extern "C" void cudacpu_switch(void** save, void* load);
+
+CUDACPU_THREAD_LOCAL Thread* current = nullptr;
+CUDACPU_THREAD_LOCAL Worker* worker = nullptr;
+CUDACPU_THREAD_LOCAL bool entry_pending = false;
+CUDACPU_THREAD_LOCAL bool polled = false;
+
+namespace {
+
+// Threads that one worker keeps at once, where blocks wait for each other. Each has a stack, and a
+// process has no more than 65,530 mappings.
+constexpr size_t kMaxLiveThreads = 8192;
+
+// How long every thread may poll in vain before that is called an endless spin, and how often (in
+// polls) to look at the clock.
+constexpr double kSpinSeconds = 1.5;
+constexpr uint64_t kPollsPerLook = 1024;
+
+// In a random schedule, how often a parking thread gives way to one that has not begun.
+constexpr uint32_t kStartOneIn = 8;
+
+}  // namespace
+
+ResidentBlock::~ResidentBlock() {
+  unmap_arena(arena);
+}
+
+Worker::Worker(unsigned number)
+    : number(number), os_thread(pthread_self()), offsets_(new uint32_t[kMaxSharedVariables]) {
+  std::fill_n(offsets_.get(), kMaxSharedVariables, kNotPlaced);
+}
+
+// ------------------------------------------------------------------ switching
+
+void Worker::make_current(Thread* thread) {
+  current = thread;
+  threadIdx = thread->index;
+  blockIdx = block_of(*thread).index;
+  thread->state = ThreadState::kRunning;
+}
+
+void Worker::resume_main(void** save) {
+  current = nullptr;
+  running_fiber_ = nullptr;
+  cudacpu_switch(save, main_stack_pointer_);
+}
+
+void Worker::switch_to_fresh_fiber(void** save) {
+  Fiber* fiber = fibers_.take();
+  if (!fiber) {
+    launch_->fail(Stop::kFailed, "no memory for the stacks of so many threads\n");
+    if (save != &main_stack_pointer_) resume_main(save);
+    return;
+  }
+  running_fiber_ = fiber;
+  current = nullptr;  // until next_thread(), which would take it for one that has finished
+  cudacpu_switch(save, fiber->stack_pointer);
+}
+
+// Leaves what runs now, whose stack pointer goes to *save, for whatever can run next.
+void Worker::leave(void** save) {
+  bool from_main = save == &main_stack_pointer_;
+  if (launch_->stopping() && !from_main) return resume_main(save);
+  bool start = wants_unstarted();
+  if (launch_->order == Order::kRandom && current && first_unstarted_ < live_.size())
+    start = start || random() % kStartOneIn == 0;
+  if (start) return switch_to_fresh_fiber(save);
+  if (!ready_.size) return resume_main(save);
+  Thread* next = ready_.pop_front();
+  if (next->polling) --pollers_;
+  make_current(next);
+  if (save == &next->stack_pointer) return;  // its own turn again: nothing was saved to load
+  running_fiber_ = next->fiber;
+  cudacpu_switch(save, next->stack_pointer);
+}
+
+void Worker::park(const char* what, Site site) {
+  Thread& self = *current;
+  self.state = ThreadState::kWaiting;
+  self.waits_in = what;
+  self.site = site;
+  switch_away();
+}
+
+void Worker::switch_away() {
+  Thread& self = *current;
+  self.fiber = running_fiber_;
+  leave(&self.stack_pointer);
+}
+
+void Worker::make_ready(ThreadList& threads) {
+  progress();
+  if (launch_->order == Order::kRandom && threads.size > 1) {
+    std::vector<Thread*> shuffled;
+    while (threads.first) shuffled.push_back(threads.pop_front());
+    for (size_t i = shuffled.size(); i > 1; --i) std::swap(shuffled[i - 1], shuffled[random() % i]);
+    for (Thread* thread : shuffled) threads.push_back(thread);
+  }
+  ready_.append(threads);
+}
+
+void Worker::abandon() {
+  void* nowhere;
+  resume_main(&nowhere);
+  __builtin_unreachable();
+}
+
+uint32_t Worker::random() {  // xorshift64*
+  random_state_ ^= random_state_ >> 12;
+  random_state_ ^= random_state_ << 25;
+  random_state_ ^= random_state_ >> 27;
+  return static_cast<uint32_t>(random_state_ * 0x2545f4914f6cdd1dull >> 32);
+}
+
+// ------------------------------------------------------------------ threads
+
+bool Worker::start_next() {
+  if (current) finish_current();
+  if (launch_->stopping() || ready_.size != pollers_) return false;
+  // A further block is begun when none is left. Blocks that wait for each other get company in
+  // poll().
+  if (first_unstarted_ == live_.size() && (!live_.empty() || !take_block())) return false;
+  ResidentBlock& block = *live_[first_unstarted_];
+  unsigned rank = block.started++;
+  if (launch_->order == Order::kReverse) rank = launch_->threads - 1 - rank;
+  if (launch_->order == Order::kRandom) rank = block.order[rank];
+  if (block.started == launch_->threads) ++first_unstarted_;
+  progress();
+  make_current(&block.threads[rank]);
+  return true;
+}
+
+void Worker::finish_current() {
+  Thread& thread = *current;
+  current = nullptr;
+  thread.state = ThreadState::kReturned;
+  ResidentBlock& block = block_of(thread);
+  Warp& warp = *thread.warp;
+  --block.alive;
+  warp.alive &= ~(1u << thread.lane);
+  if (launch_->stopping()) return;
+  // Threads that have returned count as arrived, as they do on the hardware.
+  if (warp.pending) complete_collectives(warp);
+  if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block.barrier);
+  if (block.alive == 0) retire(block);
+}
+
+void fiber_main() {
+  for (;;) {
+    Worker& self = *worker;
+    Fiber* fiber = self.running_fiber_;
+    self.launch_->loop(self.launch_->call);
+    current = nullptr;
+    // This fiber is about to be free: it must not be what leave() picks to start a thread on.
+    if (!self.launch_->stopping() && self.wants_unstarted()) continue;
+    self.fibers_.give(fiber);
+    self.leave(&fiber->stack_pointer);
+  }
+}
+
+bool next_thread() {
+  return worker->start_next();
+}
+
+void thread_threw() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    worker->report_exception(error.what());
+  } catch (...) {
+    worker->report_exception("an exception of unknown type");
+  }
+}
+
+void Worker::report_exception(const char* what) {
+  launch_->fail(Stop::kFailed,
+                format("a C++ exception left the kernel: %s\n", what) + describe(*current));
+}
+
+// ------------------------------------------------------------------ blocks
+
+bool Worker::take_block() {
+  uint64_t position = launch_->next_position.fetch_add(1, std::memory_order_relaxed);
+  if (position >= launch_->blocks) return false;
+  if (free_blocks_.empty()) {
+    blocks_.push_back(std::make_unique<ResidentBlock>());
+    blocks_.back()->arena = map_arena();
+    free_blocks_.push_back(blocks_.back().get());
+  }
+  ResidentBlock& block = *free_blocks_.back();
+  free_blocks_.pop_back();
+  prepare_block(block, position);
+  live_.push_back(&block);
+  return true;
+}
+
+void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
+  const dim3& grid = launch_->config.grid;
+  uint64_t number = launch_->block_at(position);
+  block.position = position;
+  block.index.x = static_cast<unsigned>(number % grid.x);
+  block.index.y = static_cast<unsigned>(number / grid.x % grid.y);
+  block.index.z = static_cast<unsigned>(number / (uint64_t{grid.x} * grid.y));
+  block.started = 0;
+  block.alive = launch_->threads;
+  block.barrier = Barrier{};
+  block.variables = offsets_.get();
+  if (block.threads.size() != launch_->threads) shape_block(block);
+  unsigned left = launch_->threads;
+  for (Warp& warp : block.warps) {
+    warp.alive = left >= kWarpSize ? ~0u : (1u << left) - 1;
+    warp.pending = 0;
+    left -= kWarpSize;
+  }
+  if (launch_->order == Order::kRandom) {
+    // The same threads in the same order whichever worker runs the block.
+    random_state_ =
+        (launch_->seed + 1) * 0x9e3779b97f4a7c15ull ^ (number + 1) * 0xbf58476d1ce4e5b9ull;
+    random_state_ |= 1;
+    block.order.resize(launch_->threads);
+    for (unsigned i = 0; i < launch_->threads; ++i) block.order[i] = static_cast<uint16_t>(i);
+    for (unsigned i = launch_->threads; i > 1; --i)
+      std::swap(block.order[i - 1], block.order[random() % i]);
+  }
+  memset(block.arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
+}
+
+// Threads know their place; that only changes with the shape of the block.
+void Worker::shape_block(ResidentBlock& block) {
+  const dim3& shape = launch_->config.block;
+  block.threads.assign(launch_->threads, Thread{});
+  block.warps.assign((launch_->threads + kWarpSize - 1) / kWarpSize, Warp{});
+  for (unsigned rank = 0; rank < launch_->threads; ++rank) {
+    Thread& thread = block.threads[rank];
+    thread.index = {rank % shape.x, rank / shape.x % shape.y, rank / (shape.x * shape.y)};
+    thread.rank = rank;
+    thread.lane = rank % kWarpSize;
+    thread.block = &block;
+    thread.warp = &block.warps[rank / kWarpSize];
+  }
+  for (size_t i = 0; i < block.warps.size(); ++i)
+    block.warps[i].lanes = &block.threads[i * kWarpSize];
+}
+
+void Worker::retire(ResidentBlock& block) {
+  if (!block.printed.empty()) collect_printed(*launch_, block);
+  size_t place = std::find(live_.begin(), live_.end(), &block) - live_.begin();
+  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
+  if (place < first_unstarted_) --first_unstarted_;
+  free_blocks_.push_back(&block);
+}
+
+// ------------------------------------------------------------------ the launch
+
+void Worker::run(Launch& launch) {
+  launch_ = &launch;
+  const dim3& shape = launch.config.block;
+  bool reshaped = shape.x != blockDim.x || shape.y != blockDim.y || shape.z != blockDim.z;
+  blockDim = shape;
+  gridDim = launch.config.grid;
+  if (reshaped)
+    for (auto& block : blocks_) block->threads.clear();
+  forget_shared_variables();
+  shared_end_ = kSharedBase + (launch.config.shared_bytes + 15) / 16 * 16;
+  entry_pending = true;
+  polled = false;
+  polling_since.store(0);
+  use_signal_stack();
+  working_on.store(&launch);
+
+  main_loop();
+
+  working_on.store(nullptr);
+  if (launch.stopping()) {
+    for (ResidentBlock* block : live_) {
+      if (!block->printed.empty()) collect_printed(launch, *block);
+      free_blocks_.push_back(block);
+    }
+    live_.clear();
+    first_unstarted_ = 0;
+    ready_ = ThreadList{};
+    pollers_ = 0;
+    active_mask_waiters_.clear();
+    fibers_.reset();
+  }
+  current = nullptr;
+  launch_ = nullptr;
+}
+
+void Worker::main_loop() {
+  for (;;) {
+    if (fault.signal) report_fault();
+    if (launch_->stopping()) return;
+    if (ready_.size || first_unstarted_ < live_.size()) {
+      leave(&main_stack_pointer_);
+    } else if (live_.empty()) {
+      if (!take_block()) return;
+    } else if (!answer_active_masks()) {
+      report_deadlock();
+    }
+  }
+}
+
+// ------------------------------------------------------------------ threads that poll
+
+void poll(const char* what, Site site) {
+  if (current) worker->poll(what, site);
+}
+
+void Worker::poll(const char* what, Site site) {
+  if (launch_->stopping()) abandon();
+  Thread& self = *current;
+  self.waits_in = what;
+  self.site = site;
+  if (!polled) progress();  // an atomic operation succeeded since
+  polled = true;
+  // After two rounds in which everybody only polled, nobody here will act. Another block may; or
+  // another worker; or nobody.
+  if (++polls_ > 2 * (uint64_t{ready_.size} + 1) && first_unstarted_ == live_.size()) {
+    if ((live_.size() + 1) * launch_->threads <= kMaxLiveThreads && take_block()) {
+      progress();
+    } else if (polls_ % kPollsPerLook == 0) {
+      if (endless_spin()) {
+        report_deadlock();
+        abandon();
+      }
+      sched_yield();
+    }
+  }
+  if (!ready_.size && first_unstarted_ == live_.size()) return;
+  self.state = ThreadState::kReady;
+  self.polling = true;
+  ready_.push_back(&self);
+  ++pollers_;
+  switch_away();
+  self.polling = false;
+}
+
+// True when all workers of the launch have done nothing but poll for some time.
+bool Worker::endless_spin() {
+  double now = seconds();
+  if (polls_ == kPollsPerLook) polling_since.store(now);
+  polling_at.store(now);
+  return everybody_polls(*launch_, now - kSpinSeconds);
+}
+
+void nanosleep(unsigned nanoseconds, Site site) {
+  if (current) worker->sleep(nanoseconds, site);
+}
+
+void Worker::sleep(unsigned nanoseconds, Site site) {
+  // Nothing else to do here: really sleep, but not so long that an interrupt would have to wait.
+  bool alone = !ready_.size && first_unstarted_ == live_.size();
+  if (alone) usleep(std::min(nanoseconds / 1000, 1000u));
+  poll("__nanosleep", site);
+}
+
+// ------------------------------------------------------------------ __activemask
+
+uint32_t active_mask(Site site) {
+  return worker->active_mask(site);
+}
+
+// Lanes that are together on the hardware come here one by one: the answer has to wait until no
+// other thread can come. Those that wait at the same place of the same warp were together.
+uint32_t Worker::active_mask(Site site) {
+  Thread& self = *current;
+  if (self.warp->alive == 1u << self.lane) return self.warp->alive;
+  active_mask_waiters_.push_back(&self);
+  park("__activemask", site);
+  return self.mask;
+}
+
+bool Worker::answer_active_masks() {
+  if (active_mask_waiters_.empty()) return false;
+  std::vector<Thread*> waiters;
+  waiters.swap(active_mask_waiters_);
+  for (Thread* thread : waiters) {
+    thread->mask = 0;
+    for (Thread* other : waiters)
+      if (other->warp == thread->warp && other->site.line == thread->site.line &&
+          other->site.file == thread->site.file)
+        thread->mask |= 1u << other->lane;
+  }
+  std::sort(waiters.begin(), waiters.end());
+  if (launch_->order == Order::kReverse) std::reverse(waiters.begin(), waiters.end());
+  ThreadList list;
+  for (Thread* thread : waiters) list.push_back(thread);
+  make_ready(list);
+  return true;
+}
+
+// ------------------------------------------------------------------ what went wrong
+
+void Worker::report_deadlock() {
+  unsigned returned = 0;
+  for (ResidentBlock* block : live_) returned += launch_->threads - block->alive;
+  std::string message = polls_ ? "no thread gets on: all of them wait for another to act\n"
+                               : "deadlock: every thread waits for another\n";
+  message += describe_waiting(live_);
+  if (returned) message += format("  %u thread(s) have returned\n", returned);
+  launch_->fail(Stop::kFailed, std::move(message));
+}
+
+unsigned smid() {
+  return worker ? worker->number : 0;
+}
+
+}  // namespace cudacpu

@@ -1,0 +1,79 @@
+// The arena of each block, and where in it a __shared__ variable lies.
+#include "runtime.h"
+
+#include <sys/mman.h>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr size_t kArenaBytes = 256 * 1024;
+std::atomic<uint32_t> variables{1};  // 0 is the number of one that was never met
+
+// Numbers a variable on first use, once, whichever worker comes first.
+uint32_t number_of(SharedVariable& variable) {
+  std::atomic_ref<uint32_t> number(variable.number);
+  uint32_t known = number.load();
+  if (known) return known;
+  uint32_t fresh = variables.fetch_add(1);
+  if (fresh >= kMaxSharedVariables)
+    trap({"", 0}, "more than %zu __shared__ declarations in one process", kMaxSharedVariables);
+  return number.compare_exchange_strong(known, fresh) ? fresh : known;
+}
+
+}  // namespace
+
+char* map_arena() {
+  void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED) throw KernelError("no memory for the shared memory of a block");
+  return static_cast<char*>(arena);
+}
+
+void unmap_arena(char* arena) {
+  if (arena) munmap(arena, kArenaBytes);
+}
+
+uint32_t place_shared(SharedVariable& variable, Site site) {
+  return worker->place(variable, site);
+}
+
+uint32_t Worker::place(SharedVariable& variable, Site site) {
+  uint32_t number = number_of(variable);
+  if (offsets_[number] != kNotPlaced) return offsets_[number];
+  size_t alignment = std::max<size_t>(variable.alignment, 16);
+  size_t offset = (shared_end_ + alignment - 1) / alignment * alignment;
+  size_t end = offset + variable.size;
+
+  size_t dynamic = launch_->config.shared_bytes;
+  size_t statics = end - kSharedBase - (dynamic + 15) / 16 * 16;
+  Kernel* kernel = launch_->kernel.load();
+  if (statics > kSharedDefault)
+    trap(site, "%zu bytes of static __shared__ variables: nvcc allows 48 KB in a kernel", statics);
+  if (kernel) {
+    size_t before = kernel->static_shared.load();
+    while (before < statics && !kernel->static_shared.compare_exchange_weak(before, statics)) {
+    }
+    size_t limit = kernel->dynamic_limit.load() ? kSharedOptIn : kSharedDefault;
+    if (statics + dynamic > limit)
+      trap(site,
+           "%zu bytes of static and %zu of dynamic shared memory are more than the %zu of a block: "
+           "a GPU refuses this launch (cudaErrorInvalidValue)%s",
+           statics, dynamic, limit,
+           limit == kSharedDefault ? "; cudaFuncSetAttribute with "
+                                     "cudaFuncAttributeMaxDynamicSharedMemorySize raises the limit"
+                                   : "");
+  }
+  for (ResidentBlock* block : live_) memset(block->arena + shared_end_, 0xff, end - shared_end_);
+  shared_end_ = end;
+  offsets_[number] = static_cast<uint32_t>(offset);
+  variables_.push_back(&variable);
+  return offsets_[number];
+}
+
+void Worker::forget_shared_variables() {
+  for (SharedVariable* variable : variables_) offsets_[variable->number] = kNotPlaced;
+  variables_.clear();
+}
+
+}  // namespace cudacpu
