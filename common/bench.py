@@ -27,6 +27,7 @@ PYTORCH, COMPILED = "pytorch", "compile"
 
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
 MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
+USUAL_BALANCE = 15  # operations a byte from which arithmetic bounds, where no ceiling is known
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 PRECISE = 0.003  # stop when the median's error is below this share
 
@@ -66,7 +67,7 @@ def time_problem(
     that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
     """
     case = problem.bench if backend.name == "cuda" else problem.bench_cpu
-    seconds = 0.3 if quick else 2.0
+    seconds = 0.1 if quick or backend.name == "cpu" else 2.0
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     before = tuple(_clone(value) for value in inputs)  # a rung may write its arguments
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
@@ -117,7 +118,10 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
     seconds = timing.ms / 1e3
     timing.gbs = cost.bytes / seconds / 1e9 if cost.bytes else None
     timing.tflops = cost.flops / seconds / 1e12 if cost.flops else None
-    if ceilings is None or not (cost.bytes or cost.flops):
+    if ceilings is None:
+        timing.bound = cost.unit if cost.flops > USUAL_BALANCE * cost.bytes else "copy"
+        return
+    if not (cost.bytes or cost.flops):
         return
     peak_flops = ceilings.tensor if cost.unit == "tensor" else ceilings.fp32
     if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):

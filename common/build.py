@@ -23,7 +23,7 @@ from typing import Any
 
 from common.cpu import backend as cpu
 from common.cpu.rewrite import RewriteError, rewrite, rewrite_tree
-from common.day import ROOT, Day, load_problems
+from common.day import ROOT, Day, load_lesson
 from common.toolchain import Platform, ToolchainError, Toolkit, find_toolkit, sm
 
 # The oldest PyTorch whose stable ABI the days use: 2.11.
@@ -174,7 +174,7 @@ def build(day: Day, platform: Platform) -> Path:
             os.replace(built, todo.library)
             _prune(todo)
         if todo.extras is not None and not todo.extras.is_file():
-            for problem in load_problems(day):
+            for problem in load_lesson(day).problems:
                 for rung in problem.rungs:
                     if rung.load is not None:
                         rung.load(Builder(todo))

@@ -160,8 +160,8 @@ class Day:
     """A day as `--list` needs it: read from day.py without running it.
 
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
-    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: files that
-    rungs with a `load` of their own build, the optional constant EXTRA_SOURCES.
+    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: files
+    that rungs with a `load` of their own build, the optional constant EXTRA_SOURCES.
     """
 
     number: int
@@ -239,8 +239,19 @@ def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
     return days, errors
 
 
-def load_problems(day: Day) -> tuple[Problem, ...]:
-    """Runs the day's day.py and returns its PROBLEMS. Raises DayError if they are not there."""
+@dataclass(frozen=True)
+class Lesson:
+    """What running a day's day.py gives: its PROBLEMS, and its function `show`, if it has one.
+
+    show: (operators, device) -> None, called after the checks; it prints what the day has to show.
+    """
+
+    problems: tuple[Problem, ...]
+    show: Callable[[Any, Any], None] | None = None
+
+
+def load_lesson(day: Day) -> Lesson:
+    """Runs the day's day.py. Raises DayError where what it declares is not what is needed."""
     file = day.folder / "day.py"
     spec = importlib.util.spec_from_file_location(f"days.{day.name}", file)
     assert spec and spec.loader
@@ -255,4 +266,7 @@ def load_problems(day: Day) -> tuple[Problem, ...]:
             raise DayError(f"{file}: PROBLEMS holds a {type(problem).__name__}, not a Problem")
         if not problem.rungs or not problem.cases:
             raise DayError(f"{file}: problem {problem.name!r} has no rungs or no cases")
-    return problems
+    show = getattr(module, "show", None)
+    if show is not None and not callable(show):
+        raise DayError(f"{file}: show must be a function, got a {type(show).__name__}")
+    return Lesson(problems, show)

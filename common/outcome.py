@@ -45,7 +45,8 @@ class RungOutcome:
     """One line of the report.
 
     status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
-    failure; checked: number of cases; remarks: what was not tried and why.
+    failure; checked: number of cases; bad_inputs: how many were tried; remarks: what was not tried
+    and why. build_s: seconds that its build took, where it has one of its own.
     """
 
     problem: str
@@ -56,6 +57,8 @@ class RungOutcome:
     details: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     checked: int = 0
+    bad_inputs: int = 0
+    build_s: float | None = None
     timing: Timing | None = None
     target: str = ""
     target_met: bool | None = None

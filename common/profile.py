@@ -11,7 +11,7 @@ import torch
 from common import backend as backends
 from common import build
 from common.child import Channel
-from common.day import Day, load_problems
+from common.day import Day, load_lesson
 from common.draw import Draw
 from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
 from common.sanitize import find_tool, run_this
@@ -70,12 +70,12 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
     backend = backends.make(platform)
     todo = build.plan(day, platform)
     operators = build.load(todo)
-    for problem in load_problems(day):
+    for problem in load_lesson(day).problems:
         inputs = problem.inputs(problem.bench, Draw(problem.bench, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
             try:
-                call = load_rung(day, todo, rung, operators)
+                call, _ = load_rung(day, todo, rung, operators)
             except Skip as skip:
                 outcome.status, outcome.reason = SKIP, str(skip)
             else:

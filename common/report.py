@@ -40,8 +40,7 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
     if outcome.status != PASS:
         line.append((f" {outcome.reason}", STYLES[outcome.status].removeprefix("bold ")))
     elif timing is None:
-        what = f"{counted(outcome.checked, 'case')} checked" if outcome.checked else outcome.idea
-        line.append((f" {what}", "dim"))
+        line.append((f" {checked(outcome)}", "dim"))
     else:
         theirs = ratio(timing.pytorch_ms, timing.ms), ratio(timing.compile_ms, timing.ms)
         figures = f" {duration(timing.ms / 1e3):>8} {rate(timing):>11} {share(timing):>4}"
@@ -50,6 +49,16 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
     last, style = line[-1]
     line[-1] = (last.rstrip(), style)
     return line
+
+
+def checked(outcome: RungOutcome) -> str:
+    """What was gone through: "30 cases, 58 bad inputs"; the idea where nothing is counted."""
+    counts = []
+    if outcome.checked:
+        counts.append(counted(outcome.checked, "case"))
+    if outcome.bad_inputs:
+        counts.append(counted(outcome.bad_inputs, "bad input"))
+    return ", ".join(counts) or outcome.idea
 
 
 def detail_line(text: str) -> Line:

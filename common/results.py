@@ -336,9 +336,10 @@ def readme_block(stored: Sequence[Stored]) -> str:
             "of peak",
             "× PyTorch",
             "× compile",
+            "build",
             "target",
         ]
-        align = "lllrrrrrl"
+        align = "lllrrrrrrl"
         # What no row fills is left out, and so is the problem where there is one only.
         keep = [i for i in range(1, len(header)) if any(row[i] for row in rows)]
         if len({rung.problem for rung in one.rungs}) > 1:
@@ -358,9 +359,10 @@ def readme_block(stored: Sequence[Stored]) -> str:
 def _readme_row(rung: RungOutcome, on_gpu: bool) -> list[str]:
     timing = rung.timing
     target = f"{rung.target} {mark(rung)}".strip() if on_gpu else ""
+    built = duration(rung.build_s) if rung.build_s is not None else ""
     if rung.status != PASS or timing is None:
         state = "checked" if rung.status == PASS else f"{rung.status}: {rung.reason}"
-        return [rung.problem, f"`{rung.rung}`", rung.idea, state, "", "", "", "", target]
+        return [rung.problem, f"`{rung.rung}`", rung.idea, state, "", "", "", "", built, target]
     peak = f"{share(timing)} {timing.bound}".strip() if timing.share is not None else ""
     return [
         rung.problem,
@@ -371,6 +373,7 @@ def _readme_row(rung: RungOutcome, on_gpu: bool) -> list[str]:
         peak,
         ratio(timing.pytorch_ms, timing.ms),
         ratio(timing.compile_ms, timing.ms),
+        built,
         target,
     ]
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from common.child import Channel
-from common.day import ROOT, Day, load_problems
+from common.day import ROOT, Day, load_lesson
 from common.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.toolchain import Platform
 from common.worker import Work
@@ -38,7 +38,7 @@ def find_tool(name: str, platform: Platform) -> str | None:
 
 def rung_names(day: Day) -> list[str]:
     """The names of the day's rungs, with which the names of their kernels begin."""
-    return [rung.name for problem in load_problems(day) for rung in problem.rungs]
+    return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
 
 
 def run_this(day: Day, work: Work, *options: str) -> list[str]:

@@ -25,7 +25,8 @@ from typing import Any
 from common import backend as backends
 from common import bad_input, bench, build, ceilings, check, guard
 from common.child import Channel, flush
-from common.day import ROOT, Day, Problem, Rung, load_problems
+from common.day import ROOT, Day, Lesson, Problem, Rung, load_lesson
+from common.figures import duration
 from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.toolchain import Platform
 from common.wanted import message_of
@@ -94,10 +95,12 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     if not work.guards:
         guard.BAND = 0
     try:
-        problems = load_problems(day)
+        lesson = load_lesson(day)
         channel.emit(
             "rungs",
-            rungs=[[problem.name, r.name, r.idea] for problem in problems for r in problem.rungs],
+            rungs=[
+                [problem.name, r.name, r.idea] for problem in lesson.problems for r in problem.rungs
+            ],
         )
         todo = build.plan(day, platform)
         if not todo.library.is_file():
@@ -114,13 +117,28 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         channel.emit("failed", reason=reason, details=details)
         channel.emit("done")
         return
-    for problem in problems:
+    for problem in lesson.problems:
         _run_problem(run, problem, operators)
         if run.broken:
             channel.emit("broken", reason=run.broken)
             break
+    else:
+        _show(run, lesson, operators)
     flush()
     channel.emit("done")
+
+
+def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
+    """Lets the day print what it has to show; the runner passes that on."""
+    if lesson.show is None or run.work.quick:
+        return
+    run.stage("", "showing what it does")
+    try:
+        lesson.show(operators, run.backend.device)
+        run.backend.synchronize()
+    except Exception as error:
+        reason, details = explain(error)
+        run.channel.emit("failed", reason=f"show: {reason}", details=details)
 
 
 def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
@@ -149,13 +167,18 @@ def _check_rung(
     call = None
     try:
         run.stage(rung.name, "loading")
-        call = load_rung(run.day, run.todo, rung, operators)
+        call, outcome.build_s = load_rung(run.day, run.todo, rung, operators)
+        if outcome.build_s is not None:
+            outcome.remarks.append(f"built in {duration(outcome.build_s)}")
         run.stage(rung.name, "checking")
         result = check.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
+        outcome.checked = result.checked
         _take(outcome, result)
         if outcome.status == PASS:
             run.stage(rung.name, "trying bad input")
-            _take(outcome, bad_input.check_bad_input(problem, rung, call, run.backend))
+            tried = bad_input.check_bad_input(problem, rung, call, run.backend)
+            outcome.bad_inputs = tried.checked
+            _take(outcome, tried)
     except Skip as skip:
         outcome.status, outcome.reason = SKIP, str(skip)
     except Exception as error:
@@ -164,12 +187,18 @@ def _check_rung(
     return call, outcome
 
 
-def load_rung(day: Day, todo: build.Build, rung: Rung, operators: Any) -> Callable[..., Any]:
-    """The callable of a rung. Raises LookupError where the day registers no such operator."""
+def load_rung(
+    day: Day, todo: build.Build, rung: Rung, operators: Any
+) -> tuple[Callable[..., Any], float | None]:
+    """The callable of a rung and, if it was built in a way of its own, the seconds that took.
+
+    Raises LookupError where the day registers no such operator.
+    """
     if rung.load is not None:
-        return rung.load(build.Builder(todo))
+        builder = build.Builder(todo)
+        return rung.load(builder), builder.seconds
     try:
-        return getattr(operators, rung.name)
+        return getattr(operators, rung.name), None
     except AttributeError:
         raise LookupError(
             f"{day.source.name} registers no operator {rung.name!r} in {day.name}; "
@@ -178,7 +207,6 @@ def load_rung(day: Day, todo: build.Build, rung: Rung, operators: Any) -> Callab
 
 
 def _take(outcome: RungOutcome, result: check.CheckResult) -> None:
-    outcome.checked += result.checked
     outcome.remarks += result.remarks
     if result.failure is not None:
         outcome.status = FAIL

@@ -1,5 +1,8 @@
 """Day 1: hello, GPU."""
 
+import os
+import subprocess
+
 import torch
 
 from common.day import Case, Cost, Problem, Rung
@@ -22,19 +25,27 @@ FACTS = (
     "bytes of shared memory a block, at most",
     "clock, kHz",
 )
-# What the CPU backend says it is: the numbers of an H200, so that launches meet the same limits.
-MODEL_NAME = "CUDA on CPU (modelled on H200)"
-MODEL = (9, 0, 132, 150109880320, 62914560, 32, 1024, 2048, 65536, 232448, 1980000)
+NAME_ON_CPU = "CUDA-on-CPU (emulated, limits of an H200)"
+
+
+def facts_on_cpu():
+    """What the CPU backend says of itself: the limits of an H200, so that a launch which a GPU
+    would refuse is refused here too; the host's processors, memory and cache; and no clock."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cache = int(subprocess.check_output(["getconf", "LEVEL3_CACHE_SIZE"]))
+    processors = len(os.sched_getaffinity(0))
+    return 9, 0, processors, memory, cache, 32, 1024, 2048, 65536, 232448, 0
 
 
 def like(case, draw):
     return (draw(1),)
 
 
-def pytorch_facts(like):
-    """The same facts from PyTorch, which has asked the runtime by itself."""
+def expected_facts(like):
+    """The same facts from PyTorch, which has asked the runtime by itself; on the CPU, from the
+    operating system."""
     if like.device.type == "cpu":
-        facts = MODEL
+        facts = facts_on_cpu()
     else:
         gpu = torch.cuda.get_device_properties(like.device)
         facts = (
@@ -53,9 +64,9 @@ def pytorch_facts(like):
     return torch.tensor(facts, device=like.device)
 
 
-def pytorch_name(like):
+def expected_name(like):
     on_cpu = like.device.type == "cpu"
-    name = MODEL_NAME if on_cpu else torch.cuda.get_device_name(like.device)
+    name = NAME_ON_CPU if on_cpu else torch.cuda.get_device_name(like.device)
     return torch.tensor(list(name.encode()), dtype=torch.uint8, device=like.device)
 
 
@@ -107,14 +118,14 @@ PROBLEMS = (
     problem(
         "facts",
         like,
-        pytorch_facts,
+        expected_facts,
         Rung("properties", "cudaGetDeviceProperties", timed=False, not_captured=ASKS_THE_HOST),
         [()],
     ),
     problem(
         "name",
         like,
-        pytorch_name,
+        expected_name,
         Rung("device_name", "text as bytes", timed=False, not_captured=ASKS_THE_HOST),
         [()],
     ),
