@@ -116,9 +116,12 @@ class GuardedMemory:
         shape = tuple(int(size) for size in shape)
         size = math.prod(shape) * dtype.itemsize
         where = self.device if device is None else torch.device(device)
-        length = 2 * ALIGNMENT + BAND + size + BAND
+        # Without bands the tensor is all of the memory, so that a tool sees the first byte beyond.
+        slack = ALIGNMENT if BAND else 0
+        length = slack + shift * dtype.itemsize + BAND + size + BAND
         buffer = torch.empty(length, dtype=torch.uint8, device=where, pin_memory=pinned)
-        start = BAND + -(buffer.data_ptr() + BAND) % ALIGNMENT + shift * dtype.itemsize
+        aligned = -(buffer.data_ptr() + BAND) % ALIGNMENT if BAND else 0
+        start = BAND + aligned + shift * dtype.itemsize
         # The band behind the body starts right after its last element.
         buffer = buffer[: start + size + BAND]
         poison = _poison(dtype, self.variant, 1 + len(self._records))
