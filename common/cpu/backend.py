@@ -15,10 +15,11 @@ _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
 _UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of the runtime
 
-# Everything that the runtime library is made of; the headers also go into each day's build.
+# Every file that decides what a build comes out as: the runtime's sources, the headers, the rewriter.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
+    *(_HERE / name for name in ("rewrite.py", "lexer.py", "features.py", "backend.py")),
 )
 
 _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
@@ -53,6 +54,7 @@ def cflags(cuda_include: Path, compiler: str = "g++") -> list[str]:
         "-ffp-contract=fast",
         # #pragma unroll and its like are for nvcc.
         "-Wno-unknown-pragmas",
+        "-Wno-attributes",
         # Or g++ makes variables of templates one for the whole process: two days that each have a
         # kernel of some name would share the description of its shared memory. (clang never does.)
         *([] if "clang" in Path(compiler).name else ["-fno-gnu-unique"]),

@@ -26,6 +26,7 @@
 
 #include "cudacpu/thread.h"
 
+#include "cudacpu/api.h"
 #include "cudacpu/atomic.h"
 #include "cudacpu/convert.h"
 #include "cudacpu/integer.h"

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kSignalStackBytes = 64 * 1024;
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 struct sigaction previous[NSIG];
+void* const kNotTold = reinterpret_cast<void*>(~uintptr_t{0});
 
 [[noreturn]] void leave_after_fault() {
   worker->abandon();
@@ -56,7 +57,9 @@ void on_fault(int signal, siginfo_t* info, void* context_pointer) {
     sigaction(signal, &previous[signal], nullptr);
     return;
   }
-  worker->fault = {signal, info->si_addr, program_counter(context), current};
+  // An address that is not canonical raises a general protection fault, which does not tell it.
+  void* address = info->si_code == SI_KERNEL ? kNotTold : info->si_addr;
+  worker->fault = {signal, address, program_counter(context), current};
   continue_in_leave_after_fault(context);
 }
 
@@ -141,7 +144,9 @@ std::string explain_fault(const Worker& worker) {
       break;
     case SIGSEGV:
     case SIGBUS:
-      if (worker.fibers().is_guard(fault.address))
+      if (fault.address == kNotTold)
+        text = "illegal memory access at an address that cannot exist";
+      else if (worker.fibers().is_guard(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);
       else if (address < 65536)

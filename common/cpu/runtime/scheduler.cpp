@@ -328,8 +328,11 @@ void poll(const char* what, Site site) {
 }
 
 void Worker::poll(const char* what, Site site) {
-  if (launch_->stopping()) abandon();
   Thread& self = *current;
+  if (launch_->stopping()) {
+    launch_->add(format("  stopped in %s at %s:%d\n", what, site.file, site.line) + describe(self));
+    abandon();
+  }
   self.waits_in = what;
   self.site = site;
   if (!polled) progress();  // an atomic operation succeeded since

@@ -132,16 +132,24 @@ inline unsigned __activemask(CUDACPU_HERE) {
   return cudacpu::active_mask({file, line});
 }
 
-template <class T>
-unsigned __match_any_sync(unsigned mask, T value, CUDACPU_HERE) {
-  return cudacpu::match(mask, value, cudacpu::kMatchAny, {file, line}).same;
-}
-template <class T>
-unsigned __match_all_sync(unsigned mask, T value, int* predicate, CUDACPU_HERE) {
-  cudacpu::Match result = cudacpu::match(mask, value, cudacpu::kMatchAll, {file, line});
-  *predicate = result.all_the_same;
-  return result.all_the_same ? result.same : 0;
-}
+#define CUDACPU_MATCH(T)                                                                        \
+  inline unsigned __match_any_sync(unsigned mask, T value, CUDACPU_HERE) {                      \
+    return cudacpu::match(mask, value, cudacpu::kMatchAny, {file, line}).same;                  \
+  }                                                                                             \
+  inline unsigned __match_all_sync(unsigned mask, T value, int* predicate, CUDACPU_HERE) {      \
+    cudacpu::Match result = cudacpu::match(mask, value, cudacpu::kMatchAll, {file, line});      \
+    *predicate = result.all_the_same;                                                           \
+    return result.all_the_same ? result.same : 0;                                               \
+  }
+CUDACPU_MATCH(int)
+CUDACPU_MATCH(unsigned)
+CUDACPU_MATCH(long)
+CUDACPU_MATCH(unsigned long)
+CUDACPU_MATCH(long long)
+CUDACPU_MATCH(unsigned long long)
+CUDACPU_MATCH(float)
+CUDACPU_MATCH(double)
+#undef CUDACPU_MATCH
 
 #define CUDACPU_REDUCE(name, T, operation)                                 \
   inline T name(unsigned mask, T value, CUDACPU_HERE) {                    \
