@@ -44,9 +44,11 @@ class Stored:
 
     @property
     def last(self) -> RungOutcome:
-        """The last rung that was timed, or the last one where none was."""
+        """The rung that stands for the day: the last one with a target, else the last one that was
+        timed, else the last one."""
         timed = [rung for rung in self.rungs if rung.timing is not None]
-        return (timed or self.rungs)[-1]
+        aimed = [rung for rung in timed if rung.target]
+        return (aimed or timed or self.rungs)[-1]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@
 //
 // Run: python run_day.py 3
 
+#include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // A block is 32 columns by 8 rows: its warps are rows of 32 neighbours, so their loads coalesce.
@@ -186,12 +187,6 @@ Tensor element_wise_v1_functor(const Tensor& x, const std::string& f, double a, 
 // long vector, moved 16 bytes at a time; the last few elements go one by one.
 
 constexpr int BLOCK = 256;
-
-template <typename T>
-struct alignas(16) Pack {
-  static constexpr int N = 16 / sizeof(T);
-  T at[N];
-};
 
 template <typename T, typename F>
 __global__ void element_wise_v2_functor_wide_kernel(const T* __restrict__ x, T* __restrict__ y,

@@ -12,6 +12,7 @@
 //
 // Run: python run_day.py 5
 
+#include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // One block a row. 256 threads: 8 warps a block and 8 blocks a multiprocessor hide the latency of
@@ -170,13 +171,6 @@ Tensor softmax_v2_online(const Tensor& x) {
 constexpr int BLOCK_V3 = 128;
 constexpr int WARPS = BLOCK_V3 / 32;
 constexpr int MAX_PACKS = 8;  // a thread; 128 threads hold a row of 4096 floats or 8192 halves
-
-// N elements that are loaded and stored as one piece of 16 bytes.
-template <typename T>
-struct alignas(16) Pack {
-  static constexpr int N = 16 / sizeof(T);
-  T at[N];
-};
 
 // The combination of every thread's value; `shared` has a place for each thread. All must call it.
 template <typename Op>
