@@ -63,8 +63,7 @@ Tensor device_name(const Tensor& like) {
 // global_indices: the same program runs in every thread; what differs is threadIdx and blockIdx.
 
 __global__ void global_indices_kernel(int* __restrict__ out, bool print) {
-  const int i =
-      blockIdx.x * blockDim.x + threadIdx.x;  // threads of the blocks before mine, then me
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;  // threads of earlier blocks, then me
   out[i] = i;
   if (print) {
     printf("hello from thread %u of block %u: I am number %d of %u\n", threadIdx.x, blockIdx.x, i,
