@@ -85,7 +85,7 @@ void compute_nothing(Thread*, uint32_t) {}
 // first in reverse order), before any other warp.
 void complete(Warp& warp, Collective& entry) {
   uint32_t arrived = entry.arrived;
-  entry.operation->compute(warp.lanes, arrived);
+  entry.first->operation.compute(warp.lanes, arrived);
   entry = warp.table[--warp.pending];
   worker->progress();
   Order order = worker->launch()->order;
@@ -122,39 +122,41 @@ const Operation kReduceAnd{"__reduce_and_sync", compute_and};
 const Operation kReduceOr{"__reduce_or_sync", compute_or};
 const Operation kReduceXor{"__reduce_xor_sync", compute_xor};
 
-void collect(uint32_t mask, const Operation& operation, void* exchange, Site site) {
+void* meet_lanes(void* argument, void* stack_pointer) {
+  auto& meeting = *static_cast<const Meeting*>(argument);
+  const Site& site = meeting.wait.site;
+  const uint32_t mask = meeting.mask;
   Thread& self = *current;
   Warp& warp = *self.warp;
-  uint32_t me = 1u << self.lane;
+  uint32_t me = uint32_t{1} << self.lane;
   if (!(mask & me))
-    trap(site, "%s: the calling lane %u is not in the mask 0x%08x", operation.name, self.lane,
+    trap(site, "%s: the calling lane %u is not in the mask 0x%08x", meeting.wait.what, self.lane,
          mask);
-  self.exchange = exchange;
+  self.exchange = meeting.exchange;
   uint32_t expected = mask & warp.alive;
-  if (expected == me) return operation.compute(warp.lanes, me);
-
+  if (expected == me) {
+    meeting.operation.compute(warp.lanes, me);
+    return stack_pointer;
+  }
   Collective* entry = warp.table;
   Collective* end = warp.table + warp.pending;
   while (entry != end && entry->mask != mask) ++entry;
   if (entry == end) {
-    *entry = {mask, 0, &operation, site};
+    *entry = {mask, 0, &meeting};
     ++warp.pending;
-  } else if (entry->operation != &operation) {
+  } else if (&entry->first->operation != &meeting.operation) {
+    const Wait& other = entry->first->wait;
     trap(site,
          "lane %u is in %s while lanes 0x%08x of the same mask 0x%08x wait in %s at %s:%d; all "
          "lanes "
          "of a mask must call the same function",
-         self.lane, operation.name, entry->arrived, mask, entry->operation->name, entry->site.file,
-         entry->site.line);
+         self.lane, meeting.wait.what, entry->arrived, mask, other.what, other.site.file,
+         other.site.line);
   }
   entry->arrived |= me;
-  self.mask = mask;
-  if (entry->arrived == expected) {
-    complete(warp, *entry);
-    worker->switch_away();
-  } else {
-    worker->park(operation.name, site);
-  }
+  self.state = ThreadState::kWaiting;
+  if (entry->arrived == expected) complete(warp, *entry);
+  return worker->suspend(self, meeting.wait, stack_pointer);
 }
 
 void complete_collectives(Warp& warp) {

@@ -32,10 +32,22 @@ void* program_counter(const ucontext_t& context) {
 #endif
 }
 
-void continue_in_leave_after_fault(ucontext_t& context) {
+void* stack_pointer(const ucontext_t& context) {
+#if defined(__x86_64__)
+  return reinterpret_cast<void*>(context.uc_mcontext.gregs[REG_RSP]);
+#else
+  return reinterpret_cast<void*>(context.uc_mcontext.sp);
+#endif
+}
+
+// The fiber that the signal came to, or null outside of kernels.
+const Fiber* running_fiber(const ucontext_t& context) {
+  return current && worker ? worker->fibers().holder(stack_pointer(context)) : nullptr;
+}
+
+void continue_in_leave_after_fault(ucontext_t& context, const Fiber& fiber) {
   // Well below the top of the stack, where the first frames of the fiber are.
-  uintptr_t stack = reinterpret_cast<uintptr_t>(worker->running_fiber()->stack) +
-                    FiberPool::stack_bytes() - 16 * 1024;
+  uintptr_t stack = reinterpret_cast<uintptr_t>(fiber.stack) + FiberPool::stack_bytes() - 16 * 1024;
   stack &= ~uintptr_t{15};
 #if defined(__x86_64__)
   context.uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&leave_after_fault);
@@ -46,13 +58,10 @@ void continue_in_leave_after_fault(ucontext_t& context) {
 #endif
 }
 
-bool in_kernel() {
-  return current && worker && worker->running_fiber();
-}
-
 void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
-  if (!in_kernel()) {
+  const Fiber* fiber = running_fiber(context);
+  if (!fiber) {
     // Not ours: the instruction runs again and meets the handler that was there before.
     sigaction(signal, &previous[signal], nullptr);
     return;
@@ -60,7 +69,7 @@ void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   // An address that is not canonical raises a general protection fault, which does not tell it.
   void* address = info->si_code == SI_KERNEL ? kNotTold : info->si_addr;
   worker->fault = {signal, address, program_counter(context), current};
-  continue_in_leave_after_fault(context);
+  continue_in_leave_after_fault(context, *fiber);
 }
 
 // Whether the address is code of the library that holds the kernel. Only there is it safe to leave
@@ -88,12 +97,13 @@ bool is_kernel_code(const void* pc, const Launch& launch) {
 
 void on_watch(int signal, siginfo_t*, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
-  if (!in_kernel()) return;
+  const Fiber* fiber = running_fiber(context);
+  if (!fiber) return;
   const Launch* launch = worker->launch();
   void* pc = program_counter(context);
   if (!launch || !launch->stopping() || !is_kernel_code(pc, *launch)) return;
   worker->fault = {signal, nullptr, pc, current};
-  continue_in_leave_after_fault(context);
+  continue_in_leave_after_fault(context, *fiber);
 }
 
 }  // namespace
@@ -146,7 +156,7 @@ std::string explain_fault(const Worker& worker) {
     case SIGBUS:
       if (fault.address == kNotTold)
         text = "illegal memory access at an address that cannot exist";
-      else if (worker.fibers().is_guard(fault.address))
+      else if (worker.fibers().holder(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);
       else if (address < 65536)

@@ -49,7 +49,7 @@ std::string describe_waiting(const std::vector<ResidentBlock*>& blocks) {
       // The one that polls at this moment is running.
       if (!waits && &thread != current) continue;
       std::string where =
-          format("%s at %s:%d", thread.waits_in, thread.site.file, thread.site.line);
+          format("%s at %s:%d", thread.wait->what, thread.wait->site.file, thread.wait->site.line);
       for (unsigned i = 0; i < thread.warp->pending; ++i) {
         const Collective& entry = thread.warp->table[i];
         if (!(entry.arrived >> thread.lane & 1)) continue;

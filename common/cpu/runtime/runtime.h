@@ -52,7 +52,8 @@ class FiberPool {
   }
   // Takes all of them back, wherever they were; used after a launch that failed.
   void reset();
-  bool is_guard(const void* address) const;
+  // The fiber whose stack, or the guard page below it, holds this address; or null.
+  const Fiber* holder(const void* address) const;
   static size_t stack_bytes();
 
  private:
@@ -103,18 +104,16 @@ struct ThreadList {
 struct Barrier {
   ThreadList waiting;
   unsigned arrived = 0;
-  BarrierKind kind = BarrierKind::kPlain;
-  Site site{};
   unsigned predicates = 0;  // how many arrived with a true one
-  int result = 0;           // of the round that was completed last
+  BarrierKind kind = BarrierKind::kPlain;
+  const Arrival* first = nullptr;  // of those that wait, for messages
 };
 
 // A collective that some lanes of its mask have reached.
 struct Collective {
   uint32_t mask;
   uint32_t arrived;
-  const Operation* operation;
-  Site site;  // of its first lane, for messages
+  const Meeting* first;
 };
 
 struct Warp {
@@ -136,6 +135,10 @@ struct ResidentBlock : Block {
   std::string printed;
   ~ResidentBlock();
 };
+
+inline bool same(const Site& a, const Site& b) {
+  return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
 
 inline ResidentBlock& block_of(const Thread& thread) {
   return *static_cast<ResidentBlock*>(thread.block);
@@ -215,11 +218,15 @@ class Worker {
   void run(Launch& launch);
 
   // Of the running thread:
-  bool start_next();                       // see next_thread()
-  void park(const char* what, Site site);  // until another thread makes it ready
-  void switch_away();                      // it is in a queue already, and will be resumed from it
-  [[noreturn]] void abandon();             // gives up everything that runs here
-  void poll(const char* what, Site site);
+  bool start_next();  // see next_thread()
+  // It is in a queue, and will be resumed from it. Returns where to go on (see cudacpu_suspend).
+  void* suspend(Thread& self, const Wait& wait, void* stack_pointer) {
+    self.wait = &wait;
+    self.stack_pointer = stack_pointer;
+    return next();
+  }
+  [[noreturn]] void abandon();  // gives up everything that runs here
+  void poll(const Wait& wait);
   void sleep(unsigned nanoseconds, Site site);
   uint32_t active_mask(Site site);
   uint32_t place(SharedVariable& variable, Site site);
@@ -231,7 +238,6 @@ class Worker {
   uint32_t random();
   Launch* launch() const { return launch_; }
   const FiberPool& fibers() const { return fibers_; }
-  const Fiber* running_fiber() const { return running_fiber_; }
 
   // Set by the signal handler, read after the fiber that faulted was left.
   struct Fault {
@@ -250,12 +256,13 @@ class Worker {
 
  private:
   friend void fiber_main();
+  friend void* leave_main(void* self, void* stack_pointer);
+  friend void* leave_fiber(void* fiber, void* stack_pointer);
   bool wants_unstarted() const {
     return first_unstarted_ < live_.size() && ready_.size == pollers_;
   }
-  void leave(void** save);
-  void resume_main(void** save);
-  void switch_to_fresh_fiber(void** save);
+  void* next();
+  void* next_is_main();
   void make_current(Thread* thread);
   bool take_block();
   void prepare_block(ResidentBlock& block, uint64_t position);
@@ -271,7 +278,8 @@ class Worker {
 
   Launch* launch_ = nullptr;
   FiberPool fibers_;
-  Fiber* running_fiber_ = nullptr;
+  Fiber* fresh_fiber_ = nullptr;        // the one that is about to begin
+  const Block* shown_block_ = nullptr;  // the one whose index is in blockIdx
   void* main_stack_pointer_ = nullptr;
   ThreadList ready_;
   unsigned pollers_ = 0;              // threads in ready_ that only poll
@@ -290,7 +298,7 @@ extern CUDACPU_THREAD_LOCAL Worker* worker;
 
 // ------------------------------------------------------------------ barrier.cpp, collective.cpp
 
-void release_barrier(Barrier& barrier);
+void release_barrier(ResidentBlock& block);
 void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
 
 // ------------------------------------------------------------------ pool.cpp

@@ -18,7 +18,7 @@ CUDACPU_THREAD_LOCAL dim3 gridDim;
 
 namespace cudacpu {
 
-extern "C" void cudacpu_switch(void** save, void* load);
+extern "C" [[noreturn]] void cudacpu_continue(void* stack_pointer);
 
 CUDACPU_THREAD_LOCAL Thread* current = nullptr;
 CUDACPU_THREAD_LOCAL Worker* worker = nullptr;
@@ -52,60 +52,59 @@ Worker::Worker(unsigned number)
 
 // ------------------------------------------------------------------ switching
 
+void* wait_in_queue(void* wait, void* stack_pointer) {
+  return worker->suspend(*current, *static_cast<const Wait*>(wait), stack_pointer);
+}
+
 void Worker::make_current(Thread* thread) {
   current = thread;
   threadIdx = thread->index;
-  blockIdx = block_of(*thread).index;
+  if (thread->block != shown_block_) {
+    shown_block_ = thread->block;
+    blockIdx = block_of(*thread).index;
+  }
   thread->state = ThreadState::kRunning;
 }
 
-void Worker::resume_main(void** save) {
-  current = nullptr;
-  running_fiber_ = nullptr;
-  cudacpu_switch(save, main_stack_pointer_);
-}
-
-void Worker::switch_to_fresh_fiber(void** save) {
-  Fiber* fiber = fibers_.take();
-  if (!fiber) {
-    launch_->fail(Stop::kFailed, "no memory for the stacks of so many threads\n");
-    if (save != &main_stack_pointer_) resume_main(save);
-    return;
-  }
-  running_fiber_ = fiber;
-  current = nullptr;  // until next_thread(), which would take it for one that has finished
-  cudacpu_switch(save, fiber->stack_pointer);
-}
-
-// Leaves what runs now, whose stack pointer goes to *save, for whatever can run next.
-void Worker::leave(void** save) {
-  bool from_main = save == &main_stack_pointer_;
-  if (launch_->stopping() && !from_main) return resume_main(save);
+// The stack pointer of what can run next.
+void* Worker::next() {
+  if (launch_->stopping()) return next_is_main();
   bool start = wants_unstarted();
-  if (launch_->order == Order::kRandom && current && first_unstarted_ < live_.size())
+  if (launch_->order == Order::kRandom && first_unstarted_ < live_.size())
     start = start || random() % kStartOneIn == 0;
-  if (start) return switch_to_fresh_fiber(save);
-  if (!ready_.size) return resume_main(save);
+  if (start) {
+    fresh_fiber_ = fibers_.take();
+    if (fresh_fiber_) {
+      current = nullptr;  // until next_thread(), which would take it for one that has finished
+      return fresh_fiber_->stack_pointer;
+    }
+    launch_->fail(Stop::kFailed, "no memory for the stacks of so many threads\n");
+  }
+  if (!ready_.size || launch_->stopping()) return next_is_main();
   Thread* next = ready_.pop_front();
   if (next->polling) --pollers_;
   make_current(next);
-  if (save == &next->stack_pointer) return;  // its own turn again: nothing was saved to load
-  running_fiber_ = next->fiber;
-  cudacpu_switch(save, next->stack_pointer);
+  return next->stack_pointer;
 }
 
-void Worker::park(const char* what, Site site) {
-  Thread& self = *current;
-  self.state = ThreadState::kWaiting;
-  self.waits_in = what;
-  self.site = site;
-  switch_away();
+void* Worker::next_is_main() {
+  current = nullptr;
+  return main_stack_pointer_;
 }
 
-void Worker::switch_away() {
-  Thread& self = *current;
-  self.fiber = running_fiber_;
-  leave(&self.stack_pointer);
+// The main stack gives way to threads, until none of them can run.
+void* leave_main(void* self, void* stack_pointer) {
+  auto& worker = *static_cast<Worker*>(self);
+  worker.main_stack_pointer_ = stack_pointer;
+  return worker.next();
+}
+
+// A fiber whose threads have returned is free for others.
+void* leave_fiber(void* argument, void* stack_pointer) {
+  auto& fiber = *static_cast<Fiber*>(argument);
+  fiber.stack_pointer = stack_pointer;
+  worker->fibers_.give(&fiber);
+  return worker->next();
 }
 
 void Worker::make_ready(ThreadList& threads) {
@@ -120,9 +119,7 @@ void Worker::make_ready(ThreadList& threads) {
 }
 
 void Worker::abandon() {
-  void* nowhere;
-  resume_main(&nowhere);
-  __builtin_unreachable();
+  cudacpu_continue(next_is_main());
 }
 
 uint32_t Worker::random() {  // xorshift64*
@@ -157,24 +154,22 @@ void Worker::finish_current() {
   ResidentBlock& block = block_of(thread);
   Warp& warp = *thread.warp;
   --block.alive;
-  warp.alive &= ~(1u << thread.lane);
+  warp.alive &= ~(uint32_t{1} << thread.lane);
   if (launch_->stopping()) return;
   // Threads that have returned count as arrived, as they do on the hardware.
   if (warp.pending) complete_collectives(warp);
-  if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block.barrier);
+  if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block);
   if (block.alive == 0) retire(block);
 }
 
 void fiber_main() {
   for (;;) {
     Worker& self = *worker;
-    Fiber* fiber = self.running_fiber_;
+    Fiber* fiber = self.fresh_fiber_;
     self.launch_->loop(self.launch_->call);
     current = nullptr;
-    // This fiber is about to be free: it must not be what leave() picks to start a thread on.
-    if (!self.launch_->stopping() && self.wants_unstarted()) continue;
-    self.fibers_.give(fiber);
-    self.leave(&fiber->stack_pointer);
+    cudacpu_suspend(&leave_fiber, fiber);
+    // A thread is to start, and this fiber was taken for it.
   }
 }
 
@@ -224,6 +219,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
   block.started = 0;
   block.alive = launch_->threads;
   block.barrier = Barrier{};
+  if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
   block.variables = offsets_.get();
   if (block.threads.size() != launch_->threads) shape_block(block);
   unsigned left = launch_->threads;
@@ -253,8 +249,7 @@ void Worker::shape_block(ResidentBlock& block) {
   for (unsigned rank = 0; rank < launch_->threads; ++rank) {
     Thread& thread = block.threads[rank];
     thread.index = {rank % shape.x, rank / shape.x % shape.y, rank / (shape.x * shape.y)};
-    thread.rank = rank;
-    thread.lane = rank % kWarpSize;
+    thread.lane = static_cast<uint8_t>(rank % kWarpSize);
     thread.block = &block;
     thread.warp = &block.warps[rank / kWarpSize];
   }
@@ -312,7 +307,7 @@ void Worker::main_loop() {
     if (fault.signal) report_fault();
     if (launch_->stopping()) return;
     if (ready_.size || first_unstarted_ < live_.size()) {
-      leave(&main_stack_pointer_);
+      cudacpu_suspend(&leave_main, this);
     } else if (live_.empty()) {
       if (!take_block()) return;
     } else if (!answer_active_masks()) {
@@ -324,17 +319,18 @@ void Worker::main_loop() {
 // ------------------------------------------------------------------ threads that poll
 
 void poll(const char* what, Site site) {
-  if (current) worker->poll(what, site);
+  if (current) worker->poll({what, site});
 }
 
-void Worker::poll(const char* what, Site site) {
+void Worker::poll(const Wait& wait) {
   Thread& self = *current;
   if (launch_->stopping()) {
-    launch_->add(format("  stopped in %s at %s:%d\n", what, site.file, site.line) + describe(self));
+    const Site& site = wait.site;
+    launch_->add(format("  stopped in %s at %s:%d\n", wait.what, site.file, site.line) +
+                 describe(self));
     abandon();
   }
-  self.waits_in = what;
-  self.site = site;
+  self.wait = &wait;
   if (!polled) progress();  // an atomic operation succeeded since
   polled = true;
   // After two rounds in which everybody only polled, nobody here will act. Another block may; or
@@ -355,7 +351,7 @@ void Worker::poll(const char* what, Site site) {
   self.polling = true;
   ready_.push_back(&self);
   ++pollers_;
-  switch_away();
+  cudacpu_suspend(&wait_in_queue, const_cast<Wait*>(&wait));
   self.polling = false;
 }
 
@@ -375,7 +371,7 @@ void Worker::sleep(unsigned nanoseconds, Site site) {
   // Nothing else to do here: really sleep, but not so long that an interrupt would have to wait.
   bool alone = !ready_.size && first_unstarted_ == live_.size();
   if (alone) usleep(std::min(nanoseconds / 1000, 1000u));
-  poll("__nanosleep", site);
+  poll({"__nanosleep", site});
 }
 
 // ------------------------------------------------------------------ __activemask
@@ -388,10 +384,14 @@ uint32_t active_mask(Site site) {
 // other thread can come. Those that wait at the same place of the same warp were together.
 uint32_t Worker::active_mask(Site site) {
   Thread& self = *current;
-  if (self.warp->alive == 1u << self.lane) return self.warp->alive;
+  uint32_t mask = uint32_t{1} << self.lane;
+  if (self.warp->alive == mask) return mask;
+  self.exchange = &mask;
+  self.state = ThreadState::kWaiting;
   active_mask_waiters_.push_back(&self);
-  park("__activemask", site);
-  return self.mask;
+  Wait wait{"__activemask", site};
+  cudacpu_suspend(&wait_in_queue, &wait);
+  return mask;
 }
 
 bool Worker::answer_active_masks() {
@@ -399,11 +399,10 @@ bool Worker::answer_active_masks() {
   std::vector<Thread*> waiters;
   waiters.swap(active_mask_waiters_);
   for (Thread* thread : waiters) {
-    thread->mask = 0;
+    uint32_t& mask = *static_cast<uint32_t*>(thread->exchange);
     for (Thread* other : waiters)
-      if (other->warp == thread->warp && other->site.line == thread->site.line &&
-          other->site.file == thread->site.file)
-        thread->mask |= 1u << other->lane;
+      if (other->warp == thread->warp && same(other->wait->site, thread->wait->site))
+        mask |= uint32_t{1} << other->lane;
   }
   std::sort(waiters.begin(), waiters.end());
   if (launch_->order == Order::kReverse) std::reverse(waiters.begin(), waiters.end());

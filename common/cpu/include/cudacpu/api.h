@@ -37,8 +37,7 @@ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes,
-                                    size_t offset = 0,
-                                    cudaMemcpyKind kind = cudaMemcpyHostToDevice,
+                                    size_t offset = 0, cudaMemcpyKind kind = cudaMemcpyHostToDevice,
                                     cudaStream_t /*stream*/ = nullptr) {
   return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
 }

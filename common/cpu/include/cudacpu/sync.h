@@ -7,8 +7,20 @@ namespace cudacpu {
 
 enum class BarrierKind : uint8_t { kPlain, kCount, kAnd, kOr };
 
+// A thread's arrival at a barrier of its block.
+struct Arrival {
+  Wait wait;
+  BarrierKind kind;
+  bool predicate;
+};
+void* arrive_at_block_barrier(void* arrival, void* stack_pointer);
+
 // Waits until every thread of the block that has not returned is here; the combined predicate.
-int sync_block(BarrierKind kind, bool predicate, Site site);
+inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site site) {
+  Arrival arrival{{name, site}, kind, predicate};
+  cudacpu_suspend(&arrive_at_block_barrier, &arrival);
+  return current->block->barrier_result;
+}
 
 // The caller finds that another thread has to act first: that thread gets its turn.
 void poll(const char* what, Site site);
@@ -23,16 +35,19 @@ void nanosleep(unsigned nanoseconds, Site site);
 }  // namespace cudacpu
 
 inline void __syncthreads(CUDACPU_HERE) {
-  cudacpu::sync_block(cudacpu::BarrierKind::kPlain, false, {file, line});
+  cudacpu::sync_block("__syncthreads", cudacpu::BarrierKind::kPlain, false, {file, line});
 }
 inline int __syncthreads_count(int predicate, CUDACPU_HERE) {
-  return cudacpu::sync_block(cudacpu::BarrierKind::kCount, predicate != 0, {file, line});
+  return cudacpu::sync_block("__syncthreads_count", cudacpu::BarrierKind::kCount, predicate != 0,
+                             {file, line});
 }
 inline int __syncthreads_and(int predicate, CUDACPU_HERE) {
-  return cudacpu::sync_block(cudacpu::BarrierKind::kAnd, predicate != 0, {file, line});
+  return cudacpu::sync_block("__syncthreads_and", cudacpu::BarrierKind::kAnd, predicate != 0,
+                             {file, line});
 }
 inline int __syncthreads_or(int predicate, CUDACPU_HERE) {
-  return cudacpu::sync_block(cudacpu::BarrierKind::kOr, predicate != 0, {file, line});
+  return cudacpu::sync_block("__syncthreads_or", cudacpu::BarrierKind::kOr, predicate != 0,
+                             {file, line});
 }
 
 // A block runs on one OS thread, so its own threads always see each other's writes in order; a grid

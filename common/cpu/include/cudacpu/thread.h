@@ -30,38 +30,46 @@ struct Site {
   int line;
 };
 
-struct Fiber;
 struct Warp;
 
 // A resident block, as far as headers need it.
 struct Block {
   char* arena;  // this block's shared memory, poison at first
   const uint32_t*
-      variables;  // offset in the arena of each __shared__ variable met so far, by number
+      variables;       // offset in the arena of each __shared__ variable met so far, by number
+  int barrier_result;  // of the counting barrier that was completed last
 };
 
 enum class ThreadState : uint8_t { kRunning, kReady, kWaiting, kReturned };
 
-// One CUDA thread of a resident block.
-struct Thread {
-  uint3 index;    // threadIdx
-  uint32_t rank;  // the same, linear: x fastest
-  uint32_t lane;  // rank % 32
-  Block* block;
-  Warp* warp;
-  void* exchange;  // what this lane brings to a warp collective and takes from it, on its own stack
-  // Of the scheduler's concern only:
-  void* stack_pointer;  // while it does not run
-  Fiber* fiber;
-  Thread* next;          // in the ready queue, or among those that wait at a barrier
-  const char* waits_in;  // the operation it waits in, for messages
-  Site site;             // where it does
-  uint32_t mask;         // of the warp collective it waits in; the answer of __activemask
-  ThreadState state;
-  bool polling;  // it spins: it is ready, but expects another thread to act first
+// What a thread waits in, and where: for messages. It lies on the stack of the thread that waits.
+struct Wait {
+  const char* what;
+  Site site;
 };
 
+// One CUDA thread of a resident block. A barrier passes over all threads of a block, so that their
+// number of cache lines is what it costs: one each.
+struct alignas(64) Thread {
+  uint3 index;  // threadIdx
+  uint8_t lane;
+  ThreadState state;
+  bool polling;  // it spins: it is ready, but expects another thread to act first
+  Block* block;
+  Warp* warp;
+  void* exchange;       // what this lane brings to a collective and takes from it, on its own stack
+  void* stack_pointer;  // while it does not run
+  const Wait* wait;     // while it does not run
+  Thread* next;         // in the ready queue, or among those that wait at a barrier
+};
+static_assert(sizeof(Thread) == 64);
+
 extern CUDACPU_THREAD_LOCAL Thread* current;  // null in host code
+
+// Suspends the running thread: `decide` notes where it can go on, and returns the stack pointer at
+// which another does.
+extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_pointer),
+                                void* argument);
 
 // Ends the launch with an error that names the kernel, block and thread. It does not unwind: the
 // kernel may be in a function that must not throw.

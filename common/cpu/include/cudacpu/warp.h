@@ -17,8 +17,20 @@ struct Operation {
   void (*compute)(Thread* lanes, uint32_t arrived);
 };
 
+// A lane's part in a collective.
+struct Meeting {
+  Wait wait;
+  const Operation& operation;
+  uint32_t mask;
+  void* exchange;
+};
+void* meet_lanes(void* meeting, void* stack_pointer);
+
 // Meets the other lanes of `mask`; on return, `exchange` holds this lane's results.
-void collect(uint32_t mask, const Operation& operation, void* exchange, Site site);
+inline void collect(uint32_t mask, const Operation& operation, void* exchange, Site site) {
+  Meeting meeting{{operation.name, site}, operation, mask, exchange};
+  cudacpu_suspend(&meet_lanes, &meeting);
+}
 
 uint32_t active_mask(Site site);
 
@@ -132,14 +144,14 @@ inline unsigned __activemask(CUDACPU_HERE) {
   return cudacpu::active_mask({file, line});
 }
 
-#define CUDACPU_MATCH(T)                                                                        \
-  inline unsigned __match_any_sync(unsigned mask, T value, CUDACPU_HERE) {                      \
-    return cudacpu::match(mask, value, cudacpu::kMatchAny, {file, line}).same;                  \
-  }                                                                                             \
-  inline unsigned __match_all_sync(unsigned mask, T value, int* predicate, CUDACPU_HERE) {      \
-    cudacpu::Match result = cudacpu::match(mask, value, cudacpu::kMatchAll, {file, line});      \
-    *predicate = result.all_the_same;                                                           \
-    return result.all_the_same ? result.same : 0;                                               \
+#define CUDACPU_MATCH(T)                                                                   \
+  inline unsigned __match_any_sync(unsigned mask, T value, CUDACPU_HERE) {                 \
+    return cudacpu::match(mask, value, cudacpu::kMatchAny, {file, line}).same;             \
+  }                                                                                        \
+  inline unsigned __match_all_sync(unsigned mask, T value, int* predicate, CUDACPU_HERE) { \
+    cudacpu::Match result = cudacpu::match(mask, value, cudacpu::kMatchAll, {file, line}); \
+    *predicate = result.all_the_same;                                                      \
+    return result.all_the_same ? result.same : 0;                                          \
   }
 CUDACPU_MATCH(int)
 CUDACPU_MATCH(unsigned)
