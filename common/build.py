@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,15 @@ def sources_of(file: Path) -> list[Path]:
     return sorted(found)
 
 
-def _digest(parts: list[str], files: list[Path]) -> str:
+def _digest(parts: list[str], files: Sequence[Path]) -> str:
     digest = hashlib.sha256("\0".join(parts).encode())
     for file in files:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _cpu_files() -> list[Path]:
-    headers = sorted(p for p in cpu.INCLUDE_DIR.rglob("*") if p.is_file())
-    rewriter = Path(cpu.__file__).with_name("rewrite.py")
-    return [*cpu.RUNTIME_SOURCES, *headers, rewriter, Path(cpu.__file__)]
+def _cpu_flags(platform: Platform) -> list[str]:
+    return cpu.cflags(platform.cuda_include, platform.compiler)
 
 
 def _cuda_flags(archs: list[str]) -> list[str]:
@@ -140,8 +138,8 @@ def plan(day: Day, platform: Platform) -> Build:
         parts += [str(platform.toolkit.home), platform.toolkit.version]
         parts += _cuda_flags([platform.arch]) + BINDING
     else:
-        parts += [str(platform.cuda_include)]
-        sources += _cpu_files()
+        parts += _cpu_flags(platform)
+        sources += cpu.RUNTIME_SOURCES
     key = _digest(parts, sources)
     kind = f"cuda-{platform.arch}" if platform.device == "cuda" else "cpu"
     return Build(day, platform, key, cache_directory() / f"{day.name}-{kind}-{key}")
@@ -205,7 +203,7 @@ def _load_cpu(todo: Build) -> Path:
         extra_cflags=[
             "-std=c++20",
             STABLE_ABI,
-            *cpu.cflags(todo.platform.cuda_include),
+            *_cpu_flags(todo.platform),
             f"-I{ROOT}",
         ],
         extra_ldflags=cpu.ldflags(runtime),
@@ -274,7 +272,7 @@ def build_runtime(platform: Platform) -> Path:
 
 def runtime_path(platform: Platform) -> Path:
     """Where the CPU backend's runtime library for this platform is or will be."""
-    key = _digest([platform.compiler_version, str(platform.cuda_include)], _cpu_files())
+    key = _digest([platform.compiler_version, *_cpu_flags(platform)], [*cpu.RUNTIME_SOURCES])
     return cache_directory() / f"runtime-cpu-{key}" / "libcudacpu.so"
 
 
@@ -363,7 +361,7 @@ class Builder:
             }
         runtime = build_runtime(self._todo.platform)
         return {
-            "extra_cflags": [*cpu.cflags(self._todo.platform.cuda_include), *macros],
+            "extra_cflags": [*_cpu_flags(self._todo.platform), *macros],
             "extra_ldflags": cpu.ldflags(runtime),
         }
 
