@@ -142,7 +142,8 @@ SHUFFLED = {
     "int32": torch.arange(64, dtype=torch.int32),
     "int64": torch.arange(64) << 40,
     "float64": torch.randn(64, dtype=torch.float64),
-    "float4": torch.randn(64, 4),
+    "float32": torch.randn(64),
+    "half2": torch.arange(128, dtype=torch.int16).reshape(64, 2),
 }
 
 
@@ -319,6 +320,7 @@ FAULTS = {
     "spin_on_lock": (13, "no thread gets on"),
     "endless_loop": (14, "did not finish within 1 s"),
     "abandoned_owner": (15, r"__trap\(\) was called"),
+    "escaped_exception": (20, "a C\\+\\+ exception left the kernel: vector::_M_range_check"),
     "fault_in_noexcept": (16, r"__trap\(\) was called"),
     "too_much_static": (17, "bytes of static __shared__ variables"),
     "static_and_dynamic": (18, "4096 of|static and 47104 of dynamic shared memory are more than"),
@@ -366,7 +368,7 @@ def test_faults_in_other_orders(runtime: backend.Runtime, order: str) -> None:
 
 def test_an_exception_of_host_code_passes(runtime: backend.Runtime) -> None:
     with pytest.raises(RuntimeError, match="thrown by host code"):
-        _fault(20)
+        _fault(21)
     assert _healthy()
 
 

@@ -15,7 +15,7 @@ _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
 _UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of the runtime
 
-# Every file that decides what a build comes out as: the runtime's sources, the headers, the rewriter.
+# Every file that decides what a build comes out as: the runtime, the headers, the rewriter.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),

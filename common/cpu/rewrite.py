@@ -501,8 +501,8 @@ class _File:
             if token.is_op("="):
                 raise self.error(token, "a __shared__ variable cannot have an initialiser")
             if token.is_op("["):
-                break
-            if token.is_op("<"):
+                q = self._forward(tokens, q)
+            elif token.is_op("<"):
                 q = self._angle_forward(tokens, q)
             elif token.is_op("{"):
                 if not any(t.is_word("struct", "union", "class") for t in tokens[start:q]):

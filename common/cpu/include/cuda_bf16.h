@@ -20,3 +20,8 @@ inline __nv_bfloat162 atomicAdd(__nv_bfloat162* address, __nv_bfloat162 value) {
   return cudacpu::atomic_update<uint32_t>(address,
                                           [=](__nv_bfloat162 old) { return __hadd2(old, value); });
 }
+
+template <>
+inline constexpr bool cudacpu::kHasShuffle<__nv_bfloat16> = true;
+template <>
+inline constexpr bool cudacpu::kHasShuffle<__nv_bfloat162> = true;

@@ -18,3 +18,8 @@ inline __half2 atomicAdd(__half2* address, __half2 value) {
   return cudacpu::atomic_update<uint32_t>(address,
                                           [=](__half2 old) { return __hadd2(old, value); });
 }
+
+template <>
+inline constexpr bool cudacpu::kHasShuffle<__half> = true;
+template <>
+inline constexpr bool cudacpu::kHasShuffle<__half2> = true;

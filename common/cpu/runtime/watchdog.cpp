@@ -82,8 +82,9 @@ void look_at(Watched& watched, double now) {
   if (now - watched.first_seen > limit)
     launch.fail(
         Stop::kTimeLimit,
-        format("the launch did not finish within %g s: an endless loop, or more work than a "
-               "CPU can do\n",
+        format("the launch did not finish within %g s: an endless loop, a loop that waits for "
+               "another thread without ever letting it run (it needs an atomic or "
+               "__nanosleep), or more work than a CPU can do\n",
                limit));
   // Workers notice at their next barrier or thread; one that computes has to be stopped.
   if (launch.stopping()) signal_workers(launch, watch_signal());

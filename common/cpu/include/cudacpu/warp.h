@@ -61,10 +61,13 @@ struct Reduce {
 extern const Operation kReduceAdd, kReduceMin, kReduceMax, kReduceMinUnsigned, kReduceMaxUnsigned,
     kReduceAnd, kReduceOr, kReduceXor;
 
+// What nvcc has overloads for; the headers of the half types add theirs.
+template <class T>
+inline constexpr bool kHasShuffle = std::is_arithmetic_v<T>;
+
 template <class T>
 T shuffle(uint32_t mask, T value, int source, const Operation& operation, Site site) {
-  static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
-  static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(kHasShuffle<T>, "nvcc has no shuffle of this type: shuffle its members");
   Shuffle exchange;
   memcpy(exchange.value, &value, sizeof value);
   exchange.source = static_cast<uint32_t>(source);
