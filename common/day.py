@@ -128,6 +128,7 @@ class Problem:
     cases: what is checked. bench: what is timed on a GPU. bench_cpu: what is timed on the CPU.
     cost: case -> Cost.
     pytorch: timed as PyTorch's, where the reference is not how one would call it.
+    pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, where it cannot.
     compiled: whether torch.compile is timed beside it too.
     outputs_exact: outputs must be equal to the last bit (integers, copies).
     gradients: whether the operator has a backward, checked against float64 autograd.
@@ -142,6 +143,7 @@ class Problem:
     bench_cpu: Case
     cost: Callable[[Case], Cost]
     pytorch: Callable[..., Any] | None = None
+    pytorch_not_captured: str = ""
     compiled: bool = False
     outputs_exact: bool = False
     gradients: bool = False
