@@ -1,0 +1,392 @@
+// Day 13: images: grey, and blurred
+//
+//   grey   Y[p] = 0.299 · R[p] + 0.587 · G[p] + 0.114 · B[p]           rgb: (H, W, 3), Y: (H, W)
+//   blur   B[y, x] = sum_ij w[i] · w[j] · A[y + i - r, x + j - r] / S²    A, B: (H, W, 3)
+//          i, j: [0, 2r], S = sum_i w[i]; beyond the edge, the nearest pixel of the image
+//
+// All uint8, and all arithmetic in integers, so that results are exact. Bytes: grey reads 3 a pixel
+// and writes 1; blur reads 3 and writes 3. Operations a pixel: 6 for grey; for blur 6 · (2r + 1)²
+// as it is written, 12 · (2r + 1) once it is taken apart.
+//
+//   grey v1 thread_per_pixel   a thread a pixel: four instructions to move four bytes
+//   grey v2 four_pixels        4 pixels are 3 words in, 1 word out: a quarter of the instructions
+//   grey v3 sixteen_pixels     16 pixels are 3 × 16 bytes in, 16 bytes out
+//   blur v1 direct             every output reads its (2r + 1)² neighbours
+//   blur v2 separable          along rows, then along columns, from a tile in shared memory
+//   blur v3 register_window    four outputs a thread, from a window of neighbours in registers
+//
+// Run: python run_day.py 13
+
+#include "common/cuda/tensor.cuh"
+
+#include <vector>
+
+constexpr int BLOCK = 256;
+
+// ---------------------------------------------------------------------------------------------
+// grey v1: a thread a pixel. A warp reads 96 neighbouring bytes, but in three instructions that
+// each take every third of them.
+
+// The luma of BT.601 in 16-bit fixed point: the weights are 0.299, 0.587 and 0.114 times 2^16, they
+// add up to 2^16, and the half makes the shift round to nearest. At most 255 · 2^16 + 2^15: 24
+// bits.
+__device__ uint32_t luma(uint32_t r, uint32_t g, uint32_t b) {
+  return (19595 * r + 38470 * g + 7471 * b + 32768) >> 16;
+}
+
+__global__ void grey_v1_thread_per_pixel_kernel(const uint8_t* __restrict__ rgb,
+                                                uint8_t* __restrict__ grey, int64_t pixels) {
+  const int64_t p = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (p < pixels) grey[p] = luma(rgb[3 * p], rgb[3 * p + 1], rgb[3 * p + 2]);
+}
+
+// Checks an image (H, W, 3) of bytes.
+void check_image(const Tensor& image) {
+  check(image, "image").on_gpu().dtype({ScalarType::Byte}).rank(3).contiguous();
+  check(image, "image").size(2, 3);
+}
+
+Tensor grey_v1_thread_per_pixel(const Tensor& image) {
+  check_image(image);
+  const DeviceGuard guard(image);
+  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  const int64_t pixels = grey.numel();
+  if (pixels == 0) return grey;  // a grid of no blocks is an error
+  const unsigned grid = grid_size(ceil_div<int64_t>(pixels, BLOCK), "image");
+  grey_v1_thread_per_pixel_kernel<<<grid, BLOCK, 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(grey), pixels);
+  check_launch("grey_v1_thread_per_pixel");
+  return grey;
+}
+
+// ---------------------------------------------------------------------------------------------
+// grey v2 against v1: 4 pixels of 3 bytes are 12 bytes, three whole words. A thread takes them as
+// words, picks the bytes out in registers, and writes 4 grey bytes as one word.
+
+// Byte k of a word, [0, 4). GPUs are little-endian: byte 0, the lowest, comes first in memory.
+__device__ uint32_t byte_of(uint32_t word, int k) {
+  return (word >> (8 * k)) & 255;
+}
+
+// Four grey pixels as a word, from RGBR GBRG BRGB.
+__device__ uint32_t luma_of_four(uint32_t rgbr, uint32_t gbrg, uint32_t brgb) {
+  const uint32_t y0 = luma(byte_of(rgbr, 0), byte_of(rgbr, 1), byte_of(rgbr, 2));
+  const uint32_t y1 = luma(byte_of(rgbr, 3), byte_of(gbrg, 0), byte_of(gbrg, 1));
+  const uint32_t y2 = luma(byte_of(gbrg, 2), byte_of(gbrg, 3), byte_of(brgb, 0));
+  const uint32_t y3 = luma(byte_of(brgb, 1), byte_of(brgb, 2), byte_of(brgb, 3));
+  return y0 | y1 << 8 | y2 << 16 | y3 << 24;
+}
+
+__global__ void grey_v2_four_pixels_kernel(const uint8_t* __restrict__ rgb,
+                                           uint8_t* __restrict__ grey, int64_t pixels) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  const int64_t groups = pixels / 4;
+  if (i < groups) {
+    const auto* in = reinterpret_cast<const uint32_t*>(rgb) + 3 * i;
+    reinterpret_cast<uint32_t*>(grey)[i] = luma_of_four(in[0], in[1], in[2]);
+  }
+  const int64_t p = groups * 4 + i;  // [4 · groups, pixels): fewer than 4 pixels are left
+  if (p < pixels) grey[p] = luma(rgb[3 * p], rgb[3 * p + 1], rgb[3 * p + 2]);
+}
+
+Tensor grey_v2_four_pixels(const Tensor& image) {
+  check_image(image);
+  if (!is_aligned(image, 4)) return grey_v1_thread_per_pixel(image);  // a slice of a larger image
+  const DeviceGuard guard(image);
+  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  const int64_t pixels = grey.numel();
+  if (pixels == 0) return grey;
+  // At least 3 threads, should there be fewer than 4 pixels in all; a block always has them.
+  const unsigned grid = grid_size(ceil_div<int64_t>(pixels, 4 * BLOCK), "image");
+  grey_v2_four_pixels_kernel<<<grid, BLOCK, 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(grey), pixels);
+  check_launch("grey_v2_four_pixels");
+  return grey;
+}
+
+// ---------------------------------------------------------------------------------------------
+// grey v3 against v2: the same with 16 bytes for a word: 48 bytes in flight a thread instead of 12.
+
+__global__ void grey_v3_sixteen_pixels_kernel(const uint8_t* __restrict__ rgb,
+                                              uint8_t* __restrict__ grey, int64_t pixels) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  const int64_t groups = pixels / 16;
+  if (i < groups) {
+    const auto* in = reinterpret_cast<const uint4*>(rgb) + 3 * i;
+    const uint4 a = in[0], b = in[1], c = in[2];
+    reinterpret_cast<uint4*>(grey)[i] =
+        make_uint4(luma_of_four(a.x, a.y, a.z), luma_of_four(a.w, b.x, b.y),
+                   luma_of_four(b.z, b.w, c.x), luma_of_four(c.y, c.z, c.w));
+  }
+  const int64_t p = groups * 16 + i;  // [16 · groups, pixels): fewer than 16 pixels are left
+  if (p < pixels) grey[p] = luma(rgb[3 * p], rgb[3 * p + 1], rgb[3 * p + 2]);
+}
+
+Tensor grey_v3_sixteen_pixels(const Tensor& image) {
+  check_image(image);
+  if (!is_aligned(image, 16)) return grey_v2_four_pixels(image);
+  const DeviceGuard guard(image);
+  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  const int64_t pixels = grey.numel();
+  if (pixels == 0) return grey;
+  const unsigned grid = grid_size(ceil_div<int64_t>(pixels, 16 * BLOCK), "image");
+  grey_v3_sixteen_pixels_kernel<<<grid, BLOCK, 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(grey), pixels);
+  check_launch("grey_v3_sixteen_pixels");
+  return grey;
+}
+
+// ---------------------------------------------------------------------------------------------
+// blur v1: a thread an output byte; it reads its neighbours of the same colour, (2r + 1)² of them.
+
+constexpr int MAX_RADIUS = 15;
+
+// The weights of a row of neighbours. Passed by value, as a kernel's argument: arguments lie in
+// constant memory, where all threads of a warp read the same weight at once (day 11).
+struct Weights {
+  int radius;
+  int total;                   // S, at most 256: then a weighted sum of bytes fits into 16 bits
+  uint64_t reciprocal;         // 2^40 / S², rounded up
+  int at[2 * MAX_RADIUS + 1];  // [0, 2 · radius]
+};
+
+// The nearest index within [0, size).
+__device__ int64_t clamped(int64_t i, int64_t size) {
+  return i < 0 ? 0 : i < size ? i : size - 1;
+}
+
+// sum / S², rounded to nearest. A division takes some twenty instructions, so the host divides,
+// once: for n < 2^24 and d <= 2^16, n · (2^40 / d, rounded up) exceeds 2^40 · n / d by less than
+// 2^24, which is not enough to reach the next multiple of 2^40. So shifted, it is exactly n / d
+// rounded down.
+__device__ uint8_t rounded(uint32_t sum, const Weights& weights) {
+  const uint32_t half = weights.total * weights.total / 2;
+  return ((sum + half) * weights.reciprocal) >> 40;
+}
+
+constexpr int BLOCK_X = 32;  // bytes of a row: a warp reads neighbours
+constexpr int BLOCK_Y = 8;   // rows
+
+__global__ void blur_v1_direct_kernel(const uint8_t* __restrict__ image, uint8_t* __restrict__ out,
+                                      int64_t height, int64_t width, Weights weights) {
+  const int64_t byte = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;  // [0, 3 · width): in its row
+  const int64_t y = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
+  if (byte >= 3 * width || y >= height) return;
+  const int64_t x = byte / 3, colour = byte % 3;
+  const int r = weights.radius;
+  uint32_t sum = 0;
+  for (int i = 0; i <= 2 * r; ++i) {
+    const uint8_t* row = image + clamped(y + i - r, height) * width * 3;
+    for (int j = 0; j <= 2 * r; ++j) {
+      const uint32_t weight = weights.at[i] * weights.at[j];
+      sum += weight * row[clamped(x + j - r, width) * 3 + colour];
+    }
+  }
+  out[y * width * 3 + byte] = rounded(sum, weights);
+}
+
+// The weights as a struct, once they are known to be such that nothing overflows.
+Weights weights_of(const std::vector<int64_t>& given) {
+  const int64_t count = given.size();
+  STD_TORCH_CHECK(count % 2 == 1 && count <= 2 * MAX_RADIUS + 1,
+                  "weights: expected an odd number of them, at most ", 2 * MAX_RADIUS + 1, ", got ",
+                  count);
+  Weights weights{.radius = static_cast<int>(count / 2), .total = 0, .reciprocal = 0, .at = {}};
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(given[i] >= 0 && given[i] <= 256, "weights: expected 0 to 256, got ", given[i]);
+    weights.at[i] = static_cast<int>(given[i]);
+    weights.total += weights.at[i];
+  }
+  STD_TORCH_CHECK(weights.total >= 1 && weights.total <= 256,
+                  "weights: expected a sum of 1 to 256, got ", weights.total);
+  weights.reciprocal = ceil_div(uint64_t{1} << 40, uint64_t(weights.total) * weights.total);
+  return weights;
+}
+
+Tensor blur_v1_direct(const Tensor& image, const std::vector<int64_t>& weights) {
+  check_image(image);
+  const Weights by_value = weights_of(weights);
+  const DeviceGuard guard(image);
+  Tensor out = torch::stable::empty_like(image);
+  if (image.numel() == 0) return out;
+  const int64_t height = image.size(0), width = image.size(1);
+  const dim3 grid(grid_size(ceil_div<int64_t>(3 * width, BLOCK_X), "image"),
+                  grid_size_y(ceil_div<int64_t>(height, BLOCK_Y), "image"));
+  blur_v1_direct_kernel<<<grid, dim3(BLOCK_X, BLOCK_Y), 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(out), height, width, by_value);
+  check_launch("blur_v1_direct");
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// blur v2 against v1: w[i] · w[j] is a product, so the double sum is a sum of sums. A block loads a
+// tile with a halo of r pixels, sums along rows into a second tile, and that along columns:
+// 2 · (2r + 1) products an output instead of (2r + 1)², and every neighbour from shared memory.
+
+constexpr int TILE_PIXELS = 32;
+constexpr int TILE_BYTES = 3 * TILE_PIXELS;  // of a row of the output tile
+constexpr int TILE_ROWS = 32;
+
+__global__ void blur_v2_separable_kernel(const uint8_t* __restrict__ image,
+                                         uint8_t* __restrict__ out, int64_t height, int64_t width,
+                                         Weights weights) {
+  // Sized for the largest radius: 23 KB, of which eight blocks fit on a multiprocessor.
+  __shared__ uint8_t pixels[TILE_ROWS + 2 * MAX_RADIUS][TILE_BYTES + 6 * MAX_RADIUS];
+  __shared__ uint16_t sums[TILE_ROWS + 2 * MAX_RADIUS][TILE_BYTES];  // along rows, [0, 65280]
+  const int tx = threadIdx.x, ty = threadIdx.y;
+  const int r = weights.radius, halo_rows = TILE_ROWS + 2 * r, halo_bytes = TILE_BYTES + 6 * r;
+  const int64_t x0 = int64_t{blockIdx.x} * TILE_PIXELS, y0 = int64_t{blockIdx.y} * TILE_ROWS;
+
+  // pixels[j][i] is byte i, from pixel x0 - r on, of row y0 - r + j.
+  for (int i = tx; i < halo_bytes; i += BLOCK_X) {
+    const uint8_t* column = image + clamped(x0 - r + i / 3, width) * 3 + i % 3;
+    for (int j = ty; j < halo_rows; j += BLOCK_Y) {
+      pixels[j][i] = column[clamped(y0 - r + j, height) * width * 3];
+    }
+  }
+  __syncthreads();  // the tile and its halo are complete before anybody sums
+
+  // Along rows, also of those above and below the tile, which the sums along columns will need.
+  // The same colour of the next pixel is 3 bytes on.
+  for (int j = ty; j < halo_rows; j += BLOCK_Y) {
+    for (int i = tx; i < TILE_BYTES; i += BLOCK_X) {
+      uint32_t sum = 0;
+      for (int k = 0; k <= 2 * r; ++k) sum += weights.at[k] * pixels[j][i + 3 * k];
+      sums[j][i] = sum;
+    }
+  }
+  __syncthreads();  // all sums along rows are written before columns of them are read
+
+  for (int j = ty; j < TILE_ROWS && y0 + j < height; j += BLOCK_Y) {
+    for (int i = tx; i < TILE_BYTES && 3 * x0 + i < 3 * width; i += BLOCK_X) {
+      uint32_t sum = 0;
+      for (int k = 0; k <= 2 * r; ++k) sum += weights.at[k] * sums[j + k][i];
+      out[((y0 + j) * width + x0) * 3 + i] = rounded(sum, weights);
+    }
+  }
+}
+
+Tensor blur_v2_separable(const Tensor& image, const std::vector<int64_t>& weights) {
+  check_image(image);
+  const Weights by_value = weights_of(weights);
+  const DeviceGuard guard(image);
+  Tensor out = torch::stable::empty_like(image);
+  if (image.numel() == 0) return out;
+  const int64_t height = image.size(0), width = image.size(1);
+  const dim3 grid(grid_size(ceil_div<int64_t>(width, TILE_PIXELS), "image"),
+                  grid_size_y(ceil_div<int64_t>(height, TILE_ROWS), "image"));
+  blur_v2_separable_kernel<<<grid, dim3(BLOCK_X, BLOCK_Y), 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(out), height, width, by_value);
+  check_launch("blur_v2_separable");
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// blur v3 against v2: a thread computes four neighbours in one go, from a window that it holds in
+// registers: 2r + 4 reads of shared memory instead of 4 · (2r + 1). Registers have no index, so the
+// compiler must know the radius; there is a kernel for each, up to 8.
+
+constexpr int WINDOW = 4;        // outputs of a thread at a time
+constexpr int MAX_UNROLLED = 8;  // the largest radius with a kernel of its own
+constexpr int THREADS = BLOCK_X * BLOCK_Y;
+
+// Weighted sums of WINDOW neighbours: out[o] = sum_k weights[k] · in[o + k].
+template <int R>
+__device__ void slide(const uint32_t (&in)[WINDOW + 2 * R], uint32_t (&out)[WINDOW],
+                      const Weights& weights) {
+#pragma unroll
+  for (int o = 0; o < WINDOW; ++o) {
+    out[o] = 0;
+#pragma unroll
+    for (int k = 0; k <= 2 * R; ++k) out[o] += weights.at[k] * in[o + k];
+  }
+}
+
+template <int R>
+__global__ void blur_v3_register_window_kernel(const uint8_t* __restrict__ image,
+                                               uint8_t* __restrict__ out, int64_t height,
+                                               int64_t width, Weights weights) {
+  constexpr int HALO_ROWS = TILE_ROWS + 2 * R, HALO_BYTES = TILE_BYTES + 6 * R;
+  __shared__ uint8_t pixels[HALO_ROWS][HALO_BYTES];
+  __shared__ uint16_t sums[HALO_ROWS][TILE_BYTES];
+  const int64_t x0 = int64_t{blockIdx.x} * TILE_PIXELS, y0 = int64_t{blockIdx.y} * TILE_ROWS;
+  uint32_t window[WINDOW + 2 * R], result[WINDOW];
+
+  for (int i = threadIdx.x; i < HALO_BYTES; i += BLOCK_X) {
+    const uint8_t* column = image + clamped(x0 - R + i / 3, width) * 3 + i % 3;
+    for (int j = threadIdx.y; j < HALO_ROWS; j += BLOCK_Y) {
+      pixels[j][i] = column[clamped(y0 - R + j, height) * width * 3];
+    }
+  }
+  __syncthreads();  // the tile and its halo are complete before anybody sums
+
+  // Along rows: 24 windows of four pixels in each, eight places and three colours.
+  const int thread = threadIdx.y * BLOCK_X + threadIdx.x;
+  constexpr int IN_ROW = TILE_BYTES / WINDOW;
+  for (int item = thread; item < HALO_ROWS * IN_ROW; item += THREADS) {
+    const int j = item / IN_ROW, i = item % IN_ROW / 3 * (3 * WINDOW) + item % 3;
+#pragma unroll
+    for (int k = 0; k < WINDOW + 2 * R; ++k) window[k] = pixels[j][i + 3 * k];
+    slide<R>(window, result, weights);
+#pragma unroll
+    for (int o = 0; o < WINDOW; ++o) sums[j][i + 3 * o] = result[o];
+  }
+  __syncthreads();  // all sums along rows are written before columns of them are read
+
+  // Along columns: four rows at a time, neighbouring lanes at neighbouring bytes.
+  for (int item = thread; item < TILE_ROWS / WINDOW * TILE_BYTES; item += THREADS) {
+    const int j = item / TILE_BYTES * WINDOW, i = item % TILE_BYTES;
+#pragma unroll
+    for (int k = 0; k < WINDOW + 2 * R; ++k) window[k] = sums[j + k][i];
+    slide<R>(window, result, weights);
+#pragma unroll
+    for (int o = 0; o < WINDOW; ++o) {
+      const bool inside = y0 + j + o < height && 3 * x0 + i < 3 * width;
+      if (inside) out[((y0 + j + o) * width + x0) * 3 + i] = rounded(result[o], weights);
+    }
+  }
+}
+
+// Launches the kernel for the radius of the weights, which is R or more, up to MAX_UNROLLED.
+template <int R>
+void launch_window(const Tensor& image, Tensor& out, dim3 grid, const Weights& weights) {
+  if constexpr (R < MAX_UNROLLED) {
+    if (weights.radius > R) return launch_window<R + 1>(image, out, grid, weights);
+  }
+  blur_v3_register_window_kernel<R><<<grid, dim3(BLOCK_X, BLOCK_Y), 0, current_stream(image)>>>(
+      data<uint8_t>(image), mutable_data<uint8_t>(out), image.size(0), image.size(1), weights);
+}
+
+Tensor blur_v3_register_window(const Tensor& image, const std::vector<int64_t>& weights) {
+  check_image(image);
+  const Weights by_value = weights_of(weights);
+  if (by_value.radius > MAX_UNROLLED) return blur_v2_separable(image, weights);
+  const DeviceGuard guard(image);
+  Tensor out = torch::stable::empty_like(image);
+  if (image.numel() == 0) return out;
+  const dim3 grid(grid_size(ceil_div<int64_t>(image.size(1), TILE_PIXELS), "image"),
+                  grid_size_y(ceil_div<int64_t>(image.size(0), TILE_ROWS), "image"));
+  launch_window<0>(image, out, grid, by_value);
+  check_launch("blur_v3_register_window");
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+STABLE_TORCH_LIBRARY(day13, m) {
+  m.def("grey_v1_thread_per_pixel(Tensor image) -> Tensor");
+  m.def("grey_v2_four_pixels(Tensor image) -> Tensor");
+  m.def("grey_v3_sixteen_pixels(Tensor image) -> Tensor");
+  m.def("blur_v1_direct(Tensor image, int[] weights) -> Tensor");
+  m.def("blur_v2_separable(Tensor image, int[] weights) -> Tensor");
+  m.def("blur_v3_register_window(Tensor image, int[] weights) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day13, CUDA, m) {
+  m.impl("grey_v1_thread_per_pixel", TORCH_BOX(&grey_v1_thread_per_pixel));
+  m.impl("grey_v2_four_pixels", TORCH_BOX(&grey_v2_four_pixels));
+  m.impl("grey_v3_sixteen_pixels", TORCH_BOX(&grey_v3_sixteen_pixels));
+  m.impl("blur_v1_direct", TORCH_BOX(&blur_v1_direct));
+  m.impl("blur_v2_separable", TORCH_BOX(&blur_v2_separable));
+  m.impl("blur_v3_register_window", TORCH_BOX(&blur_v3_register_window));
+}
