@@ -1,0 +1,55 @@
+"""Day 21: the transpose."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Transpose"
+TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
+TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle")
+SOURCE = "transpose_matrix.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+OTHERS = ["uint8", "bool", "int16", "int64", "float64"]
+SHAPES = [(1, 1), (1, 33), (33, 1), (31, 33), (32, 32), (63, 65), (127, 257), (3, 1023)]
+WIDE = [(16, 16), (64, 64), (128, 64), (48, 208), (80, 1040)]  # rows of whole packs
+
+
+def inputs(case, draw):
+    return (draw(*case.shape),)
+
+
+def reference(x):
+    return x.t().contiguous()
+
+
+def cost(case):
+    rows, cols = case.shape
+    return Cost(bytes=2 * rows * cols * getattr(torch, case.dtype).itemsize)
+
+
+PROBLEMS = (
+    Problem(
+        name="transpose",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("transpose_v1_naive", "rows in, columns out"),
+            Rung("transpose_v2_shared", "a tile in shared memory"),
+            Rung("transpose_v3_padded", "its rows 33 elements apart"),
+            Rung("transpose_v4_vector_swizzle", "16 bytes an access, swizzled"),
+            Rung("transpose_v5_streaming", "stores that stream", target=Target(0.93, "copy")),
+        ),
+        cases=(
+            *grid([*SHAPES, *WIDE, (0, 5), (5, 0)], FLOATS),
+            *grid([(37, 70), (144, 272)], OTHERS),
+            *grid([(19, 101), (48, 80)], FLOATS, values="nonfinite"),
+            *grid([(64, 96)], FLOATS, values="extreme"),
+        ),
+        bench=Case((16384, 16384)),
+        bench_cpu=Case((512, 512)),
+        cost=cost,
+        compiled=True,
+        outputs_exact=True,
+    ),
+)
