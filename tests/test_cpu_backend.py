@@ -344,7 +344,7 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=message) as caught:
         _fault(which)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
     text = str(caught.value)
     assert f"kernel {name}, launched at" in text
     source = (KERNELS / "faults.cu").read_text().splitlines()
@@ -447,7 +447,7 @@ def test_an_interrupt_ends_a_launch(built: dict[str, Path]) -> None:
     child.send_signal(signal.SIGINT)
     start = time.monotonic()
     output = child.communicate(timeout=20)[0]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
     assert child.returncode == 0
     assert output == "KeyboardInterrupt\n512.0\n"
 

@@ -79,6 +79,7 @@ def _common_flags(cuda_include: Path) -> list[str]:
         "-O2",
         "-g1",  # line tables, so that a fault can name its line
         "-fPIC",
+        "-fstack-clash-protection",  # a large local array must not jump over the guard of its stack
         "-fno-strict-aliasing",  # kernels reinterpret pointers, which nvcc allows
         "-fno-semantic-interposition",  # or no function of a shared library could be inlined
         "-ftls-model=initial-exec",

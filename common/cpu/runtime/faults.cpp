@@ -1,9 +1,8 @@
 // Signals in kernel code: an illegal address, a division by zero, a stack that overflows, or the
 // watchdog's order to stop. Each leaves the fiber for good and lets the launch report it.
 //
-// The handler only notes what happened and makes the thread continue in leave_after_fault(), on the
-// fiber's own stack, whose frames nobody will return to. All that takes memory or locks happens
-// later, on the worker's main stack.
+// The handler only notes what happened and lets the worker's main loop go on. All that takes memory
+// or locks happens there.
 #include "runtime.h"
 
 #include <dlfcn.h>
@@ -20,10 +19,6 @@ constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 struct sigaction previous[NSIG];
 void* const kNotTold = reinterpret_cast<void*>(~uintptr_t{0});
 
-[[noreturn]] void leave_after_fault() {
-  worker->abandon();
-}
-
 void* program_counter(const ucontext_t& context) {
 #if defined(__x86_64__)
   return reinterpret_cast<void*>(context.uc_mcontext.gregs[REG_RIP]);
@@ -32,36 +27,26 @@ void* program_counter(const ucontext_t& context) {
 #endif
 }
 
-void* stack_pointer(const ucontext_t& context) {
-#if defined(__x86_64__)
-  return reinterpret_cast<void*>(context.uc_mcontext.gregs[REG_RSP]);
-#else
-  return reinterpret_cast<void*>(context.uc_mcontext.sp);
-#endif
+bool in_kernel() {
+  return current && worker;
 }
 
-// The fiber that the signal came to, or null outside of kernels.
-const Fiber* running_fiber(const ucontext_t& context) {
-  return current && worker ? worker->fibers().holder(stack_pointer(context)) : nullptr;
-}
-
-void continue_in_leave_after_fault(ucontext_t& context, const Fiber& fiber) {
-  // Well below the top of the stack, where the first frames of the fiber are.
-  uintptr_t stack = reinterpret_cast<uintptr_t>(fiber.stack) + FiberPool::stack_bytes() - 16 * 1024;
-  stack &= ~uintptr_t{15};
+// Lets the OS thread go on in its worker's main loop when the handler returns. The stack pointer is
+// of no use for that: after an overflow, it may point anywhere.
+void leave_fiber_for_good(ucontext_t& context) {
+  void* main = worker->next_is_main();
 #if defined(__x86_64__)
-  context.uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&leave_after_fault);
-  context.uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(stack - 8);  // as after a call
+  context.uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&cudacpu_continue);
+  context.uc_mcontext.gregs[REG_RDI] = reinterpret_cast<greg_t>(main);
 #else
-  context.uc_mcontext.pc = reinterpret_cast<uintptr_t>(&leave_after_fault);
-  context.uc_mcontext.sp = stack;
+  context.uc_mcontext.pc = reinterpret_cast<uintptr_t>(&cudacpu_continue);
+  context.uc_mcontext.regs[0] = reinterpret_cast<uintptr_t>(main);
 #endif
 }
 
 void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
-  const Fiber* fiber = running_fiber(context);
-  if (!fiber) {
+  if (!in_kernel()) {
     // Not ours: the instruction runs again and meets the handler that was there before.
     sigaction(signal, &previous[signal], nullptr);
     return;
@@ -69,7 +54,7 @@ void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   // An address that is not canonical raises a general protection fault, which does not tell it.
   void* address = info->si_code == SI_KERNEL ? kNotTold : info->si_addr;
   worker->fault = {signal, address, program_counter(context), current};
-  continue_in_leave_after_fault(context, *fiber);
+  leave_fiber_for_good(context);
 }
 
 // Whether the address is code of the library that holds the kernel. Only there is it safe to leave
@@ -97,13 +82,12 @@ bool is_kernel_code(const void* pc, const Launch& launch) {
 
 void on_watch(int signal, siginfo_t*, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
-  const Fiber* fiber = running_fiber(context);
-  if (!fiber) return;
+  if (!in_kernel()) return;
   const Launch* launch = worker->launch();
   void* pc = program_counter(context);
   if (!launch || !launch->stopping() || !is_kernel_code(pc, *launch)) return;
   worker->fault = {signal, nullptr, pc, current};
-  continue_in_leave_after_fault(context, *fiber);
+  leave_fiber_for_good(context);
 }
 
 }  // namespace
@@ -156,7 +140,7 @@ std::string explain_fault(const Worker& worker) {
     case SIGBUS:
       if (fault.address == kNotTold)
         text = "illegal memory access at an address that cannot exist";
-      else if (worker.fibers().holder(fault.address))
+      else if (worker.fibers().is_guard(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);
       else if (address < 65536)

@@ -36,7 +36,7 @@ class KernelError : public std::runtime_error {
 // A stack and where it was left.
 struct Fiber {
   void* stack_pointer;
-  char* stack;  // lowest usable address; below it lies a guard page
+  char* stack;  // lowest usable address; below it, any access faults
   Fiber* next;  // in the free list
   unsigned number;
 };
@@ -52,8 +52,7 @@ class FiberPool {
   }
   // Takes all of them back, wherever they were; used after a launch that failed.
   void reset();
-  // The fiber whose stack, or the guard page below it, holds this address; or null.
-  const Fiber* holder(const void* address) const;
+  bool is_guard(const void* address) const;
   static size_t stack_bytes();
 
  private:
@@ -64,6 +63,9 @@ class FiberPool {
   std::vector<void*> mappings_;
   Fiber* free_ = nullptr;
 };
+
+// Goes on where a stack was left, for good.
+extern "C" [[noreturn]] void cudacpu_continue(void* stack_pointer);
 
 // ------------------------------------------------------------------ threads, warps, blocks
 
@@ -226,6 +228,7 @@ class Worker {
     return next();
   }
   [[noreturn]] void abandon();  // gives up everything that runs here
+  void* next_is_main();         // where to go on, to give up everything
   void poll(const Wait& wait);
   void sleep(unsigned nanoseconds, Site site);
   uint32_t active_mask(Site site);
@@ -262,7 +265,6 @@ class Worker {
     return first_unstarted_ < live_.size() && ready_.size == pollers_;
   }
   void* next();
-  void* next_is_main();
   void make_current(Thread* thread);
   bool take_block();
   void prepare_block(ResidentBlock& block, uint64_t position);

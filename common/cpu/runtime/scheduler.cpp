@@ -18,8 +18,6 @@ CUDACPU_THREAD_LOCAL dim3 gridDim;
 
 namespace cudacpu {
 
-extern "C" [[noreturn]] void cudacpu_continue(void* stack_pointer);
-
 CUDACPU_THREAD_LOCAL Thread* current = nullptr;
 CUDACPU_THREAD_LOCAL Worker* worker = nullptr;
 CUDACPU_THREAD_LOCAL bool entry_pending = false;
