@@ -1,0 +1,83 @@
+"""Day 22: tricks of shared memory."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, grid
+
+TITLE = "Tricks of shared memory"
+TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
+TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
+SOURCE = "shared_mem_tricks.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+SHAPES = [(1, 1), (1, 33), (3, 31), (5, 32), (127, 5), (129, 67), (4, 128), (131, 132), (2, 257)]
+DECAY = 0.9
+
+
+def inputs(case, draw):
+    return draw(*case.shape), DECAY
+
+
+def reference(x, decay):
+    y = torch.empty_like(x)
+    average = torch.zeros_like(x[:, 0]) if x.shape[1] else None
+    for c in range(x.shape[1]):
+        average = decay * average + (1 - decay) * x[:, c]
+        y[:, c] = average
+    return y
+
+
+def cost(case):
+    rows, cols = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    return Cost(bytes=2 * rows * cols * element, flops=3 * rows * cols)
+
+
+PROBLEMS = (
+    Problem(
+        name="running average",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("ema_v0_no_tile", "each thread along its row"),
+            Rung("ema_v1_conflict", "a tile, its columns in one bank"),
+            Rung("ema_v2_padded", "rows 33 words apart"),
+            Rung("ema_v3_swizzled", "columns exchanged by XOR"),
+            Rung("ema_v4_large_tile", "64 KB, 16 bytes an access"),
+            Rung("ema_v5_prefetch", "the next sub-tile on its way"),
+        ),
+        cases=(
+            *grid([*SHAPES, (0, 8), (4, 0)], FLOATS),
+            *grid([(3, 40)], FLOATS, values="offset"),
+            *grid([(37, 44)], FLOATS, values="nonfinite"),
+            *grid([(5, 60)], FLOATS, values="extreme"),
+        ),
+        bench=Case((1 << 20, 256)),
+        bench_cpu=Case((1024, 256)),
+        cost=cost,
+    ),
+)
+
+
+def ways(addresses):
+    """How many turns shared memory takes to serve words at these addresses: the most different
+    words in one bank."""
+    banks = [address % 32 for address in set(addresses)]
+    return max(banks.count(bank) for bank in banks)
+
+
+def show(operators, device):
+    """Counts the conflicts of each layout, and of reads with a stride."""
+    layouts = {
+        "conflict": lambda r, c: 32 * r + c,
+        "padded": lambda r, c: 33 * r + c,
+        "swizzled": lambda r, c: 32 * r + (c ^ r),
+    }
+    print("turns that a warp's access takes: along a row of the tile, and along a column")
+    for name, place in layouts.items():
+        row = max(ways([place(r, lane) for lane in range(32)]) for r in range(32))
+        column = max(ways([place(lane, c) for lane in range(32)]) for c in range(32))
+        print(f"  {name:<10}{row:>3}{column:>4}")
+    print("and with a stride, lane l at word stride · l")
+    for stride in (0, 1, 2, 3, 4, 8, 12, 16, 31, 32, 33):
+        print(f"  stride {stride:>2} {ways([stride * lane for lane in range(32)]):>4}")
