@@ -104,7 +104,8 @@ def _stripped(text: str) -> str:
 
 @every_day
 def test_readme_links_lead_somewhere(day: Day) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", readme(day)):
+    prose = re.sub(r"^```.*?^```$", "", readme(day), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", prose):
         assert (day.folder / target).exists(), f"{target} does not exist"
 
 
