@@ -65,6 +65,7 @@ def time_problem(
     ceilings: None where none are known (the CPU). A call that the host's clock times is held
     against none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
     that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
+    Raises MeasuringFault where PyTorch's own call fails.
     """
     case = problem.bench if backend.name == "cuda" else problem.bench_cpu
     seconds = 0.1 if quick or backend.name == "cpu" else 2.0
@@ -79,7 +80,13 @@ def time_problem(
         not_captured=problem.pytorch_not_captured,
         host_timed=any(rung.host_timed for rung in rungs.values()),
     )
-    contenders.append(_prepare(backend, plain, reference, inputs))
+    try:
+        contenders.append(_prepare(backend, plain, reference, inputs))
+    except RuntimeError as error:
+        raise MeasuringFault(
+            "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
+            f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
+        ) from error
     if problem.compiled and backend.name == "cuda" and not quick:
         compiled = torch.compile(problem.reference, dynamic=False)
         contenders.append(_prepare(backend, Rung(COMPILED, ""), compiled, inputs))

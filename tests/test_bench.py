@@ -59,6 +59,15 @@ def test_contenders_take_turns() -> None:
         assert result.pytorch_ms is not None and 3 < result.pytorch_ms < 30
 
 
+def test_pytorch_that_cannot_be_timed_is_named() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    one = problem(rungs=(Rung("first", ""),), pytorch=refuses)
+    with pytest.raises(bench.MeasuringFault, match="pytorch_not_captured: operation not perm"):
+        bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
+
+
 def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     calls_made = 0
 
