@@ -228,7 +228,7 @@ __global__ void conv1d_v3_shared_halo_kernel(const T* __restrict__ x, T* __restr
       tile[k] = element(x_row, start + k, job.n, job.padding, job.mode);
     }
     __syncthreads();  // the tile is complete before anybody multiplies
-// Taps are fetched ahead of their products: 3 times as fast as with the compiler's own choice.
+    // Taps are fetched ahead of their products: 3 times as fast as with the compiler's own choice.
 #pragma unroll 16
     for (int j = 0; j < taps; ++j) {
       sum += static_cast<float>(filter<T>()[j0 + j]) * tile[threadIdx.x + j];
