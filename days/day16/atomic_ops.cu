@@ -1,0 +1,410 @@
+// Day 16: atomics: histograms, a maximum of floats, a sum
+//
+//   counts[b] = number of i with x[i] == b, 0 <= b < bins    x: (n,) uint8, int32 or int64
+//   max       = the largest x[i], NaN if there is one         x: (n,) fp32
+//   sum       = sum_i x[i]                                    x: (n,) fp32
+//
+// Bytes: read x once; what is written is small. Operations: one atomic addition an element. Memory
+// delivers an H200 about 8 int32 a clock and multiprocessor, so atomics must not be slower.
+//
+//   histogram v1 global           an atomicAdd an element on counts in global memory
+//   histogram v2 shared_private   a histogram a block in shared memory, added up at the end
+//   histogram v3 warp_aggregated  lanes with the same bin send one of them, which adds their number
+//   histogram v4 lane_copies      up to 32 copies a block, so that lanes do not meet; wide loads
+//   max v1 compare_and_swap       the atomic that CUDA lacks, built from atomicCAS
+//   max v2 ordered_bits           floats as integers of the same order: atomicMax serves
+//   sum v1 shared_then_global     additions in any order: the last bits change from run to run
+//
+// Run: python run_day.py 16
+
+#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/tensor.cuh"
+
+constexpr int BLOCK = 512;  // four blocks fill a multiprocessor, and share few histograms
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+// Calls f with a zero of x's integer type.
+template <typename F>
+void dispatch_integer(const Tensor& x, F&& f) {
+  switch (x.scalar_type()) {
+    case ScalarType::Byte:
+      return f(uint8_t{});
+    case ScalarType::Int:
+      return f(int32_t{});
+    default:
+      return f(int64_t{});
+  }
+}
+
+// Checks the arguments of a histogram and makes its counts, all 0.
+Tensor make_counts(const Tensor& x, int64_t bins) {
+  check(x, "x").on_gpu().rank(1).contiguous().dtype(
+      {ScalarType::Byte, ScalarType::Int, ScalarType::Long});
+  STD_TORCH_CHECK(bins >= 1 && bins <= 2147483647, "bins: expected 1 to 2147483647, got ", bins);
+  return torch::stable::new_zeros(x, {bins}, ScalarType::Long);
+}
+
+// The blocks of `kernel` that the GPU can hold at a time, or fewer if there is less work.
+template <typename Kernel>
+unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_bytes,
+                       int64_t blocks_of_work) {
+  int multiprocessors = 0, per_multiprocessor = 0;
+  check_cuda(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_index(x)),
+      "cudaDeviceGetAttribute");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
+                                                           shared_bytes),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const int64_t resident = int64_t{multiprocessors} * per_multiprocessor;
+  return static_cast<unsigned>(blocks_of_work < resident ? blocks_of_work : resident);
+}
+
+// Shared memory that a block may ask for: 227 KB on Hopper.
+size_t shared_limit(const Tensor& x) {
+  int limit = 0;
+  check_cuda(
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
+      "cudaDeviceGetAttribute");
+  return limit;
+}
+
+// A value that is no bin, negative ones too, becomes a bin that lies behind all others.
+template <typename T>
+__device__ unsigned bin_of(T value, unsigned bins) {
+  return static_cast<uint64_t>(value) < bins ? static_cast<unsigned>(value) : bins;
+}
+
+// counts is int64, as PyTorch has it. CUDA adds unsigned 64-bit integers: the same bits.
+__device__ void add_to_count(int64_t* counts, unsigned bin, unsigned number) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(counts) + bin,
+            static_cast<unsigned long long>(number));
+}
+
+// ---------------------------------------------------------------------------------------------
+// histogram v1: every element is one atomic addition in global memory, which means in the L2
+// cache: that is where the units sit which do it. With few bins they all want the same address.
+
+template <typename T>
+__global__ void histogram_v1_global_kernel(const T* __restrict__ x, int64_t* counts, int64_t n,
+                                           unsigned bins) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i >= n) return;
+  const unsigned bin = bin_of(x[i], bins);
+  if (bin < bins) add_to_count(counts, bin, 1);
+}
+
+Tensor histogram_v1_global(const Tensor& x, int64_t bins) {
+  const Tensor counts = make_counts(x, bins);
+  const DeviceGuard guard(x);
+  const int64_t n = x.numel();
+  if (n == 0) return counts;  // a grid of no blocks is an error
+  dispatch_integer(x, [&](auto zero) {
+    using T = decltype(zero);
+    histogram_v1_global_kernel<T>
+        <<<grid_size(ceil_div<int64_t>(n, BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
+            data<T>(x), mutable_data<int64_t>(counts), n, static_cast<unsigned>(bins));
+  });
+  check_launch("histogram_v1_global");
+  return counts;
+}
+
+// ---------------------------------------------------------------------------------------------
+// histogram v2 against v1: each block counts in a histogram of its own, in shared memory, where an
+// atomic takes a few clocks and only the threads of this block compete. At its end it adds each
+// bin to the one in global memory: bins × blocks global atomics instead of n.
+
+// v2 and v3 differ in how a warp adds 32 bins to the block's histogram.
+struct EachLane {
+  __device__ static void add(unsigned* histogram, unsigned bin, unsigned bins) {
+    if (bin < bins) atomicAdd(&histogram[bin], 1u);
+  }
+};
+
+template <typename T, typename Add>
+__global__ void histogram_shared_kernel(const T* __restrict__ x, int64_t* counts, int64_t n,
+                                        unsigned bins) {
+  extern __shared__ unsigned histogram[];  // [0, bins)
+  for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK) histogram[bin] = 0;
+  __syncthreads();  // all bins are 0 before anybody counts
+
+  // `start` is the same for the whole block, so that no lane leaves the loop before another.
+  const int64_t stride = int64_t{gridDim.x} * BLOCK;
+  for (int64_t start = int64_t{blockIdx.x} * BLOCK; start < n; start += stride) {
+    const int64_t i = start + threadIdx.x;
+    Add::add(histogram, i < n ? bin_of(x[i], bins) : bins, bins);
+  }
+
+  __syncthreads();  // all have counted before the histogram is read
+  for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK) {
+    if (histogram[bin] > 0) add_to_count(counts, bin, histogram[bin]);
+  }
+}
+
+template <typename Add>
+Tensor histogram_shared(const Tensor& x, int64_t bins, const char* name) {
+  const size_t bytes = bins * sizeof(unsigned);
+  // Too many bins for a block: then there is so little contention that v1 does well.
+  if (bins < 1 || bytes > shared_limit(x)) return histogram_v1_global(x, bins);
+  const Tensor counts = make_counts(x, bins);
+  const DeviceGuard guard(x);
+  const int64_t n = x.numel();
+  if (n == 0) return counts;
+  dispatch_integer(x, [&](auto zero) {
+    using T = decltype(zero);
+    const auto kernel = histogram_shared_kernel<T, Add>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+    const unsigned grid = resident_grid(x, kernel, BLOCK, bytes, ceil_div<int64_t>(n, BLOCK));
+    kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), mutable_data<int64_t>(counts), n,
+                                                      static_cast<unsigned>(bins));
+  });
+  check_launch(name);
+  return counts;
+}
+
+Tensor histogram_v2_shared_private(const Tensor& x, int64_t bins) {
+  return histogram_shared<EachLane>(x, bins, "histogram_v2_shared_private");
+}
+
+// ---------------------------------------------------------------------------------------------
+// histogram v3 against v2: the lanes of a warp look first which of them have the same bin. The
+// lowest lane of each such group adds their number; the others have nothing to do.
+
+struct WarpAggregated {
+  __device__ static void add(unsigned* histogram, unsigned bin, unsigned bins) {
+    // Bit l of `same` is set if lane l has this lane's bin. All 32 lanes must take part.
+    const unsigned same = __match_any_sync(FULL_WARP, bin);
+    const int leader = __ffs(same) - 1;  // the lowest of them
+    if (threadIdx.x % 32 == leader && bin < bins) atomicAdd(&histogram[bin], __popc(same));
+  }
+};
+
+Tensor histogram_v3_warp_aggregated(const Tensor& x, int64_t bins) {
+  return histogram_shared<WarpAggregated>(x, bins, "histogram_v3_warp_aggregated");
+}
+
+// ---------------------------------------------------------------------------------------------
+// histogram v4 against v2: instead of finding out which lanes collide, keep them apart. A block has
+// up to 32 copies of each bin, side by side, and lane l counts in copy l: whatever the bins are,
+// the 32 lanes touch 32 different banks. And x comes in pieces of 16 bytes, four in flight.
+
+constexpr int BLOCK_V4 = 1024;
+constexpr int LOADS = 4;
+constexpr size_t SHARED_V4 = 112 * 1024;  // bytes; two blocks of 1024 threads on a multiprocessor
+
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_V4)
+    histogram_v4_lane_copies_kernel(const T* __restrict__ x, int64_t* counts, int64_t n, int head,
+                                    unsigned bins, unsigned copies) {
+  extern __shared__ unsigned histogram[];  // [bin][copy]: bins × copies, copies a power of two
+  for (unsigned i = threadIdx.x; i < bins * copies; i += BLOCK_V4) histogram[i] = 0;
+  __syncthreads();  // all bins are 0 before anybody counts
+
+  unsigned* mine = histogram + threadIdx.x % copies;
+  const auto count = [&](T value) {
+    const unsigned bin = bin_of(value, bins);
+    if (bin < bins) atomicAdd(&mine[bin * copies], 1u);
+  };
+
+  constexpr int N = Pack<T>::N;
+  constexpr int64_t TILE = int64_t{BLOCK_V4} * LOADS;  // packs
+  const auto* packs = reinterpret_cast<const Pack<T>*>(x + head);
+  const int64_t tiles = (n - head) / (TILE * N);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    Pack<T> pack[LOADS];
+#pragma unroll
+    for (int k = 0; k < LOADS; ++k) pack[k] = packs[tile * TILE + k * BLOCK_V4 + threadIdx.x];
+#pragma unroll
+    for (int k = 0; k < LOADS; ++k) {
+      for (int i = 0; i < N; ++i) count(pack[k].at[i]);
+    }
+  }
+  // What no tile covers, one by one: the head, and less than a tile at the end.
+  const int64_t thread = int64_t{blockIdx.x} * BLOCK_V4 + threadIdx.x;
+  if (thread < head) count(x[thread]);
+  const int64_t threads = int64_t{gridDim.x} * BLOCK_V4;
+  for (int64_t i = head + tiles * TILE * N + thread; i < n; i += threads) count(x[i]);
+
+  __syncthreads();  // all have counted before the histogram is read
+  for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK_V4) {
+    unsigned total = 0;
+    for (unsigned c = 0; c < copies; ++c) {
+      // Thread t starts with copy t: a warp that read one copy of 32 bins would read one bank.
+      total += histogram[bin * copies + (c + threadIdx.x) % copies];
+    }
+    if (total > 0) add_to_count(counts, bin, total);
+  }
+}
+
+Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
+  const size_t limit = shared_limit(x);
+  if (bins < 1 || bins * sizeof(unsigned) > limit) return histogram_v1_global(x, bins);
+  const Tensor counts = make_counts(x, bins);
+  const DeviceGuard guard(x);
+  const int64_t n = x.numel();
+  if (n == 0) return counts;
+  unsigned copies = 32;
+  while (copies > 1 && bins * copies * sizeof(unsigned) > SHARED_V4) copies /= 2;
+  const size_t bytes = bins * copies * sizeof(unsigned);
+  dispatch_integer(x, [&](auto zero) {
+    using T = decltype(zero);
+    // A slice such as x[1:] starts up to 15 bytes before a multiple of 16.
+    const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
+    const int head = static_cast<int>(before < n ? before : n);
+    const auto kernel = histogram_v4_lane_copies_kernel<T>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+    const int64_t work = ceil_div<int64_t>(n, BLOCK_V4 * LOADS * Pack<T>::N);
+    const unsigned grid = resident_grid(x, kernel, BLOCK_V4, bytes, work);
+    kernel<<<grid, BLOCK_V4, bytes, current_stream(x)>>>(
+        data<T>(x), mutable_data<int64_t>(counts), n, head, static_cast<unsigned>(bins), copies);
+  });
+  check_launch("histogram_v4_lane_copies");
+  return counts;
+}
+
+// ---------------------------------------------------------------------------------------------
+// max v1: CUDA has no atomicMax for floats. Any atomic can be built from compare-and-swap: read the
+// old value, work out the new one, store it only if the old one is still there, else begin again.
+
+// Whether a takes the place of b as the maximum. NaN does, and then stays, as in PyTorch.
+__device__ bool beats(float a, float b) {
+  return a > b || (a != a && b == b);  // only NaN differs from itself
+}
+
+__device__ void atomic_max(float* max, float value) {
+  auto* word = reinterpret_cast<unsigned*>(max);  // atomicCAS compares bits
+  unsigned seen = *word;  // may be out of date: then the swap fails, and says what is there
+  while (beats(value, __uint_as_float(seen))) {
+    const unsigned found = atomicCAS(word, seen, __float_as_uint(value));
+    if (found == seen) return;  // nobody came between
+    seen = found;
+  }
+}
+
+__global__ void max_v1_compare_and_swap_kernel(const float* __restrict__ x, float* max, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i < n) atomic_max(max, x[i]);
+}
+
+void check_for_max(const Tensor& x) {
+  check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float});
+  STD_TORCH_CHECK(x.numel() > 0, "x: expected at least one element, no elements have no maximum");
+}
+
+Tensor max_v1_compare_and_swap(const Tensor& x) {
+  check_for_max(x);
+  const DeviceGuard guard(x);
+  Tensor max = torch::stable::new_empty(x, {});
+  torch::stable::fill_(max, -INFINITY);
+  const int64_t n = x.numel();
+  max_v1_compare_and_swap_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK), "x"), BLOCK, 0,
+                                   current_stream(x)>>>(data<float>(x), mutable_data<float>(max),
+                                                        n);
+  check_launch("max_v1_compare_and_swap");
+  return max;
+}
+
+// ---------------------------------------------------------------------------------------------
+// max v2 against v1: no loop. The bits of positive floats, read as integers, are in the same order
+// as the floats; those of negative ones are in the opposite order. One operation mends that, and
+// atomicMax for unsigned integers does the rest, once a warp.
+
+// a < b as floats exactly if key_of(a) < key_of(b) as integers; NaN has the largest key.
+__device__ unsigned key_of(float value) {
+  if (value != value) return 0xffffffffu;
+  const unsigned bits = __float_as_uint(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ float value_of(unsigned key) {
+  if (key == 0xffffffffu) return NAN;
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+__global__ void max_v2_ordered_bits_kernel(const float* __restrict__ x, unsigned* key, int64_t n) {
+  unsigned mine = 0;  // below the key of -inf
+  const int64_t threads = int64_t{gridDim.x} * BLOCK;
+  for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) {
+    mine = max(mine, key_of(x[i]));
+  }
+  mine = __reduce_max_sync(FULL_WARP, mine);  // of the warp's 32 keys, in each lane
+  if (threadIdx.x % 32 == 0) atomicMax(key, mine);
+}
+
+__global__ void max_v2_ordered_bits_decode_kernel(const unsigned* key, float* max) {
+  *max = value_of(*key);
+}
+
+Tensor max_v2_ordered_bits(const Tensor& x) {
+  check_for_max(x);
+  const DeviceGuard guard(x);
+  Tensor max = torch::stable::new_empty(x, {});
+  const Tensor key = torch::stable::new_zeros(x, {}, ScalarType::Int);  // below all keys
+  const int64_t n = x.numel();
+  const unsigned grid =
+      resident_grid(x, max_v2_ordered_bits_kernel, BLOCK, 0, ceil_div<int64_t>(n, BLOCK));
+  max_v2_ordered_bits_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x),
+                                                                    mutable_data<unsigned>(key), n);
+  check_launch("max_v2_ordered_bits");
+  max_v2_ordered_bits_decode_kernel<<<1, 1, 0, current_stream(x)>>>(data<unsigned>(key),
+                                                                    mutable_data<float>(max));
+  check_launch("max_v2_ordered_bits_decode");
+  return max;
+}
+
+// ---------------------------------------------------------------------------------------------
+// sum v1: three levels, each with fewer competitors than the one before: a thread adds up in its
+// register, the threads of a block in shared memory, the blocks in global memory. Which block comes
+// first is a matter of chance, and so is how the additions round.
+
+__global__ void sum_v1_shared_then_global_kernel(const float* __restrict__ x, float* sum,
+                                                 int64_t n) {
+  __shared__ float of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();  // it is 0 before anybody adds
+
+  float mine = 0;
+  const int64_t threads = int64_t{gridDim.x} * BLOCK;
+  for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) mine += x[i];
+  atomicAdd(&of_block, mine);
+
+  __syncthreads();  // all 512 have added before thread 0 reads
+  if (threadIdx.x == 0) atomicAdd(sum, of_block);
+}
+
+Tensor sum_v1_shared_then_global(const Tensor& x) {
+  check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float});
+  const DeviceGuard guard(x);
+  const Tensor sum = torch::stable::new_zeros(x, {});
+  const int64_t n = x.numel();
+  if (n == 0) return sum;
+  const unsigned grid =
+      resident_grid(x, sum_v1_shared_then_global_kernel, BLOCK, 0, ceil_div<int64_t>(n, BLOCK));
+  sum_v1_shared_then_global_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(sum), n);
+  check_launch("sum_v1_shared_then_global");
+  return sum;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+STABLE_TORCH_LIBRARY(day16, m) {
+  m.def("histogram_v1_global(Tensor x, int bins) -> Tensor");
+  m.def("histogram_v2_shared_private(Tensor x, int bins) -> Tensor");
+  m.def("histogram_v3_warp_aggregated(Tensor x, int bins) -> Tensor");
+  m.def("histogram_v4_lane_copies(Tensor x, int bins) -> Tensor");
+  m.def("max_v1_compare_and_swap(Tensor x) -> Tensor");
+  m.def("max_v2_ordered_bits(Tensor x) -> Tensor");
+  m.def("sum_v1_shared_then_global(Tensor x) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day16, CUDA, m) {
+  m.impl("histogram_v1_global", TORCH_BOX(&histogram_v1_global));
+  m.impl("histogram_v2_shared_private", TORCH_BOX(&histogram_v2_shared_private));
+  m.impl("histogram_v3_warp_aggregated", TORCH_BOX(&histogram_v3_warp_aggregated));
+  m.impl("histogram_v4_lane_copies", TORCH_BOX(&histogram_v4_lane_copies));
+  m.impl("max_v1_compare_and_swap", TORCH_BOX(&max_v1_compare_and_swap));
+  m.impl("max_v2_ordered_bits", TORCH_BOX(&max_v2_ordered_bits));
+  m.impl("sum_v1_shared_then_global", TORCH_BOX(&sum_v1_shared_then_global));
+}
