@@ -1,0 +1,66 @@
+"""Day 17: scan, also called prefix sum."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Scan (prefix sum)"
+TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
+TOPICS = ("scan", "prefix sum", "shared memory", "warps", "decoupled look-back")
+SOURCE = "prefix_sum.cu"
+
+# Floats are uniform in [0, 1): where sums cancel, the order of the additions shows in their last
+# bits, and PyTorch adds in another order than any of these.
+SIZES = [(1,), (2,), (31,), (1023,), (1024,), (1025,), (12287,), (12289,), (0,)]
+FOUR_BYTES = ("float32", "int32")
+
+
+def inputs(exclusive):
+    return lambda case, draw: (draw(*case.shape), exclusive)
+
+
+def reference(x, exclusive):
+    if exclusive:
+        x = torch.cat([x.new_zeros(1), x])[: x.numel()]
+    return torch.cumsum(x, dim=0, dtype=x.dtype)
+
+
+def cost(case):
+    (n,) = case.shape
+    return Cost(bytes=2 * n * getattr(torch, case.dtype).itemsize, flops=n)
+
+
+def scan(name, exclusive, target):
+    return Problem(
+        name=name,
+        inputs=inputs(exclusive),
+        reference=reference,
+        pytorch=lambda x, exclusive: torch.cumsum(x, dim=0),
+        rungs=(
+            Rung("scan_v1_hillis_steele", "log2 steps over a tile", dtypes=FOUR_BYTES),
+            Rung("scan_v2_blelloch", "up and down a tree", dtypes=FOUR_BYTES),
+            Rung("scan_v3_three_kernel", "totals, offsets, scan"),
+            Rung(
+                "scan_v4_look_back",
+                "one pass, offsets from the tiles before",
+                not_repeatable="which tiles' sums are added first depends on which are ready",
+                target=target,
+            ),
+        ),
+        cases=(
+            *grid(SIZES, ["int32"], values="extreme"),
+            *grid([(1,), (1025,), (12289,)], ["float32"], values="uniform"),
+            *grid([(1025,), (12289,)], ["float16", "bfloat16"], values="uniform"),
+            *grid([(3001,)], ["float32", "float16"], values="nonfinite"),
+            *grid([(30_011,)], ["int32"]),
+        ),
+        bench=Case((1 << 28,), values="uniform"),
+        bench_cpu=Case((1 << 16,), values="uniform"),
+        cost=cost,
+    )
+
+
+PROBLEMS = (
+    scan("inclusive", False, Target(1.3, "pytorch")),
+    scan("exclusive", True, None),
+)
