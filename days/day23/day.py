@@ -1,0 +1,158 @@
+"""Day 23: warp shuffles: lanes that read each other's registers."""
+
+import torch
+from torch.nn.functional import pad
+
+from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
+
+TITLE = "Warp shuffles"
+TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions without shared memory"
+TOPICS = ("warps", "shuffles", "reduction", "scan", "votes", "broadcast")
+SOURCE = "warp_shuffle.cu"
+
+HALVES = ["float16", "bfloat16"]
+FLOATS = ["float32", *HALVES]
+SHAPES = [(1, 1), (3, 31), (33, 32), (7, 33), (5, 257), (2, 1023), (3, 1024), (2, 1025)]
+EMPTY = [(0, 5), (5, 0)]
+
+
+def matrix(case, draw):
+    return (draw(*case.shape),)
+
+
+def matrix_cost(read, written):
+    """Bytes of so many matrices; rows are not counted."""
+
+    def of_case(case):
+        elements = case.shape[0] * case.shape[1]
+        element = getattr(torch, case.dtype).itemsize
+        return Cost(bytes=(read + written) * elements * element, flops=elements)
+
+    return of_case
+
+
+def row_sum(x):
+    return x.sum(dim=1)
+
+
+# ------------------------------------------------------------------ scan, votes, broadcast
+
+
+def segments(case, draw):
+    n, width = case.shape
+    return draw(n), width
+
+
+def segment_scan(x, width):
+    padded = pad(x, (0, -x.numel() % width)).view(-1, width)
+    return padded.cumsum(dim=1).flatten()[: x.numel()]
+
+
+def segments_cost(case):
+    n, _ = case.shape
+    return Cost(bytes=2 * n * getattr(torch, case.dtype).itemsize, flops=n)
+
+
+def compact(x):
+    keep = x > 0
+    order = torch.argsort(keep.to(torch.int8), dim=1, descending=True, stable=True)
+    return torch.where(keep, x, 0).gather(1, order), keep.sum(dim=1)
+
+
+def matrix_and_factors(case, draw):
+    rows, _ = case.shape
+    return draw(*case.shape), draw(rows)
+
+
+def scale_rows(x, s):
+    return x * s[:, None]
+
+
+def row_sums(name, cases, bench):
+    return Problem(
+        name=name,
+        inputs=matrix,
+        reference=row_sum,
+        rungs=(
+            Rung("row_sum_v1_shared", "a block a row, a tree in shared memory"),
+            Rung("row_sum_v2_shuffle_down", "a warp a row, the tree in registers"),
+            Rung("row_sum_v3_butterfly", "every lane gets the sum"),
+            Rung("row_sum_v4_vectorised", "four 16-byte loads", target=Target(0.95, "read")),
+        ),
+        cases=cases,
+        bench=bench,
+        bench_cpu=Case((128, 1024), bench.dtype),
+        cost=matrix_cost(read=1, written=0),
+        compiled=True,
+    )
+
+
+PROBLEMS = (
+    row_sums(
+        "row_sum",
+        (
+            *grid(SHAPES + EMPTY, ["float32"]),
+            *grid([(3, 5003)], ["float32"]),
+            *grid([(40, 300)], ["float32"], values="nonfinite"),
+            *grid([(9, 129)], ["float32"], values="offset"),
+        ),
+        Case((262144, 1024)),
+    ),
+    row_sums(
+        "row_sum of halves",
+        (
+            *grid(SHAPES + EMPTY, HALVES),
+            *grid([(40, 300)], HALVES, values="nonfinite"),
+            *grid([(9, 129)], HALVES, values="offset"),
+        ),
+        Case((262144, 2048), "bfloat16"),
+    ),
+    Problem(
+        name="segment_scan",
+        inputs=segments,
+        reference=segment_scan,
+        rungs=(Rung("segment_scan", "shuffle up, with a width and a mask"),),
+        cases=(
+            *grid(
+                [(1, 32), (31, 32), (33, 16), (257, 8), (1025, 4), (1000, 2)],
+                FLOATS,
+                values="uniform",
+            ),
+            *grid([(7, 1), (0, 8), (1003, 32)], FLOATS, values="uniform"),
+            *grid([(300, 8)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((1 << 28, 32), values="uniform"),
+        bench_cpu=Case((1 << 15, 32), values="uniform"),
+        cost=segments_cost,
+        tolerance=Tolerance(ulps=64, why="sums that cancel, added in another order than PyTorch's"),
+    ),
+    Problem(
+        name="compact",
+        inputs=matrix,
+        reference=compact,
+        rungs=(Rung("compact", "a ballot tells each lane its place"),),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(9, 100)], FLOATS, values="extreme"),
+            *grid([(9, 100)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((65536, 1024)),
+        bench_cpu=Case((64, 1024)),
+        cost=matrix_cost(read=1, written=1),
+        outputs_exact=True,
+    ),
+    Problem(
+        name="scale_rows",
+        inputs=matrix_and_factors,
+        reference=scale_rows,
+        rungs=(Rung("scale_rows", "one lane's factor for all"),),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(40, 40)], FLOATS, values="nonfinite"),
+        ),
+        bench=Case((262144, 1024)),
+        bench_cpu=Case((128, 1024)),
+        cost=matrix_cost(read=1, written=1),
+        compiled=True,
+    ),
+)

@@ -1,0 +1,337 @@
+// Day 23: warp shuffles: lanes that read each other's registers
+//
+//   row_sum         y[r] = sum_c x[r, c]                        x: (rows, cols), y: (rows,)
+//   segment_scan    y[i] = sum of x from the start of i's segment of `width` elements up to i
+//   compact         the positive elements of each row first, in their order, then zeros
+//   scale_rows      y[r, c] = s[r] · x[r, c]
+//
+// Bytes of row_sum: read x once, rows · cols · sizeof(T); 262144×1024 fp32 are 1.1 GB. Operations:
+// one addition an element. The memory bus is the limit, unless the additions wait for each other.
+//
+//   row_sum v1 shared        a block a row, a tree in shared memory: 9 barriers (day 5)
+//   row_sum v2 shuffle_down  a warp a row, the tree in registers: no barrier, no shared memory
+//   row_sum v3 butterfly     with xor instead of down every lane ends with the sum
+//   row_sum v4 vectorised    16 bytes a load, four loads in flight
+//   segment_scan             __shfl_up_sync with a width, and a mask for a warp that is not full
+//   compact                  __ballot_sync: 32 answers in one word
+//   scale_rows               __shfl_sync: one lane's number for all
+//
+// Run: python run_day.py 23
+
+#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/tensor.cuh"
+#include "common/cuda/tree_reduce.cuh"  // taught in day 5
+
+// Bit l stands for lane l: these are the lanes that take part. Each of them must make the call.
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+constexpr int BLOCK = 256;
+constexpr int WARPS = BLOCK / 32;  // rows a block, where a warp has a row
+
+// ---------------------------------------------------------------------------------------------
+// row_sum v1: day 5's tree. 256 threads share a row, and 8 levels need a barrier each.
+
+template <typename T>
+__global__ void row_sum_v1_shared_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t cols) {
+  __shared__ float partial[BLOCK];
+  const T* row = x + blockIdx.x * cols;
+  float sum = 0;
+  for (int64_t c = threadIdx.x; c < cols; c += BLOCK) sum += static_cast<float>(row[c]);
+  partial[threadIdx.x] = sum;
+  sum = tree_reduce(partial, [](float a, float b) { return a + b; });
+  if (threadIdx.x == 0) y[blockIdx.x] = static_cast<T>(sum);
+}
+
+// Checks x (rows, cols) and makes y (rows,).
+Tensor make_row_sums(const Tensor& x) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  return torch::stable::new_empty(x, {x.size(0)});
+}
+
+Tensor row_sum_v1_shared(const Tensor& x) {
+  Tensor y = make_row_sums(x);
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  if (rows == 0) return y;  // a grid of no blocks is an error
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    row_sum_v1_shared_kernel<T><<<grid_size(rows, "x"), BLOCK, 0, current_stream(x)>>>(
+        data<T>(x), mutable_data<T>(y), cols);
+  });
+  check_launch("row_sum_v1_shared");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// row_sum v2 against v1: a warp has a row for itself. Its 32 lanes execute together and can read
+// each other's registers, so the tree needs neither shared memory nor barriers.
+
+// The sum of the 32 lanes' values, in lane 0. Lane l adds what lane l + half holds; the lanes for
+// which there is none get their own value back, and what they then compute is never used.
+__device__ float warp_sum_down(float value) {
+  for (int half = 16; half > 0; half /= 2) value += __shfl_down_sync(FULL_WARP, value, half);
+  return value;
+}
+
+template <typename T>
+__global__ void row_sum_v2_shuffle_down_kernel(const T* __restrict__ x, T* __restrict__ y,
+                                               int64_t rows, int64_t cols) {
+  const int lane = threadIdx.x % 32;
+  const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
+  if (r >= rows) return;  // the whole warp leaves, so no shuffle waits for it
+  float sum = 0;
+  for (int64_t c = lane; c < cols; c += 32) sum += static_cast<float>(x[r * cols + c]);
+  sum = warp_sum_down(sum);
+  if (lane == 0) y[r] = static_cast<T>(sum);
+}
+
+Tensor row_sum_v2_shuffle_down(const Tensor& x) {
+  Tensor y = make_row_sums(x);
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  if (rows == 0) return y;
+  const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    row_sum_v2_shuffle_down_kernel<T>
+        <<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), rows, cols);
+  });
+  check_launch("row_sum_v2_shuffle_down");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// row_sum v3 against v2: lane l adds what lane l ^ half holds. Every step pairs the lanes both
+// ways, so all 32 end with the sum, for the same five instructions: a sum and a broadcast in one.
+
+__device__ float warp_sum(float value) {
+  for (int half = 16; half > 0; half /= 2) value += __shfl_xor_sync(FULL_WARP, value, half);
+  return value;
+}
+
+template <typename T>
+__global__ void row_sum_v3_butterfly_kernel(const T* __restrict__ x, T* __restrict__ y,
+                                            int64_t rows, int64_t cols) {
+  const int lane = threadIdx.x % 32;
+  const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
+  if (r >= rows) return;
+  float sum = 0;
+  for (int64_t c = lane; c < cols; c += 32) sum += static_cast<float>(x[r * cols + c]);
+  sum = warp_sum(sum);  // a mean, a norm, a softmax could go on from here in every lane
+  if (lane == 0) y[r] = static_cast<T>(sum);
+}
+
+Tensor row_sum_v3_butterfly(const Tensor& x) {
+  Tensor y = make_row_sums(x);
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  if (rows == 0) return y;
+  const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    row_sum_v3_butterfly_kernel<T>
+        <<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), rows, cols);
+  });
+  check_launch("row_sum_v3_butterfly");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// row_sum v4 against v2: a lane loads 16 bytes at a time, and four such pieces before it adds the
+// first. What keeps memory busy is bytes on the way: 32 lanes × 4 × 16 bytes = 2 KB a warp.
+
+constexpr int LOADS = 4;
+
+template <typename T>
+__global__ void row_sum_v4_vectorised_kernel(const T* __restrict__ x, T* __restrict__ y,
+                                             int64_t rows, int64_t cols) {
+  constexpr int N = Pack<T>::N;
+  constexpr int PIECE = 32 * LOADS;  // packs that the warp loads at a time
+  const int lane = threadIdx.x % 32;
+  const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
+  if (r >= rows) return;
+  const T* row = x + r * cols;
+  // Elements before the first multiple of 16 bytes: a row may start anywhere.
+  const int64_t before = -reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T);
+  const int64_t head = before < cols ? before : cols;
+  const auto* packs = reinterpret_cast<const Pack<T>*>(row + head);
+  const int64_t pieces = (cols - head) / (PIECE * N);
+
+  float sums[N] = {};  // N additions that do not wait for each other
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    Pack<T> pack[LOADS];
+#pragma unroll
+    for (int k = 0; k < LOADS; ++k) pack[k] = packs[piece * PIECE + k * 32 + lane];
+#pragma unroll
+    for (int k = 0; k < LOADS; ++k) {
+      for (int i = 0; i < N; ++i) sums[i] += static_cast<float>(pack[k].at[i]);
+    }
+  }
+  if (lane < head) sums[0] += static_cast<float>(row[lane]);
+  for (int64_t c = head + pieces * PIECE * N + lane; c < cols; c += 32) {
+    sums[0] += static_cast<float>(row[c]);  // less than a piece is left
+  }
+
+  for (int i = 1; i < N; ++i) sums[0] += sums[i];
+  const float sum = warp_sum(sums[0]);
+  if (lane == 0) y[r] = static_cast<T>(sum);
+}
+
+Tensor row_sum_v4_vectorised(const Tensor& x) {
+  Tensor y = make_row_sums(x);
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  if (rows == 0) return y;
+  const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    row_sum_v4_vectorised_kernel<T>
+        <<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), rows, cols);
+  });
+  check_launch("row_sum_v4_vectorised");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// segment_scan: __shfl_up_sync hands a lane the register `distance` lanes below. Its last argument
+// cuts the warp into segments of `width` lanes that do not see each other.
+
+template <typename T>
+__global__ void segment_scan_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n,
+                                    int width) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  // Who is left after the `if`? All 32 answer while all 32 are still there. A mask that names a
+  // lane which has left is an error; __activemask() would only say who happens to be here.
+  const unsigned mask = __ballot_sync(FULL_WARP, i < n);
+  if (i >= n) return;
+  const int place = threadIdx.x % width;  // within the segment
+  float sum = static_cast<float>(x[i]);
+  for (int distance = 1; distance < width; distance *= 2) {
+    const float below = __shfl_up_sync(mask, sum, distance, width);
+    if (place >= distance) sum = below + sum;  // else there is none, and `below` is our own sum
+  }
+  y[i] = static_cast<T>(sum);
+}
+
+Tensor segment_scan(const Tensor& x, int64_t width) {
+  check(x, "x").on_gpu().floating().rank(1).contiguous();
+  STD_TORCH_CHECK(width >= 1 && width <= 32 && (width & (width - 1)) == 0,
+                  "width: expected a power of two from 1 to 32, got ", width);
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::empty_like(x);
+  const int64_t n = x.numel();
+  if (n == 0) return y;
+  const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    segment_scan_kernel<T><<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), n,
+                                                                  static_cast<int>(width));
+  });
+  check_launch("segment_scan");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// compact: each lane asks a question about its element, and the ballot shows all lanes all 32
+// answers. The number of 1s below its own bit is an element's place: a scan in one instruction.
+
+template <typename T>
+__global__ void compact_kernel(const T* __restrict__ x, T* __restrict__ y,
+                               int64_t* __restrict__ counts, int64_t rows, int64_t cols) {
+  const int lane = threadIdx.x % 32;
+  const unsigned lanes_below = (1u << lane) - 1;
+  const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
+  if (r >= rows) return;
+  const T* x_row = x + r * cols;
+  T* y_row = y + r * cols;
+
+  int64_t kept = 0;  // positive elements so far; the same in all lanes
+  for (int64_t start = 0; start < cols; start += 32) {
+    const int64_t c = start + lane;
+    // Lanes beyond the end stay and vote no: the loop ends for all lanes at once.
+    const T value = c < cols ? x_row[c] : static_cast<T>(0.0f);
+    const bool keep = static_cast<float>(value) > 0;
+    const unsigned votes = __ballot_sync(FULL_WARP, keep);
+    if (keep) y_row[kept + __popc(votes & lanes_below)] = value;
+    kept += __popc(votes);
+  }
+  for (int64_t c = kept + lane; c < cols; c += 32) y_row[c] = static_cast<T>(0.0f);
+  if (lane == 0) counts[r] = kept;
+}
+
+std::tuple<Tensor, Tensor> compact(const Tensor& x) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  Tensor y = torch::stable::empty_like(x);
+  Tensor counts = torch::stable::new_empty(x, {rows}, ScalarType::Long);
+  if (rows == 0) return {y, counts};
+  const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    compact_kernel<T><<<grid, BLOCK, 0, current_stream(x)>>>(
+        data<T>(x), mutable_data<T>(y), mutable_data<int64_t>(counts), rows, cols);
+  });
+  check_launch("compact");
+  return {y, counts};
+}
+
+// ---------------------------------------------------------------------------------------------
+// scale_rows: a warp has 32 rows and 32 lanes. Each lane loads one row's factor, all in one access;
+// row by row __shfl_sync then hands one lane's factor to all.
+
+template <typename T>
+__global__ void scale_rows_kernel(const T* __restrict__ x, const T* __restrict__ s,
+                                  T* __restrict__ y, int64_t rows, int64_t cols) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first = (int64_t{blockIdx.x} * WARPS + threadIdx.x / 32) * 32;
+  const float mine = first + lane < rows ? static_cast<float>(s[first + lane]) : 0.0f;
+  for (int k = 0; k < 32 && first + k < rows; ++k) {  // the same number of rounds for all lanes
+    const float factor = __shfl_sync(FULL_WARP, mine, k);
+    const int64_t row = (first + k) * cols;
+#pragma unroll 4
+    for (int64_t c = lane; c < cols; c += 32) {
+      y[row + c] = static_cast<T>(factor * static_cast<float>(x[row + c]));
+    }
+  }
+}
+
+Tensor scale_rows(const Tensor& x, const Tensor& s) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(s, "s").on_gpu().dtype({x.scalar_type()}).rank(1).contiguous();
+  check(s, "s").same_device(x, "x").size(0, x.size(0));
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::empty_like(x);
+  if (x.numel() == 0) return y;
+  const int64_t rows = x.size(0), cols = x.size(1);
+  const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS * 32), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    scale_rows_kernel<T><<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), data<T>(s),
+                                                                mutable_data<T>(y), rows, cols);
+  });
+  check_launch("scale_rows");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+STABLE_TORCH_LIBRARY(day23, m) {
+  m.def("row_sum_v1_shared(Tensor x) -> Tensor");
+  m.def("row_sum_v2_shuffle_down(Tensor x) -> Tensor");
+  m.def("row_sum_v3_butterfly(Tensor x) -> Tensor");
+  m.def("row_sum_v4_vectorised(Tensor x) -> Tensor");
+  m.def("segment_scan(Tensor x, int width) -> Tensor");
+  m.def("compact(Tensor x) -> (Tensor, Tensor)");
+  m.def("scale_rows(Tensor x, Tensor s) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day23, CUDA, m) {
+  m.impl("row_sum_v1_shared", TORCH_BOX(&row_sum_v1_shared));
+  m.impl("row_sum_v2_shuffle_down", TORCH_BOX(&row_sum_v2_shuffle_down));
+  m.impl("row_sum_v3_butterfly", TORCH_BOX(&row_sum_v3_butterfly));
+  m.impl("row_sum_v4_vectorised", TORCH_BOX(&row_sum_v4_vectorised));
+  m.impl("segment_scan", TORCH_BOX(&segment_scan));
+  m.impl("compact", TORCH_BOX(&compact));
+  m.impl("scale_rows", TORCH_BOX(&scale_rows));
+}
