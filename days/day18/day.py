@@ -1,0 +1,117 @@
+"""Day 18: all that a backward pass needs of one gradient, in one launch."""
+
+from functools import cache
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+TITLE = "Fused preparation of a backward pass"
+TEACHES = (
+    "Split heads, transpose, cast and bias gradient from one read; sums across blocks, ordered"
+)
+TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
+SOURCE = "fused_backward_prep.cu"
+
+FLOATS = ["float32", "float16", "bfloat16"]
+# (B, S, H, D)
+SHAPES = [
+    (1, 1, 1, 1),
+    (2, 64, 2, 64),
+    (1, 72, 3, 24),
+    (2, 33, 3, 8),
+    (1, 300, 1, 5),
+    (2, 8, 5, 40),
+]
+EMPTY = [(0, 4, 2, 8), (2, 0, 2, 8), (2, 4, 2, 0)]
+LARGE = (16, 4096, 16, 128)
+
+
+def inputs(case, draw):
+    B, S, H, D = case.shape
+    return draw(B, S, H * D), H
+
+
+def reference(g, heads):
+    B, S, C = g.shape
+    low = g.to(torch.float64 if g.dtype == torch.float64 else torch.bfloat16)
+    split = low.view(B, S, heads, C // heads)
+    bias_grad = g.sum((0, 1), dtype=torch.promote_types(g.dtype, torch.float32))
+    return split.permute(0, 2, 1, 3).contiguous(), split.permute(0, 2, 3, 1).contiguous(), bias_grad
+
+
+def merge_inputs(case, draw):
+    B, S, H, D = case.shape
+    return draw(B, H, S, D), draw(H * D, dtype="float32")
+
+
+def merge_reference(o, bias):
+    return o.transpose(1, 2).flatten(2) + bias
+
+
+def cost(case):
+    B, S, H, D = case.shape
+    n = B * S * H * D
+    return Cost(bytes=n * (getattr(torch, case.dtype).itemsize + 2 + 2) + 4 * H * D, flops=n)
+
+
+def merge_cost(case):
+    B, S, H, D = case.shape
+    return Cost(bytes=B * S * H * D * (2 + 4) + 4 * H * D, flops=B * S * H * D)
+
+
+@cache
+def differentiable():
+    """Registers merge_heads' backward, so that loss.backward() works through it."""
+
+    def setup_context(ctx, inputs, output):
+        o, _ = inputs
+        ctx.heads = o.shape[1]
+
+    def backward(ctx, g):
+        return torch.ops.day18.merge_heads_backward(g.contiguous(), ctx.heads)
+
+    torch.library.register_autograd("day18::merge_heads", backward, setup_context=setup_context)
+
+
+def load_merge_heads(builder):
+    differentiable()
+    return torch.ops.day18.merge_heads
+
+
+PROBLEMS = (
+    Problem(
+        name="merge heads",
+        inputs=merge_inputs,
+        reference=merge_reference,
+        rungs=(Rung("merge_heads", "forward; its backward runs v3", load=load_merge_heads),),
+        cases=(
+            *grid(SHAPES + EMPTY, ["bfloat16"]),
+            *grid([(2, 16, 2, 16)], ["bfloat16"], values="nonfinite"),
+        ),
+        bench=Case(LARGE, "bfloat16"),
+        bench_cpu=Case((2, 128, 4, 64), "bfloat16"),
+        cost=merge_cost,
+        gradients=True,
+    ),
+    Problem(
+        name="backward prep",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("backward_prep_v1_separate", "a launch for each step"),
+            Rung("backward_prep_v2_fused", "one launch, a thread a column"),
+            Rung("backward_prep_v3_tiles", "16 bytes both ways", target=Target(0.85, "copy")),
+        ),
+        cases=(
+            *grid(SHAPES + EMPTY, FLOATS),
+            *grid([(3, 264, 2, 40)], ["float32"]),  # several chunks, strips and batches
+            *grid([(2, 40, 2, 16)], FLOATS, values="nonfinite"),
+            *grid([(2, 136, 1, 72)], FLOATS, values="offset"),
+        ),
+        bench=Case(LARGE),
+        bench_cpu=Case((2, 128, 4, 64)),
+        cost=cost,
+        compiled=True,
+    ),
+)
