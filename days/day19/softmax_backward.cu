@@ -1,0 +1,440 @@
+// Day 19: the gradients of softmax and of cross-entropy, with no buffer in between
+//
+//   y = softmax(x)                gx[r, c] = y[r, c] · (gy[r, c] - sum_k gy[r, k] · y[r, k])
+//   loss[r] = -log y[r, t[r]]     gx[r, c] = g[r] · (y[r, c] - [c = t[r]])    x, y: (rows, cols)
+//
+// Bytes: softmax backward reads gy and y once and writes gx: 3 · rows · cols · sizeof(T). The
+// gradient of cross-entropy reads x and writes gx: 2. By way of a buffer for y it would be 4.
+// Operations: 5 to 8 an element; the memory bus is the limit.
+//
+//   backward v1 two_passes    block a row: the sum, then gy and y once more for the output
+//   backward v2 one_pass      both rows in registers, 16-byte loads: read once
+//   cross_entropy v2 buffer   softmax into memory, then subtract and scale: 4 passes
+//   cross_entropy v3 fused    softmax, subtract and scale on the row in registers: 2 passes
+//   softmax, cross_entropy    the forward operators that these are the gradients of
+//
+// Run: python run_day.py 19
+
+#include "common/cuda/pack.cuh"         // taught in day 2
+#include "common/cuda/tensor.cuh"       // taught in days 6 and 12
+#include "common/cuda/tree_reduce.cuh"  // taught in day 5
+
+#include <type_traits>
+
+// One block a row. 4 warps: with 8 packs of 16 bytes a thread, they hold a row of 16 KB.
+constexpr int BLOCK = 128;
+constexpr int MAX_PACKS = 8;
+
+// Whether rows of x can be moved in pieces of 16 bytes and fit into a block's registers.
+bool fits_registers(const Tensor& x) {
+  const int64_t row_bytes = x.size(1) * x.element_size();
+  return row_bytes % 16 == 0 && row_bytes <= 16 * MAX_PACKS * BLOCK && is_aligned(x, 16);
+}
+
+// Calls launch(constant) with the number of packs a thread as a compile-time constant, 1 to 8:
+// registers have no index, so how many a row takes must be known to the compiler.
+template <typename F>
+void with_packs(int64_t row_bytes, F&& launch) {
+  const int64_t packs = ceil_div<int64_t>(row_bytes, 16 * BLOCK);
+  if (packs <= 1) return launch(std::integral_constant<int, 1>{});
+  if (packs <= 2) return launch(std::integral_constant<int, 2>{});
+  if (packs <= 4) return launch(std::integral_constant<int, 4>{});
+  launch(std::integral_constant<int, MAX_PACKS>{});
+}
+
+// ---------------------------------------------------------------------------------------------
+// Softmax backward v1: the sum by day 5's tree, then a second pass over gy and y.
+
+void check_pair(const Tensor& gy, const Tensor& y) {
+  check(gy, "gy").on_gpu().floating().rank(2).contiguous();
+  check(y, "y").on_gpu().like(gy, "gy").contiguous();
+}
+
+template <typename T>
+__global__ void softmax_backward_v1_two_passes_kernel(const T* __restrict__ gy,
+                                                      const T* __restrict__ y, T* __restrict__ gx,
+                                                      int64_t cols) {
+  __shared__ float partial[BLOCK];
+  const T* gy_row = gy + blockIdx.x * cols;
+  const T* y_row = y + blockIdx.x * cols;
+  T* gx_row = gx + blockIdx.x * cols;
+
+  // Threads take columns t, t + 128, t + 256 …: neighbours read neighbours, so loads coalesce.
+  float dot = 0;
+  for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
+    dot += static_cast<float>(gy_row[c]) * static_cast<float>(y_row[c]);
+  }
+  partial[threadIdx.x] = dot;
+  dot = tree_reduce(partial, [](float a, float b) { return a + b; });
+
+  for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
+    gx_row[c] =
+        static_cast<T>(static_cast<float>(y_row[c]) * (static_cast<float>(gy_row[c]) - dot));
+  }
+}
+
+Tensor softmax_backward_v1_two_passes(const Tensor& gy, const Tensor& y) {
+  check_pair(gy, y);
+  const DeviceGuard guard(gy);
+  Tensor gx = torch::stable::empty_like(gy);
+  if (gy.numel() == 0) return gx;  // a grid of no blocks is an error
+  const int64_t rows = gy.size(0), cols = gy.size(1);
+  dispatch_floating(gy, [&](auto zero) {
+    using T = decltype(zero);
+    softmax_backward_v1_two_passes_kernel<T>
+        <<<grid_size(rows, "gy"), BLOCK, 0, current_stream(gy)>>>(data<T>(gy), data<T>(y),
+                                                                  mutable_data<T>(gx), cols);
+  });
+  check_launch("softmax_backward_v1_two_passes");
+  return gx;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: both rows stay in registers, as they came, so the second pass reads no memory; and
+// all of a thread's loads, up to 16 of 16 bytes, are under way before the first is used.
+
+// The combination of every thread's value, in all threads. shared: a place for each warp; its
+// content may be overwritten only after another barrier. All threads of the block must call it.
+template <typename Op>
+__device__ float block_reduce(float value, float (&shared)[BLOCK / 32], Op op) {
+  // A shuffle hands a register to the lane `distance` away, without shared memory or barrier.
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();  // the four warps' results are written before they are read
+  value = shared[0];
+  for (int warp = 1; warp < BLOCK / 32; ++warp) value = op(value, shared[warp]);
+  return value;
+}
+
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(BLOCK)
+    softmax_backward_v2_one_pass_kernel(const T* __restrict__ gy, const T* __restrict__ y,
+                                        T* __restrict__ gx, int packs) {
+  constexpr int N = Pack<T>::N;
+  __shared__ float shared[BLOCK / 32];
+  const int64_t first = int64_t{blockIdx.x} * packs;  // this row's first pack
+  const auto* gy_row = reinterpret_cast<const Pack<T>*>(gy) + first;
+  const auto* y_row = reinterpret_cast<const Pack<T>*>(y) + first;
+  auto* gx_row = reinterpret_cast<Pack<T>*>(gx) + first;
+
+  Pack<T> a[PACKS], b[PACKS];  // of gy and y: packs t, t + 128, t + 256 …
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int p = threadIdx.x + k * BLOCK;
+    if (p < packs) {
+      a[k] = gy_row[p];
+      b[k] = y_row[p];
+    }
+  }
+
+  float dot = 0;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (threadIdx.x + k * BLOCK < packs) {
+      for (int i = 0; i < N; ++i) {
+        dot += static_cast<float>(a[k].at[i]) * static_cast<float>(b[k].at[i]);
+      }
+    }
+  }
+  dot = block_reduce(dot, shared, [](float u, float v) { return u + v; });
+
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int p = threadIdx.x + k * BLOCK;
+    if (p < packs) {
+      for (int i = 0; i < N; ++i) {
+        a[k].at[i] =
+            static_cast<T>(static_cast<float>(b[k].at[i]) * (static_cast<float>(a[k].at[i]) - dot));
+      }
+      gx_row[p] = a[k];
+    }
+  }
+}
+
+Tensor softmax_backward_v2_one_pass(const Tensor& gy, const Tensor& y) {
+  check_pair(gy, y);
+  if (!fits_registers(gy) || !is_aligned(y, 16)) return softmax_backward_v1_two_passes(gy, y);
+  const DeviceGuard guard(gy);
+  Tensor gx = torch::stable::empty_like(gy);
+  if (gy.numel() == 0) return gx;
+  const int64_t rows = gy.size(0), row_bytes = gy.size(1) * gy.element_size();
+  dispatch_floating(gy, [&](auto zero) {
+    using T = decltype(zero);
+    with_packs(row_bytes, [&](auto packs) {
+      softmax_backward_v2_one_pass_kernel<T, packs()>
+          <<<grid_size(rows, "gy"), BLOCK, 0, current_stream(gy)>>>(
+              data<T>(gy), data<T>(y), mutable_data<T>(gx), static_cast<int>(row_bytes / 16));
+    });
+  });
+  check_launch("softmax_backward_v2_one_pass");
+  return gx;
+}
+
+// ---------------------------------------------------------------------------------------------
+// A block's row of x for the kernels below, in one of two places. each(f) calls f(v) for each of
+// this thread's elements; write(out, f) sets out[c] = f(c, v), out being the row of the output.
+
+// Anywhere in memory, of any length: every pass reads it again.
+template <typename T>
+struct RowInMemory {
+  using Element = T;
+  const T* x;
+  int64_t cols;
+
+  __device__ RowInMemory(const T* x_, int64_t cols_) : x(x_ + blockIdx.x * cols_), cols(cols_) {}
+
+  template <typename F>
+  __device__ void each(F f) const {
+    for (int64_t c = threadIdx.x; c < cols; c += BLOCK) f(static_cast<float>(x[c]));
+  }
+  template <typename F>
+  __device__ void write(T* out, F f) const {
+    for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
+      out[c] = static_cast<T>(f(c, static_cast<float>(x[c])));
+    }
+  }
+};
+
+// In the block's registers: read once, in pieces of 16 bytes, by the constructor.
+template <typename T, int PACKS>
+struct RowInRegisters {
+  using Element = T;
+  static constexpr int N = Pack<T>::N;
+  Pack<T> v[PACKS];
+  int packs;
+
+  __device__ RowInRegisters(const T* x, int64_t cols) : packs(static_cast<int>(cols / N)) {
+    const auto* row = reinterpret_cast<const Pack<T>*>(x + blockIdx.x * cols);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int p = threadIdx.x + k * BLOCK;
+      if (p < packs) v[k] = row[p];
+    }
+  }
+  template <typename F>
+  __device__ void each(F f) const {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (threadIdx.x + k * BLOCK < packs) {
+        for (int i = 0; i < N; ++i) f(static_cast<float>(v[k].at[i]));
+      }
+    }
+  }
+  template <typename F>
+  __device__ void write(T* out, F f) const {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int p = threadIdx.x + k * BLOCK;
+      if (p < packs) {
+        Pack<T> pack;
+        for (int i = 0; i < N; ++i) {
+          pack.at[i] = static_cast<T>(f(int64_t{p} * N + i, static_cast<float>(v[k].at[i])));
+        }
+        reinterpret_cast<Pack<T>*>(out)[p] = pack;
+      }
+    }
+  }
+};
+
+// exp, as exactly as an output of type T can show: the special function unit's answer is good to
+// about 2 of fp32's ulps here, far below the rounding to 16 bits.
+template <typename T>
+__device__ float exponential(float v) {
+  return std::is_same_v<T, float> ? expf(v) : __expf(v);
+}
+
+// Of a row: its maximum, and sum_c exp(x[c] - max).
+struct Statistics {
+  float max, sum;
+};
+
+// All threads of the block must call it, and all get the result.
+template <typename Row>
+__device__ Statistics statistics(const Row& row) {
+  __shared__ float for_max[BLOCK / 32], for_sum[BLOCK / 32];
+  float max = -INFINITY;
+  row.each([&](float v) { max = fmaxf(max, v); });
+  max = block_reduce(max, for_max, [](float a, float b) { return fmaxf(a, b); });
+  float sum = 0;
+  row.each([&](float v) { sum += exponential<typename Row::Element>(v - max); });
+  return {max, block_reduce(sum, for_sum, [](float a, float b) { return a + b; })};
+}
+
+// Calls launch(row, zero): decltype(row)::type is where a block keeps a row of x, zero is a value
+// of the C++ type of x's dtype.
+template <typename F>
+void dispatch_row(const Tensor& x, F&& launch) {
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    if (!fits_registers(x)) return launch(std::type_identity<RowInMemory<T>>{}, zero);
+    with_packs(x.size(1) * x.element_size(),
+               [&](auto packs) { launch(std::type_identity<RowInRegisters<T, packs()>>{}, zero); });
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// The forward operators.
+
+template <typename Row, typename T>
+__global__ void __launch_bounds__(BLOCK)
+    softmax_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t cols) {
+  const Row row(x, cols);
+  const Statistics all = statistics(row);
+  const float scale = 1.0f / all.sum;
+  row.write(y + blockIdx.x * cols,
+            [&](int64_t, float v) { return exponential<T>(v - all.max) * scale; });
+}
+
+Tensor softmax(const Tensor& x) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::empty_like(x);
+  if (x.numel() == 0) return y;
+  dispatch_row(x, [&](auto row, auto zero) {
+    using T = decltype(zero);
+    softmax_kernel<typename decltype(row)::type, T>
+        <<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
+                                                                     x.size(1));
+  });
+  check_launch("softmax");
+  return y;
+}
+
+void check_logits(const Tensor& x, const Tensor& target) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  STD_TORCH_CHECK(x.size(1) > 0, "x: expected at least one column (class), got shape ",
+                  shape_of(x));
+  check(target, "target").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous();
+  check(target, "target").same_device(x, "x").size(0, x.size(0));
+}
+
+// A target outside of [0, cols) names no class: its row has no loss and no gradient. (A kernel
+// cannot raise an exception as a launcher can.)
+__device__ bool names_a_class(int64_t target, int64_t cols) {
+  return target >= 0 && target < cols;
+}
+
+template <typename Row, typename T>
+__global__ void __launch_bounds__(BLOCK)
+    cross_entropy_kernel(const T* __restrict__ x, const int64_t* __restrict__ target,
+                         float* __restrict__ loss, int64_t cols) {
+  const Statistics all = statistics(Row(x, cols));
+  if (threadIdx.x == 0) {
+    const int64_t t = target[blockIdx.x];
+    // -log(exp(x[t] - max) / sum), without an exp that could underflow
+    loss[blockIdx.x] =
+        names_a_class(t, cols)
+            ? logf(all.sum) - (static_cast<float>(x[blockIdx.x * cols + t]) - all.max)
+            : 0.0f;
+  }
+}
+
+Tensor cross_entropy(const Tensor& x, const Tensor& target) {
+  check_logits(x, target);
+  const DeviceGuard guard(x);
+  Tensor loss = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  if (x.numel() == 0) return loss;
+  dispatch_row(x, [&](auto row, auto zero) {
+    using T = decltype(zero);
+    cross_entropy_kernel<typename decltype(row)::type, T>
+        <<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
+            data<T>(x), data<int64_t>(target), mutable_data<float>(loss), x.size(1));
+  });
+  check_launch("cross_entropy");
+  return loss;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The gradient of cross-entropy, v2: softmax into memory, then a second kernel in place.
+
+template <typename T>
+__global__ void subtract_and_scale_kernel(const float* __restrict__ g,
+                                          const int64_t* __restrict__ target, T* y, int64_t cols) {
+  const int64_t t = target[blockIdx.x];
+  const float scale = g[blockIdx.x];
+  const bool counts = names_a_class(t, cols);
+  T* row = y + blockIdx.x * cols;
+  for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
+    const float difference = static_cast<float>(row[c]) - (c == t ? 1.0f : 0.0f);
+    row[c] = static_cast<T>(counts ? difference * scale : 0.0f);
+  }
+}
+
+void check_gradient(const Tensor& g, const Tensor& x) {
+  check(g, "g").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  check(g, "g").same_device(x, "x").size(0, x.size(0));
+}
+
+Tensor cross_entropy_backward_v2_buffer(const Tensor& g, const Tensor& x, const Tensor& target) {
+  check_logits(x, target);
+  check_gradient(g, x);
+  const DeviceGuard guard(x);
+  const Tensor gx = softmax(x);
+  if (x.numel() == 0) return gx;
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    subtract_and_scale_kernel<T><<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
+        data<float>(g), data<int64_t>(target), mutable_data<T>(gx), x.size(1));
+  });
+  check_launch("cross_entropy_backward_v2_buffer");
+  return gx;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: softmax is never stored. The row of x is in registers when its statistics are
+// known, and each element becomes its gradient there: x is read once, gx is written once.
+
+template <typename Row, typename T>
+__global__ void __launch_bounds__(BLOCK)
+    cross_entropy_backward_v3_fused_kernel(const float* __restrict__ g, const T* __restrict__ x,
+                                           const int64_t* __restrict__ target, T* __restrict__ gx,
+                                           int64_t cols) {
+  const Row row(x, cols);
+  const int64_t t = target[blockIdx.x];
+  const float upstream = g[blockIdx.x];
+  const bool counts = names_a_class(t, cols);
+  const Statistics all = statistics(row);
+  const float scale = 1.0f / all.sum;
+  row.write(gx + blockIdx.x * cols, [&](int64_t c, float v) {
+    const float difference = exponential<T>(v - all.max) * scale - (c == t ? 1.0f : 0.0f);
+    return counts ? difference * upstream : 0.0f;
+  });
+}
+
+Tensor cross_entropy_backward_v3_fused(const Tensor& g, const Tensor& x, const Tensor& target) {
+  check_logits(x, target);
+  check_gradient(g, x);
+  const DeviceGuard guard(x);
+  Tensor gx = torch::stable::empty_like(x);
+  if (x.numel() == 0) return gx;
+  dispatch_row(x, [&](auto row, auto zero) {
+    using T = decltype(zero);
+    cross_entropy_backward_v3_fused_kernel<typename decltype(row)::type, T>
+        <<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
+            data<float>(g), data<T>(x), data<int64_t>(target), mutable_data<T>(gx), x.size(1));
+  });
+  check_launch("cross_entropy_backward_v3_fused");
+  return gx;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+STABLE_TORCH_LIBRARY(day19, m) {
+  m.def("softmax(Tensor x) -> Tensor");
+  m.def("softmax_backward_v1_two_passes(Tensor gy, Tensor y) -> Tensor");
+  m.def("softmax_backward_v2_one_pass(Tensor gy, Tensor y) -> Tensor");
+  m.def("cross_entropy(Tensor x, Tensor target) -> Tensor");
+  m.def("cross_entropy_backward_v2_buffer(Tensor g, Tensor x, Tensor target) -> Tensor");
+  m.def("cross_entropy_backward_v3_fused(Tensor g, Tensor x, Tensor target) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(day19, CUDA, m) {
+  m.impl("softmax", TORCH_BOX(&softmax));
+  m.impl("softmax_backward_v1_two_passes", TORCH_BOX(&softmax_backward_v1_two_passes));
+  m.impl("softmax_backward_v2_one_pass", TORCH_BOX(&softmax_backward_v2_one_pass));
+  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
+  m.impl("cross_entropy_backward_v2_buffer", TORCH_BOX(&cross_entropy_backward_v2_buffer));
+  m.impl("cross_entropy_backward_v3_fused", TORCH_BOX(&cross_entropy_backward_v3_fused));
+}
