@@ -5,6 +5,8 @@
 #include "barrier.cpp"
 #include "collective.cpp"
 #include "shared_memory.cpp"
+#include "async_copy.cpp"
+#include "tensor_core.cpp"
 #include "launch.cpp"
 #include "pool.cpp"
 #include "watchdog.cpp"

@@ -12,9 +12,11 @@ namespace {
 
 constexpr size_t kExamples = 4;  // thread ids shown for each group
 
-// The headers of this backend, inlined into a kernel: the line to show is the one that used them.
+// Headers of this backend and PTX wrappers, inlined into a kernel: the line to show is the one that
+// used them.
 bool is_backend_header(const std::string& line) {
-  return line.find("/cpu/include/") != std::string::npos;
+  return line.find("/cpu/include/") != std::string::npos ||
+         line.find("/common/cuda/ptx/") != std::string::npos;
 }
 
 std::string position(const Thread& thread) {

@@ -125,6 +125,18 @@ struct Warp {
   Collective table[kWarpSize];
 };
 
+// cp.async: a copy that has begun and not taken place, and those of a thread, oldest first.
+struct AsyncCopy {
+  char* to;
+  const char* from;
+  uint8_t bytes;
+  uint8_t valid;  // of these; the rest becomes zero
+};
+struct AsyncCopies {
+  std::vector<AsyncCopy> pending;
+  std::vector<size_t> group_ends;  // of each committed group, in `pending`
+};
+
 struct ResidentBlock : Block {
   uint3 index;
   uint64_t position;  // in the order of the schedule
@@ -135,6 +147,8 @@ struct ResidentBlock : Block {
   std::vector<Warp> warps;
   std::vector<uint16_t> order;  // of the threads, in a random schedule
   std::string printed;
+  std::vector<AsyncCopies> async_copies;  // by thread; empty until one is used
+  bool has_async_copies = false;
   ~ResidentBlock();
 };
 
@@ -302,6 +316,10 @@ extern CUDACPU_THREAD_LOCAL Worker* worker;
 
 void release_barrier(ResidentBlock& block);
 void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
+
+// ------------------------------------------------------------------ async_copy.cpp
+
+void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
 
 // ------------------------------------------------------------------ pool.cpp
 

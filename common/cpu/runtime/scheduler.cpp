@@ -217,6 +217,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
   block.started = 0;
   block.alive = launch_->threads;
   block.barrier = Barrier{};
+  if (block.has_async_copies) forget_async_copies(block);
   if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
   block.variables = offsets_.get();
   if (block.threads.size() != launch_->threads) shape_block(block);

@@ -1,0 +1,79 @@
+// The CPU bodies of the PTX wrappers (common/cuda/ptx), as far as kernels see them.
+//
+// ldmatrix and mma are warp collectives (warp.h): the last lane to arrive computes for the warp.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace cudacpu {
+
+// ------------------------------------------------------------------ async_copy.cpp
+
+// Queues a copy of the running thread: `valid` bytes of `from`, and zeros up to `bytes`.
+void queue_copy(void* to, const void* from, int bytes, int valid, Site site);
+
+inline void start_copy(void* to, const void* from, int bytes, int valid, Site site) {
+  // An address that cannot be read is met here, where the fault can name the line.
+  if (valid > 0) static_cast<void>(*static_cast<const volatile char*>(from));
+  queue_copy(to, from, bytes, valid, site);
+}
+void commit_copies();
+// Performs the queued copies of the running thread, but those of its `n` youngest groups.
+void wait_for_copies(unsigned n);
+
+// ------------------------------------------------------------------ operations of a whole warp
+
+// What a lane brings to an operation that takes all 32 lanes; each operation adds its own.
+struct WholeWarp {
+  uint32_t arrived = 0;  // the lanes that took part: without all of them there is no result
+};
+[[noreturn]] void trap_incomplete_warp(const char* name, uint32_t arrived, Site site);
+
+template <class Exchange>
+void collect_warp(const Operation& operation, Exchange& exchange, Site site) {
+  collect(0xffffffffu, operation, static_cast<WholeWarp*>(&exchange), site);
+  if (exchange.arrived != 0xffffffffu) [[unlikely]]
+    trap_incomplete_warp(operation.name, exchange.arrived, site);
+}
+
+// ------------------------------------------------------------------ tensor_core.cpp
+
+struct MatrixLoad : WholeWarp {
+  const void* row;      // the one that this lane passes
+  uint32_t* registers;  // of this lane, one for each matrix
+};
+extern const Operation kLoadMatrix1, kLoadMatrix2, kLoadMatrix4, kLoadMatrix1Transposed,
+    kLoadMatrix2Transposed, kLoadMatrix4Transposed;
+
+[[noreturn]] void trap_matrix_row(const char* name, const void* row, Site site);
+
+inline void load_matrices(const Operation& operation, unsigned matrices, uint32_t* registers,
+                          const void* row, Site site) {
+  bool used = current->lane < 8 * matrices;
+  if (used && (reinterpret_cast<uintptr_t>(row) % 16 != 0 || !__isShared(row))) [[unlikely]]
+    trap_matrix_row(operation.name, row, site);
+  MatrixLoad exchange{{}, row, registers};
+  collect_warp(operation, exchange, site);
+}
+
+struct MatrixProduct : WholeWarp {
+  const uint32_t *a, *b;
+  const void* c;
+  void* d;
+};
+extern const Operation kMmaHalf, kMmaBfloat16, kMmaTf32, kMmaInt8, kMmaUint8;
+
+inline void multiply_matrices(const Operation& operation, void* d, const uint32_t* a,
+                              const uint32_t* b, const void* c, Site site) {
+  MatrixProduct exchange{{}, a, b, c, d};
+  collect_warp(operation, exchange, site);
+}
+
+inline uint32_t round_to_tf32(float x) {
+  uint32_t word = bits<uint32_t>(x);
+  bool finite = (word & 0x7f800000u) != 0x7f800000u;
+  if (finite) word += 0x1000u;  // half of the last place that stays
+  return finite || (word & 0x7fffffu) == 0 ? word & 0xffffe000u : 0x7fffe000u;
+}
+
+}  // namespace cudacpu

@@ -1,0 +1,71 @@
+// cp.async: copies that take place as late as is legal, at the wait that requires them.
+#include "runtime.h"
+
+#include <cudacpu/ptx.h>
+
+namespace cudacpu {
+
+namespace {
+
+AsyncCopies& copies_of_current() {
+  ResidentBlock& block = block_of(*current);
+  if (block.async_copies.size() != block.threads.size())
+    block.async_copies.resize(block.threads.size());
+  return block.async_copies[static_cast<size_t>(current - block.threads.data())];
+}
+
+void perform(const AsyncCopy& copy) {
+  memcpy(copy.to, copy.from, copy.valid);
+  memset(copy.to + copy.valid, 0, size_t{copy.bytes} - copy.valid);
+}
+
+}  // namespace
+
+void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
+  if (!__isShared(to))
+    trap(site, "cp.async: the destination %p is not in the block's shared memory", to);
+  if (reinterpret_cast<uintptr_t>(to) % static_cast<unsigned>(bytes) ||
+      reinterpret_cast<uintptr_t>(from) % static_cast<unsigned>(bytes))
+    trap(
+        site,
+        "cp.async: misaligned address: to copy %d bytes, the destination %p and the source %p must "
+        "be multiples of %d",
+        bytes, to, from, bytes);
+  if (valid < 0 || valid > bytes)
+    trap(site, "cp.async: %d valid bytes of %d; allowed are 0 to %d", valid, bytes, bytes);
+  AsyncCopy copy{static_cast<char*>(to), static_cast<const char*>(from),
+                 static_cast<uint8_t>(bytes), static_cast<uint8_t>(valid)};
+  // In random order some copies are as early as others are late: both must be allowed for.
+  if (worker->launch()->order == Order::kRandom && worker->random() % 2) {
+    perform(copy);
+    return;
+  }
+  block_of(*current).has_async_copies = true;
+  copies_of_current().pending.push_back(copy);
+}
+
+void commit_copies() {
+  AsyncCopies& copies = copies_of_current();
+  block_of(*current).has_async_copies = true;
+  copies.group_ends.push_back(copies.pending.size());
+}
+
+void wait_for_copies(unsigned n) {
+  auto& [pending, ends] = copies_of_current();
+  if (ends.size() <= n) return;
+  size_t groups = ends.size() - n, done = ends[groups - 1];
+  for (size_t i = 0; i < done; ++i) perform(pending[i]);
+  pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(done));
+  ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
+  for (size_t& end : ends) end -= done;
+}
+
+void forget_async_copies(ResidentBlock& block) {
+  for (AsyncCopies& copies : block.async_copies) {
+    copies.pending.clear();
+    copies.group_ends.clear();
+  }
+  block.has_async_copies = false;
+}
+
+}  // namespace cudacpu

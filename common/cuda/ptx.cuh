@@ -1,0 +1,17 @@
+// PTX instructions that CUDA C++ has no name for, as functions of namespace ptx.
+//
+// Each function says which PTX it emits and what its operands hold. The same source runs on the CPU
+// backend, where the body is ordinary code. In the order of the days that need them:
+//
+//   ptx/cp_async.cuh       copies from global to shared memory that run while the thread goes on
+//   ptx/ldmatrix.cuh       8x8 matrices from shared memory into the registers that mma wants
+//   ptx/mma.cuh            the tensor cores' matrix products: fp16, bf16, tf32, int8
+//   ptx/integer.cuh        redux (reductions of a warp) and dp4a (four 8-bit products)
+//   ptx/named_barrier.cuh  barriers for some warps of a block
+//   ptx/mbarrier.cuh       barriers in shared memory, with phases and bytes to wait for
+#pragma once
+
+#include "common/cuda/ptx/cp_async.cuh"
+#include "common/cuda/ptx/integer.cuh"
+#include "common/cuda/ptx/ldmatrix.cuh"
+#include "common/cuda/ptx/mma.cuh"

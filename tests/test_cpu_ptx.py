@@ -1,0 +1,314 @@
+"""The PTX wrappers: their CPU bodies against exact references, and on a GPU the PTX against both.
+
+`cpu_kernels/ptx.cu` uses each wrapper once. Where there is a GPU, the same tests run there with the
+same inputs; everywhere, the file has to compile for sm_80 and sm_90a.
+"""
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common import toolchain
+from common.build import torch_includes
+from common.cpu import backend, rewrite
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path(__file__).resolve().parent / "cpu_kernels" / "ptx.cu"
+ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
+TORCH_FLAGS = ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{ROOT}"]
+LINK = Path(torch.__file__).parent / "lib"
+
+Ops = Callable[..., torch.Tensor]
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[:4000]
+
+
+def _toolkit() -> toolchain.Toolkit:
+    toolkit = toolchain.find_toolkit()
+    if toolkit is None:
+        pytest.skip("no nvcc: python -m pip install -r requirements.txt")
+    return toolkit
+
+
+def _torch_flags(option: str) -> list[str]:
+    return [*TORCH_FLAGS, *(f"{option}{path}" for path in torch_includes())]
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> backend.Runtime:
+    """The kernels on the CPU backend, built and loaded."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    folder = tmp_path_factory.mktemp("ptx")
+    include = toolchain.detect("cpu").cuda_include
+    runtime = folder / "libcudacpu.so"
+    _run(backend.runtime_compile_command("g++", include, runtime))
+    cpp = rewrite.rewrite_tree(SOURCE, folder / "ptx", [ROOT])
+    command = ["g++", "-shared", *backend.cflags(include), *_torch_flags("-I"), str(cpp)]
+    command += ["-o", str(folder / "ptx.so"), *backend.ldflags(runtime)]
+    command += [f"-L{LINK}", f"-Wl,-rpath,{LINK}", "-ltorch_cpu", "-lc10"]
+    _run(command)
+    loaded = backend.Runtime(runtime)
+    torch.ops.load_library(str(folder / "ptx.so"))
+    return loaded
+
+
+@pytest.fixture
+def runtime(loaded: backend.Runtime) -> Iterator[backend.Runtime]:
+    """The CPU backend with default settings, before and after."""
+    yield loaded
+    loaded.set_schedule("forward")
+    loaded.set_time_limit(30)
+
+
+@pytest.fixture(scope="session")
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The kernels' operators on the GPU, compiled by nvcc."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"{major}{minor}" + ("a" if major >= 9 else "")
+    library = tmp_path_factory.mktemp("ptx_gpu") / "ptx.so"
+    command = [str(_toolkit().nvcc), "-shared", "-std=c++20", "-O2", "-Xcompiler", "-fPIC"]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-DUSE_CUDA"]
+    command += [*_torch_flags("-I"), str(SOURCE), "-o", str(library)]
+    command += [f"-L{LINK}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
+    _run(command)
+    torch.ops.load_library(str(library))
+    return torch.ops.ptx_on_gpu
+
+
+@pytest.fixture(params=[*ORDERS, "gpu"], ids=lambda p: "gpu" if p == "gpu" else f"{p[0]}{p[1]}")
+def call(request: pytest.FixtureRequest) -> Ops:
+    """Calls an operator by name with CPU tensors: in each order on the CPU backend, and on a GPU.
+
+    On the GPU, `exact=True` also compares with the CPU body, bit for bit.
+    """
+    if request.param == "gpu":
+        ops = request.getfixturevalue("on_gpu")
+        request.getfixturevalue("runtime")
+
+        def call_gpu(name: str, *args: Any, exact: bool = True) -> torch.Tensor:
+            moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
+            result = getattr(ops, name)(*moved).cpu()
+            if exact:
+                emulated = getattr(torch.ops.ptx_on_cpu, name)(*args)
+                assert result.view(torch.uint8).equal(emulated.view(torch.uint8))
+            return result
+
+        return call_gpu
+
+    request.getfixturevalue("runtime").set_schedule(*request.param)
+
+    def call_cpu(name: str, *args: Any, exact: bool = True) -> torch.Tensor:
+        return getattr(torch.ops.ptx_on_cpu, name)(*args)
+
+    return call_cpu
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def test_compiles_for_both_architectures(tmp_path: Path) -> None:
+    command = [str(_toolkit().nvcc), "-c", "-std=c++20", "-Xcompiler", "-fPIC", "-DUSE_CUDA"]
+    command += [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "90a")]
+    _run([*command, *_torch_flags("-I"), str(SOURCE), "-o", str(tmp_path / "ptx.o")])
+
+
+# ---------------------------------------------------------------- cp.async
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_cp_async(call: Ops, generator: torch.Generator, size: int, rounds: int) -> None:
+    x = torch.randint(0, 256, (rounds, 64, size), generator=generator, dtype=torch.uint8)
+    assert call("copy", x, size, size).equal(x.flip(1))
+    for valid in (0, 1, size // 2, size - 1):
+        want = x.clone()
+        want[..., valid:] = 0
+        assert call("copy", x, size, valid).equal(want.flip(1)), valid
+
+
+def test_copies_come_as_late_as_is_legal(runtime: backend.Runtime) -> None:
+    x = torch.arange(1.0, 65.0)
+    for order in ("forward", "reverse"):
+        runtime.set_schedule(order)
+        assert torch.ops.ptx_on_cpu.mistake(x, 1).isnan().all()
+    results = []
+    for seed in range(4):
+        runtime.set_schedule("random", seed)
+        results.append(torch.ops.ptx_on_cpu.mistake(x, 2))
+    assert any(not y.equal(x.flip(0)) for y in results), "a copy that is early shows nowhere"
+    runtime.set_schedule("forward")
+    assert torch.ops.ptx_on_cpu.mistake(x, 3)[:32].isnan().all()
+
+
+# ---------------------------------------------------------------- ldmatrix
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("matrices", [1, 2, 4])
+def test_ldmatrix(call: Ops, generator: torch.Generator, matrices: int, transposed: bool) -> None:
+    x = torch.randint(-(2**15), 2**15, (3, 4, 8, 8), generator=generator, dtype=torch.int16)
+    got = call("ldmatrix", x, matrices, transposed).view(torch.int16)
+    source = x[:, :matrices].mT if transposed else x[:, :matrices]
+    # (block, matrix, row, 4 pairs, 2) → (block, lane = row and pair, matrix, 2)
+    want = source.reshape(3, matrices, 8, 4, 2).permute(0, 2, 3, 1, 4).reshape(3, 32, matrices * 2)
+    assert got.equal(want)
+
+
+# ---------------------------------------------------------------- mma
+
+DEPTH = {torch.half: 16, torch.bfloat16: 16, torch.float32: 8, torch.int8: 32, torch.uint8: 32}
+FLOATS = [torch.half, torch.bfloat16, torch.float32]
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to 10 bits of mantissa, halves away from zero, as float64."""
+    word = x.numpy().view(np.uint32).astype(np.uint64) + 0x1000 & 0xFFFFE000
+    return torch.from_numpy(word.astype(np.uint32).view(np.float32).astype(np.float64))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_mma_of_floats(call: Ops, generator: torch.Generator, dtype: torch.dtype, n: int) -> None:
+    k = DEPTH[dtype]
+    a = torch.randn(n, 16, k, generator=generator).to(dtype)
+    b = torch.randn(n, 8, k, generator=generator).to(dtype)
+    c = torch.randn(n, 16, 8, generator=generator)
+    exact_a, exact_b = (_tf32(a), _tf32(b)) if dtype == torch.float32 else (a.double(), b.double())
+    want = exact_a @ exact_b.mT + c.double()
+    scale = exact_a.abs() @ exact_b.abs().mT + c.double().abs()
+    got = call("mma", a, b, c, exact=False).double()
+    assert ((got - want).abs() <= k * 2**-23 * scale).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_mma_of_small_integers_is_exact(
+    call: Ops, generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    k = DEPTH[dtype]
+    a = torch.randint(-8, 9, (3, 16, k), generator=generator)
+    b = torch.randint(-8, 9, (3, 8, k), generator=generator)
+    c = torch.randint(-99, 100, (3, 16, 8), generator=generator)
+    got = call("mma", a.to(dtype), b.to(dtype), c.float())
+    assert got.long().equal(a @ b.mT + c)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_mma_of_infinities_and_nan(call: Ops, dtype: torch.dtype) -> None:
+    k = DEPTH[dtype]
+    a, b, c = torch.ones(1, 16, k), torch.ones(1, 8, k), torch.zeros(1, 16, 8)
+    a[0, 0, 0], a[0, 1, 1], c[0, 2, 3] = torch.inf, torch.nan, -torch.inf
+    b[0, 5, 0] = 0
+    got = call("mma", a.to(dtype), b.to(dtype), c, exact=False)[0]
+    want = (a @ b.mT + c)[0]
+    assert torch.allclose(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_mma_of_integers(call: Ops, generator: torch.Generator, dtype: torch.dtype) -> None:
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    a = torch.randint(low, high + 1, (6, 16, 32), generator=generator, dtype=dtype)
+    b = torch.randint(low, high + 1, (6, 8, 32), generator=generator, dtype=dtype)
+    c = torch.randint(-(2**31), 2**31, (6, 16, 8), generator=generator)  # sums that wrap around
+    want = (a.long() @ b.long().mT + c).int()
+    assert call("mma", a, b, c.int()).equal(want)
+
+
+def test_rounding_to_tf32(call: Ops, generator: torch.Generator) -> None:
+    x = torch.randn(1000, generator=generator)
+    x[:8] = torch.tensor([0.0, -0.0, 1 + 2**-11, -1 - 2**-11, torch.inf, -torch.inf, 1e-40, 3.4e38])
+    got = call("tf32", x).view(torch.float32)
+    assert got.double().equal(_tf32(x))
+    assert call("tf32", torch.full((32,), torch.nan), exact=False).view(torch.float32).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_matmul_by_cp_async_ldmatrix_and_mma(
+    call: Ops, generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    for m, n, k in ((64, 64, 32), (64, 128, 96), (128, 64, 64)):
+        a = torch.randn(m, k, generator=generator).to(dtype)
+        b = torch.randn(k, n, generator=generator).to(dtype)
+        got = call("matmul", a, b, exact=False).double()
+        scale = a.double().abs() @ b.double().abs()
+        assert ((got - a.double() @ b.double()).abs() <= k * 2**-23 * scale).all()
+
+
+# ---------------------------------------------------------------- redux, dp4a
+
+
+def _bytes(x: np.ndarray, dtype: type) -> np.ndarray:
+    return x.view(dtype).reshape(-1, 4).astype(np.int64)
+
+
+def test_redux_and_dp4a(call: Ops, generator: torch.Generator) -> None:
+    x = torch.randint(-(2**31), 2**31, (96,), generator=generator).int()
+    got = call("integer", x).numpy()
+    v = x.numpy()
+    signed, unsigned = v.reshape(3, 32), v.view(np.uint32).reshape(3, 32)
+    reduced = [
+        *(signed.sum(1, dtype=np.int64), signed.min(1), signed.max(1)),
+        *(unsigned.min(1), unsigned.max(1)),
+        *(f.reduce(unsigned, axis=1) for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)),
+    ]
+    for row, want in enumerate(reduced):
+        assert (got[row] == np.repeat(want.astype(np.int64).astype(np.int32), 32)).all(), row
+    apart = signed.astype(np.int64).reshape(3, 16, 2).sum(1)  # of the even and the odd lanes
+    assert (got[8] == np.tile(apart[:, None], (1, 16, 1)).reshape(-1).astype(np.int32)).all()
+    other = v.reshape(-1, 2)[:, ::-1].reshape(-1).copy()
+    for row, (a, b) in enumerate([(np.int8, np.int8), (np.uint8, np.uint8), (np.uint8, np.int8)]):
+        want = (_bytes(v, a) * _bytes(other, b)).sum(1) + v
+        assert (got[9 + row] == want.astype(np.int32)).all(), row
+
+
+# ---------------------------------------------------------------- mistakes
+
+MISTAKES = {
+    10: (r"cp\.async: misaligned address: to copy 16 bytes", "misaligned copy"),
+    11: (r"cp\.async: the destination 0x\w+ is not in the block's shared", "copy to global memory"),
+    12: (r"cp\.async: 5 valid bytes of 4", "too many valid bytes"),
+    13: ("null pointer", "copy from null"),
+    14: (r"ldmatrix\.x4: misaligned address: the row at", "misaligned row"),
+    15: (r"ldmatrix\.x4: the row at \w+ that lane 0 passes is not in", "row in global memory"),
+    16: (r"f16: all 32 lanes of a warp must call it, but only lanes 0xffff0000", "half a warp"),
+    17: (r"lane 1 is in mma\.m16n8k16\.f16 while lanes 0x00000001 .* wait in mma.m16n8k8.tf32", ""),
+}
+
+
+@pytest.mark.parametrize("which", MISTAKES)
+def test_a_mistake_is_named(runtime: backend.Runtime, which: int) -> None:
+    message, marker = MISTAKES[which]
+    with pytest.raises(RuntimeError, match=message) as caught:
+        torch.ops.ptx_on_cpu.mistake(torch.zeros(64), which)
+    if marker:
+        lines = SOURCE.read_text().splitlines()
+        line = next(i for i, text in enumerate(lines, 1) if f"// line: {marker}" in text)
+        assert re.search(rf"ptx\.cu:{line}\b", str(caught.value)), str(caught.value)
+
+
+def test_speed_is_of_the_right_order(runtime: backend.Runtime) -> None:
+    """A limit with room for a busy machine; `-s` prints the figure."""
+    a = torch.randn(512, 512).bfloat16()
+    torch.ops.ptx_on_cpu.matmul(a, a)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.ops.ptx_on_cpu.matmul(a, a)
+        times.append(time.perf_counter() - start)
+    print(f"512³ by cp.async, ldmatrix and mma: {1e3 * min(times):.0f} ms")
+    assert min(times) < 1
