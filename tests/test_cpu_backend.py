@@ -6,87 +6,45 @@ Both are built once for all tests, by g++ alone.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from common.cpu import backend, features, rewrite
-
-ROOT = Path(__file__).resolve().parents[1]
-KERNELS = Path(__file__).resolve().parent / "cpu_kernels"
-TORCH = Path(torch.__file__).parent
-ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-
-
-def _cuda_include() -> Path:
-    for site in map(Path, sys.path):
-        for header in site.glob("nvidia/cu*/include/cuda_runtime.h"):
-            return header.parent
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    if (Path(home) / "include" / "cuda_runtime.h").is_file():
-        return Path(home) / "include"
-    pytest.skip("no CUDA headers: python -m pip install -r requirements.txt")
-
-
-def _compile(source: Path, folder: Path, runtime: Path) -> Path:
-    cpp = rewrite.rewrite_tree(source, folder / source.stem, [ROOT])
-    library = folder / f"{source.stem}.so"
-    command = ["g++", "-shared", *backend.cflags(_cuda_include())]
-    command += ["-isystem", str(TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020b000000000000"]
-    command += [str(cpp), "-o", str(library), *backend.ldflags(runtime)]
-    command += [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[:4000]
-    return library
+from common.cpu import backend, features
+from tests.cpu_build import KERNELS, ROOT, build_kernels
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(cpu_folder: Path) -> dict[str, Path]:
     """The runtime library and both kernel files, built."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("cpu")
-    runtime = folder / "libcudacpu.so"
-    command = backend.runtime_compile_command("g++", _cuda_include(), runtime)
-    subprocess.run(command, check=True)
-    paths = {"runtime": runtime}
-    for name in ("features", "faults"):
-        paths[name] = _compile(KERNELS / f"{name}.cu", folder, runtime)
-    return paths
+    runtime = cpu_folder / "libcudacpu.so"
+    kernels = {name: build_kernels(name, cpu_folder, runtime) for name in ("features", "faults")}
+    return {"runtime": runtime, **kernels}
 
 
-@pytest.fixture(scope="session")
-def loaded(built: dict[str, Path]) -> backend.Runtime:
-    runtime = backend.Runtime(built["runtime"])
+@pytest.fixture(scope="session", autouse=True)
+def loaded(built: dict[str, Path], cpu_library: backend.Runtime) -> None:
     for name in ("features", "faults"):
         torch.ops.load_library(str(built[name]))
-    return runtime
 
 
 @pytest.fixture
-def runtime(loaded: backend.Runtime) -> Iterator[backend.Runtime]:
-    """The runtime with default settings, before and after."""
-    yield loaded
-    loaded.set_schedule("forward")
-    loaded.set_threads(os.cpu_count() or 1)
-    loaded.set_time_limit(30)
+def runtime(cpu_runtime: backend.Runtime) -> backend.Runtime:
+    return cpu_runtime
 
 
-@pytest.fixture(params=ORDERS, ids=lambda p: f"{p[0]}{p[1] or ''}")
-def ordered(request: pytest.FixtureRequest, runtime: backend.Runtime) -> backend.Runtime:
-    """The runtime in each order of threads and blocks."""
-    runtime.set_schedule(*request.param)
-    return runtime
+@pytest.fixture
+def ordered(cpu_ordered: backend.Runtime) -> backend.Runtime:
+    return cpu_ordered
 
 
 OPS = torch.ops.cpu_features
@@ -279,7 +237,8 @@ def test_the_runtime_defines_what_the_rewriter_lets_pass(built: dict[str, Path])
     ).stdout  # fmt: skip
     defined = set(re.findall(r"\bT (cuda[A-Z]\w*)", names))
     # These are templates in a header.
-    templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaGetSymbolSize"}
+    templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
+    templates |= {"cudaGetSymbolSize"}
     templates |= {name for name in features.RUNTIME_API if "MaxPotentialBlockSize" in name}
     assert features.RUNTIME_API - templates == defined
 

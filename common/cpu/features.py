@@ -29,7 +29,7 @@ _RUNTIME_API = """
     cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxPotentialBlockSize
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
     cudaOccupancyMaxPotentialBlockSizeVariableSMem cudaOccupancyAvailableDynamicSMemPerBlock
-    cudaLaunchKernel cudaLaunchKernelEx
+    cudaLaunchKernel cudaLaunchKernelEx cudaLaunchCooperativeKernel
 """
 RUNTIME_API = frozenset(_RUNTIME_API.split())
 
@@ -63,7 +63,7 @@ _HEADERS = {
     "cusparse": "cuSPARSE",
     "nccl": "NCCL",
     "nvrtc": "NVRTC",
-    "cooperative_groups": "cooperative groups",
+    "cooperative_groups/memcpy_async": "cooperative_groups::memcpy_async",
     "mma.h": "WMMA (nvcuda::wmma)",
     "cuda_pipeline": "the pipeline primitives",
     "cuda_awbarrier": "the barrier primitives",

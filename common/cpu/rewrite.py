@@ -24,6 +24,8 @@ from common.cpu.lexer import Token, directives, tokenize
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _OPENING = {close: opening for opening, close in _CLOSING.items()}
+_LAUNCH_FUNCTIONS = ("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel")
+_VOID_POINTERS = (["void*"], ["const", "void*"], ["void", "const*"])
 _STATEMENT_WORDS = frozenset(("return", "else", "do", "case", "goto", "throw", "new", "delete"))
 _CONDITION_WORDS = frozenset(("if", "while", "for", "switch", "catch"))
 _ATTRIBUTE_WORDS = ("alignas", "__align__", "__attribute__", "__launch_bounds__", "decltype")
@@ -400,7 +402,7 @@ class _File:
             if token.text == "__noinline__" and not (before and before.is_op("(")):
                 # No macro can do this: libstdc++ itself writes __attribute__((__noinline__)).
                 self.instead[stream.indices[p]] = "__attribute__((noinline))"
-            elif called and token.is_word("printf", "cudaLaunchKernel", "cudaLaunchKernelEx"):
+            elif called and token.is_word("printf", *_LAUNCH_FUNCTIONS):
                 if before and before.is_op(".", "->"):
                     continue
                 if before and before.is_op("::") and p > 1 and tokens[p - 2].is_word():
@@ -412,6 +414,13 @@ class _File:
                 if token.text != "printf":
                     line = "__LINE__" if stream.is_macro else str(token.line)
                     self.after[stream.indices[p + 1]] = f"{{__FILE__, {line}}}, "
+                    # `(void*)kernel` would lose the types of the arguments.
+                    cast = p + 2
+                    if tokens[cast].is_op("("):
+                        close = self._forward(tokens, cast)
+                        if _flat(tokens[cast + 1 : close]).split() in _VOID_POINTERS:
+                            for q in range(cast, close + 1):
+                                self.instead[stream.indices[q]] = ""
             elif token.is_word("STABLE_TORCH_LIBRARY_IMPL", "TORCH_LIBRARY_IMPL"):
                 for q in range(p + 1, min(p + 5, len(tokens))):
                     if tokens[q].is_word("CUDA"):

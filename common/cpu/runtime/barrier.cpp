@@ -1,4 +1,4 @@
-// __syncthreads and its counting forms.
+// __syncthreads and its counting forms, and the barrier of a whole grid.
 #include "runtime.h"
 
 namespace cudacpu {
@@ -45,6 +45,33 @@ void release_barrier(ResidentBlock& block) {
   }
   barrier.arrived = 0;
   worker->make_ready(barrier.waiting);
+}
+
+void* arrive_at_grid_barrier(void* wait, void* stack_pointer) {
+  return worker->arrive_at_grid_barrier(*static_cast<const Wait*>(wait), stack_pointer);
+}
+
+// Blocks may arrive from different places in the source, as they may on the hardware.
+void* Worker::arrive_at_grid_barrier(const Wait& wait, void* stack_pointer) {
+  if (!launch_->config.cooperative)
+    trap(wait.site,
+         "grid.sync() in a kernel that was not launched cooperatively: its blocks need not be "
+         "resident at the same time; launch it with cudaLaunchCooperativeKernel");
+  grid_.waiting.push_back(current);
+  current->state = ThreadState::kWaiting;
+  release_grid_barrier();
+  return suspend(*current, wait, stack_pointer);
+}
+
+// Threads that have returned count as arrived, but for the first of each block: on the hardware, it
+// is the one that reports its block to the others. They would wait for ever, and here that is a
+// deadlock.
+void Worker::release_grid_barrier() {
+  if (grid_.waiting.size == grid_.alive && grid_.absent == 0) make_ready(grid_.waiting);
+}
+
+bool launched_cooperatively() {
+  return worker->launch()->config.cooperative;
 }
 
 }  // namespace cudacpu

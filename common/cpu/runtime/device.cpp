@@ -37,6 +37,7 @@ cudaDeviceProp model() {
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
   p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
+  p.cooperativeLaunch = 1;
   p.integrated = 1;  // host and device share their memory
   p.pciDeviceID = p.pciBusID = p.pciDomainID = 0;
   return p;
@@ -202,12 +203,14 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrStreamPrioritiesSupported:
       *value = p.streamPrioritiesSupported;
       break;
+    case cudaDevAttrCooperativeLaunch:
+      *value = p.cooperativeLaunch;
+      break;
     // What the emulation has no notion of, or does not do.
     case cudaDevAttrClockRate:
     case cudaDevAttrMemoryClockRate:
     case cudaDevAttrGlobalMemoryBusWidth:
     case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrCooperativeLaunch:
     case cudaDevAttrAsyncEngineCount:
     case cudaDevAttrEccEnabled:
     case cudaDevAttrPciBusId:

@@ -31,6 +31,19 @@ int resident_blocks(const void* function, int threads, size_t dynamic) {
 }
 
 }  // namespace
+
+cudaError_t check_cooperative(const void* kernel, const Configuration& config) {
+  const dim3 &grid = config.grid, &block = config.block;
+  uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kMaxThreadsPerBlock)
+    return set_error(cudaErrorInvalidConfiguration);
+  uint64_t resident = static_cast<uint64_t>(
+      resident_blocks(kernel, static_cast<int>(threads), config.shared_bytes));
+  uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  if (blocks <= resident * settings().threads.load()) return cudaSuccess;
+  return set_error(cudaErrorCooperativeLaunchTooLarge);
+}
+
 }  // namespace cudacpu
 
 using namespace cudacpu;

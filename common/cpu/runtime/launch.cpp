@@ -118,12 +118,12 @@ void enter_kernel(const void* address, const char* signature, unsigned max_threa
   worker->abandon();
 }
 
-cudaError_t check_attributes(const cudaLaunchConfig_t& config) {
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const cudaLaunchAttribute& attribute = config.attrs[i];
+cudaError_t read_attributes(const cudaLaunchConfig_t& from, Configuration& config) {
+  for (unsigned i = 0; i < from.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = from.attrs[i];
     switch (attribute.id) {
       case cudaLaunchAttributeCooperative:
-        if (attribute.val.cooperative) return set_error(cudaErrorNotSupported);
+        config.cooperative = attribute.val.cooperative != 0;
         break;
       case cudaLaunchAttributeClusterDimension: {
         const auto& cluster = attribute.val.clusterDim;

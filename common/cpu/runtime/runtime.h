@@ -111,6 +111,13 @@ struct Barrier {
   const Arrival* first = nullptr;  // of those that wait, for messages
 };
 
+// The barrier of a cooperative launch.
+struct GridBarrier {
+  ThreadList waiting;
+  uint64_t alive = 0;   // threads of the grid that have not returned
+  uint64_t absent = 0;  // blocks whose first thread has
+};
+
 // A collective that some lanes of its mask have reached.
 struct Collective {
   uint32_t mask;
@@ -249,6 +256,7 @@ class Worker {
   uint32_t place(SharedVariable& variable, Site site);
   void report_exception(const char* what);
 
+  void* arrive_at_grid_barrier(const Wait& wait, void* stack_pointer);
   void make_ready(ThreadList& threads);  // in the order of the list, or shuffled
   void make_ready_first(Thread& thread) { ready_.push_front(&thread); }
   void progress() { polls_ = 0; }
@@ -281,6 +289,7 @@ class Worker {
   void* next();
   void make_current(Thread* thread);
   bool take_block();
+  void release_grid_barrier();
   void prepare_block(ResidentBlock& block, uint64_t position);
   void shape_block(ResidentBlock& block);
   void finish_current();
@@ -302,6 +311,7 @@ class Worker {
   uint64_t polls_ = 0;                // since something else last happened
   std::vector<ResidentBlock*> live_;  // those whose threads have not all returned
   size_t first_unstarted_ = 0;        // the first of them with a thread that has not begun
+  GridBarrier grid_;                  // in a cooperative launch
   std::vector<std::unique_ptr<ResidentBlock>> blocks_;
   std::vector<ResidentBlock*> free_blocks_;
   std::vector<Thread*> active_mask_waiters_;

@@ -157,6 +157,11 @@ void Worker::finish_current() {
   // Threads that have returned count as arrived, as they do on the hardware.
   if (warp.pending) complete_collectives(warp);
   if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block);
+  if (launch_->config.cooperative) {
+    --grid_.alive;
+    grid_.absent += &thread == block.threads.data();
+    if (grid_.waiting.size) release_grid_barrier();
+  }
   if (block.alive == 0) retire(block);
 }
 
@@ -282,6 +287,12 @@ void Worker::run(Launch& launch) {
   use_signal_stack();
   working_on.store(&launch);
 
+  grid_ = GridBarrier{};
+  if (launch.config.cooperative) {
+    grid_.alive = launch.blocks * launch.threads;
+    while (take_block()) {
+    }
+  }
   main_loop();
 
   working_on.store(nullptr);
@@ -420,6 +431,11 @@ void Worker::report_deadlock() {
                                : "deadlock: every thread waits for another\n";
   message += describe_waiting(live_);
   if (returned) message += format("  %u thread(s) have returned\n", returned);
+  if (grid_.waiting.size && grid_.absent)
+    message += format(
+        "  in %llu block(s), thread (0,0,0) has returned: their part in grid.sync() "
+        "never comes\n",
+        static_cast<unsigned long long>(grid_.absent));
   launch_->fail(Stop::kFailed, std::move(message));
 }
 

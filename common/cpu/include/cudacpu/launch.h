@@ -30,6 +30,8 @@ struct Configuration {
   dim3 grid;
   dim3 block;
   size_t shared_bytes;
+  bool cooperative =
+      false;  // all blocks are resident at once, so that they may wait for each other
 };
 
 extern CUDACPU_THREAD_LOCAL bool entry_pending;
@@ -88,39 +90,54 @@ Launcher<Call> launcher(const LaunchSite& site, Call call, dim3 grid, dim3 block
   return Launcher<Call>(site, std::move(call), Configuration{grid, block, shared_bytes});
 }
 
+// Why a GPU would refuse this cooperative launch, set as the last error; cudaSuccess if it would
+// not.
+cudaError_t check_cooperative(const void* kernel, const Configuration& config);
+
 namespace detail {
 template <class... P, size_t... I>
-cudaError_t launch_pointers(const LaunchSite& site, void (*kernel)(P...), dim3 grid, dim3 block,
-                            void** arguments, size_t shared_bytes, std::index_sequence<I...>) {
-  launcher(
-      site, [&](auto&... a) { kernel(a...); }, grid, block,
-      shared_bytes)(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+cudaError_t launch_pointers(Site site, void (*kernel)(P...), const Configuration& config,
+                            void** arguments, std::index_sequence<I...>) {
+  auto call = [&](auto&... a) { kernel(a...); };
+  Launcher<decltype(call)>({nullptr, site.file, site.line}, call,
+                           config)(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
   return cudaPeekAtLastError();
 }
 }  // namespace detail
 
-// The rewriter puts the place of the call in front of the arguments of these two.
+// The rewriter puts the place of the call in front of the arguments of these three.
 template <class... P>
 cudaError_t cudaLaunchKernel(Site site, void (*kernel)(P...), dim3 grid, dim3 block,
                              void** arguments, size_t shared_bytes = 0,
                              cudaStream_t /*stream*/ = nullptr) {
-  return detail::launch_pointers({nullptr, site.file, site.line}, kernel, grid, block, arguments,
-                                 shared_bytes, std::index_sequence_for<P...>{});
+  return detail::launch_pointers(site, kernel, {grid, block, shared_bytes}, arguments,
+                                 std::index_sequence_for<P...>{});
+}
+template <class... P>
+cudaError_t cudaLaunchCooperativeKernel(Site site, void (*kernel)(P...), dim3 grid, dim3 block,
+                                        void** arguments, size_t shared_bytes = 0,
+                                        cudaStream_t /*stream*/ = nullptr) {
+  Configuration config{grid, block, shared_bytes, true};
+  cudaError_t status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
+  if (status != cudaSuccess) return status;
+  return detail::launch_pointers(site, kernel, config, arguments, std::index_sequence_for<P...>{});
 }
 
-// Launch attributes that only order or tune the launch are met by running it at once; the others
-// ask for what the backend does not have.
-cudaError_t check_attributes(const cudaLaunchConfig_t& config);
+// Launch attributes that only order or tune the launch are met by running it at once. Of the
+// others, `cooperative` is put into `config`; one that the backend does not have is an error.
+cudaError_t read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
 
 template <class... P, class... A>
-cudaError_t cudaLaunchKernelEx(Site site, const cudaLaunchConfig_t* config, void (*kernel)(P...),
+cudaError_t cudaLaunchKernelEx(Site site, const cudaLaunchConfig_t* from, void (*kernel)(P...),
                                A&&... arguments) {
-  cudaError_t status = check_attributes(*config);
+  Configuration config{from->gridDim, from->blockDim, from->dynamicSmemBytes};
+  cudaError_t status = read_attributes(*from, config);
+  if (status == cudaSuccess && config.cooperative)
+    status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
   if (status != cudaSuccess) return status;
-  launcher(
-      {nullptr, site.file, site.line}, [&](auto&... a) { kernel(a...); }, config->gridDim,
-      config->blockDim,
-      config->dynamicSmemBytes)(static_cast<std::remove_cv_t<P>>(std::forward<A>(arguments))...);
+  auto call = [&](auto&... a) { kernel(a...); };
+  Launcher<decltype(call)>({nullptr, site.file, site.line}, call,
+                           config)(static_cast<std::remove_cv_t<P>>(std::forward<A>(arguments))...);
   return cudaPeekAtLastError();
 }
 

@@ -22,6 +22,16 @@ inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site s
   return current->block->barrier_result;
 }
 
+// Waits until every thread of a cooperative launch that has not returned is here.
+void* arrive_at_grid_barrier(void* wait, void* stack_pointer);
+inline void sync_grid(Site site) {
+  Wait wait{"grid.sync()", site};
+  cudacpu_suspend(&arrive_at_grid_barrier, &wait);
+}
+
+// Whether all blocks of the grid are resident at once: grid.sync() works.
+bool launched_cooperatively();
+
 // The caller finds that another thread has to act first: that thread gets its turn.
 void poll(const char* what, Site site);
 

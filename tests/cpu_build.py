@@ -1,0 +1,48 @@
+"""Builds the CPU backend's runtime library and files of test kernels, by g++ alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.cpu import backend, rewrite
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = Path(__file__).resolve().parent / "cpu_kernels"
+TORCH = Path(torch.__file__).parent
+ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
+
+
+def cuda_include() -> Path:
+    """The folder of NVIDIA's headers; skips the test if there are none."""
+    for site in map(Path, sys.path):
+        for header in site.glob("nvidia/cu*/include/cuda_runtime.h"):
+            return header.parent
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    if (Path(home) / "include" / "cuda_runtime.h").is_file():
+        return Path(home) / "include"
+    pytest.skip("no CUDA headers: python -m pip install -r requirements.txt")
+
+
+def build_runtime(folder: Path) -> Path:
+    """The runtime library, built into `folder`."""
+    runtime = folder / "libcudacpu.so"
+    command = backend.runtime_compile_command("g++", cuda_include(), runtime)
+    subprocess.run(command, check=True)
+    return runtime
+
+
+def build_kernels(name: str, folder: Path, runtime: Path) -> Path:
+    """The library of `cpu_kernels/<name>.cu`, built into `folder`."""
+    cpp = rewrite.rewrite_tree(KERNELS / f"{name}.cu", folder / name, [ROOT])
+    library = folder / f"{name}.so"
+    command = ["g++", "-shared", *backend.cflags(cuda_include())]
+    command += ["-isystem", str(TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    command += [str(cpp), "-o", str(library), *backend.ldflags(runtime)]
+    command += [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[:4000]
+    return library

@@ -1,0 +1,291 @@
+// Kernels for test_cpu_groups.py: cooperative groups.
+#include "common/cuda/tensor.cuh"
+
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#include <cooperative_groups/scan.h>
+
+namespace cg = cooperative_groups;
+
+// ---------------------------------------------------------------- places in groups
+
+// What a function sees that takes any group by value.
+__device__ int size_and_rank(cg::thread_group group) {
+  group.sync();
+  return static_cast<int>(group.size() * 10000 + group.thread_rank());
+}
+
+// 12 numbers for each thread of a 3D block: sizes and ranks of every kind of group.
+__global__ void places_kernel(int* out) {
+  cg::thread_block block = cg::this_thread_block();
+  cg::grid_group grid = cg::this_grid();
+  auto tile = cg::tiled_partition<16>(block);
+  auto inner = cg::tiled_partition<4>(tile);
+  cg::thread_block_tile<4> erased = inner;
+  cg::thread_group loose = cg::tiled_partition(static_cast<cg::thread_group>(block), 8);
+  int values[] = {
+      static_cast<int>(block.size()),
+      static_cast<int>(block.thread_rank()),
+      static_cast<int>(grid.size()),
+      static_cast<int>(grid.thread_rank()),
+      static_cast<int>(tile.thread_rank() * 100 + tile.size()),
+      static_cast<int>(tile.meta_group_rank() * 100 + tile.meta_group_size()),
+      static_cast<int>(inner.thread_rank() * 100 + inner.size()),
+      static_cast<int>(erased.meta_group_rank() * 100 + erased.meta_group_size()),
+      size_and_rank(block),
+      size_and_rank(inner),
+      size_and_rank(loose),
+      static_cast<int>(block.group_index().x * 1000 + block.thread_index().z * 100 +
+                       block.group_dim().y + cg::thread_rank(inner) * cg::group_size(tile)),
+  };
+  for (int i = 0; i < 12; ++i) out[grid.thread_rank() * 12 + i] = values[i];
+}
+Tensor places(Tensor like) {
+  Tensor out = torch::stable::new_empty(like, {2 * 64, 12}, ScalarType::Int);
+  places_kernel<<<2, dim3(8, 4, 2), 0, current_stream(like)>>>(mutable_data<int>(out));
+  check_launch("places");
+  return out;
+}
+
+// ---------------------------------------------------------------- tiles
+
+struct Pair {  // a type that no shuffle of the language takes
+  float value;
+  int index;
+  double weight;
+};
+
+// Rows of results, a column for each of 64 threads, in tiles of N.
+template <unsigned N>
+__global__ void tile_kernel(const float* in, float* out) {
+  auto tile = cg::tiled_partition<N>(cg::this_thread_block());
+  int t = threadIdx.x;
+  float x = in[t];
+  int i = static_cast<int>(x * 10);
+  Pair pair{x, t, 2.0 * x};
+  auto later = [](Pair a, Pair b) { return a.value < b.value ? b : a; };
+  Pair best = cg::reduce(tile, pair, later);
+  unsigned same = tile.match_any(i);
+  int all_the_same = 0;
+  tile.match_all(i, all_the_same);
+  int broadcast = cg::invoke_one_broadcast(tile, [&] { return i + 1; });
+  float rows[] = {
+      tile.shfl(x, 1),
+      tile.shfl_up(x, 1),
+      tile.shfl_down(x, 2),
+      tile.shfl_xor(x, 1),
+      tile.shfl(pair, 0).value + static_cast<float>(tile.shfl_down(pair, 1).weight),
+      static_cast<float>(tile.any(i == 3)),
+      static_cast<float>(tile.all(i >= 0)),
+      static_cast<float>(tile.ballot(i % 2) & 0xffffu),
+      static_cast<float>(same & 0xffffu),
+      static_cast<float>(all_the_same),
+      cg::reduce(tile, x, cg::plus<float>()),
+      static_cast<float>(cg::reduce(tile, i, cg::plus<int>())),
+      cg::reduce(tile, x, cg::less<float>()),
+      cg::reduce(tile, x, cg::greater<float>()),
+      static_cast<float>(cg::reduce(tile, i, cg::bit_xor<int>())),
+      static_cast<float>(best.index),
+      cg::inclusive_scan(tile, x),
+      cg::exclusive_scan(tile, x),
+      static_cast<float>(cg::inclusive_scan(tile, i, cg::plus<int>())),
+      static_cast<float>(cg::exclusive_scan(tile, i)),
+      cg::inclusive_scan(tile, x, cg::greater<float>()),
+      static_cast<float>(broadcast),
+  };
+  for (int r = 0; r < 22; ++r) out[r * 64 + t] = rows[r];
+}
+Tensor tiles(Tensor x, int64_t size) {
+  Tensor out = torch::stable::new_empty(x, {22, 64});
+  auto kernel = size == 32   ? tile_kernel<32>
+                : size == 16 ? tile_kernel<16>
+                : size == 4  ? tile_kernel<4>
+                             : tile_kernel<1>;
+  kernel<<<1, 64, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(out));
+  check_launch("tiles");
+  return out;
+}
+
+// ---------------------------------------------------------------- coalesced groups
+
+// Threads whose value is not negative take part; the others keep -1.
+__global__ void coalesced_kernel(const float* in, float* out) {
+  int t = threadIdx.x;
+  float x = in[t];
+  for (int r = 0; r < 16; ++r) out[r * 64 + t] = -1;
+  if (x >= 0) {
+    cg::coalesced_group active = cg::coalesced_threads();
+    int i = static_cast<int>(x * 10);
+    auto part = cg::labeled_partition(active, i % 3);
+    auto half = cg::binary_partition(active, i % 2 == 0);
+    auto fours = cg::tiled_partition(active, 4);
+    float rows[] = {
+        static_cast<float>(active.size()),
+        static_cast<float>(active.thread_rank()),
+        active.shfl(x, 2),
+        active.shfl_up(x, 1),
+        active.shfl_down(x, 3),
+        static_cast<float>(active.ballot(i % 2)),
+        cg::reduce(active, x, cg::plus<float>()),
+        cg::inclusive_scan(active, x, cg::plus<float>()),
+        static_cast<float>(cg::exclusive_scan(active, i)),
+        static_cast<float>(part.size() * 10000 + part.thread_rank() * 100 +
+                           part.meta_group_rank() * 10 + part.meta_group_size()),
+        cg::reduce(part, x, cg::greater<float>()),
+        static_cast<float>(half.size() * 10000 + half.thread_rank() * 100 +
+                           half.meta_group_rank() * 10 + half.meta_group_size()),
+        static_cast<float>(fours.size() * 10000 + fours.thread_rank() * 100 +
+                           fours.meta_group_rank() * 10 + fours.meta_group_size()),
+        cg::reduce(fours, x, cg::plus<float>()),
+        static_cast<float>(active.any(i == 3) * 10 + active.all(i < 1000)),
+        static_cast<float>(cg::exclusive_scan(half, x, cg::plus<float>())),
+    };
+    for (int r = 0; r < 16; ++r) out[r * 64 + t] = rows[r];
+    active.sync();
+  }
+}
+Tensor coalesced(Tensor x) {
+  Tensor out = torch::stable::new_empty(x, {16, 64});
+  coalesced_kernel<<<1, 64, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(out));
+  check_launch("coalesced");
+  return out;
+}
+
+// One atomic for all threads that come together: the use that coalesced groups were made for.
+__global__ void aggregate_kernel(const int* in, int* counters, int* positions, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n && in[i] % 3 == 0) {
+    auto group = cg::coalesced_threads();
+    int base = 0;
+    if (group.thread_rank() == 0) base = atomicAdd(counters, static_cast<int>(group.size()));
+    positions[i] = group.shfl(base, 0) + static_cast<int>(group.thread_rank());
+  }
+}
+Tensor aggregate(Tensor x) {
+  Tensor out = torch::stable::new_zeros(x, {x.numel() + 1});
+  int n = static_cast<int>(x.numel());
+  aggregate_kernel<<<ceil_div(n, 128), 128, 0, current_stream(x)>>>(
+      data<int>(x), mutable_data<int>(out) + n, mutable_data<int>(out), n);
+  check_launch("aggregate");
+  return out;
+}
+
+// ---------------------------------------------------------------- the grid
+
+// Each round, each block adds up what all blocks wrote in the round before.
+__global__ void grid_kernel(int* values, int rounds) {
+  cg::grid_group grid = cg::this_grid();
+  int blocks = static_cast<int>(grid.num_blocks()), block = static_cast<int>(grid.block_rank());
+  __shared__ int sum;
+  for (int round = 0; round < rounds; ++round) {
+    if (threadIdx.x == 0) {
+      sum = 0;
+      for (int i = 0; i < blocks; ++i) sum += values[i];
+    }
+    cg::sync(cg::this_thread_block());
+    grid.sync();
+    if (grid.is_valid() && threadIdx.x == blockDim.x - 1) values[block] = sum % 1000 + block;
+    grid.sync();
+  }
+}
+// how: 0 cudaLaunchCooperativeKernel, 1 with a cast, 2 cudaLaunchKernelEx, 3 not cooperative
+void grid(Tensor values, int64_t rounds, int64_t how) {
+  int* pointer = mutable_data<int>(values);
+  int times = static_cast<int>(rounds);
+  void* arguments[] = {&pointer, &times};
+  unsigned blocks = static_cast<unsigned>(values.numel());
+  cudaStream_t stream = current_stream(values);
+  if (how == 0)
+    check_cuda(cudaLaunchCooperativeKernel(grid_kernel, blocks, 96, arguments, 0, stream), "grid");
+  if (how == 1)
+    check_cuda(cudaLaunchCooperativeKernel((void*)grid_kernel, dim3(blocks), dim3(96), arguments, 0,
+                                           stream),
+               "grid");
+  if (how == 2) {
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeCooperative;
+    attribute[0].val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(96);
+    config.stream = stream;
+    config.attrs = attribute;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, grid_kernel, pointer, times), "grid");
+  }
+  if (how == 3) grid_kernel<<<blocks, 96, 0, stream>>>(pointer, times);
+  check_launch("grid");
+}
+
+// The greatest number of blocks that may wait for each other, and what one more is answered.
+Tensor limits(Tensor like) {
+  Tensor out = torch::stable::new_empty(like, {1});
+  int* pointer = nullptr;
+  int times = 0, each = 0, processors = 0, supported = 0;
+  void* arguments[] = {&pointer, &times};
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "limits");
+  check_cuda(cudaDeviceGetAttribute(&supported, cudaDevAttrCooperativeLaunch, 0), "limits");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, grid_kernel, 1024, 0), "limits");
+  unsigned most = static_cast<unsigned>(each * processors);
+  cudaError_t fits = cudaLaunchCooperativeKernel(grid_kernel, most, 1024, arguments);
+  cudaError_t more = cudaLaunchCooperativeKernel(grid_kernel, most + 1, 1024, arguments);
+  (void)cudaGetLastError();
+  STD_TORCH_CHECK(supported == 1 && fits == cudaSuccess);
+  STD_TORCH_CHECK(more == cudaErrorCooperativeLaunchTooLarge, cudaGetErrorName(more));
+  return out;
+}
+
+// ---------------------------------------------------------------- faults
+
+__global__ void grid_sync_in_a_branch(int*) {
+  if (blockIdx.x != 1) cg::this_grid().sync();
+}
+__global__ void grid_sync_not_by_all(int*) {
+  if (threadIdx.x < 40) cg::this_grid().sync();
+  __syncthreads();
+}
+__global__ void tile_without_threads(int* out) {
+  auto tile = cg::tiled_partition<32>(cg::this_thread_block());
+  out[0] = cg::reduce(tile, 1, cg::plus<int>());
+}
+__global__ void tile_in_a_branch(int* out) {
+  auto tile = cg::tiled_partition<8>(cg::this_thread_block());
+  if (tile.thread_rank() < 4)
+    out[0] = tile.shfl(3, 0);
+  else
+    out[1] = tile.shfl_down(3, 1);
+}
+__global__ void block_sync_in_a_branch(int*) {
+  if (threadIdx.x < 32)
+    cg::this_thread_block().sync();
+  else
+    cg::sync(cg::this_thread_block());
+}
+void fault(Tensor out, int64_t which) {
+  int* pointer = mutable_data<int>(out);
+  void* arguments[] = {&pointer};
+  if (which == 0) cudaLaunchCooperativeKernel(grid_sync_in_a_branch, 3, 64, arguments);
+  if (which == 1) cudaLaunchCooperativeKernel(grid_sync_not_by_all, 3, 64, arguments);
+  if (which == 2) tile_without_threads<<<1, 48>>>(pointer);
+  if (which == 3) tile_in_a_branch<<<1, 32>>>(pointer);
+  if (which == 4) block_sync_in_a_branch<<<1, 64>>>(pointer);
+}
+
+STABLE_TORCH_LIBRARY(cpu_groups, m) {
+  m.def("places(Tensor like) -> Tensor");
+  m.def("tiles(Tensor x, int size) -> Tensor");
+  m.def("coalesced(Tensor x) -> Tensor");
+  m.def("aggregate(Tensor x) -> Tensor");
+  m.def("grid(Tensor(a!) values, int rounds, int how) -> ()");
+  m.def("limits(Tensor like) -> Tensor");
+  m.def("fault(Tensor(a!) out, int which) -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(cpu_groups, CUDA, m) {
+  m.impl("places", TORCH_BOX(&places));
+  m.impl("tiles", TORCH_BOX(&tiles));
+  m.impl("coalesced", TORCH_BOX(&coalesced));
+  m.impl("aggregate", TORCH_BOX(&aggregate));
+  m.impl("grid", TORCH_BOX(&grid));
+  m.impl("limits", TORCH_BOX(&limits));
+  m.impl("fault", TORCH_BOX(&fault));
+}

@@ -1,0 +1,213 @@
+"""Cooperative groups on the CPU backend: `cpu_kernels/groups.cu`, in every order of threads.
+
+Sums of floats are expected in the order in which NVIDIA's header adds, bit for bit.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.cpu import backend
+from tests.cpu_build import build_kernels
+
+OPS = torch.ops.cpu_groups
+LIKE = torch.zeros(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded(cpu_folder: Path, cpu_library: backend.Runtime) -> None:
+    library = build_kernels("groups", cpu_folder, cpu_folder / "libcudacpu.so")
+    torch.ops.load_library(str(library))
+
+
+def _values() -> torch.Tensor:
+    return torch.randint(0, 90, (64,), generator=torch.Generator().manual_seed(3)) / 10 + 0.04
+
+
+# ---------------------------------------------------------------- what a group adds up to
+
+
+def _butterfly(values: list, op: Callable) -> list:
+    bit = len(values) // 2
+    while bit:
+        values = [op(values[i], values[i ^ bit]) for i in range(len(values))]
+        bit //= 2
+    return values
+
+
+def _scan(values: list, op: Callable) -> list:
+    distance = 1
+    while distance < len(values):
+        values = [op(v, values[i - distance]) if i >= distance else v for i, v in enumerate(values)]
+        distance *= 2
+    return values
+
+
+def _sum_of_group(values: list) -> list:
+    add = np.float32.__add__
+    if len(values) == 32:
+        return _butterfly(values, add)
+    return [_scan(values, add)[-1]] * len(values)
+
+
+def _bits(flags: list) -> int:
+    return sum(1 << i for i, flag in enumerate(flags) if flag)
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_sizes_and_ranks(cpu_ordered: backend.Runtime) -> None:
+    got = OPS.places(LIKE).tolist()
+    for thread, row in enumerate(got):
+        block, t = divmod(thread, 64)
+        assert row == [
+            *(64, t, 128, thread),
+            *(t % 16 * 100 + 16, t // 16 * 100 + 4),
+            *(t % 4 * 100 + 4, t % 16 // 4 * 100 + 4),
+            *(64 * 10000 + t, 4 * 10000 + t % 4, 8 * 10000 + t % 8),
+            block * 1000 + t // 32 * 100 + 4 + t % 4 * 16,
+        ]
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 32])
+def test_tiles(cpu_ordered: backend.Runtime, size: int) -> None:
+    x = _values()
+    got = OPS.tiles(x, size)
+    want = np.zeros((22, 64), np.float32)
+    for start in range(0, 64, size):
+        v = list(x[start : start + size].numpy())
+        i = [int(np.float32(a) * np.float32(10)) for a in v]
+        added = _scan(v, np.float32.__add__)
+        ranks = range(size)
+        best = _butterfly(
+            [(a, start + r) for r, a in enumerate(v)], lambda a, b: b if a[0] < b[0] else a
+        )
+        want[:, start : start + size] = [
+            [v[1 % size]] * size,
+            [v[max(r - 1, 0)] if r else v[0] for r in ranks],
+            [v[r + 2] if r + 2 < size else v[r] for r in ranks],
+            [v[r ^ 1] if r ^ 1 < size else v[r] for r in ranks],
+            [v[0] + 2 * v[r + 1 if r + 1 < size else r] for r in ranks],
+            [3 in i] * size,
+            [True] * size,
+            [_bits([a % 2 for a in i]) & 0xFFFF] * size,
+            [_bits([a == i[r] for a in i]) & 0xFFFF for r in ranks],
+            [len(set(i)) == 1] * size,
+            _butterfly(v, np.float32.__add__),
+            [sum(i)] * size,
+            [min(v)] * size,
+            [max(v)] * size,
+            [np.bitwise_xor.reduce(i)] * size,
+            [b[1] for b in best],
+            added,
+            [0, *added[:-1]],
+            np.cumsum(i),
+            np.cumsum(i) - i,
+            np.maximum.accumulate(v),
+            [i[0] + 1] * size,
+        ]
+    for row in range(22):
+        np.testing.assert_array_equal(got[row].numpy(), want[row], f"row {row}")
+
+
+def test_coalesced_groups_and_partitions(cpu_ordered: backend.Runtime) -> None:
+    x = _values()
+    x[::5] = -1
+    x[32:] = x[32:].abs()  # a whole warp, and one with holes
+    got = OPS.coalesced(x).numpy()
+    want = np.full((16, 64), -1, np.float32)
+    for warp in range(2):
+        lanes = [t for t in range(warp * 32, warp * 32 + 32) if x[t] >= 0]
+        v = list(x[lanes].numpy())
+        i = [int(a * np.float32(10)) for a in v]
+        n = len(v)
+        labels = list(dict.fromkeys(a % 3 for a in i))
+        parts = [[r for r in range(n) if i[r] % 3 == label] for label in labels]
+        halves = [[r for r in range(n) if (i[r] % 2 == 0) == flag] for flag in (False, True)]
+        fours = [list(range(s, min(s + 4, n))) for s in range(0, n, 4)]
+
+        def place(groups: list[list[int]], r: int) -> tuple[int, list[int]]:
+            rank = next(k for k, group in enumerate(groups) if r in group)
+            group = groups[rank]
+            return len(group) * 10000 + group.index(r) * 100 + rank * 10 + len(groups), group
+
+        scanned = _scan(v, np.float32.__add__)
+        for r, t in enumerate(lanes):
+            part, half, four = place(parts, r), place(halves, r), place(fours, r)
+            in_half = _scan([v[k] for k in half[1]], np.float32.__add__)
+            want[:, t] = [
+                *(n, r, v[2], v[max(r - 1, 0)], v[r + 3] if r + 3 < n else v[r]),
+                np.float32(_bits([a % 2 for a in i])),
+                _sum_of_group(v)[r],
+                scanned[r],
+                sum(i[:r]),
+                part[0],
+                max(v[k] for k in part[1]),
+                half[0],
+                four[0],
+                _sum_of_group([v[k] for k in four[1]])[0],
+                (3 in i) * 10 + 1,
+                in_half[half[1].index(r) - 1] if half[1].index(r) else 0,
+            ]
+    for row in range(16):
+        np.testing.assert_array_equal(got[row], want[row], f"row {row}")
+
+
+def test_one_atomic_for_threads_that_come_together(cpu_ordered: backend.Runtime) -> None:
+    x = torch.randint(0, 100, (1000,), dtype=torch.int32)
+    got = OPS.aggregate(x)
+    chosen = (x % 3 == 0).nonzero().flatten()
+    assert got[-1].item() == len(chosen)
+    assert sorted(got[:-1][chosen].tolist()) == list(range(len(chosen)))
+
+
+# ---------------------------------------------------------------- the grid
+
+
+@pytest.mark.parametrize("how", [0, 1, 2])
+def test_a_grid_that_synchronises(cpu_ordered: backend.Runtime, how: int) -> None:
+    values = torch.arange(13, dtype=torch.int32)
+    want = values.clone()
+    for _ in range(5):
+        want = want.sum() % 1000 + torch.arange(13)
+    OPS.grid(values, 5, how)
+    assert torch.equal(values, want.int())
+
+
+def test_blocks_that_may_wait_for_each_other_are_limited(cpu_runtime: backend.Runtime) -> None:
+    for threads in (1, 3):
+        cpu_runtime.set_threads(threads)
+        OPS.limits(LIKE)
+
+
+# ---------------------------------------------------------------- faults
+
+FAULTS = {
+    "grid_sync_in_a_branch": (0, r"128 thread\(s\) wait in grid.sync\(\)(.|\n)*in 1 block"),
+    "grid_sync_not_by_all": (1, r"120 thread\(s\) wait in grid.sync\(\)"),
+    "tile_without_threads": (2, "reduce of a group: 16 threads of a tile of 32 take part"),
+    "tile_in_a_branch": (3, "shfl_down of a group while lanes .* wait in shfl of a group"),
+    "block_sync_in_a_branch": (4, "divergent barrier: this thread is in thread_block::sync"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(cpu_ordered: backend.Runtime, name: str) -> None:
+    which, message = FAULTS[name]
+    if name == "tile_in_a_branch":
+        message += "|shfl of a group while lanes .* wait in shfl_down of a group"
+    with pytest.raises(RuntimeError, match=message) as caught:
+        OPS.fault(torch.zeros(4, dtype=torch.int32), which)
+    assert "groups.cu:" in str(caught.value)
+    values = torch.zeros(3, dtype=torch.int32)
+    OPS.grid(values, 1, 0)  # the next launch is well
+    assert values.tolist() == [0, 1, 2]
+
+
+def test_grid_sync_needs_a_cooperative_launch(cpu_runtime: backend.Runtime) -> None:
+    with pytest.raises(RuntimeError, match="was not launched cooperatively"):
+        OPS.grid(torch.zeros(3, dtype=torch.int32), 1, 3)
