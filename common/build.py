@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -284,6 +285,47 @@ def load(todo: Build) -> Any:
     return getattr(torch.ops, todo.day.name)
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where a day builds a library in a way of its own: see `Builder.library`.
+
+    directory: holds copies of the sources, and whatever is built. kernel: the .cu, or the .cpp that
+    the CPU backend makes of it. flags: (macros) -> keywords for torch.utils.cpp_extension.load.
+    """
+
+    directory: Path
+    kernel: Path
+    platform: Platform
+    flags: Callable[[list[str]], dict[str, list[str]]]
+
+    @property
+    def sm(self) -> str:
+        """The GPU's architecture as CMake and nvcc write it, "90a"; "" on the CPU."""
+        return sm(self.platform.arch) if self.platform.device == "cuda" else ""
+
+    def run(self, command: list[Any], **variables: Any) -> None:
+        """Runs a command in the directory, with this platform's compilers in its environment.
+
+        variables: further environment variables. Raises BuildError with what the command printed.
+        """
+        found = {**os.environ, "CXX": self.platform.compiler}
+        flags = self.flags([])
+        if self.platform.toolkit is not None and self.platform.device == "cuda":
+            found["CUDA_HOME"] = str(self.platform.toolkit.home)
+            found["CUDACXX"] = str(self.platform.toolkit.nvcc)
+            found["CUDAHOSTCXX"] = self.platform.compiler
+            found["TORCH_CUDA_ARCH_LIST"] = self.platform.arch
+        else:
+            found["CFLAGS"] = found["CXXFLAGS"] = shlex.join(flags["extra_cflags"])
+        # Libraries may stand before the objects that need them.
+        found["LDFLAGS"] = shlex.join(["-Wl,--no-as-needed", *flags["extra_ldflags"]])
+        found |= {name: str(value) for name, value in variables.items()}
+        words = [str(word) for word in command]
+        done = subprocess.run(words, cwd=self.directory, env=found, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"{shlex.join(words)}\n{compiler_message(done.stdout + done.stderr)}")
+
+
 class Builder:
     """What a rung that is built in a way of its own gets: see `Rung.load`.
 
@@ -344,6 +386,46 @@ class Builder:
 
         return self._module(name, compile_into, [], [declarations, source, *functions])
 
+    def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
+        """The operators torch.ops.<namespace> of a library that the day builds itself.
+
+        sources: files of the day's folder, copied to where it is built; one of them is the .cu.
+        make: builds the library and returns its path. It is part of day.py, so that it is built
+        again when that changes. Raises BuildError.
+        """
+        import torch
+
+        day, platform = self._todo.day, self._todo.platform
+        files = [day.folder / source for source in sources]
+        reached = sorted({path for file in files for path in sources_of(file)})
+        directory = self._directory(namespace, [*reached, day.folder / "day.py"], [])
+        with _locked(directory):
+            stamp = directory / "ok"
+            if not stamp.is_file():
+                for file in files:
+                    shutil.copy(file, directory)
+                kernel = self._on_this_device(day.source, directory)
+                kernel = directory / day.source.name if kernel == day.source else kernel
+                started = time.monotonic()
+                _prepare_environment(platform)
+                try:
+                    built = make(Site(directory, kernel, platform, self._flags))
+                except RewriteError as error:
+                    raise BuildError(str(error)) from None
+                except RuntimeError as error:
+                    raise BuildError(compiler_message(str(error))) from None
+                _record_seconds(directory, started)
+                stamp.write_text(str(built))
+        self.seconds = _recorded_seconds(directory)
+        torch.ops.load_library(stamp.read_text())
+        return getattr(torch.ops, namespace)
+
+    def _directory(self, name: str, files: list[Path], parts: list[str]) -> Path:
+        """Where something of that name, with this content, is or will be built."""
+        kind = self._todo.directory.name.removesuffix(f"-{self._todo.key}")
+        key = _digest([self._todo.key, *parts], files)
+        return cache_directory() / f"{kind}-{name}-{key}"
+
     def _on_this_device(self, file: Path, directory: Path) -> Path:
         if self.device == "cuda":
             return file
@@ -372,9 +454,7 @@ class Builder:
         files: list[Path],
         parts: list[str],
     ) -> Any:
-        key = _digest([self._todo.key, *parts], files)
-        kind = self._todo.directory.name.removesuffix(f"-{self._todo.key}")
-        directory = cache_directory() / f"{kind}-{name}-{key}"
+        directory = self._directory(name, files, parts)
         library = directory / f"{name}.so"
         with _locked(directory):
             stamp = directory / "ok"

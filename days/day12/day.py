@@ -1,0 +1,152 @@
+"""Day 12: one operator, three ways to build it."""
+
+import shutil
+import sys
+import time
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, grid
+from common.outcome import Skip
+
+TITLE = "One operator, three ways to build it"
+TEACHES = "An operator as JIT, setup.py and CMake build it; opcheck, autograd, torch.compile"
+TOPICS = ("build", "setuptools", "CMake", "JIT", "custom operator", "opcheck", "torch.compile")
+SOURCE = "fused_gelu.cu"
+EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
+
+SOURCES = [SOURCE, *EXTRA_SOURCES]
+OPERATORS = {}  # those loaded into this process, by namespace
+
+
+def jit(site):
+    from torch.utils import cpp_extension
+
+    cpp_extension.load(
+        "day12_jit",
+        [str(site.directory / "binding.cpp"), str(site.kernel)],
+        build_directory=str(site.directory),
+        is_python_module=False,
+        **site.flags(["-DNAMESPACE=day12_jit"]),
+    )
+    return site.directory / "day12_jit.so"
+
+
+def setup_py(site):
+    # --no-build-isolation: against the torch that is here, not one that pip would fetch.
+    # --target: into a folder of its own instead of the environment.
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
+    target = site.directory / "site-packages"
+    site.run(
+        [*pip, "--no-build-isolation", "--target", target, "."],
+        NAMESPACE="day12_setup",
+        KERNEL=site.kernel,
+    )
+    return next(target.glob("day12_setup*.so"))
+
+
+def cmake(site):
+    if shutil.which("cmake") is None:
+        raise Skip("CMake is missing: python -m pip install cmake")
+    defines = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
+        "CMAKE_CUDA_ARCHITECTURES": site.sm,
+        "NAMESPACE": "day12_cmake",
+        "KERNEL": site.kernel,
+    }
+    build = site.directory / "build"
+    site.run(["cmake", "-B", build, *(f"-D{name}={value}" for name, value in defines.items())])
+    site.run(["cmake", "--build", build])
+    return build / "day12_cmake.so"
+
+
+def rung(name, idea, make):
+    def load(builder):
+        if name not in OPERATORS:
+            OPERATORS[name] = builder.library(name, SOURCES, make)
+            register_backward(name)
+        return OPERATORS[name].fused_gelu
+
+    return Rung(name, idea, load=load)
+
+
+def register_backward(namespace):
+    """Tells autograd how to go back through torch.ops.<namespace>.fused_gelu."""
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx, g):
+        x, bias = ctx.saved_tensors
+        gx = OPERATORS[namespace].fused_gelu_backward(g.contiguous(), x, bias)
+        return gx, gx.sum(dim=0)
+
+    torch.library.register_autograd(f"{namespace}::fused_gelu", backward, setup_context=keep)
+
+
+def inputs(case, draw):
+    rows, cols = case.shape
+    return draw(rows, cols), draw(cols)
+
+
+def reference(x, bias):
+    if bias.shape != x.shape[1:]:
+        raise ValueError(f"bias: {tuple(bias.shape)} does not fit x: {tuple(x.shape)}")
+    return torch.nn.functional.gelu(x + bias)
+
+
+def cost(case):
+    rows, cols = case.shape
+    element = getattr(torch, case.dtype).itemsize
+    return Cost(bytes=(2 * rows * cols + cols) * element, flops=20 * rows * cols)
+
+
+def show(operators, device):
+    """PyTorch's own test of an operator, then torch.compile over it, forward and backward."""
+    x = torch.randn(33, 65, device=device, requires_grad=True)
+    bias = torch.randn(65, device=device, requires_grad=True)
+    # On the CPU backend the kernels are not what inductor compiles; its tracing is all there is.
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    for name, loaded in OPERATORS.items():
+        results = torch.library.opcheck(loaded.fused_gelu.default, (x, bias))
+        passed = sum(result == "SUCCESS" for result in results.values())
+
+        def chain(x, bias, op=loaded.fused_gelu):
+            return (op(x * 2, bias) + 1).square().sum()
+
+        started = time.monotonic()
+        # fullgraph: a graph break is an error.
+        compiled = torch.compile(chain, fullgraph=True, backend=backend)
+        found = torch.autograd.grad(compiled(x, bias), (x, bias))
+        seconds = time.monotonic() - started
+        wanted = torch.autograd.grad(chain(x, bias), (x, bias))
+        torch.testing.assert_close(found, wanted)
+        print(f"{name}: opcheck {passed} of {len(results)} passed; torch.compile ({backend}) with")
+        print(f"  no graph break in {seconds:.1f} s, its gradients those of eager mode")
+
+
+PROBLEMS = (
+    Problem(
+        name="fused_gelu",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            rung("day12_jit", "torch.utils.cpp_extension.load", jit),
+            rung("day12_setup", "setup.py, run by pip", setup_py),
+            rung("day12_cmake", "CMakeLists.txt", cmake),
+        ),
+        cases=(
+            *grid([(1, 1), (3, 255), (5, 256), (4, 257), (9, 1025)], ["float32", "float16"]),
+            *grid([(7, 33), (0, 8), (4, 0)], ["float32", "bfloat16"]),
+            *grid([(9, 40)], ["float32", "bfloat16"], values="extreme"),
+            *grid([(9, 40)], ["float32", "bfloat16"], values="large"),
+            *grid([(9, 40)], ["float32", "bfloat16"], values="nonfinite"),
+        ),
+        bench=Case((65536, 4096)),
+        bench_cpu=Case((256, 1024)),
+        cost=cost,
+        compiled=True,
+        gradients=True,
+    ),
+)
