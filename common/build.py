@@ -402,6 +402,7 @@ class Builder:
         with _locked(directory):
             stamp = directory / "ok"
             if not stamp.is_file():
+                (directory / "lock").unlink(missing_ok=True)
                 for file in files:
                     shutil.copy(file, directory)
                 kernel = self._on_this_device(day.source, directory)

@@ -129,6 +129,34 @@ def test_an_unsupported_feature_is_a_build_error_with_its_line(day: Day) -> None
     assert "BUILD ERROR" in err and "scale.cu:7" in err and "inline PTX" in err
 
 
+def test_a_library_of_a_day_s_own_making(day: Day) -> None:
+    """Built in a copy of the sources, once; a command that fails says what it printed."""
+    (day.folder / "empty.cpp").write_text("int nothing;\n")
+    todo = build.plan(day, toolchain.detect("cpu"))
+    before = sorted(day.folder.iterdir())
+    made: list[Path] = []
+
+    def make(site: build.Site) -> Path:
+        assert site.kernel.suffix == ".cpp" and "scale_kernel" in site.kernel.read_text()
+        site.run(["sh", "-c", "$CXX -shared -fPIC $SOURCE -o made.so"], SOURCE="empty.cpp")
+        made.append(site.directory / "made.so")
+        return made[-1]
+
+    for _ in range(2):
+        builder = build.Builder(todo)
+        builder.library("day77_own", ["scale.cu", "scale.cuh", "empty.cpp"], make)
+        assert builder.seconds is not None
+    assert len(made) == 1 and made[0].is_file()
+    assert sorted(day.folder.iterdir()) == before
+
+    def fail(site: build.Site) -> Path:
+        site.run(["sh", "-c", "echo no such thing; exit 3"])
+        raise AssertionError("a failing command went unnoticed")
+
+    with pytest.raises(build.BuildError, match=r"echo no such thing(.|\n)*no such thing"):
+        build.Builder(todo).library("day77_fails", ["scale.cu", "scale.cuh"], fail)
+
+
 def wheel_toolkit() -> toolchain.Toolkit:
     home = toolchain._wheel_home()
     assert home is not None, "the cuda-toolkit wheels of requirements.txt are not installed"

@@ -378,8 +378,8 @@ void check_cublas(cublasStatus_t status, const char* call) {
 }
 
 // A handle is the library's state for one device: its settings, its stream, its scratch memory. It
-// is made once for each device and host thread, for making one takes milliseconds, and it must not
-// be used by two threads at a time. Never destroyed: at the process's end CUDA may be gone already.
+// is made once for each device and host thread, for making one is slow, and it must not be used by
+// two threads at a time. Never destroyed: at the process's end CUDA may be gone already.
 cublasHandle_t handle_of(const Tensor& t) {
   thread_local std::map<int, cublasHandle_t> handles;
   cublasHandle_t& handle = handles[t.get_device_index()];
@@ -390,7 +390,8 @@ cublasHandle_t handle_of(const Tensor& t) {
 constexpr int64_t WORKSPACE = 32 << 20;  // bytes; NVIDIA's advice for Hopper
 
 // Scratch memory from PyTorch's allocator, which keeps it until the stream is done with it, and
-// which works while a CUDA graph is captured; the library would call cudaMalloc, which does not.
+// makes it part of a CUDA graph that is captured. The library's own would lie beside PyTorch's
+// account.
 struct Workspace {
   explicit Workspace(const Tensor& like)
       : room(torch::stable::new_empty(like, {WORKSPACE + 256}, ScalarType::Byte)) {
@@ -538,7 +539,7 @@ Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& b
   check_cublas(cublasLtMatrixLayoutCreate(&y_layout.it, type, p.N, p.M, p.N), "layout of y");
 
   // A cuBLAS handle is a cuBLASLt handle too. Which of its kernels is best, the library estimates;
-  // asking takes longer than a launch, so the answer is kept for each shape.
+  // asking is work for the host, so the answer is kept for each shape.
   const auto handle = reinterpret_cast<cublasLtHandle_t>(handle_of(x));
   using Key = std::tuple<int, cudaDataType_t, int64_t, int64_t, int64_t>;
   thread_local std::map<Key, cublasLtMatmulHeuristicResult_t> answers;
