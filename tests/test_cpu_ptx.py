@@ -5,10 +5,9 @@ same inputs; everywhere, the file has to compile for sm_80 and sm_90a.
 """
 
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ import torch
 
 from common import toolchain
 from common.build import torch_includes
-from common.cpu import backend, rewrite
+from common.cpu import backend
+from tests import cpu_build
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCE = Path(__file__).resolve().parent / "cpu_kernels" / "ptx.cu"
-ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-TORCH_FLAGS = ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{ROOT}"]
-LINK = Path(torch.__file__).parent / "lib"
+SOURCE = cpu_build.KERNELS / "ptx.cu"
 
 Ops = Callable[..., torch.Tensor]
 
@@ -41,35 +37,22 @@ def _toolkit() -> toolchain.Toolkit:
     return toolkit
 
 
-def _torch_flags(option: str) -> list[str]:
-    return [*TORCH_FLAGS, *(f"{option}{path}" for path in torch_includes())]
+def _torch_flags() -> list[str]:
+    includes = [f"-I{path}" for path in torch_includes()]
+    return ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{cpu_build.ROOT}", *includes]
 
 
 @pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> backend.Runtime:
-    """The kernels on the CPU backend, built and loaded."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("ptx")
-    include = toolchain.detect("cpu").cuda_include
-    runtime = folder / "libcudacpu.so"
-    _run(backend.runtime_compile_command("g++", include, runtime))
-    cpp = rewrite.rewrite_tree(SOURCE, folder / "ptx", [ROOT])
-    command = ["g++", "-shared", *backend.cflags(include), *_torch_flags("-I"), str(cpp)]
-    command += ["-o", str(folder / "ptx.so"), *backend.ldflags(runtime)]
-    command += [f"-L{LINK}", f"-Wl,-rpath,{LINK}", "-ltorch_cpu", "-lc10"]
-    _run(command)
-    loaded = backend.Runtime(runtime)
-    torch.ops.load_library(str(folder / "ptx.so"))
-    return loaded
+def loaded(cpu_folder: Path, cpu_library: backend.Runtime) -> None:
+    """The kernels' operators on the CPU backend."""
+    library = cpu_build.build_kernels("ptx", cpu_folder, cpu_folder / "libcudacpu.so")
+    torch.ops.load_library(str(library))
 
 
 @pytest.fixture
-def runtime(loaded: backend.Runtime) -> Iterator[backend.Runtime]:
+def runtime(loaded: None, cpu_runtime: backend.Runtime) -> backend.Runtime:
     """The CPU backend with default settings, before and after."""
-    yield loaded
-    loaded.set_schedule("forward")
-    loaded.set_time_limit(30)
+    return cpu_runtime
 
 
 @pytest.fixture(scope="session")
@@ -82,14 +65,22 @@ def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     library = tmp_path_factory.mktemp("ptx_gpu") / "ptx.so"
     command = [str(_toolkit().nvcc), "-shared", "-std=c++20", "-O2", "-Xcompiler", "-fPIC"]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-DUSE_CUDA"]
-    command += [*_torch_flags("-I"), str(SOURCE), "-o", str(library)]
-    command += [f"-L{LINK}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
+    command += [*_torch_flags(), str(SOURCE), "-o", str(library)]
+    command += [
+        f"-L{cpu_build.TORCH / 'lib'}",
+        "-ltorch_cpu",
+        "-ltorch_cuda",
+        "-lc10",
+        "-lc10_cuda",
+    ]
     _run(command)
     torch.ops.load_library(str(library))
     return torch.ops.ptx_on_gpu
 
 
-@pytest.fixture(params=[*ORDERS, "gpu"], ids=lambda p: "gpu" if p == "gpu" else f"{p[0]}{p[1]}")
+@pytest.fixture(
+    params=[*cpu_build.ORDERS, "gpu"], ids=lambda p: "gpu" if p == "gpu" else f"{p[0]}{p[1]}"
+)
 def call(request: pytest.FixtureRequest) -> Ops:
     """Calls an operator by name with CPU tensors: in each order on the CPU backend, and on a GPU.
 
@@ -125,7 +116,7 @@ def generator() -> torch.Generator:
 def test_compiles_for_both_architectures(tmp_path: Path) -> None:
     command = [str(_toolkit().nvcc), "-c", "-std=c++20", "-Xcompiler", "-fPIC", "-DUSE_CUDA"]
     command += [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "90a")]
-    _run([*command, *_torch_flags("-I"), str(SOURCE), "-o", str(tmp_path / "ptx.o")])
+    _run([*command, *_torch_flags(), str(SOURCE), "-o", str(tmp_path / "ptx.o")])
 
 
 # ---------------------------------------------------------------- cp.async
@@ -147,6 +138,7 @@ def test_copies_come_as_late_as_is_legal(runtime: backend.Runtime) -> None:
     for order in ("forward", "reverse"):
         runtime.set_schedule(order)
         assert torch.ops.ptx_on_cpu.mistake(x, 1).isnan().all()
+        assert torch.ops.ptx_on_cpu.mistake(x, 4).isnan().all()
     results = []
     for seed in range(4):
         runtime.set_schedule("random", seed)
@@ -276,6 +268,25 @@ def test_redux_and_dp4a(call: Ops, generator: torch.Generator) -> None:
         assert (got[9 + row] == want.astype(np.int32)).all(), row
 
 
+# ---------------------------------------------------------------- named barriers, mbarrier
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 20])
+def test_named_barriers(call: Ops, tiles: int) -> None:
+    x = torch.arange(tiles * 64, dtype=torch.int32).reshape(tiles, 64)
+    assert call("named_barriers", x).equal(x.flip(1))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 20])
+@pytest.mark.parametrize("how", [0, 1, 2], ids=["stores", "cp_async", "bulk"])
+def test_mbarriers(call: Ops, how: int, tiles: int) -> None:
+    if torch.cuda.is_available() and how == 2 and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the copy engine came with sm_90")
+    x = torch.arange(tiles * 64, dtype=torch.int32).reshape(tiles, 64)
+    for test in (False, True):
+        assert call("mbarriers", x, how, test).equal(x.flip(1))
+
+
 # ---------------------------------------------------------------- mistakes
 
 MISTAKES = {
@@ -287,6 +298,16 @@ MISTAKES = {
     15: (r"ldmatrix\.x4: the row at \w+ that lane 0 passes is not in", "row in global memory"),
     16: (r"f16: all 32 lanes of a warp must call it, but only lanes 0xffff0000", "half a warp"),
     17: (r"lane 1 is in mma\.m16n8k16\.f16 while lanes 0x00000001 .* wait in mma.m16n8k8.tf32", ""),
+    20: ("in bar.sync .* barrier 1, where 32 of 64 threads have arrived", "two barriers for one"),
+    21: ("barrier 1 for 32 threads, while another warp there says 64", "two numbers of threads"),
+    22: (r"bar\.sync: barrier 0; allowed are 1 to 15", "barrier 0"),
+    23: (r"bar\.sync: barrier 1 for 48 threads; it must be a multiple of 32", "no whole warps"),
+    24: ("the lanes of a warp name different barriers", "lanes apart"),
+    30: (r"mbarrier\.arrive: the mbarrier at \w+ was not initialised", "never initialised"),
+    31: ("phase of parity 0, where 64 of 65 arrivals have come", "too few arrivals"),
+    32: ("where 1 of 1 arrivals have come and 256 bytes are due", "too few bytes"),
+    33: ("no thread gets on", "nobody arrives"),
+    34: (r"cp\.async\.bulk: misaligned: 128 bytes", "misaligned bulk copy"),
 }
 
 

@@ -8,10 +8,14 @@
 //   ptx/mma.cuh            the tensor cores' matrix products: fp16, bf16, tf32, int8
 //   ptx/integer.cuh        redux (reductions of a warp) and dp4a (four 8-bit products)
 //   ptx/named_barrier.cuh  barriers for some warps of a block
-//   ptx/mbarrier.cuh       barriers in shared memory, with phases and bytes to wait for
+//   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
+//   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
 #pragma once
 
+#include "common/cuda/ptx/bulk_copy.cuh"
 #include "common/cuda/ptx/cp_async.cuh"
 #include "common/cuda/ptx/integer.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"
+#include "common/cuda/ptx/mbarrier.cuh"
 #include "common/cuda/ptx/mma.cuh"
+#include "common/cuda/ptx/named_barrier.cuh"

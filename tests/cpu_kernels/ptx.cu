@@ -265,11 +265,103 @@ Tensor integer(Tensor x) {
   return y;
 }
 
+// ---------------------------------------------------------------- named barriers
+
+// Warps 0 and 1 produce tiles of 64 elements of x, warps 2 and 3 consume them: y = x, each tile
+// reversed. Two buffers; barriers 1 and 2 say full, 3 and 4 empty, 5 and 6 hold a role together.
+__global__ void named_barrier_kernel(const int* x, int* y, int tiles) {
+  __shared__ int buffers[2][64];
+  const int t = threadIdx.x % 64;
+  const bool producer = threadIdx.x < 64;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int b = tile % 2;
+    if (producer) {
+      if (tile >= 2) ptx::barrier_sync(3 + b, 128);
+      buffers[b][t] = x[tile * 64 + t];
+      ptx::barrier_arrive(1 + b, 128);
+      ptx::barrier_sync(5, 64);
+    } else {
+      ptx::barrier_sync(1 + b, 128);
+      y[tile * 64 + t] = buffers[b][63 - t];
+      if (tile + 2 < tiles) ptx::barrier_arrive(3 + b, 128);
+      ptx::barrier_sync(6, 64);
+    }
+  }
+}
+Tensor named_barriers(Tensor x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Int}).contiguous();
+  Tensor y = torch::stable::empty_like(x);
+  named_barrier_kernel<<<1, 128, 0, current_stream(x)>>>(data<int>(x), mutable_data<int>(y),
+                                                         static_cast<int>(x.numel() / 64));
+  check_launch("named_barriers");
+  return y;
+}
+
+// ---------------------------------------------------------------- mbarrier
+
+// The same by mbarriers. How the data come: 0 by stores, 1 by cp.async, 2 by the copy engine.
+// How a consumer waits: by mbarrier_test in a loop if `test`, else by mbarrier_wait.
+__global__ void mbarrier_kernel(const int* x, int* y, int tiles, int how, bool test) {
+  __shared__ __align__(16) int buffers[2][64];
+  __shared__ uint64_t full[2], empty[2];
+  const int t = threadIdx.x % 64;
+  if (threadIdx.x == 0) {
+    for (int b = 0; b < 2; ++b) {
+      ptx::mbarrier_init(&full[b], how == 2 ? 1 : 64);
+      ptx::mbarrier_init(&empty[b], 64);
+    }
+    if (how == 2) ptx::fence_for_copy_engine();
+  }
+  __syncthreads();
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int b = tile % 2, parity = tile / 2 % 2;
+    if (threadIdx.x < 64) {
+      // The copy engine is fed by one thread. Others that waited here could be a phase late.
+      if (how == 2 && t > 0) continue;
+      ptx::mbarrier_wait(&empty[b], parity ^ 1);  // a new barrier's "phase before" is complete
+      if (how == 0) {
+        buffers[b][t] = x[tile * 64 + t];
+        ptx::mbarrier_arrive(&full[b]);
+      } else if (how == 1) {
+        ptx::cp_async<4>(&buffers[b][t], x + tile * 64 + t);
+        ptx::cp_async_arrive(&full[b]);
+      } else {
+        ptx::mbarrier_arrive_expect_bytes(&full[b], 256);
+        ptx::copy_bulk(buffers[b], x + tile * 64, 256, &full[b]);
+      }
+    } else {
+      if (test) {
+        while (!ptx::mbarrier_test(&full[b], parity)) {
+        }
+      } else {
+        ptx::mbarrier_wait(&full[b], parity);
+      }
+      y[tile * 64 + t] = buffers[b][63 - t];
+      ptx::mbarrier_arrive(&empty[b]);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    ptx::mbarrier_invalidate(&full[threadIdx.x]);
+    ptx::mbarrier_invalidate(&empty[threadIdx.x]);
+  }
+}
+Tensor mbarriers(Tensor x, int64_t how, bool test) {
+  check(x, "x").on_gpu().dtype({ScalarType::Int}).contiguous();
+  Tensor y = torch::stable::empty_like(x);
+  mbarrier_kernel<<<1, 128, 0, current_stream(x)>>>(data<int>(x), mutable_data<int>(y),
+                                                    static_cast<int>(x.numel() / 64),
+                                                    static_cast<int>(how), test);
+  check_launch("mbarriers");
+  return y;
+}
+
 // ---------------------------------------------------------------- mistakes
 
 // One for each number; not to be run on a GPU. x and y have 64 elements.
 __global__ void mistake_kernel(const float* x, float* y, int which) {
   __shared__ __align__(16) float tile[2][64];
+  __shared__ uint64_t barrier;
   uint32_t registers[4] = {}, b[2] = {};
   float sums[4] = {};
   const int t = threadIdx.x;
@@ -323,6 +415,60 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
       else
         ptx::mma_m16n8k8_tf32(sums, registers, b, sums);
       break;
+    case 20:
+      ptx::barrier_sync(t < 32 ? 1 : 2, 64);  // line: two barriers for one
+      break;
+    case 21:
+      ptx::barrier_sync(1, t < 32 ? 64 : 32);  // line: two numbers of threads
+      break;
+    case 22:
+      ptx::barrier_sync(0, 64);  // line: barrier 0
+      break;
+    case 23:
+      ptx::barrier_sync(1, 48);  // line: no whole warps
+      break;
+    case 24:
+      ptx::barrier_sync(t % 2 + 1, 64);  // line: lanes apart
+      break;
+    case 30:
+      ptx::mbarrier_arrive(&barrier);  // line: never initialised
+      break;
+    case 31:
+      if (t == 0) ptx::mbarrier_init(&barrier, 65);
+      __syncthreads();
+      ptx::mbarrier_arrive(&barrier);
+      ptx::mbarrier_wait(&barrier, 0);  // line: too few arrivals
+      break;
+    case 32:
+      if (t == 0) {
+        ptx::mbarrier_init(&barrier, 1);
+        ptx::mbarrier_arrive_expect_bytes(&barrier, 512);
+        ptx::copy_bulk(tile, x, 256, &barrier);
+      }
+      __syncthreads();
+      ptx::mbarrier_wait(&barrier, 0);  // line: too few bytes
+      break;
+    case 33:
+      if (t == 0) ptx::mbarrier_init(&barrier, 64);
+      __syncthreads();
+      while (!ptx::mbarrier_test(&barrier, 0)) {  // line: nobody arrives
+      }
+      break;
+    case 34:
+      if (t == 0) {
+        ptx::mbarrier_init(&barrier, 1);
+        ptx::copy_bulk(tile, x + 1, 128, &barrier);  // line: misaligned bulk copy
+      }
+      break;
+    case 4:  // does not wait for the phase at all
+      if (t == 0) {
+        ptx::mbarrier_init(&barrier, 1);
+        ptx::mbarrier_arrive_expect_bytes(&barrier, 256);
+        ptx::copy_bulk(tile[0], x, 256, &barrier);
+      }
+      __syncthreads();
+      y[t] = tile[0][t];
+      break;
   }
 }
 Tensor mistake(Tensor x, int64_t which) {
@@ -340,6 +486,8 @@ void define(Library& m) {
   m.def("tf32(Tensor x) -> Tensor");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
   m.def("integer(Tensor x) -> Tensor");
+  m.def("named_barriers(Tensor x) -> Tensor");
+  m.def("mbarriers(Tensor x, int how, bool test) -> Tensor");
   m.def("mistake(Tensor x, int which) -> Tensor");
 }
 template <typename Library>
@@ -350,6 +498,8 @@ void implement(Library& m) {
   m.impl("tf32", TORCH_BOX(&tf32));
   m.impl("matmul", TORCH_BOX(&matmul));
   m.impl("integer", TORCH_BOX(&integer));
+  m.impl("named_barriers", TORCH_BOX(&named_barriers));
+  m.impl("mbarriers", TORCH_BOX(&mbarriers));
   m.impl("mistake", TORCH_BOX(&mistake));
 }
 // Both are loaded into one process: two names.

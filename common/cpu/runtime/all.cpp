@@ -6,6 +6,8 @@
 #include "collective.cpp"
 #include "shared_memory.cpp"
 #include "async_copy.cpp"
+#include "named_barrier.cpp"
+#include "mbarrier.cpp"
 #include "tensor_core.cpp"
 #include "launch.cpp"
 #include "pool.cpp"

@@ -7,6 +7,13 @@ namespace cudacpu {
 
 namespace {
 
+void perform(const AsyncCopy& copy) {
+  memcpy(copy.to, copy.from, copy.valid);
+  memset(copy.to + copy.valid, 0, size_t{copy.bytes} - copy.valid);
+}
+
+}  // namespace
+
 AsyncCopies& copies_of_current() {
   ResidentBlock& block = block_of(*current);
   if (block.async_copies.size() != block.threads.size())
@@ -14,12 +21,14 @@ AsyncCopies& copies_of_current() {
   return block.async_copies[static_cast<size_t>(current - block.threads.data())];
 }
 
-void perform(const AsyncCopy& copy) {
-  memcpy(copy.to, copy.from, copy.valid);
-  memset(copy.to + copy.valid, 0, size_t{copy.bytes} - copy.valid);
+void perform_copies(AsyncCopies& copies, uint64_t until) {
+  if (until <= copies.performed) return;
+  auto first = copies.pending.begin(),
+       last = first + static_cast<std::ptrdiff_t>(until - copies.performed);
+  std::for_each(first, last, perform);
+  copies.pending.erase(first, last);
+  copies.performed = until;
 }
-
-}  // namespace
 
 void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
   if (!__isShared(to))
@@ -47,24 +56,26 @@ void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
 void commit_copies() {
   AsyncCopies& copies = copies_of_current();
   block_of(*current).has_async_copies = true;
-  copies.group_ends.push_back(copies.pending.size());
+  copies.group_ends.push_back(copies.performed + copies.pending.size());
 }
 
 void wait_for_copies(unsigned n) {
-  auto& [pending, ends] = copies_of_current();
+  AsyncCopies& copies = copies_of_current();
+  auto& ends = copies.group_ends;
   if (ends.size() <= n) return;
-  size_t groups = ends.size() - n, done = ends[groups - 1];
-  for (size_t i = 0; i < done; ++i) perform(pending[i]);
-  pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(done));
-  ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
-  for (size_t& end : ends) end -= done;
+  auto first_left = ends.end() - n;
+  perform_copies(copies, first_left[-1]);
+  ends.erase(ends.begin(), first_left);
 }
 
 void forget_async_copies(ResidentBlock& block) {
   for (AsyncCopies& copies : block.async_copies) {
+    copies.performed = 0;
     copies.pending.clear();
     copies.group_ends.clear();
   }
+  block.arrivals_after_copies.clear();
+  block.bulk_copies.clear();
   block.has_async_copies = false;
 }
 

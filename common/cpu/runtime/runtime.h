@@ -141,7 +141,37 @@ struct AsyncCopy {
 };
 struct AsyncCopies {
   std::vector<AsyncCopy> pending;
-  std::vector<size_t> group_ends;  // of each committed group, in `pending`
+  uint64_t performed = 0;            // copies that came before these
+  std::vector<uint64_t> group_ends;  // of each committed group: how many copies end with it
+};
+
+// An arrival at an mbarrier that follows a thread's first `copies` copies.
+struct ArrivalAfterCopies {
+  uint64_t* barrier;
+  AsyncCopies* thread;
+  uint64_t copies;
+};
+
+// A copy of the copy engine, which an mbarrier waits for.
+struct BulkCopy {
+  uint64_t* barrier;
+  void* to;
+  const void* from;
+  int bytes;
+};
+
+// A barrier of some warps of a block.
+struct NamedBarrier {
+  ThreadList waiting;
+  unsigned arrived = 0;   // threads, in whole warps
+  unsigned expected = 0;  // as the first to arrive says
+  uint32_t phase = 0;     // how often it was completed
+};
+
+// Threads that wait for a phase of an mbarrier.
+struct MbarrierWaiters {
+  const uint64_t* barrier;
+  ThreadList threads;
 };
 
 struct ResidentBlock : Block {
@@ -155,7 +185,11 @@ struct ResidentBlock : Block {
   std::vector<uint16_t> order;  // of the threads, in a random schedule
   std::string printed;
   std::vector<AsyncCopies> async_copies;  // by thread; empty until one is used
+  std::vector<ArrivalAfterCopies> arrivals_after_copies;
+  std::vector<BulkCopy> bulk_copies;
   bool has_async_copies = false;
+  NamedBarrier named_barriers[16];
+  bool has_named_barriers = false;
   ~ResidentBlock();
 };
 
@@ -260,6 +294,7 @@ class Worker {
   void make_ready(ThreadList& threads);  // in the order of the list, or shuffled
   void make_ready_first(Thread& thread) { ready_.push_front(&thread); }
   void progress() { polls_ = 0; }
+  std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
   Launch* launch() const { return launch_; }
   const FiberPool& fibers() const { return fibers_; }
@@ -330,6 +365,17 @@ void complete_collectives(Warp& warp);  // those that only waited for lanes that
 // ------------------------------------------------------------------ async_copy.cpp
 
 void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
+AsyncCopies& copies_of_current();
+// Performs the first copies of this thread, as far as that has not been done.
+void perform_copies(AsyncCopies& copies, uint64_t until);
+
+// ------------------------------------------------------------------ named_barrier.cpp,
+// mbarrier.cpp
+
+void forget_named_barriers(ResidentBlock& block);
+// What a thread that waits in such a barrier waits for, for messages; or "".
+std::string describe_named_barrier(const Thread& thread);
+std::string describe_mbarrier(const Thread& thread);
 
 // ------------------------------------------------------------------ pool.cpp
 

@@ -223,6 +223,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
   block.alive = launch_->threads;
   block.barrier = Barrier{};
   if (block.has_async_copies) forget_async_copies(block);
+  if (block.has_named_barriers) forget_named_barriers(block);
   if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
   block.variables = offsets_.get();
   if (block.threads.size() != launch_->threads) shape_block(block);
@@ -306,6 +307,7 @@ void Worker::run(Launch& launch) {
     ready_ = ThreadList{};
     pollers_ = 0;
     active_mask_waiters_.clear();
+    mbarrier_waiters.clear();
     fibers_.reset();
   }
   current = nullptr;

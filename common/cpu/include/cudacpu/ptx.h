@@ -21,6 +21,28 @@ void commit_copies();
 // Performs the queued copies of the running thread, but those of its `n` youngest groups.
 void wait_for_copies(unsigned n);
 
+// ------------------------------------------------------------------ mbarrier.cpp
+
+void mbarrier_init(uint64_t* barrier, int arrivals, Site site);
+void mbarrier_invalidate(uint64_t* barrier, Site site);
+// One arrival, after `bytes` more have become due.
+void mbarrier_arrive(uint64_t* barrier, int bytes, Site site);
+// One arrival, when the queued copies of the running thread have taken place.
+void arrive_after_copies(uint64_t* barrier, Site site);
+bool mbarrier_test(uint64_t* barrier, int parity, Site site);
+void mbarrier_wait(uint64_t* barrier, int parity, Site site);
+
+// Queues a copy by the copy engine.
+void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site);
+
+inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
+  if (bytes > 0) {
+    auto source = static_cast<const volatile char*>(from);  // see start_copy
+    static_cast<void>(source[0]), static_cast<void>(source[bytes - 1]);
+  }
+  queue_bulk_copy(to, from, bytes, barrier, site);
+}
+
 // ------------------------------------------------------------------ operations of a whole warp
 
 // What a lane brings to an operation that takes all 32 lanes; each operation adds its own.
@@ -35,6 +57,11 @@ void collect_warp(const Operation& operation, Exchange& exchange, Site site) {
   if (exchange.arrived != 0xffffffffu) [[unlikely]]
     trap_incomplete_warp(operation.name, exchange.arrived, site);
 }
+
+// ------------------------------------------------------------------ named_barrier.cpp
+
+void named_barrier_sync(int id, int threads, Site site);
+void named_barrier_arrive(int id, int threads, Site site);
 
 // ------------------------------------------------------------------ tensor_core.cpp
 

@@ -1,0 +1,212 @@
+// mbarrier: a barrier in shared memory with phases, arrivals and bytes that are due.
+#include "runtime.h"
+
+#include <cudacpu/ptx.h>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr int kMaxArrivals = (1 << 20) - 1;  // and bytes due
+
+// What the 8 bytes hold here; on a GPU their layout is not for the program to know.
+struct Word {
+  uint64_t arrivals : 20;  // that a phase needs
+  uint64_t pending : 20;   // of them, in this phase
+  int64_t bytes : 21;      // due in this phase
+  uint64_t parity : 1;     // of this phase, which is not complete
+  uint64_t mark : 2;       // kValid, unless nobody has initialised it
+};
+static_assert(sizeof(Word) == sizeof(uint64_t));
+constexpr uint64_t kValid = 2;  // neither zeros nor the poison, which is all ones
+
+void check_place(const uint64_t* barrier, const char* what, Site site) {
+  if (!__isShared(barrier))
+    trap(site, "%s: the mbarrier at %p is not in the block's shared memory", what,
+         static_cast<const void*>(barrier));
+  if (reinterpret_cast<uintptr_t>(barrier) % 8)
+    trap(site, "%s: misaligned address: the mbarrier at %p must be a multiple of 8", what,
+         static_cast<const void*>(barrier));
+}
+
+Word& word_at(uint64_t* barrier, const char* what, Site site) {
+  check_place(barrier, what, site);
+  auto& word = *reinterpret_cast<Word*>(barrier);
+  if (word.mark != kValid)
+    trap(site, "%s: the mbarrier at %p was not initialised, or its memory was overwritten", what,
+         static_cast<const void*>(barrier));
+  return word;
+}
+
+bool somebody_waits(const uint64_t* barrier) {
+  for (const MbarrierWaiters& waiters : worker->mbarrier_waiters)
+    if (waiters.barrier == barrier) return true;
+  return false;
+}
+
+void end_phase_if_complete(const uint64_t* barrier, Word& word) {
+  worker->progress();
+  if (word.pending || word.bytes) return;
+  word.pending = word.arrivals;
+  word.parity ^= 1;
+  auto& all = worker->mbarrier_waiters;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].barrier != barrier) continue;
+    worker->make_ready(all[i].threads);
+    all[i] = all.back();
+    all.pop_back();
+    return;
+  }
+}
+
+void arrive_once(const uint64_t* barrier, Word& word, const char* what, Site site) {
+  if (!word.pending)
+    trap(site, "%s: all %u arrivals of this phase have come; it only waits for %d bytes", what,
+         static_cast<unsigned>(word.arrivals), static_cast<int>(word.bytes));
+  --word.pending;
+  end_phase_if_complete(barrier, word);
+}
+
+// Somebody wants to know whether the barrier is complete: copies that others have tied to it must
+// take place now.
+void finish_copies(uint64_t* barrier, Word& word, Site site) {
+  auto& arrivals = block_of(*current).arrivals_after_copies;
+  for (size_t i = 0; i < arrivals.size();) {
+    ArrivalAfterCopies arrival = arrivals[i];
+    if (arrival.barrier != barrier) {
+      ++i;
+      continue;
+    }
+    arrivals.erase(arrivals.begin() + static_cast<std::ptrdiff_t>(i));
+    perform_copies(*arrival.thread, arrival.copies);
+    arrive_once(barrier, word, "cp.async.mbarrier.arrive", site);
+  }
+  auto& copies = block_of(*current).bulk_copies;
+  for (size_t i = 0; i < copies.size();) {
+    BulkCopy copy = copies[i];
+    if (copy.barrier != barrier) {
+      ++i;
+      continue;
+    }
+    copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(i));
+    memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    word.bytes -= copy.bytes;
+    end_phase_if_complete(barrier, word);
+  }
+}
+
+int check_parity(int parity, const char* what, Site site) {
+  if (parity != 0 && parity != 1) trap(site, "%s: parity %d; allowed are 0 and 1", what, parity);
+  return parity;
+}
+
+struct MbarrierWait {
+  Wait wait;
+  const uint64_t* barrier;
+};
+
+void* wait_at_mbarrier(void* argument, void* stack_pointer) {
+  auto& waiting = *static_cast<MbarrierWait*>(argument);
+  Thread& self = *current;
+  self.state = ThreadState::kWaiting;
+  auto& all = worker->mbarrier_waiters;
+  auto entry = std::find_if(all.begin(), all.end(), [&](const MbarrierWaiters& waiters) {
+    return waiters.barrier == waiting.barrier;
+  });
+  if (entry == all.end()) entry = all.insert(all.end(), MbarrierWaiters{waiting.barrier, {}});
+  entry->threads.push_back(&self);
+  return worker->suspend(self, waiting.wait, stack_pointer);
+}
+
+}  // namespace
+
+void mbarrier_init(uint64_t* barrier, int arrivals, Site site) {
+  check_place(barrier, "mbarrier.init", site);
+  if (arrivals < 1 || arrivals > kMaxArrivals)
+    trap(site, "mbarrier.init: %d arrivals; allowed are 1 to %d", arrivals, kMaxArrivals);
+  if (somebody_waits(barrier))
+    trap(site, "mbarrier.init: threads wait for the mbarrier that is there already");
+  auto count = static_cast<uint64_t>(arrivals);
+  *reinterpret_cast<Word*>(barrier) = Word{count, count, 0, 0, kValid};
+}
+
+void mbarrier_invalidate(uint64_t* barrier, Site site) {
+  word_at(barrier, "mbarrier.inval", site);
+  if (somebody_waits(barrier)) trap(site, "mbarrier.inval: threads still wait for it");
+  *barrier = ~uint64_t{0};
+}
+
+void mbarrier_arrive(uint64_t* barrier, int bytes, Site site) {
+  const char* what = "mbarrier.arrive";
+  Word& word = word_at(barrier, what, site);
+  int64_t due = word.bytes + bytes;
+  if (bytes < 0 || due > kMaxArrivals)
+    trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
+         static_cast<int>(word.bytes), kMaxArrivals);
+  word.bytes = due;
+  arrive_once(barrier, word, what, site);
+}
+
+void arrive_after_copies(uint64_t* barrier, Site site) {
+  const char* what = "cp.async.mbarrier.arrive";
+  Word& word = word_at(barrier, what, site);
+  AsyncCopies& copies = copies_of_current();
+  ResidentBlock& block = block_of(*current);
+  block.has_async_copies = true;
+  block.arrivals_after_copies.push_back(
+      {barrier, &copies, copies.performed + copies.pending.size()});
+  if (somebody_waits(barrier)) finish_copies(barrier, word, site);
+}
+
+void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
+  const char* what = "cp.async.bulk";
+  Word& word = word_at(barrier, what, site);
+  if (!__isShared(to))
+    trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
+  if (bytes <= 0 || bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 ||
+      reinterpret_cast<uintptr_t>(from) % 16)
+    trap(site,
+         "%s: misaligned: %d bytes, the destination %p and the source %p must be multiples of 16",
+         what, bytes, to, from);
+  ResidentBlock& block = block_of(*current);
+  block.has_async_copies = true;
+  block.bulk_copies.push_back({barrier, to, from, bytes});
+  bool early = worker->launch()->order == Order::kRandom && worker->random() % 2;
+  if (early || somebody_waits(barrier)) finish_copies(barrier, word, site);
+}
+
+bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
+  const char* what = "mbarrier.test_wait";
+  Word& word = word_at(barrier, what, site);
+  finish_copies(barrier, word, site);
+  bool complete = static_cast<int>(word.parity) != check_parity(parity, what, site);
+  if (!complete) poll(what, site);
+  return complete;
+}
+
+void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
+  const char* what = "mbarrier.try_wait";
+  Word& word = word_at(barrier, what, site);
+  finish_copies(barrier, word, site);
+  if (static_cast<int>(word.parity) != check_parity(parity, what, site)) return;
+  MbarrierWait wait{{what, site}, barrier};
+  cudacpu_suspend(&wait_at_mbarrier, &wait);
+}
+
+std::string describe_mbarrier(const Thread& thread) {
+  for (const MbarrierWaiters& waiters : worker->mbarrier_waiters) {
+    for (const Thread* other = waiters.threads.first; other; other = other->next) {
+      if (other != &thread) continue;
+      const Word& word = *reinterpret_cast<const Word*>(waiters.barrier);
+      std::string text = format(", phase of parity %u, where %u of %u arrivals have come",
+                                static_cast<unsigned>(word.parity),
+                                static_cast<unsigned>(word.arrivals - word.pending),
+                                static_cast<unsigned>(word.arrivals));
+      if (word.bytes) text += format(" and %d bytes are due", static_cast<int>(word.bytes));
+      return text;
+    }
+  }
+  return "";
+}
+
+}  // namespace cudacpu

@@ -1,0 +1,44 @@
+// Copies of a contiguous piece by the copy engine, one thread for all (sm_90, TMA's simplest form).
+//
+// One thread announces the bytes at an mbarrier (mbarrier_arrive_expect_bytes) and starts the copy;
+// whoever wants the data waits for the phase. On the CPU backend the copy takes place at that wait,
+// in random order at once or then.
+#pragma once
+
+#include "common/cuda/ptx/site.cuh"
+
+namespace ptx {
+
+// Makes what this thread wrote to shared memory, an mbarrier's initialisation included, visible to
+// the copy engine. Between mbarrier_init and the first copy_bulk, and wherever stores are followed
+// by a copy. Nothing on the CPU; a trap before sm_90. PTX: fence.proxy.async.shared::cta;
+__device__ __forceinline__ void fence_for_copy_engine() {
+#ifdef CUDA_ON_CPU
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// Starts a copy of `bytes` from global to shared memory. Both addresses and `bytes` are multiples
+// of
+// 16. When it is complete, as many bytes of those due at `barrier` have come. A trap before sm_90.
+// PTX: cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], bytes,
+// [barrier];
+__device__ __forceinline__ void copy_bulk(void* shared_to, const void* global_from, int bytes,
+                                          uint64_t* barrier PTX_HERE) {
+#ifdef CUDA_ON_CPU
+  cudacpu::start_bulk_copy(shared_to, global_from, bytes, barrier, PTX_SITE);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared_to)),
+      "l"(__cvta_generic_to_global(global_from)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+}  // namespace ptx
