@@ -25,7 +25,7 @@
 constexpr int BLOCK = 256;
 constexpr int ROWS = 4;  // rows a thread works on: four loads in flight, one load of the bias
 
-// By name and not by a cast: setup.py and CMake switch the casts of half types off
+// By name and not by a cast: PyTorch's setup.py switches the casts of half types off
 // (-D__CUDA_NO_HALF_CONVERSIONS__), and a kernel should not depend on who builds it.
 __device__ float to_float(float v) {
   return v;

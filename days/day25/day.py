@@ -235,6 +235,8 @@ PROBLEMS = (
         bench=Case((8192, 4096, 4096), "bfloat16"),
         bench_cpu=Case((128, 128, 128)),
         cost=gemm_cost,
-        tolerance=Tolerance(factor=8, why="the GELU of cuBLASLt's epilogue is off by up to 4e-6"),
+        tolerance=Tolerance(
+            factor=8, why="sums of 4096 terms in fp32, seen where they cancel to 0"
+        ),
     ),
 )
