@@ -64,7 +64,6 @@ _HEADERS = {
     "nccl": "NCCL",
     "nvrtc": "NVRTC",
     "cooperative_groups/memcpy_async": "cooperative_groups::memcpy_async",
-    "mma.h": "WMMA (nvcuda::wmma)",
     "cuda_pipeline": "the pipeline primitives",
     "cuda_awbarrier": "the barrier primitives",
     "crt/": "a compiler-internal CUDA header",

@@ -34,6 +34,7 @@
 #include "cudacpu/math.h"
 #include "cudacpu/memory.h"
 #include "cudacpu/print.h"
+#include "cudacpu/rounding.h"
 #include "cudacpu/shared.h"
 #include "cudacpu/sync.h"
 #include "cudacpu/warp.h"
