@@ -218,6 +218,11 @@ def test_branches_that_each_open_a_brace() -> None:
     assert error.line == 8
 
 
+def test_a_macro_before_a_kernel_is_not_its_name() -> None:
+    text = rewrite("DEFINE(float)\n__global__ void k(int) { }", "x.cu")
+    assert "CUDACPU_ENTRY((&k), 0)" in text
+
+
 REFUSED = [
     ('void f() {\n  asm volatile("ret;");\n}', 2, "inline PTX"),
     ('#define RET asm("ret;")', 1, "inline PTX"),

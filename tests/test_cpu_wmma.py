@@ -106,7 +106,7 @@ def test_sums_of_integers_wrap_or_saturate(cpu_runtime: backend.Runtime) -> None
 
 @pytest.mark.parametrize("dtype", [HALF, FLOAT, INT])
 @pytest.mark.parametrize("m", SHAPES)
-def test_accumulators_lie_as_on_an_h200(
+def test_accumulators_lie_as_those_of_mma(
     cpu_runtime: backend.Runtime, dtype: torch.dtype, m: int
 ) -> None:
     n = 256 // m

@@ -688,7 +688,9 @@ class _File:
             elif token.is_word(*_ATTRIBUTE_WORDS, "requires") and tokens[q + 1].is_op("("):
                 q = self._forward(tokens, q + 1)
             elif token.is_op("(") and q > head:
-                break
+                if any(t.is_word("__global__") for t in tokens[head:q]):
+                    break
+                q = self._forward(tokens, q)  # a macro before the kernel, with no semicolon
             q += 1
         start = q - 1
         if tokens[start].is_op(">", ">>"):

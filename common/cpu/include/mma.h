@@ -5,9 +5,10 @@
 // writes in memory it does when all 32 are there, and other lanes see it after __syncwarp(), as on
 // a GPU.
 //
-// CUDA does not say which lane holds which element. Accumulators lie here as an H200 has them, for
-// programs that look; a and b do not. Products of halves are added in float, in order of k, rounded
-// once to the type of d: a tensor core may differ in the last places where a sum is rounded.
+// CUDA does not say which lane holds which element, and a program must not depend on it.
+// Accumulators lie here as those of PTX's mma.m16n8 do; a and b lie as is convenient. Products of
+// halves are added in float, in order of k, and rounded once to the type of d: a tensor core may
+// differ in the last places where a sum is rounded.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,7 +1,7 @@
 // What cooperative groups exchange within a warp: values of any type, reductions, scans.
 //
 // One warp collective each. Reductions and scans combine in the order in which NVIDIA's header
-// does, step for step, so that floating-point results are those of a GPU bit for bit.
+// does, step for step, so that floating-point results come out as there.
 #pragma once
 
 #include <type_traits>

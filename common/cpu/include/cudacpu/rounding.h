@@ -1,7 +1,7 @@
 // Arithmetic and conversions with a stated rounding: __fadd_rd, __int2float_rz, and their like.
 //
-// Computed in that rounding mode of the processor, so that every bit is the hardware's. Rounding to
-// nearest is in math.h and convert.h.
+// Computed in that rounding mode of the processor: correctly rounded, as IEEE 754 has it. Rounding
+// to nearest is in math.h and convert.h.
 #pragma once
 
 #include <cfenv>
