@@ -286,8 +286,8 @@ void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
   constexpr bool by_row = std::is_same_v<Layout, row_major>;
   using Shape = details::Shape<Use, M, N, K>;
   memory += details::offset(Shape::first(cudacpu::current->lane), stride, by_row);
-  for (unsigned e = 0; e < f.num_elements; ++e)
-    f.x[e] = memory[by_row ? e % Shape::kEach : size_t{e % Shape::kEach} * stride];
+  for (unsigned e = 0; e < Shape::kEach; ++e) f.x[e] = memory[by_row ? e : size_t{e} * stride];
+  for (unsigned e = Shape::kEach; e < f.num_elements; ++e) f.x[e] = f.x[e - Shape::kEach];
 }
 
 // Reads or writes an accumulator.
