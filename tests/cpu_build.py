@@ -1,13 +1,12 @@
 """Builds the CPU backend's runtime library and files of test kernels, by g++ alone."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from common import toolchain
 from common.cpu import backend, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,13 +17,10 @@ ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
 
 def cuda_include() -> Path:
     """The folder of NVIDIA's headers; skips the test if there are none."""
-    for site in map(Path, sys.path):
-        for header in site.glob("nvidia/cu*/include/cuda_runtime.h"):
-            return header.parent
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    if (Path(home) / "include" / "cuda_runtime.h").is_file():
-        return Path(home) / "include"
-    pytest.skip("no CUDA headers: python -m pip install -r requirements.txt")
+    try:
+        return toolchain.cuda_headers()
+    except toolchain.ToolchainError as error:
+        pytest.skip(str(error))
 
 
 def build_runtime(folder: Path) -> Path:
