@@ -353,8 +353,13 @@ def readme_block(stored: Sequence[Stored]) -> str:
         )
         cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
         timed = f" Timed: {'; '.join(cases)}." if cases else ""
-        title = f"**{device_name(one.where)}**"
-        parts.append("\n".join([title, "", *table, "", f"{versions(one.where)}.{timed}"]))
+        name = device_name(one.where)
+        lines = ["", *table, "", f"{versions(one.where)}.{timed}"]
+        if on_gpu or len(stored) == 1:
+            lines = [f"**{name}**", *lines]
+        else:  # whoever reads on wants to compare the text with the GPU's table
+            lines = [f"<details><summary>{name}</summary>", *lines, "", "</details>"]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 

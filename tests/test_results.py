@@ -91,6 +91,10 @@ def test_the_readme_block(root: Path) -> None:
     assert "× compile" not in text, "a column that no row fills is left out"
     assert "driver 580.1, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
     assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
+    results.store(run(CPU, passed(1), passed(2)), root)
+    folded = "<details><summary>CPU backend</summary>"
+    assert folded in (root / "days/day01/README.md").read_text(), "beside a GPU's table"
+    assert folded not in (root / "days/day02/README.md").read_text(), "alone"
 
 
 def test_progress(root: Path) -> None:
