@@ -77,7 +77,8 @@ class DayOutcome:
     """A day's run: its rungs, or the reason why there are none.
 
     status: FAIL if any rung failed or the day did not build, crashed or hung; SKIP if every rung
-    was skipped. build_s, run_s: seconds. output: what the day printed, kept where it failed.
+    was skipped. build_s, run_s: seconds. output: what the day printed, its middle left out where it
+    is long.
     """
 
     number: int

@@ -217,6 +217,7 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
             continue
         rungs = [rung.to_json() for rung in outcome.rungs]
         data = {"format": FORMAT, "day": outcome.number, "where": run["where"], "rungs": rungs}
+        data["output"] = outcome.output.splitlines()
         text = json.dumps(data, indent=1, ensure_ascii=False)
         write_atomically(folder / f"{outcome.name}.json", text + "\n")
         stored.append(outcome.number)

@@ -371,8 +371,8 @@ class Runner:
         # As the day lists them: a rung that is timed is finished later than one that is not.
         place = {(problem, name): i for i, (problem, name, _) in enumerate(task.expected)}
         outcome.rungs.sort(key=lambda rung: place[rung.problem, rung.rung])
+        outcome.output = readable(child.output())
         if outcome.status == FAIL or len(self._tasks) == 1:
-            outcome.output = readable(child.output())
             self._report.output(task.day, outcome.output)
 
     def _fail_rest(self, task: _Task, cause: str) -> None:

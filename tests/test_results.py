@@ -71,7 +71,11 @@ def test_outcomes_survive_json() -> None:
 
 def test_stored_results_and_generated_files_agree(root: Path) -> None:
     told = results.store(run(H200, passed(1), passed(2)), root)
-    results.store(run(CPU, passed(1)), root)
+    talkative = passed(1)
+    talkative.output = "peak memory:\n4.3 MB"
+    results.store(run(CPU, talkative), root)
+    file = root / "common/results/cpu/day01.json"
+    assert json.loads(file.read_text())["output"] == ["peak memory:", "4.3 MB"]
     assert "stored day 1-2 in common/results/nvidia-h200" in told
     assert results.check(root) == []
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [

@@ -113,6 +113,7 @@ def test_a_passing_day_is_silent_among_others_and_heard_alone(
     whole: dict[str, Any], run_day: CommandLine
 ) -> None:
     assert "hello from a rung" not in whole["output"]
+    assert "hello from a rung" in whole["days"][11]["output"], "kept in --json"
     alone = run_day("11")
     assert alone.returncode == 0
     assert "hello from a rung" in alone.stdout
