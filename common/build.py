@@ -119,7 +119,7 @@ def _digest(parts: list[str], files: Sequence[Path]) -> str:
 
 
 def _cpu_flags(platform: Platform) -> list[str]:
-    return cpu.cflags(platform.cuda_include, platform.compiler)
+    return cpu.cflags(platform.cuda_include, platform.compiler, platform.variant)
 
 
 def _cuda_flags(archs: list[str]) -> list[str]:
@@ -143,6 +143,8 @@ def plan(day: Day, platform: Platform) -> Build:
         sources += cpu.RUNTIME_SOURCES
     key = _digest(parts, sources)
     kind = f"cuda-{platform.arch}" if platform.device == "cuda" else "cpu"
+    if platform.variant != "plain":
+        kind += f"-{platform.variant}"
     return Build(day, platform, key, cache_directory() / f"{day.name}-{kind}-{key}")
 
 
@@ -263,7 +265,9 @@ def build_runtime(platform: Platform) -> Path:
         if path.is_file():
             return path
         partial = path.with_suffix(".partial")
-        command = cpu.runtime_compile_command(platform.compiler, platform.cuda_include, partial)
+        command = cpu.runtime_compile_command(
+            platform.compiler, platform.cuda_include, partial, platform.variant
+        )
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise BuildError(f"the CPU backend's runtime did not build\n{done.stderr.strip()}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from common.cpu.backend import Variant
+
 # Asks the driver, not torch: 0.2 s instead of 2 s. Attributes 75 and 76 are the compute capability.
 _PROBE = """
 import ctypes, json
@@ -80,7 +82,7 @@ class Platform:
     device: "cuda" or "cpu". gpu, arch, driver: "" on the CPU. gpus: how many GPUs there are.
     compiler: path of the host C++ compiler. toolkit: None on a CPU without nvcc.
     cuda_include: directory of the CUDA headers, which the CPU backend needs too.
-    torch: version of the installed torch, e.g. "2.13.0+cpu".
+    torch: version of the installed torch, e.g. "2.13.0+cpu". variant: how the CPU backend builds.
     """
 
     device: str
@@ -93,6 +95,7 @@ class Platform:
     gpus: int = 0
     arch: str = ""
     driver: str = ""
+    variant: Variant = "plain"
 
     def label(self) -> str:
         """One line for a report."""

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import platform
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
@@ -22,6 +22,29 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *(_HERE / name for name in ("rewrite.py", "lexer.py", "features.py", "backend.py")),
 )
 
+# A way of building the runtime and the days on it. "plain" is for running and timing; the others
+# watch memory: "address" by the compiler's address sanitizer, "trace" by calling the runtime at
+# every access (runtime/trace.cpp).
+Variant = Literal["plain", "address", "trace"]
+_VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
+    "plain": (),
+    "address": ("-fsanitize=address",),
+    # The compiler's calls are all that is used of the thread sanitizer: nothing of it is linked.
+    # Structures stay whole, or a float4 would be read as four floats.
+    "trace": (
+        "-fsanitize=thread",
+        "--param=tsan-distinguish-volatile=1",
+        "-fno-tree-sra",
+        "-fno-ipa-sra",
+        "-fno-optimize-sibling-calls",
+    ),
+}
+_VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
+    "plain": (),
+    "address": (),
+    "trace": ("-DCUDACPU_TRACE",),
+}
+
 _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
 
 # x86-64-v3 is AVX2 and FMA: every x86 server and desktop since 2015 (Intel) and 2017 (AMD). Naming
@@ -29,12 +52,15 @@ _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
 _X86_64_V3: Final = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 
 
-def runtime_compile_command(compiler: str, cuda_include: Path, out: Path) -> list[str]:
+def runtime_compile_command(
+    compiler: str, cuda_include: Path, out: Path, variant: Variant = "plain"
+) -> list[str]:
     """The command that builds the runtime library (about 3 s); `out` is the `.so` to write."""
     return [
         compiler,
         "-shared",
         *_common_flags(cuda_include),
+        *_VARIANT_MACROS[variant],
         "-Wall",
         "-pthread",
         str(_UNITY),
@@ -44,10 +70,12 @@ def runtime_compile_command(compiler: str, cuda_include: Path, out: Path) -> lis
     ]
 
 
-def cflags(cuda_include: Path, compiler: str = "g++") -> list[str]:
+def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain") -> list[str]:
     """Compiler flags for a rewritten day; `compiler` matters if it is a clang."""
     return [
         *_common_flags(cuda_include),
+        *_VARIANT_MACROS[variant],
+        *_VARIANT_FLAGS[variant],
         "-include",
         "cuda_runtime.h",  # by name: #include_next must know the folder that it was found in
         # nvcc contracts a*b+c to an FMA by default; ISO mode would switch that off here.
