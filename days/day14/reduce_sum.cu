@@ -18,7 +18,8 @@
 //
 // Run: python run_day.py 14
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/pack.cuh"             // taught in day 2
+#include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // Threads a block: 8 warps. v2 to v4 keep a number a thread in shared memory.
@@ -286,10 +287,6 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 Tensor sum_v6_vectorised(const Tensor& x) {
   Tensor y = make_sum(x);
   const DeviceGuard guard(x);
-  int multiprocessors = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_index(x)),
-      "cudaDeviceGetAttribute");
   const int64_t n = x.numel();
   dispatch_summable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
@@ -297,7 +294,7 @@ Tensor sum_v6_vectorised(const Tensor& x) {
     // A slice such as x[1:] starts up to 15 bytes before a multiple of 16.
     const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
     const int head = static_cast<int>(before < n ? before : n);
-    const int64_t most = int64_t{multiprocessors} * BLOCKS_PER_SM;
+    const int64_t most = int64_t{multiprocessor_count(x)} * BLOCKS_PER_SM;
     const int64_t work = ceil_div<int64_t>(n, BLOCK * LOADS * Pack<T>::N);
     const auto grid = static_cast<unsigned>(work < 1 ? 1 : work < most ? work : most);
     const Tensor partial = torch::stable::new_empty(y, {int64_t{grid}});  // fresh, so aligned

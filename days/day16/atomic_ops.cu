@@ -17,7 +17,8 @@
 //
 // Run: python run_day.py 16
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/pack.cuh"             // taught in day 2
+#include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 constexpr int BLOCK = 512;  // four blocks fill a multiprocessor, and share few histograms
@@ -48,14 +49,11 @@ Tensor make_counts(const Tensor& x, int64_t bins) {
 template <typename Kernel>
 unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_bytes,
                        int64_t blocks_of_work) {
-  int multiprocessors = 0, per_multiprocessor = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_index(x)),
-      "cudaDeviceGetAttribute");
+  int per_multiprocessor = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
                                                            shared_bytes),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t resident = int64_t{multiprocessors} * per_multiprocessor;
+  const int64_t resident = int64_t{multiprocessor_count(x)} * per_multiprocessor;
   return static_cast<unsigned>(blocks_of_work < resident ? blocks_of_work : resident);
 }
 

@@ -19,6 +19,7 @@
 //
 // Run: python run_day.py 24
 
+#include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -170,14 +171,11 @@ Tensor rnn_v2_block_each(const Tensor& h, const Tensor& w, const Tensor& steps) 
 // As many blocks of this kernel as the GPU runs at a time, and no more than there is work for.
 template <typename Kernel>
 unsigned resident_grid(Kernel kernel, int block, int64_t work, const Tensor& on) {
-  int multiprocessors = 0, blocks = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_index(on)),
-      "cudaDeviceGetAttribute");
+  int blocks = 0;
   // Registers, shared memory and threads of the kernel decide how many fit on a multiprocessor.
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block, 0),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t resident = int64_t{multiprocessors} * blocks;
+  const int64_t resident = int64_t{multiprocessor_count(on)} * blocks;
   return static_cast<unsigned>(work < resident ? work : resident);
 }
 
