@@ -122,7 +122,8 @@ def _cpu_flags(platform: Platform) -> list[str]:
     return cpu.cflags(platform.cuda_include, platform.compiler, platform.variant)
 
 
-def _cuda_flags(archs: list[str]) -> list[str]:
+def cuda_flags(archs: list[str]) -> list[str]:
+    """nvcc's flags for these architectures, e.g. ["8.0", "9.0a"]."""
     codes = [f"-gencode=arch=compute_{sm(arch)},code=sm_{sm(arch)}" for arch in archs]
     return [*CUDA_FLAGS, *codes]
 
@@ -137,7 +138,7 @@ def plan(day: Day, platform: Platform) -> Build:
     if platform.device == "cuda":
         assert platform.toolkit
         parts += [str(platform.toolkit.home), platform.toolkit.version]
-        parts += _cuda_flags([platform.arch]) + BINDING
+        parts += cuda_flags([platform.arch]) + BINDING
     else:
         parts += _cpu_flags(platform)
         sources += cpu.RUNTIME_SOURCES
@@ -189,8 +190,8 @@ def _load_cuda(todo: Build) -> Path:
     return _load(
         todo,
         [todo.day.source],
-        extra_cuda_cflags=[*_cuda_flags([todo.platform.arch]), *BINDING, f"-I{ROOT}"],
-        extra_ldflags=[f"-L{_link_directory(toolkit)}"],
+        extra_cuda_cflags=[*cuda_flags([todo.platform.arch]), *BINDING, f"-I{ROOT}"],
+        extra_ldflags=[f"-L{link_directory(toolkit)}"],
     )
 
 
@@ -242,7 +243,7 @@ def _prepare_environment(platform: Platform) -> None:
     os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
 
 
-def _link_directory(toolkit: Toolkit) -> Path:
+def link_directory(toolkit: Toolkit) -> Path:
     """A directory with a libcudart.so to link against. The wheels have libcudart.so.13 only."""
     for place in ("lib64", "lib"):
         if (toolkit.home / place / "libcudart.so").exists():
@@ -442,8 +443,8 @@ class Builder:
             assert toolkit
             return {
                 "extra_cflags": ["-O2", *macros],
-                "extra_cuda_cflags": [*_cuda_flags([self._todo.platform.arch]), *macros],
-                "extra_ldflags": [f"-L{_link_directory(toolkit)}"],
+                "extra_cuda_cflags": [*cuda_flags([self._todo.platform.arch]), *macros],
+                "extra_ldflags": [f"-L{link_directory(toolkit)}"],
                 "extra_include_paths": [str(toolkit.include)],
             }
         runtime = build_runtime(self._todo.platform)
@@ -494,23 +495,30 @@ def _recorded_seconds(directory: Path) -> float:
 
 
 def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
-    """Compiles the day's .cu for every architecture, without a GPU and without linking.
+    """Compiles the day's .cu for every architecture: see `compile_source`."""
+    compile_source(day.name, day.source, archs, toolkit)
 
-    archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use. A success is
-    remembered, so that the same content is not compiled again.
+
+def compile_source(
+    name: str, source: Path, archs: list[str], toolkit: Toolkit | None = None
+) -> None:
+    """Compiles a .cu for every architecture, without a GPU and without linking.
+
+    name: of its entry in the cache: a success is remembered, so that the same content is not
+    compiled again. archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use.
     Raises BuildError with nvcc's message, ToolchainError if there is no nvcc.
     """
     toolkit = toolkit or find_toolkit()
     if toolkit is None:
         raise ToolchainError("no nvcc: python -m pip install -r requirements.txt brings it")
-    flags = _cuda_flags(archs) + BINDING
-    key = _digest([toolkit.version, str(toolkit.home), *flags], sources_of(day.source))
-    directory = cache_directory() / f"{day.name}-compiled-{key}"
+    flags = cuda_flags(archs) + BINDING
+    key = _digest([toolkit.version, str(toolkit.home), *flags], sources_of(source))
+    directory = cache_directory() / f"{name}-compiled-{key}"
     with _locked(directory):
         stamp = directory / "ok"
         if stamp.is_file():
             return
-        command = [toolkit.nvcc, "-c", day.source, "-o", directory / "object.o", *flags]
+        command = [toolkit.nvcc, "-c", source, "-o", directory / "object.o", *flags]
         command += [f"-I{ROOT}", *(f"-I{path}" for path in torch_includes())]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:

@@ -1,4 +1,10 @@
-"""Fixtures: the command line on the fixture days; the CPU backend's runtime, one for all tests."""
+"""Fixtures: the command line on the fixture days; the CPU backend's runtime, one for all tests;
+files of test kernels, called by name on the CPU backend and on a GPU.
+
+A test module of kernels says `KERNELS = "<name>"`, of `cpu_kernels/<name>.cu`, and its tests take
+`call` (in each order on the CPU backend, and on the GPU), `cpu_call` (in each order on the CPU
+backend), or `operators` (on the CPU backend, in the order that the test sets).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from common import build, toolchain
 from common.cpu import backend
-from tests import cpu_build
 from tests.command_line import FIXTURE_DAYS, CommandLine
+from tests.kernel_files import ORDERS, Call, Libraries
+
+
+def _name_of_place(place: tuple[str, int] | str) -> str:
+    return place if isinstance(place, str) else f"{place[0]}{place[1] or ''}"
 
 
 @pytest.fixture
@@ -29,19 +42,22 @@ def run_copy(tmp_path: Path) -> CommandLine:
 
 
 @pytest.fixture(scope="session")
-def cpu_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where libraries for the CPU backend are built, `libcudacpu.so` among them."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("cpu")
-    cpu_build.build_runtime(folder)
-    return folder
+def cpu_library() -> backend.Runtime:
+    """The runtime library, loaded: a process can have one only."""
+    try:
+        platform = toolchain.detect("cpu")
+    except toolchain.ToolchainError as error:
+        pytest.skip(str(error))
+    return backend.Runtime(build.build_runtime(platform))
 
 
 @pytest.fixture(scope="session")
-def cpu_library(cpu_folder: Path) -> backend.Runtime:
-    """The runtime library, loaded: a process can have one only."""
-    return backend.Runtime(cpu_folder / "libcudacpu.so")
+def cpu_folder(tmp_path_factory: pytest.TempPathFactory, cpu_library: backend.Runtime) -> Path:
+    """A folder with `libcudacpu.so`, for tests that build libraries of their own."""
+    folder = tmp_path_factory.mktemp("cpu")
+    runtime = build.build_runtime(toolchain.detect("cpu"))
+    (folder / "libcudacpu.so").symlink_to(runtime)
+    return folder
 
 
 @pytest.fixture
@@ -53,8 +69,45 @@ def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
     cpu_library.set_time_limit(30)
 
 
-@pytest.fixture(params=cpu_build.ORDERS, ids=lambda p: f"{p[0]}{p[1] or ''}")
+@pytest.fixture(params=ORDERS, ids=_name_of_place)
 def cpu_ordered(request: pytest.FixtureRequest, cpu_runtime: backend.Runtime) -> backend.Runtime:
     """The runtime in each order of threads and blocks."""
     cpu_runtime.set_schedule(*request.param)
     return cpu_runtime
+
+
+@pytest.fixture(scope="session")
+def libraries(request: pytest.FixtureRequest, cpu_library: backend.Runtime) -> Iterator[Libraries]:
+    """The files of kernels that the collected tests name, being built."""
+    modules = {getattr(item, "module", None) for item in request.session.items}
+    names = {getattr(module, "KERNELS", None) for module in modules}
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    found = Libraries(sorted(name for name in names if isinstance(name, str)), devices)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def operators(
+    request: pytest.FixtureRequest, libraries: Libraries, cpu_runtime: backend.Runtime
+) -> Any:
+    """The operators of the module's file of kernels; with CPU tensors, the CPU backend's."""
+    return libraries.operators(request.module.KERNELS)
+
+
+@pytest.fixture(params=[*ORDERS, "gpu"], ids=_name_of_place)
+def call(request: pytest.FixtureRequest, operators: Any, cpu_runtime: backend.Runtime) -> Call:
+    """The same by name with CPU tensors: in each order on the CPU backend, and on the GPU."""
+    if request.param == "gpu":
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+        return Call(operators, "cuda")
+    cpu_runtime.set_schedule(*request.param)
+    return Call(operators, "cpu")
+
+
+@pytest.fixture(params=ORDERS, ids=_name_of_place)
+def cpu_call(request: pytest.FixtureRequest, operators: Any, cpu_runtime: backend.Runtime) -> Call:
+    """The same on the CPU backend alone: for mistakes, and for what only that has."""
+    cpu_runtime.set_schedule(*request.param)
+    return Call(operators, "cpu")

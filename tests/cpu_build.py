@@ -1,4 +1,4 @@
-"""Builds the CPU backend's runtime library and files of test kernels, by g++ alone."""
+"""Builds files of test kernels for the CPU backend into a folder, by g++ alone."""
 
 import subprocess
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 
 from common import toolchain
 from common.cpu import backend, rewrite
+from tests.kernel_files import ORDERS  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = Path(__file__).resolve().parent / "cpu_kernels"
 TORCH = Path(torch.__file__).parent
-ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
 
 
 def cuda_include() -> Path:
@@ -21,14 +21,6 @@ def cuda_include() -> Path:
         return toolchain.cuda_headers()
     except toolchain.ToolchainError as error:
         pytest.skip(str(error))
-
-
-def build_runtime(folder: Path) -> Path:
-    """The runtime library, built into `folder`."""
-    runtime = folder / "libcudacpu.so"
-    command = backend.runtime_compile_command("g++", cuda_include(), runtime)
-    subprocess.run(command, check=True)
-    return runtime
 
 
 def build_kernels(name: str, folder: Path, runtime: Path) -> Path:

@@ -186,7 +186,7 @@ def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
     command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
     library = toolkit.home / "lib"  # libcudadevrt.a, which nvcc asks for, has its plain name there
     command += ["-gencode=arch=compute_90a,code=sm_90a"]
-    command += [f"-L{build._link_directory(toolkit)}", f"-L{library}"]
+    command += [f"-L{build.link_directory(toolkit)}", f"-L{library}"]
     subprocess.run(command, check=True, env={**os.environ, "CUDA_HOME": "", "LIBRARY_PATH": ""})
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
     assert subprocess.run([tmp_path / "program"], env=environment).returncode == 0

@@ -1,23 +1,15 @@
-"""Arithmetic of device code on the CPU backend: `cpu_kernels/arithmetic.cu`, to the last bit."""
+"""Arithmetic of device code, to the last bit: `cpu_kernels/arithmetic.cu`."""
 
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from common.cpu import backend
-from tests.cpu_build import build_kernels
+from tests.kernel_files import Call
 
-OPS = torch.ops.cpu_arithmetic
-
-
-@pytest.fixture(scope="session", autouse=True)
-def loaded(cpu_folder: Path, cpu_library: backend.Runtime) -> None:
-    library = build_kernels("arithmetic", cpu_folder, cpu_folder / "libcudacpu.so")
-    torch.ops.load_library(str(library))
+KERNELS = "arithmetic"
 
 
 def _down(estimate: float, dtype: type, at_most: Callable[[Fraction], bool]) -> np.floating:
@@ -50,13 +42,13 @@ def _square_root(value: Fraction, dtype: type) -> list[np.floating]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_rounding_is_exact(cpu_runtime: backend.Runtime, dtype: torch.dtype) -> None:
+def test_every_rounding_is_exact(call: Call, dtype: torch.dtype) -> None:
     kind = np.float32 if dtype == torch.float32 else np.float64
     generator = torch.Generator().manual_seed(4)
     a, b, c = (torch.randn(60, generator=generator, dtype=dtype) for _ in range(3))
     b[:10] *= 2.0**-40
     b[10], a[10] = 2.0, 0.25  # exact in every mode, its root too
-    got = OPS.rounding(a, b, c).numpy()
+    got = call("rounding", a, b, c).numpy()
     for i in range(60):
         x, y, z = (Fraction(t[i].item()) for t in (a, b, c))
         if dtype == torch.float32:
@@ -77,11 +69,11 @@ def test_every_rounding_is_exact(cpu_runtime: backend.Runtime, dtype: torch.dtyp
             assert got[0, row, i] in modes
 
 
-def test_atomics_of_vectors(cpu_ordered: backend.Runtime) -> None:
+def test_atomics_of_vectors(call: Call) -> None:
     halves = torch.zeros(4, 2, dtype=torch.half)
     bfloats = torch.zeros(4, 2, dtype=torch.bfloat16)
     twos, fours = torch.zeros(6, 2), torch.zeros(6, 4)
-    OPS.vector_atomics(halves, bfloats, twos, fours)
+    call("vector_atomics", halves, bfloats, twos, fours)
     assert halves.tolist() == bfloats.tolist() == [[32, 64]] * 4
     assert twos[:4].tolist() == [[32, 64]] * 4
     assert fours[:4].tolist() == [[32, 64, 96, 128]] * 4

@@ -1,111 +1,28 @@
 """The PTX wrappers: their CPU bodies against exact references, and on a GPU the PTX against both.
 
 `cpu_kernels/ptx.cu` uses each wrapper once. Where there is a GPU, the same tests run there with the
-same inputs; everywhere, the file has to compile for sm_80 and sm_90a.
+same inputs.
 """
 
 import re
-import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from common import toolchain
-from common.build import torch_includes
 from common.cpu import backend
-from tests import cpu_build
+from tests.kernel_files import Call, source
 
-SOURCE = cpu_build.KERNELS / "ptx.cu"
-
-Ops = Callable[..., torch.Tensor]
-
-
-def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[:4000]
-
-
-def _toolkit() -> toolchain.Toolkit:
-    toolkit = toolchain.find_toolkit()
-    if toolkit is None:
-        pytest.skip("no nvcc: python -m pip install -r requirements.txt")
-    return toolkit
-
-
-def _torch_flags() -> list[str]:
-    includes = [f"-I{path}" for path in torch_includes()]
-    return ["-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{cpu_build.ROOT}", *includes]
-
-
-@pytest.fixture(scope="session")
-def loaded(cpu_folder: Path, cpu_library: backend.Runtime) -> None:
-    """The kernels' operators on the CPU backend."""
-    library = cpu_build.build_kernels("ptx", cpu_folder, cpu_folder / "libcudacpu.so")
-    torch.ops.load_library(str(library))
+KERNELS = "ptx"
+OPS = torch.ops.test_ptx
+SOURCE = source(KERNELS)
 
 
 @pytest.fixture
-def runtime(loaded: None, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after."""
+def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
+    """The CPU backend with default settings, before and after, and the operators loaded."""
     return cpu_runtime
-
-
-@pytest.fixture(scope="session")
-def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The kernels' operators on the GPU, compiled by nvcc."""
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    major, minor = torch.cuda.get_device_capability()
-    arch = f"{major}{minor}" + ("a" if major >= 9 else "")
-    library = tmp_path_factory.mktemp("ptx_gpu") / "ptx.so"
-    command = [str(_toolkit().nvcc), "-shared", "-std=c++20", "-O2", "-Xcompiler", "-fPIC"]
-    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-DUSE_CUDA"]
-    command += [*_torch_flags(), str(SOURCE), "-o", str(library)]
-    command += [
-        f"-L{cpu_build.TORCH / 'lib'}",
-        "-ltorch_cpu",
-        "-ltorch_cuda",
-        "-lc10",
-        "-lc10_cuda",
-    ]
-    _run(command)
-    torch.ops.load_library(str(library))
-    return torch.ops.ptx_on_gpu
-
-
-@pytest.fixture(
-    params=[*cpu_build.ORDERS, "gpu"], ids=lambda p: "gpu" if p == "gpu" else f"{p[0]}{p[1]}"
-)
-def call(request: pytest.FixtureRequest) -> Ops:
-    """Calls an operator by name with CPU tensors: in each order on the CPU backend, and on a GPU.
-
-    On the GPU, `exact=True` also compares with the CPU body, bit for bit.
-    """
-    if request.param == "gpu":
-        ops = request.getfixturevalue("on_gpu")
-        request.getfixturevalue("runtime")
-
-        def call_gpu(name: str, *args: Any, exact: bool = True) -> torch.Tensor:
-            moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
-            result = getattr(ops, name)(*moved).cpu()
-            if exact:
-                emulated = getattr(torch.ops.ptx_on_cpu, name)(*args)
-                assert result.view(torch.uint8).equal(emulated.view(torch.uint8))
-            return result
-
-        return call_gpu
-
-    request.getfixturevalue("runtime").set_schedule(*request.param)
-
-    def call_cpu(name: str, *args: Any, exact: bool = True) -> torch.Tensor:
-        return getattr(torch.ops.ptx_on_cpu, name)(*args)
-
-    return call_cpu
 
 
 @pytest.fixture
@@ -113,18 +30,12 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
-def test_compiles_for_both_architectures(tmp_path: Path) -> None:
-    command = [str(_toolkit().nvcc), "-c", "-std=c++20", "-Xcompiler", "-fPIC", "-DUSE_CUDA"]
-    command += [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ("80", "90a")]
-    _run([*command, *_torch_flags(), str(SOURCE), "-o", str(tmp_path / "ptx.o")])
-
-
 # ---------------------------------------------------------------- cp.async
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7])
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_cp_async(call: Ops, generator: torch.Generator, size: int, rounds: int) -> None:
+def test_cp_async(call: Call, generator: torch.Generator, size: int, rounds: int) -> None:
     x = torch.randint(0, 256, (rounds, 64, size), generator=generator, dtype=torch.uint8)
     assert call("copy", x, size, size).equal(x.flip(1))
     for valid in (0, 1, size // 2, size - 1):
@@ -137,15 +48,15 @@ def test_copies_come_as_late_as_is_legal(runtime: backend.Runtime) -> None:
     x = torch.arange(1.0, 65.0)
     for order in ("forward", "reverse"):
         runtime.set_schedule(order)
-        assert torch.ops.ptx_on_cpu.mistake(x, 1).isnan().all()
-        assert torch.ops.ptx_on_cpu.mistake(x, 4).isnan().all()
+        assert OPS.mistake(x, 1).isnan().all()
+        assert OPS.mistake(x, 4).isnan().all()
     results = []
     for seed in range(4):
         runtime.set_schedule("random", seed)
-        results.append(torch.ops.ptx_on_cpu.mistake(x, 2))
+        results.append(OPS.mistake(x, 2))
     assert any(not y.equal(x.flip(0)) for y in results), "a copy that is early shows nowhere"
     runtime.set_schedule("forward")
-    assert torch.ops.ptx_on_cpu.mistake(x, 3)[:32].isnan().all()
+    assert OPS.mistake(x, 3)[:32].isnan().all()
 
 
 # ---------------------------------------------------------------- ldmatrix
@@ -153,7 +64,7 @@ def test_copies_come_as_late_as_is_legal(runtime: backend.Runtime) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("matrices", [1, 2, 4])
-def test_ldmatrix(call: Ops, generator: torch.Generator, matrices: int, transposed: bool) -> None:
+def test_ldmatrix(call: Call, generator: torch.Generator, matrices: int, transposed: bool) -> None:
     x = torch.randint(-(2**15), 2**15, (3, 4, 8, 8), generator=generator, dtype=torch.int16)
     got = call("ldmatrix", x, matrices, transposed).view(torch.int16)
     source = x[:, :matrices].mT if transposed else x[:, :matrices]
@@ -176,7 +87,7 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_mma_of_floats(call: Ops, generator: torch.Generator, dtype: torch.dtype, n: int) -> None:
+def test_mma_of_floats(call: Call, generator: torch.Generator, dtype: torch.dtype, n: int) -> None:
     k = DEPTH[dtype]
     a = torch.randn(n, 16, k, generator=generator).to(dtype)
     b = torch.randn(n, 8, k, generator=generator).to(dtype)
@@ -190,7 +101,7 @@ def test_mma_of_floats(call: Ops, generator: torch.Generator, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_mma_of_small_integers_is_exact(
-    call: Ops, generator: torch.Generator, dtype: torch.dtype
+    call: Call, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
     k = DEPTH[dtype]
     a = torch.randint(-8, 9, (3, 16, k), generator=generator)
@@ -201,7 +112,7 @@ def test_mma_of_small_integers_is_exact(
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_mma_of_infinities_and_nan(call: Ops, dtype: torch.dtype) -> None:
+def test_mma_of_infinities_and_nan(call: Call, dtype: torch.dtype) -> None:
     k = DEPTH[dtype]
     a, b, c = torch.ones(1, 16, k), torch.ones(1, 8, k), torch.zeros(1, 16, 8)
     a[0, 0, 0], a[0, 1, 1], c[0, 2, 3] = torch.inf, torch.nan, -torch.inf
@@ -212,7 +123,7 @@ def test_mma_of_infinities_and_nan(call: Ops, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
-def test_mma_of_integers(call: Ops, generator: torch.Generator, dtype: torch.dtype) -> None:
+def test_mma_of_integers(call: Call, generator: torch.Generator, dtype: torch.dtype) -> None:
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     a = torch.randint(low, high + 1, (6, 16, 32), generator=generator, dtype=dtype)
     b = torch.randint(low, high + 1, (6, 8, 32), generator=generator, dtype=dtype)
@@ -221,7 +132,7 @@ def test_mma_of_integers(call: Ops, generator: torch.Generator, dtype: torch.dty
     assert call("mma", a, b, c.int()).equal(want)
 
 
-def test_rounding_to_tf32(call: Ops, generator: torch.Generator) -> None:
+def test_rounding_to_tf32(call: Call, generator: torch.Generator) -> None:
     x = torch.randn(1000, generator=generator)
     x[:8] = torch.tensor([0.0, -0.0, 1 + 2**-11, -1 - 2**-11, torch.inf, -torch.inf, 1e-40, 3.4e38])
     got = call("tf32", x).view(torch.float32)
@@ -231,7 +142,7 @@ def test_rounding_to_tf32(call: Ops, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 def test_matmul_by_cp_async_ldmatrix_and_mma(
-    call: Ops, generator: torch.Generator, dtype: torch.dtype
+    call: Call, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
     for m, n, k in ((64, 64, 32), (64, 128, 96), (128, 64, 64)):
         a = torch.randn(m, k, generator=generator).to(dtype)
@@ -248,7 +159,7 @@ def _bytes(x: np.ndarray, dtype: type) -> np.ndarray:
     return x.view(dtype).reshape(-1, 4).astype(np.int64)
 
 
-def test_redux_and_dp4a(call: Ops, generator: torch.Generator) -> None:
+def test_redux_and_dp4a(call: Call, generator: torch.Generator) -> None:
     x = torch.randint(-(2**31), 2**31, (96,), generator=generator).int()
     got = call("integer", x).numpy()
     v = x.numpy()
@@ -272,15 +183,15 @@ def test_redux_and_dp4a(call: Ops, generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 20])
-def test_named_barriers(call: Ops, tiles: int) -> None:
+def test_named_barriers(call: Call, tiles: int) -> None:
     x = torch.arange(tiles * 64, dtype=torch.int32).reshape(tiles, 64)
     assert call("named_barriers", x).equal(x.flip(1))
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 20])
 @pytest.mark.parametrize("how", [0, 1, 2], ids=["stores", "cp_async", "bulk"])
-def test_mbarriers(call: Ops, how: int, tiles: int) -> None:
-    if torch.cuda.is_available() and how == 2 and torch.cuda.get_device_capability() < (9, 0):
+def test_mbarriers(call: Call, how: int, tiles: int) -> None:
+    if call.device == "cuda" and how == 2 and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("the copy engine came with sm_90")
     x = torch.arange(tiles * 64, dtype=torch.int32).reshape(tiles, 64)
     for test in (False, True):
@@ -315,7 +226,7 @@ MISTAKES = {
 def test_a_mistake_is_named(runtime: backend.Runtime, which: int) -> None:
     message, marker = MISTAKES[which]
     with pytest.raises(RuntimeError, match=message) as caught:
-        torch.ops.ptx_on_cpu.mistake(torch.zeros(64), which)
+        OPS.mistake(torch.zeros(64), which)
     if marker:
         lines = SOURCE.read_text().splitlines()
         line = next(i for i, text in enumerate(lines, 1) if f"// line: {marker}" in text)
@@ -325,11 +236,11 @@ def test_a_mistake_is_named(runtime: backend.Runtime, which: int) -> None:
 def test_speed_is_of_the_right_order(runtime: backend.Runtime) -> None:
     """A limit with room for a busy machine; `-s` prints the figure."""
     a = torch.randn(512, 512).bfloat16()
-    torch.ops.ptx_on_cpu.matmul(a, a)
+    OPS.matmul(a, a)
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        torch.ops.ptx_on_cpu.matmul(a, a)
+        OPS.matmul(a, a)
         times.append(time.perf_counter() - start)
     print(f"512³ by cp.async, ldmatrix and mma: {1e3 * min(times):.0f} ms")
     assert min(times) < 1

@@ -359,7 +359,9 @@ __global__ void atomics_kernel(Atomics* a) {
   if (n < 64) atomicAdd(&a->b[1], __float2bfloat16(0.5f));
   if (n < 64) atomicAdd(reinterpret_cast<__half2*>(&a->f[1]), __floats2half2_rn(1.f, 2.f));
   atomicCAS(&a->s[1], static_cast<unsigned short>(0), static_cast<unsigned short>(7));
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   atomicAdd(&a->pair, make_float2(1.f, 2.f));
+#endif
 }
 void atomics() {
   Atomics host = {};

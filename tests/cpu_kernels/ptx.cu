@@ -478,8 +478,9 @@ Tensor mistake(Tensor x, int64_t which) {
   return y;
 }
 
-template <typename Library>
-void define(Library& m) {
+// The build for the CPU defines the operators; the one for a GPU adds its functions to them.
+#ifdef CUDA_ON_CPU
+STABLE_TORCH_LIBRARY(test_ptx, m) {
   m.def("copy(Tensor x, int bytes, int valid) -> Tensor");
   m.def("ldmatrix(Tensor x, int matrices, bool transposed) -> Tensor");
   m.def("mma(Tensor a, Tensor b, Tensor c) -> Tensor");
@@ -490,8 +491,8 @@ void define(Library& m) {
   m.def("mbarriers(Tensor x, int how, bool test) -> Tensor");
   m.def("mistake(Tensor x, int which) -> Tensor");
 }
-template <typename Library>
-void implement(Library& m) {
+#endif
+STABLE_TORCH_LIBRARY_IMPL(test_ptx, CUDA, m) {
   m.impl("copy", TORCH_BOX(&copy));
   m.impl("ldmatrix", TORCH_BOX(&ldmatrix));
   m.impl("mma", TORCH_BOX(&mma));
@@ -502,19 +503,3 @@ void implement(Library& m) {
   m.impl("mbarriers", TORCH_BOX(&mbarriers));
   m.impl("mistake", TORCH_BOX(&mistake));
 }
-// Both are loaded into one process: two names.
-#ifdef CUDA_ON_CPU
-STABLE_TORCH_LIBRARY(ptx_on_cpu, m) {
-  define(m);
-}
-STABLE_TORCH_LIBRARY_IMPL(ptx_on_cpu, CUDA, m) {
-  implement(m);
-}
-#else
-STABLE_TORCH_LIBRARY(ptx_on_gpu, m) {
-  define(m);
-}
-STABLE_TORCH_LIBRARY_IMPL(ptx_on_gpu, CUDA, m) {
-  implement(m);
-}
-#endif

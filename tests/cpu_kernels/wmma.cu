@@ -213,7 +213,9 @@ void fault(Tensor x, Tensor y, int64_t which) {
   kernels[which]<<<1, which == 0 ? 48 : 32>>>(data<__half>(x), mutable_data<__half>(y));
 }
 
-STABLE_TORCH_LIBRARY(cpu_wmma, m) {
+// The build for the CPU defines the operators; the one for a GPU adds its functions to them.
+#ifdef CUDA_ON_CPU
+STABLE_TORCH_LIBRARY(test_wmma, m) {
   m.def(
       "product(Tensor a, Tensor b, Tensor c, Tensor(a!) d, int m, int layout, bool by_row, "
       "bool saturate) -> ()");
@@ -222,7 +224,8 @@ STABLE_TORCH_LIBRARY(cpu_wmma, m) {
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
   m.def("fault(Tensor x, Tensor(a!) y, int which) -> ()");
 }
-STABLE_TORCH_LIBRARY_IMPL(cpu_wmma, CUDA, m) {
+#endif
+STABLE_TORCH_LIBRARY_IMPL(test_wmma, CUDA, m) {
   m.impl("product", TORCH_BOX(&product));
   m.impl("places", TORCH_BOX(&places));
   m.impl("elements", TORCH_BOX(&elements));

@@ -1,0 +1,169 @@
+"""Files of test kernels (`cpu_kernels/*.cu`), built for the CPU backend and for a GPU.
+
+The operators of `<name>.cu` are torch.ops.test_<name>. The build for the CPU defines them, the one
+for a GPU adds its functions to the same operators, so that the tensors' device chooses. A library
+stays in the cache of builds until its source, the backend or a compiler changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import build, toolchain
+from common.cpu import backend, rewrite
+from common.day import ROOT
+from common.toolchain import Platform
+
+FOLDER = Path(__file__).resolve().parent / "cpu_kernels"
+TORCH = Path(torch.__file__).parent
+ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
+KEPT = 3  # libraries of one file on one device: going back to an older source builds nothing
+
+
+def source(name: str) -> Path:
+    """The `.cu` of that name."""
+    return FOLDER / f"{name}.cu"
+
+
+def library(name: str, device: str) -> Path:
+    """Builds `cpu_kernels/<name>.cu` for "cpu" or "cuda" if need be; returns the library.
+
+    Raises build.BuildError with the compiler's message, ToolchainError if there is none.
+    """
+    platform = toolchain.detect(device)
+    flags = _flags(platform)
+    files = build.sources_of(source(name))
+    if device == "cpu":
+        files = [*files, *backend.RUNTIME_SOURCES]
+    digest = hashlib.sha256("\0".join([platform.label(), *flags]).encode())
+    for file in files:
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    folder = build.cache_directory() / f"test-{name}-{device}"
+    result = folder / f"{digest.hexdigest()[:16]}.so"
+    if result.is_file():
+        return result
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = result.with_suffix(f".{os.getpid()}")
+    command = _command(name, platform, folder / f"rewritten-{result.stem}", partial)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise build.BuildError(build.compiler_message(done.stderr))
+    os.replace(partial, result)
+    for old in sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return result
+
+
+def _flags(platform: Platform) -> list[str]:
+    if platform.device == "cpu":
+        own = [build.STABLE_ABI, *backend.cflags(platform.cuda_include, platform.compiler)]
+    else:
+        own = [*build.BINDING, *build.cuda_flags([platform.arch])]
+    return [*own, f"-I{ROOT}"]
+
+
+def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str]:
+    includes = [word for path in build.torch_includes() for word in ("-isystem", str(path))]
+    libraries = ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
+    if platform.device == "cpu":
+        cpp = rewrite.rewrite_tree(source(name), folder, [ROOT])
+        runtime = backend.ldflags(build.build_runtime(platform))
+        command = [platform.compiler, "-shared", str(cpp), *runtime]
+        libraries.append(f"-Wl,-rpath,{TORCH / 'lib'}")
+    else:
+        assert platform.toolkit
+        command = [str(platform.toolkit.nvcc), "-shared", "-Xcompiler", "-fPIC", str(source(name))]
+        command += ["-cudart", "shared", f"-L{build.link_directory(platform.toolkit)}"]
+        libraries += ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={TORCH / 'lib'}"]
+    return [*command, *_flags(platform), *includes, "-o", str(out), *libraries]
+
+
+class Libraries:
+    """Builds files of kernels in the background, and loads each when it is first asked for."""
+
+    def __init__(self, names: Iterable[str], devices: Iterable[str]) -> None:
+        """Starts to build: as many files at a time as half the cores allow."""
+        self._devices = tuple(devices)
+        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
+        self._builds: dict[str, list[Future[Path]]] = {}
+        self._loaded: set[str] = set()
+        self._lock = threading.Lock()
+        if "cpu" in self._devices:
+            build.build_runtime(toolchain.detect("cpu"))  # before what is linked with it
+        for name in names:
+            self._start(name)
+
+    def _start(self, name: str) -> list[Future[Path]]:
+        if name not in self._builds:
+            self._builds[name] = [self._pool.submit(library, name, d) for d in self._devices]
+        return self._builds[name]
+
+    def path(self, name: str, device: str) -> Path:
+        """The library of that file, built."""
+        return self._start(name)[self._devices.index(device)].result()
+
+    def operators(self, name: str) -> Any:
+        """torch.ops.test_<name>, for tensors of every device that is there."""
+        with self._lock:
+            if name not in self._loaded:
+                for device in self._devices:  # the CPU first: it defines the operators
+                    torch.ops.load_library(str(self.path(name, device)))
+                self._loaded.add(name)
+        return getattr(torch.ops, f"test_{name}")
+
+    def close(self) -> None:
+        """Gives up what has not begun."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor):
+        return a == b
+    return a.shape == b.shape and a.dtype == b.dtype and _bytes(a).equal(_bytes(b))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+class Call:
+    """Calls operators of a file by name with CPU tensors: call("matmul", a, b).
+
+    device: "cpu", or "cuda": there, arguments are copied to the GPU, and what comes out, arguments
+    that the operator changed included, is copied back. With `exact`, results on the GPU are also
+    compared with those on the CPU backend, bit for bit; without, only with what the test expects.
+    """
+
+    def __init__(self, operators: Any, device: str) -> None:
+        self.device = device
+        self._operators = operators
+
+    def __call__(self, name: str, *args: Any, exact: bool = True) -> Any:
+        """The operator's result, on the CPU."""
+        operator: Callable[..., Any] = getattr(self._operators, name)
+        if self.device == "cpu":
+            return operator(*args)
+        emulated = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+        moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
+        result = operator(*moved)
+        torch.cuda.synchronize()
+        if isinstance(result, torch.Tensor):
+            result = result.cpu()
+        for given, changed in zip(args, moved, strict=True):
+            if isinstance(given, torch.Tensor):
+                given.copy_(changed)
+        if exact:
+            expected = operator(*emulated)
+            assert _same_bits(result, expected), f"{name}: GPU and CPU differ"
+            for i, (given, changed) in enumerate(zip(args, emulated, strict=True)):
+                assert _same_bits(given, changed), f"{name}, argument {i}: GPU and CPU differ"
+        return result
