@@ -13,13 +13,38 @@ from common.toolchain import Platform
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which threads and blocks run on the CPU backend; a GPU has only its own."""
+    """The order in which threads and blocks run on the CPU backend; a GPU has only its own.
+
+    order, seed, blocks, completion: see `common.cpu.backend.Runtime.set_schedule`.
+    """
 
     order: str
     seed: int = 0
+    blocks: str = ""
+    completion: str = ""
 
     def __str__(self) -> str:
-        return f"{self.order} {self.seed}" if self.order == "random" else self.order
+        text = f"{self.order} {self.seed}" if self.order == "random" else self.order
+        if self.blocks:
+            seed = f" {self.seed}" if self.blocks == "random" != self.order else ""
+            text += f" (blocks {self.blocks}{seed})"
+        return f"{text} (copies {self.completion})" if self.completion else text
+
+
+SCHEDULES = (Schedule("forward"), Schedule("reverse"), Schedule("random", 1))
+
+# What the debugger adds: further seeds, orders of blocks that are not those of the threads, and
+# asynchronous copies early, late and mixed.
+MORE_SCHEDULES = (
+    Schedule("random", 2),
+    Schedule("random", 3, completion="late"),
+    Schedule("random", 4, completion="early"),
+    Schedule("forward", blocks="reverse"),
+    Schedule("reverse", blocks="forward", completion="early"),
+    Schedule("forward", 5, blocks="random", completion="mixed"),
+    Schedule("reverse", 6, blocks="random", completion="mixed"),
+    Schedule("random", 7, blocks="forward"),
+)
 
 
 class Backend:
@@ -32,17 +57,18 @@ class Backend:
         self.name = name
         self.device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
         self._runtime = runtime
+        self._schedules = (Schedule("hardware"),) if runtime is None else SCHEDULES
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """The orders that a check goes through: one on a GPU, three on the CPU."""
-        if self._runtime is None:
-            return (Schedule("hardware"),)
-        return (Schedule("forward"), Schedule("reverse"), Schedule("random", 1))
+        """The orders that a check goes through: one on a GPU, several on the CPU."""
+        return self._schedules
 
     def use(self, schedule: Schedule) -> None:
         """Runs the following launches in this order."""
         if self._runtime is not None:
-            self._runtime.set_schedule(schedule.order, schedule.seed)
+            self._runtime.set_schedule(
+                schedule.order, schedule.seed, schedule.blocks, schedule.completion
+            )
 
     def synchronize(self) -> None:
         """Waits for the device; errors of earlier launches surface here."""

@@ -8,6 +8,7 @@ backend), or `operators` (on the CPU backend, in the order that the test sets).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
     cpu_library.set_schedule("forward")
     cpu_library.set_threads(os.cpu_count() or 1)
     cpu_library.set_time_limit(30)
+    cpu_library.set_spin_limit(1.5)
+    cpu_library.set_stuck_limit(math.inf)
 
 
 @pytest.fixture(params=ORDERS, ids=_name_of_place)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,6 +315,46 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
             assert f"faults.cu:{i}" in text, text
     assert re.search(r"block \(\d+,\d+,\d+\) thread \(\d+,\d+,\d+\)", text)
     assert _healthy()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("spin_on_lock", "no thread gets on"), ("endless_loop", "a thread has run for 0.3 s")],
+)
+def test_a_wait_without_end_can_be_cut_short(
+    runtime: backend.Runtime, fault: str, message: str
+) -> None:
+    runtime.set_spin_limit(0.3)
+    runtime.set_stuck_limit(0.3)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"(?s){message}.*block \(\d+,0,0\) thread"):
+        _fault(FAULTS[fault][0])
+    # The time limit is 30 s; much of this is for a busy machine.
+    assert time.monotonic() - start < 5
+    OPS.launch_barriers(1, 256, 20_000)  # long, but its threads get on
+    assert _healthy()
+
+
+def test_threads_and_blocks_have_orders_of_their_own(runtime: backend.Runtime) -> None:
+    runtime.set_threads(1)
+
+    def places(*schedule: Any) -> list[list[int]]:
+        runtime.set_schedule(*schedule)
+        x = torch.zeros(1024)
+        torch.ops.cpu_faults.run(x, 22)
+        return x.view(torch.int32)[1:33].reshape(4, 8).tolist()  # when each thread came
+
+    up = [list(range(8 * b, 8 * b + 8)) for b in range(4)]
+    assert places("forward") == up
+    assert places("forward", 0, "reverse") == up[::-1]
+    assert places("reverse", 0, "forward") == [row[::-1] for row in up]
+    shuffled = [places("forward", seed, "random") for seed in range(4)]
+    assert any(rows != up for rows in shuffled)
+    assert all(sorted(rows) == up for rows in shuffled)
+    with pytest.raises(ValueError, match="blocks must be one of forward"):
+        runtime.set_schedule("forward", 0, "backward")
+    with pytest.raises(ValueError, match="completion must be one of late"):
+        runtime.set_schedule("forward", 0, "", "soon")
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])

@@ -46,6 +46,7 @@ _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
 }
 
 _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
+_COMPLETIONS: Final = {"late": 0, "early": 1, "mixed": 2}
 
 # x86-64-v3 is AVX2 and FMA: every x86 server and desktop since 2015 (Intel) and 2017 (AMD). Naming
 # the level rather than -march=native keeps builds usable on another machine that has it too.
@@ -137,15 +138,34 @@ class Runtime:
         """Loads the library. OSError if it cannot be loaded."""
         # RTLD_GLOBAL: a day's library that was linked by name finds this one already there.
         self._library = ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
-        self._library.cudacpu_set_schedule.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]
+        self._library.cudacpu_set_schedule.argtypes = numbers
         self._library.cudacpu_set_threads.argtypes = [ctypes.c_uint]
-        self._library.cudacpu_set_time_limit.argtypes = [ctypes.c_double]
+        for limit in ("time", "spin", "stuck"):
+            getattr(self._library, f"cudacpu_set_{limit}_limit").argtypes = [ctypes.c_double]
 
-    def set_schedule(self, order: str, seed: int = 0) -> None:
-        """The order of threads and blocks: "forward", "reverse" or "random" (with its seed)."""
-        if order not in _ORDERS:
-            raise ValueError(f"order must be one of {', '.join(_ORDERS)}, not {order!r}")
-        self._library.cudacpu_set_schedule(_ORDERS[order], seed)
+    def set_schedule(
+        self, order: str, seed: int = 0, blocks: str = "", completion: str = ""
+    ) -> None:
+        """The order of threads and blocks, and when asynchronous copies take place.
+
+        order: of threads, "forward", "reverse" or "random". seed: of what is random, 0 to 2^32-1.
+        blocks: their order, by default that of threads. completion: "late" (at the wait that
+        requires it), "early" (at once) or "mixed" (each at random); by default late, and mixed in
+        random order.
+        """
+        blocks = blocks or order
+        completion = completion or ("mixed" if order == "random" else "late")
+        for name, value in (("order", order), ("blocks", blocks)):
+            if value not in _ORDERS:
+                raise ValueError(f"{name} must be one of {', '.join(_ORDERS)}, not {value!r}")
+        if completion not in _COMPLETIONS:
+            raise ValueError(
+                f"completion must be one of {', '.join(_COMPLETIONS)}, not {completion!r}"
+            )
+        self._library.cudacpu_set_schedule(
+            _ORDERS[order], _ORDERS[blocks], _COMPLETIONS[completion], seed
+        )
 
     def set_threads(self, n: int) -> None:
         """How many OS threads run blocks (default: one for each core)."""
@@ -155,6 +175,18 @@ class Runtime:
 
     def set_time_limit(self, seconds: float) -> None:
         """A launch that takes longer throws (default: 30 s)."""
+        self._limit("time", seconds)
+
+    def set_spin_limit(self, seconds: float) -> None:
+        """A launch throws whose threads do nothing but wait in loops so long (default: 1.5 s)."""
+        self._limit("spin", seconds)
+
+    def set_stuck_limit(self, seconds: float) -> None:
+        """A launch throws in which one thread runs so long, and reaches neither a barrier nor its
+        end (default: infinity, only the time limit counts)."""
+        self._limit("stuck", seconds)
+
+    def _limit(self, which: str, seconds: float) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, not {seconds}")
-        self._library.cudacpu_set_time_limit(seconds)
+        getattr(self._library, f"cudacpu_set_{which}_limit")(seconds)

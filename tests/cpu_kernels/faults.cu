@@ -106,6 +106,10 @@ __global__ void healthy(float* x) {
   atomicAdd(x, 1.f);
 }
 
+__global__ void take_turns(int* turns) {
+  turns[1 + blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(turns, 1);
+}
+
 void run(Tensor x, int64_t which) {
   float* p = static_cast<float*>(x.data_ptr());
   int* i = static_cast<int*>(x.data_ptr());
@@ -172,6 +176,9 @@ void run(Tensor x, int64_t which) {
       break;
     case 20:
       escaped_exception<<<1, 32>>>(p);
+      break;
+    case 22:
+      take_turns<<<4, 8>>>(i);
       break;
     case 21:
       throw std::runtime_error("thrown by host code");

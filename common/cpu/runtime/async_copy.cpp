@@ -1,4 +1,5 @@
-// cp.async: copies that take place as late as is legal, at the wait that requires them.
+// cp.async: copies that take place when the schedule says, by default as late as is legal, at the
+// wait that requires them.
 #include "runtime.h"
 
 #include <cudacpu/ptx.h>
@@ -44,8 +45,7 @@ void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
     trap(site, "cp.async: %d valid bytes of %d; allowed are 0 to %d", valid, bytes, bytes);
   AsyncCopy copy{static_cast<char*>(to), static_cast<const char*>(from),
                  static_cast<uint8_t>(bytes), static_cast<uint8_t>(valid)};
-  // In random order some copies are as early as others are late: both must be allowed for.
-  if (worker->launch()->order == Order::kRandom && worker->random() % 2) {
+  if (worker->completes_at_once()) {
     perform(copy);
     return;
   }

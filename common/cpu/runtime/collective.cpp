@@ -88,7 +88,7 @@ void complete(Warp& warp, Collective& entry) {
   entry.first->operation.compute(warp.lanes, arrived);
   entry = warp.table[--warp.pending];
   worker->progress();
-  Order order = worker->launch()->order;
+  Order order = worker->launch()->schedule.threads;
   if (order == Order::kReverse) {
     each(arrived, [&](unsigned lane) { worker->make_ready_first(warp.lanes[lane]); });
     return;

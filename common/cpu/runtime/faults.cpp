@@ -82,10 +82,14 @@ bool is_kernel_code(const void* pc, const Launch& launch) {
 
 void on_watch(int signal, siginfo_t*, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
-  if (!in_kernel()) return;
+  if (!worker || !worker->launch()) return;
   const Launch* launch = worker->launch();
   void* pc = program_counter(context);
-  if (!launch || !launch->stopping() || !is_kernel_code(pc, *launch)) return;
+  if (!launch->stopping()) {
+    worker->answer_watchdog();
+    return;
+  }
+  if (!in_kernel() || !is_kernel_code(pc, *launch)) return;
   worker->fault = {signal, nullptr, pc, current};
   leave_fiber_for_good(context);
 }

@@ -22,7 +22,7 @@ cudaError_t check(const Configuration& config) {
 // An order of the blocks that needs no table: position * stride + shift modulo their number, with a
 // stride that has no divisor in common with it.
 void choose_random_order(Launch& launch) {
-  uint64_t mixed = (launch.seed + 1) * 0x9e3779b97f4a7c15ull;
+  uint64_t mixed = (uint64_t{launch.schedule.seed} + 1) * 0x9e3779b97f4a7c15ull;
   launch.shift = mixed % launch.blocks;
   launch.stride = (mixed >> 7) % launch.blocks;
   while (std::gcd(launch.stride, launch.blocks) != 1)
@@ -53,7 +53,7 @@ void Launch::refuse(cudaError_t code) {
 }
 
 uint64_t Launch::block_at(uint64_t position) const {
-  switch (order) {
+  switch (schedule.blocks) {
     case Order::kReverse:
       return blocks - 1 - position;
     case Order::kRandom:
@@ -82,11 +82,10 @@ void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(
   launch.config = config;
   launch.loop = loop;
   launch.call = call;
-  launch.order = settings().order.load();
-  launch.seed = settings().seed.load();
+  launch.schedule = settings().schedule.load();
   launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
   launch.threads = config.block.x * config.block.y * config.block.z;
-  if (launch.order == Order::kRandom) choose_random_order(launch);
+  if (launch.schedule.blocks == Order::kRandom) choose_random_order(launch);
   install_fault_handlers();
   {
     Watch watch(launch);

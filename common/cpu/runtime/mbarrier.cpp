@@ -171,8 +171,7 @@ void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, S
   ResidentBlock& block = block_of(*current);
   block.has_async_copies = true;
   block.bulk_copies.push_back({barrier, to, from, bytes});
-  bool early = worker->launch()->order == Order::kRandom && worker->random() % 2;
-  if (early || somebody_waits(barrier)) finish_copies(barrier, word, site);
+  if (worker->completes_at_once() || somebody_waits(barrier)) finish_copies(barrier, word, site);
 }
 
 bool mbarrier_test(uint64_t* barrier, int parity, Site site) {

@@ -126,6 +126,13 @@ bool everybody_polls(const Launch& launch, double since) {
   return true;
 }
 
+bool somebody_answered_alike(const Launch& launch, unsigned times) {
+  std::lock_guard lock(registry->mutex);
+  return std::any_of(registry->workers.begin(), registry->workers.end(), [&](Worker* other) {
+    return other->working_on.load() == &launch && other->same_answers.load() >= times;
+  });
+}
+
 void signal_workers(const Launch& launch, int signal) {
   std::lock_guard lock(registry->mutex);
   for (Worker* other : registry->workers)

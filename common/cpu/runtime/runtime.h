@@ -205,11 +205,30 @@ inline ResidentBlock& block_of(const Thread& thread) {
 
 enum class Order : uint8_t { kForward, kReverse, kRandom };
 
+// When asynchronous work (cp.async, the copy engine, …) takes place: at the wait that requires it,
+// at once, or at random one or the other. A program must be right in all three.
+enum class Completion : uint8_t { kLate, kEarly, kMixed };
+
+struct Schedule {
+  Order threads = Order::kForward;
+  Order blocks = Order::kForward;
+  Completion completion = Completion::kLate;
+  uint32_t seed = 0;
+
+  bool random() const {
+    return threads == Order::kRandom || blocks == Order::kRandom ||
+           completion == Completion::kMixed;
+  }
+};
+
 struct Settings {
-  std::atomic<Order> order{Order::kForward};
-  std::atomic<uint64_t> seed{0};
+  std::atomic<Schedule> schedule{Schedule{}};
   std::atomic<unsigned> threads{1};
-  std::atomic<double> time_limit{30.0};  // seconds
+  // In seconds: how long a launch may take, how long all threads may poll in vain, and how long one
+  // may run without reaching a barrier or its end.
+  std::atomic<double> time_limit{30.0};
+  std::atomic<double> spin_limit{1.5};
+  std::atomic<double> stuck_limit{HUGE_VAL};
 };
 Settings& settings();
 
@@ -237,8 +256,7 @@ struct Launch {
   Configuration config;
   void (*loop)(void*);
   void* call;
-  Order order;
-  uint64_t seed;
+  Schedule schedule;
   uint64_t blocks = 0;
   unsigned threads = 0;  // of a block
   uint64_t stride = 1;   // the random order of blocks: position * stride + shift, modulo blocks
@@ -282,6 +300,7 @@ class Worker {
     self.stack_pointer = stack_pointer;
     return next();
   }
+  void answer_watchdog();       // by noting whether it is the thread that ran when it last asked
   [[noreturn]] void abandon();  // gives up everything that runs here
   void* next_is_main();         // where to go on, to give up everything
   void poll(const Wait& wait);
@@ -296,6 +315,11 @@ class Worker {
   void progress() { polls_ = 0; }
   std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
+  // Whether asynchronous work that is asked for now takes place at once.
+  bool completes_at_once() {
+    Completion when = launch_->schedule.completion;
+    return when == Completion::kEarly || (when == Completion::kMixed && random() % 2);
+  }
   Launch* launch() const { return launch_; }
   const FiberPool& fibers() const { return fibers_; }
 
@@ -311,8 +335,9 @@ class Worker {
   pthread_t os_thread;
   // Read by other OS threads:
   std::atomic<Launch*> working_on{nullptr};
-  std::atomic<double> polling_since{0};  // its threads have done nothing but poll since then
-  std::atomic<double> polling_at{0};     // and still did then
+  std::atomic<double> polling_since{0};   // its threads have done nothing but poll since then
+  std::atomic<double> polling_at{0};      // and still did then
+  std::atomic<unsigned> same_answers{0};  // to the watchdog, one after the other
 
  private:
   friend void fiber_main();
@@ -337,6 +362,7 @@ class Worker {
   void main_loop();
 
   Launch* launch_ = nullptr;
+  const Thread* answered_ = nullptr;  // which thread ran when the watchdog last asked
   FiberPool fibers_;
   Fiber* fresh_fiber_ = nullptr;        // the one that is about to begin
   const Block* shown_block_ = nullptr;  // the one whose index is in blockIdx
@@ -382,6 +408,8 @@ std::string describe_mbarrier(const Thread& thread);
 Worker& this_worker();
 // Whether every worker of the launch has only polled since then, and still does.
 bool everybody_polls(const Launch& launch, double since);
+// Whether a worker of the launch has answered the watchdog with the same thread so many times.
+bool somebody_answered_alike(const Launch& launch, unsigned times);
 // Sends the signal to the OS threads that run this launch.
 void signal_workers(const Launch& launch, int signal);
 // Runs the launch on as many OS threads as are worth it; returns when all are done.

@@ -29,9 +29,7 @@ namespace {
 // process has no more than 65,530 mappings.
 constexpr size_t kMaxLiveThreads = 8192;
 
-// How long every thread may poll in vain before that is called an endless spin, and how often (in
-// polls) to look at the clock.
-constexpr double kSpinSeconds = 1.5;
+// How often, in polls, to look at the clock for an endless spin.
 constexpr uint64_t kPollsPerLook = 1024;
 
 // In a random schedule, how often a parking thread gives way to one that has not begun.
@@ -68,7 +66,7 @@ void Worker::make_current(Thread* thread) {
 void* Worker::next() {
   if (launch_->stopping()) return next_is_main();
   bool start = wants_unstarted();
-  if (launch_->order == Order::kRandom && first_unstarted_ < live_.size())
+  if (launch_->schedule.threads == Order::kRandom && first_unstarted_ < live_.size())
     start = start || random() % kStartOneIn == 0;
   if (start) {
     fresh_fiber_ = fibers_.take();
@@ -107,7 +105,7 @@ void* leave_fiber(void* argument, void* stack_pointer) {
 
 void Worker::make_ready(ThreadList& threads) {
   progress();
-  if (launch_->order == Order::kRandom && threads.size > 1) {
+  if (launch_->schedule.threads == Order::kRandom && threads.size > 1) {
     std::vector<Thread*> shuffled;
     while (threads.first) shuffled.push_back(threads.pop_front());
     for (size_t i = shuffled.size(); i > 1; --i) std::swap(shuffled[i - 1], shuffled[random() % i]);
@@ -137,8 +135,8 @@ bool Worker::start_next() {
   if (first_unstarted_ == live_.size() && (!live_.empty() || !take_block())) return false;
   ResidentBlock& block = *live_[first_unstarted_];
   unsigned rank = block.started++;
-  if (launch_->order == Order::kReverse) rank = launch_->threads - 1 - rank;
-  if (launch_->order == Order::kRandom) rank = block.order[rank];
+  if (launch_->schedule.threads == Order::kReverse) rank = launch_->threads - 1 - rank;
+  if (launch_->schedule.threads == Order::kRandom) rank = block.order[rank];
   if (block.started == launch_->threads) ++first_unstarted_;
   progress();
   make_current(&block.threads[rank]);
@@ -233,11 +231,13 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
     warp.pending = 0;
     left -= kWarpSize;
   }
-  if (launch_->order == Order::kRandom) {
+  if (launch_->schedule.random()) {
     // The same threads in the same order whichever worker runs the block.
-    random_state_ =
-        (launch_->seed + 1) * 0x9e3779b97f4a7c15ull ^ (number + 1) * 0xbf58476d1ce4e5b9ull;
+    random_state_ = (uint64_t{launch_->schedule.seed} + 1) * 0x9e3779b97f4a7c15ull ^
+                    (number + 1) * 0xbf58476d1ce4e5b9ull;
     random_state_ |= 1;
+  }
+  if (launch_->schedule.threads == Order::kRandom) {
     block.order.resize(launch_->threads);
     for (unsigned i = 0; i < launch_->threads; ++i) block.order[i] = static_cast<uint16_t>(i);
     for (unsigned i = launch_->threads; i > 1; --i)
@@ -285,6 +285,7 @@ void Worker::run(Launch& launch) {
   entry_pending = true;
   polled = false;
   polling_since.store(0);
+  same_answers.store(0);
   use_signal_stack();
   working_on.store(&launch);
 
@@ -372,7 +373,15 @@ bool Worker::endless_spin() {
   double now = seconds();
   if (polls_ == kPollsPerLook) polling_since.store(now);
   polling_at.store(now);
-  return everybody_polls(*launch_, now - kSpinSeconds);
+  return everybody_polls(*launch_, now - settings().spin_limit.load());
+}
+
+// Called by the signal handler, between any two instructions. A thread that waits for others by
+// polling is for endless_spin() to judge.
+void Worker::answer_watchdog() {
+  bool same = current && current == answered_ && !polls_;
+  answered_ = current;
+  same_answers.store(same ? same_answers.load() + 1 : 0);
 }
 
 void nanosleep(unsigned nanoseconds, Site site) {
@@ -417,7 +426,7 @@ bool Worker::answer_active_masks() {
         mask |= uint32_t{1} << other->lane;
   }
   std::sort(waiters.begin(), waiters.end());
-  if (launch_->order == Order::kReverse) std::reverse(waiters.begin(), waiters.end());
+  if (launch_->schedule.threads == Order::kReverse) std::reverse(waiters.begin(), waiters.end());
   ThreadList list;
   for (Thread* thread : waiters) list.push_back(thread);
   make_ready(list);

@@ -18,9 +18,10 @@ Settings& settings() {
 
 extern "C" {
 
-void cudacpu_set_schedule(int order, uint64_t seed) {
-  cudacpu::settings().order = static_cast<cudacpu::Order>(order);
-  cudacpu::settings().seed = seed;
+void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed) {
+  cudacpu::settings().schedule =
+      cudacpu::Schedule{static_cast<cudacpu::Order>(threads), static_cast<cudacpu::Order>(blocks),
+                        static_cast<cudacpu::Completion>(completion), seed};
 }
 
 void cudacpu_set_threads(unsigned threads) {
@@ -29,6 +30,14 @@ void cudacpu_set_threads(unsigned threads) {
 
 void cudacpu_set_time_limit(double seconds) {
   cudacpu::settings().time_limit = seconds;
+}
+
+void cudacpu_set_spin_limit(double seconds) {
+  cudacpu::settings().spin_limit = seconds;
+}
+
+void cudacpu_set_stuck_limit(double seconds) {
+  cudacpu::settings().stuck_limit = seconds;
 }
 
 }  // extern "C"

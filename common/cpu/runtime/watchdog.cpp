@@ -86,6 +86,18 @@ void look_at(Watched& watched, double now) {
                "another thread without ever letting it run (it needs an atomic or "
                "__nanosleep), or more work than a CPU can do\n",
                limit));
+  double stuck = settings().stuck_limit.load();
+  if (stuck < limit && !launch.stopping()) {
+    // In answers, not by the clock: an OS thread that is not scheduled is not stuck.
+    if (somebody_answered_alike(launch, static_cast<unsigned>(stuck * 1e6 / kTick)))
+      launch.fail(Stop::kTimeLimit,
+                  format("a thread has run for %g s and reached neither a barrier nor its end: an "
+                         "endless loop, or one that waits for another thread without ever letting "
+                         "it run (it needs an atomic or __nanosleep)\n",
+                         stuck));
+    else
+      signal_workers(launch, watch_signal());
+  }
   // Workers notice at their next barrier or thread; one that computes has to be stopped.
   if (launch.stopping()) signal_workers(launch, watch_signal());
 }
