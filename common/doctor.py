@@ -154,13 +154,13 @@ def packages(_root: Path) -> Iterator[Finding]:
 def compiler(_root: Path) -> Iterator[Finding]:
     path, version = toolchain.find_compiler()
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "try.cpp"
-        source.write_text('#include <concepts>\n#include <cstdio>\nint main() { puts("ok"); }\n')
-        command = [path, "-std=c++20", str(source), "-o", str(source.with_suffix(""))]
+        source, library = Path(folder) / "try.cpp", Path(folder) / "try.so"
+        source.write_text("#include <concepts>\nint check(int n) { return n ? n : throw n; }\n")
+        command = [path, "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRY_LIMIT)
-    if done.returncode == 0:
-        yield Finding(OK, "compiler", f"{version}, {path}")
-    else:
+        # The name of a library that the loader must find stands in the file as it is.
+        shares_runtime = done.returncode == 0 and b"libstdc++.so" in library.read_bytes()
+    if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         yield Finding(
             BAD,
@@ -168,6 +168,16 @@ def compiler(_root: Path) -> Iterator[Finding]:
             f"{version} does not build C++20: {last}",
             "on Debian or Ubuntu: sudo apt-get install g++ (version 11 or later)",
         )
+    elif not shares_runtime:
+        yield Finding(
+            BAD,
+            "compiler",
+            f"{version}, {path}, brings a C++ runtime of its own into every library; PyTorch uses "
+            "libstdc++.so, and an exception from one to the other ends the process",
+            "name another compiler, e.g. CXX=/usr/bin/g++ CC=/usr/bin/gcc",
+        )
+    else:
+        yield Finding(OK, "compiler", f"{version}, {path}")
 
 
 def ninja(_root: Path) -> Iterator[Finding]:

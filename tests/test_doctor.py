@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,20 @@ def test_a_compiler_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("CXX", str(old))
     finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
     assert finding.state == BAD and "-std=c++20" in finding.text and finding.mend
+
+
+def test_a_compiler_with_a_runtime_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual = shutil.which("g++")
+    if usual is None:
+        pytest.skip("no g++")
+    wrapper = tmp_path / "static-c++"
+    wrapper.write_text(f'#!/bin/sh\nexec {usual} -static-libstdc++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD and "C++ runtime of its own" in finding.text and finding.mend
 
 
 def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
