@@ -10,6 +10,7 @@ import sys
 
 from common.child import Channel
 from common.day import ROOT, Day, load_lesson
+from common.figures import counted
 from common.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.toolchain import Platform
 from common.worker import Work
@@ -147,4 +148,19 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
         outcome.remarks.append(f"{others} findings in PyTorch's own kernels are left out")
     else:
         outcome.reason = summary[-1]
-        outcome.details = [line for block in ours for line in block][:REPORTED]
+        outcome.details = condensed(ours)[:REPORTED]
+
+
+def condensed(blocks: list[list[str]]) -> list[str]:
+    """The lines of all findings; those that differ in numbers of hazards, threads and addresses alone
+    are told once, with how often they came."""
+    alike: dict[str, list[list[str]]] = {}
+    for block in blocks:
+        key = re.sub(r"0x[0-9a-f]+|\[\d+ hazards\]|\(\d+,\d+,\d+\)|\d+ bytes", "", "\n".join(block))
+        alike.setdefault(key, []).append(block)
+    lines = []
+    for same in alike.values():
+        lines += same[0]
+        if len(same) > 1:
+            lines.append(f"    and {counted(len(same) - 1, 'more finding')} like it")
+    return lines

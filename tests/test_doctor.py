@@ -194,6 +194,16 @@ def test_sanitizer_reports_are_judged(text: str, code: int, status: str, reason:
         assert any("twice.cu:12" in line for line in outcome.details)
 
 
+def test_findings_that_are_alike_are_told_once() -> None:
+    again = FOUND.replace("thread (1,0,0)", "thread (9,0,0)")
+    elsewhere = FOUND.replace("twice.cu:12", "twice.cu:15")
+    blocks, _ = sanitize.findings(FOUND + again + elsewhere, ["twice_v1"])
+    lines = sanitize.condensed(blocks)
+    assert sum("twice.cu:12" in line for line in lines) == 1
+    assert sum("twice.cu:15" in line for line in lines) == 1
+    assert [line.strip() for line in lines if "like it" in line] == ["and 1 more finding like it"]
+
+
 @pytest.mark.parametrize("mode", ["--sanitize", "--profile"])
 def test_tools_of_the_gpu_are_skipped_on_the_cpu(run_day: CommandLine, mode: str) -> None:
     done = run_day("1", mode)
