@@ -152,7 +152,7 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
 
 
 def condensed(blocks: list[list[str]]) -> list[str]:
-    """The lines of all findings; those that differ in numbers of hazards, threads and addresses alone
+    """The lines of all findings; those that differ only in hazards counted, threads and addresses
     are told once, with how often they came."""
     alike: dict[str, list[list[str]]] = {}
     for block in blocks:
