@@ -1,4 +1,4 @@
-"""Builds a day's .cu into a library of PyTorch operators, once for each content and platform.
+"""Builds a day's .cu files into a library of PyTorch operators, once for each content and platform.
 
 `torch.utils.cpp_extension.load` does the work. Around it: a directory that is unique to the day,
 platform, flags, versions and the content of every source reached; a lock that dies with its
@@ -72,9 +72,9 @@ class Build:
     @property
     def extras(self) -> Path | None:
         """Stamp of a day whose rungs build something of their own; None for the others."""
-        if not self.day.extra_sources:
+        if not self.day.other_sources:
             return None
-        files = [self.day.folder / "day.py", *self.day.extra_sources]
+        files = [self.day.folder / "day.py", *self.day.other_sources]
         return self.directory / f"extras-{_digest([], files)}"
 
 
@@ -133,7 +133,7 @@ def plan(day: Day, platform: Platform) -> Build:
 
     Raises OSError if a source cannot be read.
     """
-    sources = sources_of(day.source)
+    sources = sorted({path for source in day.library_sources for path in sources_of(source)})
     parts = [platform.device, platform.compiler_version, platform.torch, str(day.folder)]
     if platform.device == "cuda":
         assert platform.toolkit
@@ -189,7 +189,7 @@ def _load_cuda(todo: Build) -> Path:
     assert toolkit
     return _load(
         todo,
-        [todo.day.source],
+        list(todo.day.library_sources),
         extra_cuda_cflags=[*cuda_flags([todo.platform.arch]), *BINDING, f"-I{ROOT}"],
         extra_ldflags=[f"-L{link_directory(toolkit)}"],
     )
@@ -198,12 +198,15 @@ def _load_cuda(todo: Build) -> Path:
 def _load_cpu(todo: Build) -> Path:
     runtime = build_runtime(todo.platform)
     try:
-        source = rewrite_tree(todo.day.source, todo.directory / "rewritten", [ROOT])
+        rewritten = [
+            rewrite_tree(source, todo.directory / "rewritten", [ROOT])
+            for source in todo.day.library_sources
+        ]
     except RewriteError as error:
         raise BuildError(str(error)) from None
     return _load(
         todo,
-        [source],
+        rewritten,
         extra_cflags=[
             "-std=c++20",
             STABLE_ABI,
@@ -495,8 +498,9 @@ def _recorded_seconds(directory: Path) -> float:
 
 
 def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
-    """Compiles the day's .cu for every architecture: see `compile_source`."""
-    compile_source(day.name, day.source, archs, toolkit)
+    """Compiles the day's .cu files for every architecture: see `compile_source`."""
+    for source in day.library_sources:
+        compile_source(day.name, source, archs, toolkit)
 
 
 def compile_source(

@@ -162,8 +162,9 @@ class Day:
     """A day as `--list` needs it: read from day.py without running it.
 
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
-    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: files
-    that rungs with a `load` of their own build, the optional constant EXTRA_SOURCES.
+    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
+    optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
+    library; the others are what rungs with a `load` of their own build.
     """
 
     number: int
@@ -178,6 +179,16 @@ class Day:
     def name(self) -> str:
         """The folder's name, which is also the operators' namespace: "day05", "day100"."""
         return self.folder.name
+
+    @property
+    def library_sources(self) -> tuple[Path, ...]:
+        """The .cu files that the day's library is made of, `source` first."""
+        return (self.source, *(path for path in self.extra_sources if path.suffix == ".cu"))
+
+    @property
+    def other_sources(self) -> tuple[Path, ...]:
+        """The files that rungs build in a way of their own."""
+        return tuple(path for path in self.extra_sources if path.suffix != ".cu")
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}

@@ -129,6 +129,41 @@ def test_an_unsupported_feature_is_a_build_error_with_its_line(day: Day) -> None
     assert "BUILD ERROR" in err and "scale.cu:7" in err and "inline PTX" in err
 
 
+def test_a_second_cu_is_part_of_the_library(day: Day) -> None:
+    """Its operators are in the day's namespace, and a change in it builds the library again."""
+    second = day.folder / "more.cu"
+    second.write_text(
+        SOURCE.replace("scale(", "scale_more(")
+        .replace("scale_kernel", "scale_more_kernel")
+        .replace("&scale)", "&scale_more)")
+        .replace('m.impl("scale"', 'm.impl("scale_more"')
+        .replace("STABLE_TORCH_LIBRARY(", "STABLE_TORCH_LIBRARY_FRAGMENT(")
+    )
+    (day.folder / "day.py").write_text(METADATA + 'EXTRA_SOURCES = ("more.cu",)\n')
+    both = read_day(day.folder)
+    assert both.library_sources == (day.source, second) and both.other_sources == ()
+    platform = toolchain.detect("cpu")
+    todo = build.plan(both, platform)
+    assert todo.key != build.plan(day, platform).key and todo.extras is None
+    code = (
+        "import sys; from pathlib import Path; import torch\n"
+        "from common import build, toolchain; from common.day import read_day\n"
+        "day = read_day(Path(sys.argv[1])); platform = toolchain.detect('cpu')\n"
+        "build.build(day, platform); ops = build.load(build.plan(day, platform))\n"
+        "print(ops.scale(torch.ones(1)).item(), ops.scale_more(torch.ones(1)).item())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(day.folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.stdout.split() == ["3.0", "3.0"], run.stderr
+    second.write_text(second.read_text() + "// changed\n")
+    assert build.plan(both, platform).key != todo.key
+
+
 def test_a_library_of_a_day_s_own_making(day: Day) -> None:
     """Built in a copy of the sources, once; a command that fails says what it printed."""
     (day.folder / "empty.cpp").write_text("int nothing;\n")
