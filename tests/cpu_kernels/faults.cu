@@ -186,9 +186,9 @@ void run(Tensor x, int64_t which) {
   check_launch("run");
 }
 
-STABLE_TORCH_LIBRARY(cpu_faults, m) {
+STABLE_TORCH_LIBRARY(test_faults, m) {
   m.def("run(Tensor(a!) x, int which) -> ()");
 }
-STABLE_TORCH_LIBRARY_IMPL(cpu_faults, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(test_faults, CUDA, m) {
   m.impl("run", TORCH_BOX(&run));
 }
