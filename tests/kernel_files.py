@@ -125,14 +125,22 @@ class Libraries:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _same_bits(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor):
-        return a == b
-    return a.shape == b.shape and a.dtype == b.dtype and _bytes(a).equal(_bytes(b))
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+def _check_same(what: str, gpu: Any, cpu: Any) -> None:
+    """AssertionError, with the first difference, unless both are equal bit for bit."""
+    if not isinstance(gpu, torch.Tensor):
+        assert gpu == cpu, f"{what}: {gpu} on the GPU, {cpu} on the CPU"
+        return
+    assert (gpu.shape, gpu.dtype) == (cpu.shape, cpu.dtype), what
+    size = gpu.element_size()
+    a, b = (x.contiguous().reshape(-1).view(torch.uint8).reshape(-1, size) for x in (gpu, cpu))
+    different = (a != b).any(1).nonzero().flatten()
+    if len(different):
+        first = int(different[0])
+        index = tuple(int(i) for i in torch.unravel_index(different[0], gpu.shape))
+        raise AssertionError(
+            f"{what}: {len(different)} of {gpu.numel()} elements differ; the first, {index}, is "
+            f"{gpu.reshape(-1)[first].item()} on the GPU, {cpu.reshape(-1)[first].item()} on the CPU"
+        )
 
 
 class Call:
@@ -162,8 +170,7 @@ class Call:
             if isinstance(given, torch.Tensor):
                 given.copy_(changed)
         if exact:
-            expected = operator(*emulated)
-            assert _same_bits(result, expected), f"{name}: GPU and CPU differ"
+            _check_same(name, result, operator(*emulated))
             for i, (given, changed) in enumerate(zip(args, emulated, strict=True)):
-                assert _same_bits(given, changed), f"{name}, argument {i}: GPU and CPU differ"
+                _check_same(f"{name}, argument {i}", given, changed)
         return result

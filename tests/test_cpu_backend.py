@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,7 @@ def test_mathematical_functions(call: Call) -> None:
 
 
 def test_bit_intrinsics(call: Call) -> None:
-    call("bits", LIKE)
+    assert call("bits", LIKE).item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
@@ -224,12 +225,43 @@ def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
         ["nm", "-D", "--defined-only", str(library)],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    defined = set(re.findall(r"\bT (cuda[A-Z]\w*)", names))
+    defined = set(re.findall(r"\bT cudacpu_(cuda[A-Z]\w*)", names))
     # These are templates in a header.
     templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
     templates |= {"cudaGetSymbolSize"}
     templates |= {name for name in features.RUNTIME_API if "MaxPotentialBlockSize" in name}
     assert features.RUNTIME_API - templates == defined
+    # Under its real name, a function could be NVIDIA's, or take its place.
+    assert not re.findall(r"\bT (cuda[A-Z]\w*)", names)
+
+
+def test_nvidia_s_own_runtime_library_is_not_in_the_way(
+    libraries: Libraries, tmp_path: Path
+) -> None:
+    """`import torch` loads it for the whole process where torch was built for CUDA."""
+    code = 'extern "C" int {}(...) {{ return 999; }}\n'
+    text = "".join(code.format(name) for name in ("cudaMalloc", "cudaFree", "cudaGetLastError"))
+    (tmp_path / "fake.cpp").write_text(text)
+    fake = tmp_path / "libfake.so"
+    compiler = toolchain.find_compiler()[0]
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", str(tmp_path / "fake.cpp"), "-o", str(fake)], check=True
+    )
+    program = f"""
+        import ctypes, sys, torch
+        sys.path.insert(0, {str(ROOT)!r})
+        from pathlib import Path
+        from common.cpu import backend
+        ctypes.CDLL({str(fake)!r}, mode=ctypes.RTLD_GLOBAL)
+        backend.Runtime(Path({str(build.build_runtime(toolchain.detect("cpu")))!r}))
+        torch.ops.load_library({str(libraries.path("features", "cpu"))!r})
+        torch.ops.test_features.launch_errors(torch.zeros(1))
+        torch.ops.test_features.runtime_api(torch.zeros(1))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_matmul_and_softmax(call: Call) -> None:

@@ -509,37 +509,47 @@ Tensor math(Tensor in) {
   return out;
 }
 
-__global__ void bits_kernel() {
-  assert(__popc(0xf0f0u) == 8 && __popcll(~0ull) == 64);
-  assert(__clz(1) == 31 && __clz(0) == 32 && __clzll(1) == 63 && __clz(-1) == 0);
-  assert(__ffs(0) == 0 && __ffs(8) == 4 && __ffsll(1ll << 40) == 41);
-  assert(__brev(1u) == 0x80000000u && __brev(0x12345678u) == 0x1e6a2c48u);
-  assert(__brevll(1ull) == 1ull << 63);
-  assert(__byte_perm(0x33221100u, 0x77665544u, 0x7531) == 0x77553311u);
-  assert(__byte_perm(0x00008000u, 0, 0x9999) == 0xffffffffu);
-  assert(__funnelshift_l(0x80000000u, 1u, 1) == 3u && __funnelshift_r(0u, 1u, 1) == 0x80000000u);
-  assert(__mulhi(1 << 30, 8) == 2 && __umulhi(1u << 31, 4u) == 2u);
-  assert(__umul64hi(1ull << 63, 4ull) == 2ull && __mul24(3, -4) == -12);
-  assert(__dp4a(0x01020304, 0x01010101, 5) == 15 && __dp4a(-1, 2, 0) == -2);
-  assert(__sad(3, -4, 1u) == 8u && __fns(0x8421u, 0, 3) == 10u);
-  assert(__float_as_int(1.f) == 0x3f800000 && __int_as_float(0x40000000) == 2.f);
-  assert(__double_as_longlong(1.0) == 0x3ff0000000000000ll);
-  assert(__float2int_rn(2.5f) == 2 && __float2int_rd(-0.5f) == -1);
-  assert(__float2int_rz(1e20f) == 2147483647 && __float2uint_rn(-3.f) == 0u);
-  assert(__hadd(3, 4) == 3 && warpSize == 32);
-  assert(__half2int_rn(__float2half(2.5f)) == 2 &&
-         __bfloat162int_rd(__float2bfloat16(-0.5f)) == -1);
+// Notes the number of the first check that fails. (An assertion would end the process on a GPU.)
+__global__ void bits_kernel(int* failed) {
+  int number = 0;
+  auto check_that = [&](bool holds) {
+    ++number;
+    if (!holds) atomicCAS(failed, 0, number);
+  };
+  check_that(__popc(0xf0f0u) == 8 && __popcll(~0ull) == 64);
+  check_that(__clz(1) == 31 && __clz(0) == 32 && __clzll(1) == 63 && __clz(-1) == 0);
+  check_that(__ffs(0) == 0 && __ffs(8) == 4 && __ffsll(1ll << 40) == 41);
+  check_that(__brev(1u) == 0x80000000u && __brev(0x12345678u) == 0x1e6a2c48u);
+  check_that(__brevll(1ull) == 1ull << 63);
+  check_that(__byte_perm(0x33221100u, 0x77665544u, 0x7531) == 0x77553311u);
+  check_that(__byte_perm(0x00008000u, 0, 0x9999) == 0x80808080u);
+  check_that(__funnelshift_l(0x80000000u, 1u, 1) == 3u &&
+             __funnelshift_r(0u, 1u, 1) == 0x80000000u);
+  check_that(__mulhi(1 << 30, 8) == 2 && __umulhi(1u << 31, 4u) == 2u);
+  check_that(__umul64hi(1ull << 63, 4ull) == 2ull && __mul24(3, -4) == -12);
+  check_that(__dp4a(0x01020304, 0x01010101, 5) == 15 && __dp4a(-1, 2, 0) == -2);
+  check_that(__sad(3, -4, 1u) == 8u && __fns(0x8421u, 0, 3) == 10u);
+  check_that(__float_as_int(1.f) == 0x3f800000 && __int_as_float(0x40000000) == 2.f);
+  check_that(__double_as_longlong(1.0) == 0x3ff0000000000000ll);
+  check_that(__float2int_rn(2.5f) == 2 && __float2int_rd(-0.5f) == -1);
+  check_that(__float2int_rz(1e20f) == 2147483647 && __float2uint_rn(-3.f) == 0u);
+  check_that(__hadd(3, 4) == 3 && warpSize == 32);
+  check_that(__half2int_rn(__float2half(2.5f)) == 2 &&
+             __bfloat162int_rd(__float2bfloat16(-0.5f)) == -1);
   long long start = clock64();
-  assert(clock64() >= start && clock() >= 0);
+  check_that(clock64() >= start && clock() >= 0);
 #ifdef CUDA_ON_CPU
-  assert(cudacpu::smid() < 1024);
+  check_that(cudacpu::smid() < 1024);
 #else
   asm volatile("// PTX that the CPU backend must not see");
 #endif
 }
-void bits(Tensor) {
-  bits_kernel<<<4, 32>>>();
+// 0, or the number of the first check that failed.
+Tensor bits(Tensor like) {
+  Tensor failed = torch::stable::new_zeros(like, {1}, ScalarType::Int);
+  bits_kernel<<<4, 32>>>(mutable_data<int>(failed));
   check_launch("bits");
+  return failed;
 }
 
 template <typename T>
@@ -811,7 +821,7 @@ STABLE_TORCH_LIBRARY(test_features, m) {
   m.def("waits(Tensor(a!) zeros) -> Tensor");
   m.def("vectors(Tensor x) -> Tensor");
   m.def("math(Tensor x) -> Tensor");
-  m.def("bits(Tensor like) -> ()");
+  m.def("bits(Tensor like) -> Tensor");
   m.def("half_math(Tensor x) -> Tensor");
   m.def("print(Tensor like, int blocks) -> ()");
   m.def("launch_errors(Tensor like) -> ()");

@@ -73,7 +73,7 @@ __global__ void tile_kernel(const float* in, float* out) {
       tile.shfl(x, 1),
       tile.shfl_up(x, 1),
       tile.shfl_down(x, 2),
-      tile.shfl_xor(x, 1),
+      tile.shfl_xor(x, N > 1),  // undefined beyond the tile
       tile.shfl(pair, 0).value + static_cast<float>(tile.shfl_down(pair, 1).weight),
       static_cast<float>(tile.any(i == 3)),
       static_cast<float>(tile.all(i >= 0)),

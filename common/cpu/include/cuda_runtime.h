@@ -5,6 +5,8 @@
 // __CUDACC__, those headers declare nothing for device code: that part is here.
 #pragma once
 
+#include "cudacpu/symbols.h"  // before the declarations
+
 #include_next <cuda_runtime.h>
 
 #include <cassert>

@@ -40,15 +40,14 @@ inline unsigned __fns(unsigned mask, unsigned base, int offset) {
   return 0xffffffffu;
 }
 
-// Bytes of x (0 to 3) and y (4 to 7), picked by the nibbles of `selector`; bit 3 spreads the sign.
+// Bytes of x (0 to 3) and y (4 to 7), picked by the low three bits of each nibble of `selector`.
+// (PTX's prmt, with bit 3, spreads a sign; the function of CUDA C++ does not.)
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) {
-    unsigned pick = selector >> 4 * i & 0xf;
-    unsigned byte = bytes >> 8 * (pick & 7) & 0xff;
-    if (pick & 8) byte = byte & 0x80 ? 0xff : 0;
-    result |= byte << 8 * i;
+    unsigned pick = selector >> 4 * i & 7;
+    result |= static_cast<unsigned>(bytes >> 8 * pick & 0xff) << 8 * i;
   }
   return result;
 }
