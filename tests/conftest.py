@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,44 @@ import torch
 
 from common import build, toolchain
 from common.cpu import backend
+from tests import wrapper_table
 from tests.command_line import FIXTURE_DAYS, CommandLine
 from tests.kernel_files import ORDERS, Call, Libraries
 
 
 def _name_of_place(place: tuple[str, int] | str) -> str:
     return place if isinstance(place, str) else f"{place[0]}{place[1] or ''}"
+
+
+_outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of kernels
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="store which PTX wrappers were proven on this machine's GPU (wrapper_table.py)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Notes how each test of kernels went on the GPU."""
+    report = yield
+    call = getattr(item, "callspec", None)
+    kernels = getattr(getattr(item, "module", None), "KERNELS", None)
+    if call and kernels and call.params.get("call") == "gpu" and not report.skipped:
+        _outcomes_on_gpu.setdefault(kernels, []).append(report.passed)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With --record, stores what was proven: files of kernels whose tests all passed."""
+    if session.config.getoption("--record"):
+        proven = [name for name, passed in _outcomes_on_gpu.items() if all(passed)]
+        if not proven:
+            raise pytest.UsageError("--record: no test of kernels passed on a GPU")
+        print(f"\nrecorded in {wrapper_table.record(proven)}")
 
 
 @pytest.fixture

@@ -137,9 +137,10 @@ def _check_same(what: str, gpu: Any, cpu: Any) -> None:
     if len(different):
         first = int(different[0])
         index = tuple(int(i) for i in torch.unravel_index(different[0], gpu.shape))
+        on_gpu, on_cpu = (x.reshape(-1)[first].item() for x in (gpu, cpu))
         raise AssertionError(
             f"{what}: {len(different)} of {gpu.numel()} elements differ; the first, {index}, is "
-            f"{gpu.reshape(-1)[first].item()} on the GPU, {cpu.reshape(-1)[first].item()} on the CPU"
+            f"{on_gpu} on the GPU, {on_cpu} on the CPU"
         )
 
 

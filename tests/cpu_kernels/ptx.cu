@@ -27,7 +27,11 @@ __global__ void copy_kernel(const char* x, char* y, int rounds, int valid) {
   };
   for (int round = 0; round < kStages - 1; ++round) start(round);
   for (int round = 0; round < rounds; ++round) {
-    ptx::cp_async_wait<kStages - 2>();
+    if (round + 1 < rounds) {
+      ptx::cp_async_wait<kStages - 2>();
+    } else {
+      ptx::cp_async_wait_all();
+    }
     __syncthreads();  // all have waited for their pieces, and nobody reads the tile before
     start(round + kStages - 1);
     char* to = y + (static_cast<int64_t>(round) * kThreads + t) * Bytes;

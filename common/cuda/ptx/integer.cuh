@@ -41,7 +41,7 @@ PTX_REDUX(xor, b32, unsigned, __reduce_xor_sync)
 
 // c + Σ aᵢ·bᵢ over the four bytes of a and b, which are signed or not as a's and b's types are. The
 // sum wraps around.
-// PTX: dp4a.s32.s32 result, a, b, c;
+// sm_61. PTX: dp4a.s32.s32 result, a, b, c;
 __device__ __forceinline__ int dp4a(int a, int b, int c) {
 #ifdef CUDA_ON_CPU
   return __dp4a(a, b, c);
@@ -52,7 +52,7 @@ __device__ __forceinline__ int dp4a(int a, int b, int c) {
 #endif
 }
 
-// PTX: dp4a.u32.u32 result, a, b, c;
+// sm_61. PTX: dp4a.u32.u32 result, a, b, c;
 __device__ __forceinline__ unsigned dp4a(unsigned a, unsigned b, unsigned c) {
 #ifdef CUDA_ON_CPU
   return __dp4a(a, b, c);
@@ -64,7 +64,7 @@ __device__ __forceinline__ unsigned dp4a(unsigned a, unsigned b, unsigned c) {
 }
 
 // Unsigned bytes by signed ones.
-// PTX: dp4a.u32.s32 result, a, b, c;
+// sm_61. PTX: dp4a.u32.s32 result, a, b, c;
 __device__ __forceinline__ int dp4a(unsigned a, int b, int c) {
 #ifdef CUDA_ON_CPU
   unsigned sum = static_cast<unsigned>(c);

@@ -91,9 +91,9 @@ __device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, int parity PTX_
 #endif
 }
 
-// Waits until the phase of this parity (0 or 1) is complete.
-// PTX: mbarrier.try_wait.parity.shared.b64 complete, [barrier], parity;   until complete. Its
-// thread sleeps for a while in hardware; before sm_90, test_wait in a loop.
+// Waits until the phase of this parity (0 or 1) is complete: on sm_80 by test_wait in a loop.
+// PTX: mbarrier.try_wait.parity.shared.b64 complete, [barrier], parity;   until complete. From
+// sm_90 on, its thread sleeps for a while in hardware.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity PTX_HERE) {
 #ifdef CUDA_ON_CPU
   cudacpu::mbarrier_wait(barrier, parity, PTX_SITE);

@@ -32,6 +32,7 @@
 namespace ptx {
 
 // T: __half or __nv_bfloat16, with two elements in a register.
+// GPU and CPU: within 16·2⁻²³ of Σ|a·b| + |c|.
 // PTX: mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d…}, {a…}, {b…}, {c…};   or with bf16
 template <typename T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
@@ -75,6 +76,7 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
 
 // a and b hold tf32, an element in a register. The lower 13 bits are ignored: a plain float there
 // is truncated, to_tf32 rounds.
+// GPU and CPU: within 8·2⁻²³ of Σ|a·b| + |c|.
 // PTX: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {d…}, {a…}, {b…}, {c…};
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                  const uint32_t (&b)[2],
