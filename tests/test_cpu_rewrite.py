@@ -172,6 +172,7 @@ def test_lambdas_that_copy_see_shared_variables() -> None:
         ("template <template <class> class C, auto V> void __global__ f() {}", "(&f<C, V>), 0"),
         ("template <> __global__ void f<float>(float* p) {}", "(&f<float>), 0"),
         ("__global__ void __launch_bounds__(2 * N, 2) f() {}", "(&f), 2*N"),
+        ("__global__ void __cluster_dims__(2, N + 1) f() {}", "(&f), 0, 2, N+1"),
         ("template <typename, int> __global__ void f() {}", "(nullptr), 0"),
         ('extern "C" __global__ void f(int (*g)(int)) {}', "(&f), 0"),
         ("template <class T> requires(N > 2) __global__ void f(T x) {}", "(&f<T>), 0"),
@@ -242,7 +243,8 @@ REFUSED = [
     ("__device__ float f() { return tex2D<float>(t, 0, 0); }", 1, "textures"),
     ("void f() { cudaGraphLaunch(g, s); }", 1, "cudaGraphLaunch"),
     ("void f() {\n\n cuCtxSynchronize(); }", 3, "driver API"),
-    ("__global__ void __cluster_dims__(2, 1, 1) f() {}", 1, "clusters"),
+    ("#define PAIRS __cluster_dims__(2, 1, 1)", 1, "in a macro"),
+    ("void f() {\n cuTensorMapEncodeTiled(&m); }", 2, "make_tensor_map"),
 ]
 
 

@@ -29,6 +29,7 @@ _RUNTIME_API = """
     cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxPotentialBlockSize
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
     cudaOccupancyMaxPotentialBlockSizeVariableSMem cudaOccupancyAvailableDynamicSMemPerBlock
+    cudaOccupancyMaxPotentialClusterSize cudaOccupancyMaxActiveClusters
     cudaLaunchKernel cudaLaunchKernelEx cudaLaunchCooperativeKernel
 """
 RUNTIME_API = frozenset(_RUNTIME_API.split())
@@ -89,8 +90,8 @@ def missing_name(word: str, *, called: bool, template: bool) -> str | None:
         return None
     if _TEXTURE.fullmatch(word) and (called or template or word.startswith("cuda")):
         return f"{word}: textures and surfaces are not modelled on the CPU backend"
-    if word == "__cluster_dims__":
-        return "__cluster_dims__: thread block clusters are not modelled on the CPU backend yet"
+    if called and word.startswith("cuTensorMapEncode"):
+        return f"{word}(): the CPU backend has ptx::make_tensor_map (common/cuda/ptx.cuh) for it"
     known = word in RUNTIME_API or word in _TYPES or word.endswith("_t")
     if called and not known and _RUNTIME_CALL.fullmatch(word):
         return f"{word}() is not part of the CUDA runtime that the CPU backend provides"

@@ -28,7 +28,10 @@ _LAUNCH_FUNCTIONS = ("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooper
 _VOID_POINTERS = (["void*"], ["const", "void*"], ["void", "const*"])
 _STATEMENT_WORDS = frozenset(("return", "else", "do", "case", "goto", "throw", "new", "delete"))
 _CONDITION_WORDS = frozenset(("if", "while", "for", "switch", "catch"))
-_ATTRIBUTE_WORDS = ("alignas", "__align__", "__attribute__", "__launch_bounds__", "decltype")
+_ATTRIBUTE_WORDS = (
+    *("alignas", "__align__", "__attribute__", "__launch_bounds__", "__cluster_dims__"),
+    "decltype",
+)
 _TYPE_WORDS = (
     *("typename", "class", "int", "bool", "char", "short", "long", "unsigned", "signed"),
     *("float", "double", "auto", "size_t"),
@@ -383,6 +386,10 @@ class _File:
                     "inline PTX cannot run on the CPU: use the wrapper in common/cuda, or put it "
                     "under #ifndef CUDA_ON_CPU with the same in C++ for the CPU",
                 )
+            if token.text == "__cluster_dims__" and stream.is_macro and p > 0:
+                raise self.error(
+                    token, "__cluster_dims__ in a macro is not seen here: write it at the kernel"
+                )
             if p > 0 and tokens[p - 1].is_op(".", "->"):
                 continue
             following = tokens[p + 1] if p + 1 < len(tokens) else token
@@ -649,29 +656,34 @@ class _File:
         """Opens every kernel with a line that tells the runtime which kernel it is.
 
         A launch alone cannot tell: template arguments may have been deduced. The runtime wants the
-        address for what cudaFuncSetAttribute set for it, and the limit of __launch_bounds__.
+        address for what cudaFuncSetAttribute set for it, the limit of __launch_bounds__ and the
+        extents of __cluster_dims__.
         """
         tokens = stream.tokens
-        kernels: list[tuple[int, str, bool, str]] = []
+        kernels: list[tuple[int, str, bool, list[str]]] = []
         head = 0
         for p, token in enumerate(tokens):
             if token.is_op("{") and any(t.is_word("__global__") for t in tokens[head:p]):
                 kernels.append((p, *self._kernel_identity(tokens, head, p)))
             if token.is_op("{", "}", ";"):
                 head = p + 1
-        for p, name, specialised, bound in kernels:
+        for p, name, specialised, limits in kernels:
             overloads = sum(other[1] == name for other in kernels)
             known = name and (overloads == 1 or specialised)
             address = f"(&{name})" if known else "(nullptr)"
-            self.after[stream.indices[p]] = f" CUDACPU_ENTRY({address}, {bound})"
+            self.after[stream.indices[p]] = f" CUDACPU_ENTRY({', '.join([address, *limits])})"
 
     def _kernel_identity(
         self, tokens: Sequence[Token], head: int, body: int
-    ) -> tuple[str, bool, str]:
-        """Name with template arguments (or ""), whether specialised, and the launch bound."""
+    ) -> tuple[str, bool, list[str]]:
+        """Name with template arguments (or ""), whether specialised, and what bounds a launch.
+
+        That is the number of threads (0: any), and then the extents of a cluster, if there are any.
+        """
         parameters: list[str] | None = []
         specialised = False
         bound = "0"
+        cluster: list[str] = []
         q = head
         while q < body:
             token = tokens[q]
@@ -685,6 +697,12 @@ class _File:
                 parts = self._split(tokens, q + 2, close)
                 bound = _flat(tokens[slice(*parts[0])]) if parts else "0"
                 q = close
+            elif token.is_word("__cluster_dims__") and tokens[q + 1].is_op("("):
+                close = self._forward(tokens, q + 1)
+                cluster = [
+                    _flat(tokens[slice(*part)]) for part in self._split(tokens, q + 2, close)
+                ]
+                q = close
             elif token.is_word(*_ATTRIBUTE_WORDS, "requires") and tokens[q + 1].is_op("("):
                 q = self._forward(tokens, q + 1)
             elif token.is_op("(") and q > head:
@@ -697,11 +715,11 @@ class _File:
             start = self._angle_backward(tokens, start) - 1
             specialised = True
         if not tokens[start].is_word() or parameters is None:
-            return "", False, bound
+            return "", False, [bound, *cluster]
         name = _flat(tokens[start:q])
         if parameters and not specialised:
             name += f"<{', '.join(parameters)}>"
-        return name, specialised, bound
+        return name, specialised, [bound, *cluster]
 
     def _parameter_names(self, tokens: Sequence[Token], start: int, end: int) -> list[str] | None:
         """Template parameters as template arguments; None if one of them has no name."""

@@ -10,9 +10,11 @@
 //   ptx/named_barrier.cuh  barriers for some warps of a block
 //   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
 //   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
+//   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
 #pragma once
 
 #include "common/cuda/ptx/bulk_copy.cuh"
+#include "common/cuda/ptx/cluster.cuh"
 #include "common/cuda/ptx/cp_async.cuh"
 #include "common/cuda/ptx/integer.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"

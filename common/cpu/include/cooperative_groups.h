@@ -2,8 +2,8 @@
 //
 // The names, results and limits are those of NVIDIA's header. Groups within a warp (tiles,
 // coalesced groups) are a mask of lanes, and all that they do is a warp collective; a block is
-// __syncthreads; a grid has a barrier of its own. Not here: tiles of more than 32 threads,
-// clusters, memcpy_async, and barrier_arrive/barrier_wait.
+// __syncthreads; clusters and grids have a barrier of their own. Not here: tiles of more than 32
+// threads, memcpy_async, and barrier_arrive/barrier_wait of other groups than clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ namespace cooperative_groups {
 
 namespace details {
 
-enum class Kind : unsigned char { kGrid, kBlock, kLanes };
+enum class Kind : unsigned char { kGrid, kCluster, kBlock, kLanes };
 
 inline unsigned thread_in_block() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -46,6 +46,9 @@ class thread_group {
     switch (kind_) {
       case details::Kind::kGrid:
         return cudacpu::sync_grid({file, line});
+      case details::Kind::kCluster:
+        cudacpu::arrive_at_cluster_barrier("cluster.sync()", {file, line});
+        return cudacpu::wait_at_cluster_barrier("cluster.sync()", {file, line});
       case details::Kind::kBlock:
         cudacpu::sync_block("thread_block::sync", cudacpu::BarrierKind::kPlain, false,
                             {file, line});
@@ -58,6 +61,8 @@ class thread_group {
     switch (kind_) {
       case details::Kind::kGrid:
         return details::blocks_of_grid() * details::threads_of_block();
+      case details::Kind::kCluster:
+        return __clusterSizeInBlocks() * details::threads_of_block();
       case details::Kind::kBlock:
         return details::threads_of_block();
       default:
@@ -69,6 +74,9 @@ class thread_group {
     switch (kind_) {
       case details::Kind::kGrid:
         return details::block_in_grid() * details::threads_of_block() + details::thread_in_block();
+      case details::Kind::kCluster:
+        return __clusterRelativeBlockRank() * details::threads_of_block() +
+               details::thread_in_block();
       case details::Kind::kBlock:
         return details::thread_in_block();
       default:
@@ -104,6 +112,54 @@ class grid_group : public thread_group {
 };
 
 inline grid_group this_grid() {
+  return {};
+}
+
+// ---------------------------------------------------------------- the cluster
+
+// The blocks that are resident together: of one block, unless the launch or the kernel says how
+// many.
+class cluster_group : public thread_group {
+ public:
+  struct arrival_token {};
+
+  cluster_group() : thread_group(details::Kind::kCluster) {}
+
+  static arrival_token barrier_arrive(CUDACPU_HERE) {
+    cudacpu::arrive_at_cluster_barrier("cluster.barrier_arrive()", {file, line});
+    return {};
+  }
+  static void barrier_wait(CUDACPU_HERE) {
+    cudacpu::wait_at_cluster_barrier("cluster.barrier_wait()", {file, line});
+  }
+  static void barrier_wait(arrival_token&&, CUDACPU_HERE) { barrier_wait(file, line); }
+
+  // The place in block `rank` of what is at `address` here.
+  template <class T>
+  static T* map_shared_rank(T* address, int rank, CUDACPU_HERE) {
+    return static_cast<T*>(cudacpu::map_to_rank(address, static_cast<unsigned>(rank),
+                                                "cluster.map_shared_rank()", {file, line}));
+  }
+  static unsigned query_shared_rank(const void* address, CUDACPU_HERE) {
+    return cudacpu::rank_of_address(address, "cluster.query_shared_rank()", {file, line});
+  }
+
+  static dim3 block_index() { return __clusterRelativeBlockIdx(); }
+  static unsigned block_rank() { return __clusterRelativeBlockRank(); }
+  static dim3 dim_blocks() { return __clusterDim(); }
+  static unsigned num_blocks() { return __clusterSizeInBlocks(); }
+  static dim3 thread_index() {
+    const dim3 block = __clusterRelativeBlockIdx();
+    return {block.x * blockDim.x + threadIdx.x, block.y * blockDim.y + threadIdx.y,
+            block.z * blockDim.z + threadIdx.z};
+  }
+  static dim3 dim_threads() {
+    const dim3 dims = __clusterDim();
+    return {dims.x * blockDim.x, dims.y * blockDim.y, dims.z * blockDim.z};
+  }
+};
+
+inline cluster_group this_cluster() {
   return {};
 }
 

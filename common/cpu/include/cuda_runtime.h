@@ -19,10 +19,12 @@
 #define CUDA_ON_CPU 1
 
 // NVIDIA's headers have made __global__, __device__, __host__, __constant__ and their like empty.
-// Launch bounds are read by the rewriter, which hands them to CUDACPU_ENTRY.
+// Launch bounds and cluster extents are read by the rewriter, which hands them to CUDACPU_ENTRY.
 #define __launch_bounds__(...)
 #undef __maxnreg__
 #define __maxnreg__(...)
+#undef __cluster_dims__
+#define __cluster_dims__(...)
 #undef __block_size__
 #define __block_size__(...)
 
@@ -30,6 +32,7 @@
 
 #include "cudacpu/api.h"
 #include "cudacpu/atomic.h"
+#include "cudacpu/cluster.h"
 #include "cudacpu/convert.h"
 #include "cudacpu/integer.h"
 #include "cudacpu/launch.h"

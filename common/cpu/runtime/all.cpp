@@ -3,6 +3,7 @@
 #include "fiber.cpp"
 #include "scheduler.cpp"
 #include "barrier.cpp"
+#include "cluster.cpp"
 #include "collective.cpp"
 #include "shared_memory.cpp"
 #include "async_copy.cpp"

@@ -75,7 +75,7 @@ void forget_async_copies(ResidentBlock& block) {
     copies.group_ends.clear();
   }
   block.arrivals_after_copies.clear();
-  block.bulk_copies.clear();
+  block.transfers.clear();
   block.has_async_copies = false;
 }
 

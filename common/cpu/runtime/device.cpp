@@ -37,7 +37,7 @@ cudaDeviceProp model() {
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
   p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
-  p.cooperativeLaunch = 1;
+  p.cooperativeLaunch = p.clusterLaunch = 1;
   p.integrated = 1;  // host and device share their memory
   p.pciDeviceID = p.pciBusID = p.pciDomainID = 0;
   return p;
@@ -202,6 +202,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       break;
     case cudaDevAttrStreamPrioritiesSupported:
       *value = p.streamPrioritiesSupported;
+      break;
+    case cudaDevAttrClusterLaunch:
+      *value = p.clusterLaunch;
       break;
     case cudaDevAttrCooperativeLaunch:
       *value = p.cooperativeLaunch;

@@ -6,6 +6,8 @@ namespace cudacpu {
 namespace {
 
 CUDACPU_THREAD_LOCAL cudaError_t last_error = cudaSuccess;
+CUDACPU_THREAD_LOCAL cudaError_t last_text_code = cudaSuccess;
+thread_local std::string last_text;  // of that code, with the reason, where there is one
 
 struct ErrorText {
   cudaError_t code;
@@ -72,9 +74,17 @@ const ErrorText* find(cudaError_t code) {
 
 }  // namespace
 
-cudaError_t set_error(cudaError_t code) {
-  if (code != cudaSuccess) last_error = code;
+cudaError_t set_error(cudaError_t code, std::string reason) {
+  if (code == cudaSuccess) return code;
+  last_error = code;
+  const ErrorText* error = find(code);
+  last_text_code = code;
+  last_text = reason.empty() || !error ? "" : error->text + (": " + reason);
   return code;
+}
+
+cudaError_t set_error(cudaError_t code) {
+  return set_error(code, "");
 }
 
 }  // namespace cudacpu
@@ -96,6 +106,7 @@ const char* cudaGetErrorName(cudaError_t code) {
 }
 
 const char* cudaGetErrorString(cudaError_t code) {
+  if (code == last_text_code && !last_text.empty()) return last_text.c_str();
   const ErrorText* error = find(code);
   return error ? error->text : "unrecognized error code";
 }

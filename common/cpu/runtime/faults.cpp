@@ -147,6 +147,8 @@ std::string explain_fault(const Worker& worker) {
       else if (worker.fibers().is_guard(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);
+      else if (const ResidentBlock* block = worker.closed_arena_at(fault.address))
+        text = explain_closed_arena(*block);
       else if (address < 65536)
         text = format("illegal memory access through a null pointer (address 0x%zx)", address);
       else

@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kReservedShared = 1024;  // of each block, by the system
 constexpr int kMaxThreadsPerMultiprocessor = 2048;
 constexpr int kMaxBlocksPerMultiprocessor = 32;
+constexpr uint64_t kMultiprocessorsOfGroup = 16;
 constexpr int kRegisters = 32;  // of a thread: unknown here; with 32, they do not limit anything
 
 // Blocks of the model's multiprocessor: limited by threads and by shared memory.
@@ -28,6 +29,17 @@ int resident_blocks(const void* function, int threads, size_t dynamic) {
   int rounded = (threads + 31) / 32 * 32;
   int by_shared = static_cast<int>(kSharedPerMultiprocessor / shared);
   return std::min({kMaxThreadsPerMultiprocessor / rounded, kMaxBlocksPerMultiprocessor, by_shared});
+}
+
+// Blocks that can be resident in a group of multiprocessors, within which a cluster has to be. Each
+// OS thread stands for one.
+uint64_t blocks_side_by_side(const void* function, const cudaLaunchConfig_t& config) {
+  const dim3& block = config.blockDim;
+  uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kMaxThreadsPerBlock) return 0;
+  return kMultiprocessorsOfGroup *
+         static_cast<uint64_t>(
+             resident_blocks(function, static_cast<int>(threads), config.dynamicSmemBytes));
 }
 
 }  // namespace
@@ -60,6 +72,10 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
       kernel.dynamic_limit.store(static_cast<size_t>(value));
       return cudaSuccess;
     }
+    case cudaFuncAttributeNonPortableClusterSizeAllowed:
+      if (value != 0 && value != 1) return set_error(cudaErrorInvalidValue);
+      kernel_at(function).any_cluster_size.store(value == 1);
+      return cudaSuccess;
     case cudaFuncAttributePreferredSharedMemoryCarveout:
       return value < -1 || value > 100 ? set_error(cudaErrorInvalidValue) : cudaSuccess;
     default:
@@ -97,6 +113,29 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
                                                                    int threads, size_t dynamic,
                                                                    unsigned) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, dynamic);
+}
+
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* function,
+                                                 const cudaLaunchConfig_t* config) {
+  if (!size || !config) return set_error(cudaErrorInvalidValue);
+  unsigned limit =
+      kernel_at(function).any_cluster_size.load() ? kMaxClusterSize : kPortableClusterSize;
+  *size = static_cast<int>(std::min<uint64_t>(limit, blocks_side_by_side(function, *config)));
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
+                                           const cudaLaunchConfig_t* config) {
+  if (!clusters || !config) return set_error(cudaErrorInvalidValue);
+  Configuration wanted{config->gridDim, config->blockDim, config->dynamicSmemBytes};
+  read_attributes(*config, wanted);
+  uint64_t size = uint64_t{wanted.cluster.x} * wanted.cluster.y * wanted.cluster.z;
+  bool any = kernel_at(function).any_cluster_size.load();
+  if (size == 0 || size > (any ? kMaxClusterSize : kPortableClusterSize))
+    return set_error(cudaErrorInvalidClusterSize);
+  *clusters =
+      static_cast<int>(blocks_side_by_side(function, *config) / size * settings().threads.load());
+  return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* dynamic, const void* function,

@@ -3,10 +3,33 @@
 
 #include <cstdarg>
 #include <numeric>
+#include <optional>
 
 namespace cudacpu {
 
 namespace {
+
+std::string text_of(const dim3& d) {
+  return format("(%u,%u,%u)", d.x, d.y, d.z);
+}
+
+unsigned blocks_of(const dim3& cluster) {
+  return cluster.x * cluster.y * cluster.z;
+}
+
+// What is wrong with the cluster of this launch, or "".
+std::string wrong_with_cluster(const Configuration& config) {
+  const dim3 &grid = config.grid, &cluster = config.cluster;
+  if (!cluster.x || !cluster.y || !cluster.z)
+    return "the cluster " + text_of(cluster) + " has no blocks";
+  if (cluster.x > kMaxClusterSize || cluster.y > kMaxClusterSize || cluster.z > kMaxClusterSize ||
+      blocks_of(cluster) > kMaxClusterSize)
+    return format("the cluster %s has more than %u blocks", text_of(cluster).c_str(),
+                  kMaxClusterSize);
+  if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
+    return "the grid " + text_of(grid) + " is not a multiple of the cluster " + text_of(cluster);
+  return "";
+}
 
 cudaError_t check(const Configuration& config) {
   const dim3 &grid = config.grid, &block = config.block;
@@ -19,14 +42,14 @@ cudaError_t check(const Configuration& config) {
   return config.shared_bytes > kSharedOptIn ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-// An order of the blocks that needs no table: position * stride + shift modulo their number, with a
-// stride that has no divisor in common with it.
+// An order of the clusters that needs no table: position * stride + shift modulo their number, with
+// a stride that has no divisor in common with it.
 void choose_random_order(Launch& launch) {
   uint64_t mixed = (uint64_t{launch.schedule.seed} + 1) * 0x9e3779b97f4a7c15ull;
-  launch.shift = mixed % launch.blocks;
-  launch.stride = (mixed >> 7) % launch.blocks;
-  while (std::gcd(launch.stride, launch.blocks) != 1)
-    launch.stride = (launch.stride + 1) % launch.blocks;
+  launch.shift = mixed % launch.clusters;
+  launch.stride = (mixed >> 7) % launch.clusters;
+  while (std::gcd(launch.stride, launch.clusters) != 1)
+    launch.stride = (launch.stride + 1) % launch.clusters;
 }
 
 }  // namespace
@@ -45,20 +68,28 @@ void Launch::add(const std::string& detail) {
   error += detail;
 }
 
-void Launch::refuse(cudaError_t code) {
+void Launch::refuse(cudaError_t code, std::string reason) {
   std::lock_guard lock(mutex);
   if (stopping()) return;
   refusal = code;
+  refusal_reason = std::move(reason);
   stop.store(Stop::kRefused);
 }
 
-uint64_t Launch::block_at(uint64_t position) const {
+void Launch::restart(dim3 cluster) {
+  std::lock_guard lock(mutex);
+  if (stopping()) return;
+  kernel_cluster = cluster;
+  stop.store(Stop::kRestart);
+}
+
+uint64_t Launch::cluster_at(uint64_t position) const {
   switch (schedule.blocks) {
     case Order::kReverse:
-      return blocks - 1 - position;
+      return clusters - 1 - position;
     case Order::kRandom:
       return static_cast<uint64_t>((static_cast<unsigned __int128>(position) * stride + shift) %
-                                   blocks);
+                                   clusters);
     default:
       return position;
   }
@@ -70,12 +101,19 @@ std::string Launch::describe() const {
                 site.line);
 }
 
-void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(void*),
-              void* call) {
-  if (current) trap({site.file, site.line}, "a kernel was launched from device code");
+namespace {
+
+// Runs it. Returns the cluster that its kernel asks for, if it has to be run again with that one.
+std::optional<dim3> run_once(const LaunchSite& site, const Configuration& config,
+                             void (*loop)(void*), void* call) {
   if (cudaError_t problem = check(config); problem != cudaSuccess) {
     set_error(problem);
-    return;
+    return std::nullopt;
+  }
+  if (std::string wrong = wrong_with_cluster(config); !wrong.empty()) {
+    set_error(cudaErrorInvalidClusterSize,
+              format("%s, at %s:%d", wrong.c_str(), site.file, site.line));
+    return std::nullopt;
   }
   Launch launch;
   launch.site = site;
@@ -84,6 +122,8 @@ void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(
   launch.call = call;
   launch.schedule = settings().schedule.load();
   launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+  launch.cluster_size = blocks_of(config.cluster);
+  launch.clusters = launch.blocks / launch.cluster_size;
   launch.threads = config.block.x * config.block.y * config.block.z;
   if (launch.schedule.blocks == Order::kRandom) choose_random_order(launch);
   install_fault_handlers();
@@ -92,32 +132,73 @@ void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(
     run_on_workers(launch);
   }
   if (!launch.printed.empty()) write_printed(launch);
-  if (!launch.stopping()) return;
-  if (launch.stop == Stop::kRefused) {
-    set_error(launch.refusal);
-    return;
+  switch (launch.stop.load()) {
+    case Stop::kNo:
+      return std::nullopt;
+    case Stop::kRestart:
+      return launch.kernel_cluster;
+    case Stop::kRefused:
+      set_error(launch.refusal, launch.refusal_reason);
+      return std::nullopt;
+    default:
+      throw KernelError("CUDA on CPU: " + launch.error + launch.describe());
   }
-  throw KernelError("CUDA on CPU: " + launch.error + launch.describe());
 }
 
-void enter_kernel(const void* address, const char* signature, unsigned max_threads) {
+}  // namespace
+
+void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(void*),
+              void* call) {
+  if (current) trap({site.file, site.line}, "a kernel was launched from device code");
+  std::optional<dim3> cluster = run_once(site, config, loop, call);
+  if (!cluster) return;
+  Configuration with_cluster = config;
+  with_cluster.cluster = *cluster;
+  run_once(site, with_cluster, loop, call);
+}
+
+void enter_kernel(const void* address, const char* signature, unsigned max_threads, dim3 cluster) {
   entry_pending = false;
   Launch& launch = *worker->launch();
   launch.signature.store(signature);
+  const unsigned size = launch.cluster_size;
+  if (blocks_of(cluster) > 1) {
+    const dim3& now = launch.config.cluster;
+    if (size == 1) {
+      launch.restart(cluster);
+      worker->abandon();
+    }
+    if (cluster.x != now.x || cluster.y != now.y || cluster.z != now.z) {
+      launch.refuse(cudaErrorInvalidClusterSize, "launched with clusters of " + text_of(now) +
+                                                     ", but the kernel has "
+                                                     "__cluster_dims__" +
+                                                     text_of(cluster));
+      worker->abandon();
+    }
+  }
   cudaError_t problem = cudaSuccess;
+  std::string reason;
   if (max_threads && launch.threads > max_threads) problem = cudaErrorLaunchOutOfResources;
   if (address) {
     Kernel& kernel = kernel_at(address);
     launch.kernel.store(&kernel);
     if (max_threads) kernel.max_threads.store(max_threads);
     if (launch.config.shared_bytes > kernel.max_dynamic()) problem = cudaErrorInvalidValue;
+    if (size > kPortableClusterSize && !kernel.any_cluster_size.load()) {
+      problem = cudaErrorInvalidClusterSize;
+      reason = format(
+          "%u blocks in a cluster are more than %u, which not every GPU can run: "
+          "cudaFuncSetAttribute with cudaFuncAttributeNonPortableClusterSizeAllowed "
+          "allows up to %u",
+          size, kPortableClusterSize, kMaxClusterSize);
+    }
   }
   if (problem == cudaSuccess) return;
-  launch.refuse(problem);
+  launch.refuse(problem, std::move(reason));
   worker->abandon();
 }
 
-cudaError_t read_attributes(const cudaLaunchConfig_t& from, Configuration& config) {
+void read_attributes(const cudaLaunchConfig_t& from, Configuration& config) {
   for (unsigned i = 0; i < from.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = from.attrs[i];
     switch (attribute.id) {
@@ -126,14 +207,13 @@ cudaError_t read_attributes(const cudaLaunchConfig_t& from, Configuration& confi
         break;
       case cudaLaunchAttributeClusterDimension: {
         const auto& cluster = attribute.val.clusterDim;
-        if (cluster.x * cluster.y * cluster.z > 1) return set_error(cudaErrorNotSupported);
+        config.cluster = {cluster.x, cluster.y, cluster.z};
         break;
       }
       default:
         break;  // orders or tunes the launch, which is run at once
     }
   }
-  return cudaSuccess;
 }
 
 void trap(Site site, const char* pattern, ...) {

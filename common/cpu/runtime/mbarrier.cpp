@@ -29,13 +29,17 @@ void check_place(const uint64_t* barrier, const char* what, Site site) {
          static_cast<const void*>(barrier));
 }
 
-Word& word_at(uint64_t* barrier, const char* what, Site site) {
-  check_place(barrier, what, site);
+Word& valid_word(uint64_t* barrier, const char* what, Site site) {
   auto& word = *reinterpret_cast<Word*>(barrier);
   if (word.mark != kValid)
     trap(site, "%s: the mbarrier at %p was not initialised, or its memory was overwritten", what,
          static_cast<const void*>(barrier));
   return word;
+}
+
+Word& word_at(uint64_t* barrier, const char* what, Site site) {
+  check_place(barrier, what, site);
+  return valid_word(barrier, what, site);
 }
 
 bool somebody_waits(const uint64_t* barrier) {
@@ -67,10 +71,10 @@ void arrive_once(const uint64_t* barrier, Word& word, const char* what, Site sit
   end_phase_if_complete(barrier, word);
 }
 
-// Somebody wants to know whether the barrier is complete: copies that others have tied to it must
-// take place now.
-void finish_copies(uint64_t* barrier, Word& word, Site site) {
-  auto& arrivals = block_of(*current).arrivals_after_copies;
+// Somebody wants to know whether this barrier of the block is complete: copies that others have
+// tied to it must take place now.
+void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site site) {
+  auto& arrivals = block.arrivals_after_copies;
   for (size_t i = 0; i < arrivals.size();) {
     ArrivalAfterCopies arrival = arrivals[i];
     if (arrival.barrier != barrier) {
@@ -81,18 +85,27 @@ void finish_copies(uint64_t* barrier, Word& word, Site site) {
     perform_copies(*arrival.thread, arrival.copies);
     arrive_once(barrier, word, "cp.async.mbarrier.arrive", site);
   }
-  auto& copies = block_of(*current).bulk_copies;
-  for (size_t i = 0; i < copies.size();) {
-    BulkCopy copy = copies[i];
-    if (copy.barrier != barrier) {
+  auto& transfers = block.transfers;
+  for (size_t i = 0; i < transfers.size();) {
+    if (transfers[i].barrier != barrier) {
       ++i;
       continue;
     }
-    copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(i));
-    memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    word.bytes -= copy.bytes;
+    Transfer transfer = std::move(transfers[i]);
+    transfers.erase(transfers.begin() + static_cast<std::ptrdiff_t>(i));
+    transfer.perform();
+    word.bytes -= transfer.bytes;
     end_phase_if_complete(barrier, word);
   }
+}
+
+void arrive(uint64_t* barrier, Word& word, int bytes, const char* what, Site site) {
+  int64_t due = word.bytes + bytes;
+  if (bytes < 0 || due > kMaxArrivals)
+    trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
+         static_cast<int>(word.bytes), kMaxArrivals);
+  word.bytes = due;
+  arrive_once(barrier, word, what, site);
 }
 
 int check_parity(int parity, const char* what, Site site) {
@@ -138,13 +151,14 @@ void mbarrier_invalidate(uint64_t* barrier, Site site) {
 
 void mbarrier_arrive(uint64_t* barrier, int bytes, Site site) {
   const char* what = "mbarrier.arrive";
-  Word& word = word_at(barrier, what, site);
-  int64_t due = word.bytes + bytes;
-  if (bytes < 0 || due > kMaxArrivals)
-    trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
-         static_cast<int>(word.bytes), kMaxArrivals);
-  word.bytes = due;
-  arrive_once(barrier, word, what, site);
+  arrive(barrier, word_at(barrier, what, site), bytes, what, site);
+}
+
+void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site) {
+  const char* what = "mbarrier.arrive.shared::cluster";
+  auto* there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
+  running_block_around(there, what, site);
+  arrive(there, valid_word(there, what, site), bytes, what, site);
 }
 
 void arrive_after_copies(uint64_t* barrier, Site site) {
@@ -155,29 +169,60 @@ void arrive_after_copies(uint64_t* barrier, Site site) {
   block.has_async_copies = true;
   block.arrivals_after_copies.push_back(
       {barrier, &copies, copies.performed + copies.pending.size()});
-  if (somebody_waits(barrier)) finish_copies(barrier, word, site);
+  if (somebody_waits(barrier)) finish_copies(block, barrier, word, site);
 }
 
-void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
-  const char* what = "cp.async.bulk";
-  Word& word = word_at(barrier, what, site);
-  if (!__isShared(to))
-    trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
+void check_bulk_copy(const void* to, const void* from, int bytes, const char* what, Site site) {
   if (bytes <= 0 || bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 ||
       reinterpret_cast<uintptr_t>(from) % 16)
     trap(site,
          "%s: misaligned: %d bytes, the destination %p and the source %p must be multiples of 16",
          what, bytes, to, from);
-  ResidentBlock& block = block_of(*current);
+}
+
+void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
+  const char* what = "cp.async.bulk";
+  check_place(barrier, what, site);
+  if (!__isShared(to))
+    trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
+  check_bulk_copy(to, from, bytes, what, site);
+  auto copy = [=] { memcpy(to, from, static_cast<size_t>(bytes)); };
+  queue_transfer({barrier, bytes, copy}, block_of(*current), what, site);
+}
+
+void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
+                        Site site) {
+  const char* what = "cp.async.bulk.shared::cluster";
+  if (!__isShared(from))
+    trap(site, "%s: the source %p is not in the block's shared memory", what, from);
+  check_bulk_copy(to, from, bytes, what, site);
+  void* there = map_to_rank(to, rank, what, site);
+  auto* barrier_there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
+  auto copy = [=] { memcpy(there, from, static_cast<size_t>(bytes)); };
+  queue_transfer({barrier_there, bytes, copy}, running_block_around(there, what, site), what, site);
+}
+
+void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site) {
+  const char* what = "st.async";
+  check_cluster_access(to, sizeof value, what, site);
+  auto store = [=] { *to = value; };
+  queue_transfer({barrier, sizeof value, store}, running_block_around(barrier, what, site), what,
+                 site);
+}
+
+void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site) {
+  uint64_t* barrier = transfer.barrier;
+  Word& word = valid_word(barrier, what, site);
   block.has_async_copies = true;
-  block.bulk_copies.push_back({barrier, to, from, bytes});
-  if (worker->completes_at_once() || somebody_waits(barrier)) finish_copies(barrier, word, site);
+  block.transfers.push_back(std::move(transfer));
+  if (worker->completes_at_once() || somebody_waits(barrier))
+    finish_copies(block, barrier, word, site);
 }
 
 bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
   const char* what = "mbarrier.test_wait";
   Word& word = word_at(barrier, what, site);
-  finish_copies(barrier, word, site);
+  finish_copies(block_of(*current), barrier, word, site);
   bool complete = static_cast<int>(word.parity) != check_parity(parity, what, site);
   if (!complete) poll(what, site);
   return complete;
@@ -186,7 +231,7 @@ bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
 void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
   const char* what = "mbarrier.try_wait";
   Word& word = word_at(barrier, what, site);
-  finish_copies(barrier, word, site);
+  finish_copies(block_of(*current), barrier, word, site);
   if (static_cast<int>(word.parity) != check_parity(parity, what, site)) return;
   MbarrierWait wait{{what, site}, barrier};
   cudacpu_suspend(&wait_at_mbarrier, &wait);

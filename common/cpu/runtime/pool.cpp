@@ -91,7 +91,7 @@ Worker& this_worker() {
 
 void run_on_workers(Launch& launch) {
   unsigned wanted =
-      static_cast<unsigned>(std::min<uint64_t>(settings().threads.load(), launch.blocks));
+      static_cast<unsigned>(std::min<uint64_t>(settings().threads.load(), launch.clusters));
   // Fibers do not move between OS threads: blocks that wait for each other share one.
   if (launch.config.cooperative) wanted = 1;
   std::unique_lock use(pool->in_use, std::defer_lock);

@@ -2,14 +2,16 @@
 //
 // A launch (launch.cpp) is run by workers, one for each OS thread (pool.cpp). A worker takes blocks
 // and runs their threads as fibers (scheduler.cpp, fiber.cpp). A thread that must wait parks in a
-// barrier (barrier.cpp) or a warp collective (collective.cpp) and the worker switches to the next.
-// Whatever goes wrong ends as Launch::fail, and run_grid throws it on the thread that launched.
+// barrier (barrier.cpp, cluster.cpp) or a warp collective (collective.cpp) and the worker switches
+// to the next. Whatever goes wrong ends as Launch::fail, and run_grid throws it on the thread that
+// launched.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -21,6 +23,8 @@ namespace cudacpu {
 // Limits of the GPU that is modelled, an H200 (compute capability 9.0).
 constexpr unsigned kMaxThreadsPerBlock = 1024;
 constexpr unsigned kWarpSize = 32;
+constexpr unsigned kPortableClusterSize = 8;
+constexpr unsigned kMaxClusterSize = 16;
 constexpr size_t kSharedDefault = 48 * 1024;
 constexpr size_t kSharedOptIn = 227 * 1024;
 constexpr size_t kSharedPerMultiprocessor = 228 * 1024;
@@ -152,12 +156,11 @@ struct ArrivalAfterCopies {
   uint64_t copies;
 };
 
-// A copy of the copy engine, which an mbarrier waits for.
-struct BulkCopy {
+// Something that the copy engine brings to a block, and that an mbarrier there waits for.
+struct Transfer {
   uint64_t* barrier;
-  void* to;
-  const void* from;
   int bytes;
+  std::function<void()> perform;
 };
 
 // A barrier of some warps of a block.
@@ -174,11 +177,30 @@ struct MbarrierWaiters {
   ThreadList threads;
 };
 
+// Whether the shared memory of a block may be used; only in a launch with clusters can it be
+// closed.
+enum class ArenaState : uint8_t { kOpen, kNotBegun, kReturned };
+
+struct ResidentBlock;
+
+// Blocks that are resident together, and their barrier.
+struct Cluster {
+  std::vector<ResidentBlock*> blocks;  // by rank
+  unsigned left = 0;                   // blocks that have not returned
+  ThreadList waiting;
+  uint64_t alive = 0;    // threads that have not returned
+  uint64_t arrived = 0;  // of them, at this phase of the barrier
+  uint32_t phase = 0;
+};
+
 struct ResidentBlock : Block {
   uint3 index;
-  uint64_t position;  // in the order of the schedule
-  unsigned started;   // threads that have begun
-  unsigned alive;     // threads that have not returned, begun or not
+  uint64_t position;           // in the order of the schedule
+  unsigned rank;               // in its cluster
+  Cluster* cluster = nullptr;  // null while it has none and needs none
+  ArenaState arena_state = ArenaState::kOpen;
+  unsigned started;  // threads that have begun
+  unsigned alive;    // threads that have not returned, begun or not
   Barrier barrier;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
@@ -186,7 +208,7 @@ struct ResidentBlock : Block {
   std::string printed;
   std::vector<AsyncCopies> async_copies;  // by thread; empty until one is used
   std::vector<ArrivalAfterCopies> arrivals_after_copies;
-  std::vector<BulkCopy> bulk_copies;
+  std::vector<Transfer> transfers;
   bool has_async_copies = false;
   NamedBarrier named_barriers[16];
   bool has_named_barriers = false;
@@ -239,6 +261,7 @@ struct Kernel {
   std::atomic<size_t> dynamic_limit{0};  // set by cudaFuncSetAttribute; 0 until then
   std::atomic<size_t> static_shared{0};  // bytes of __shared__ variables, as far as met
   std::atomic<unsigned> max_threads{kMaxThreadsPerBlock};
+  std::atomic<bool> any_cluster_size{false};  // also one that is not portable
 
   size_t max_dynamic() const {
     size_t limit = dynamic_limit.load();
@@ -249,7 +272,14 @@ Kernel& kernel_at(const void* address);
 
 // ------------------------------------------------------------------ launch.cpp
 
-enum class Stop : uint8_t { kNo, kRefused, kFailed, kTimeLimit, kInterrupted };
+enum class Stop : uint8_t {
+  kNo,
+  kRefused,
+  kRestart,  // with the cluster that the kernel asks for; nothing of it has run
+  kFailed,
+  kTimeLimit,
+  kInterrupted
+};
 
 struct Launch {
   LaunchSite site;
@@ -258,8 +288,10 @@ struct Launch {
   void* call;
   Schedule schedule;
   uint64_t blocks = 0;
+  unsigned cluster_size = 1;  // in blocks
+  uint64_t clusters = 0;
   unsigned threads = 0;  // of a block
-  uint64_t stride = 1;   // the random order of blocks: position * stride + shift, modulo blocks
+  uint64_t stride = 1;   // the random order of clusters: position * stride + shift, modulo clusters
   uint64_t shift = 0;
   std::atomic<uint64_t> next_position{0};
   std::atomic<Kernel*> kernel{nullptr};
@@ -270,6 +302,8 @@ struct Launch {
   std::string error;
   bool has_detail = false;
   cudaError_t refusal = cudaSuccess;
+  std::string refusal_reason;
+  dim3 kernel_cluster;
   std::vector<std::pair<uint64_t, std::string>> printed;
 
   bool stopping() const { return stop.load(std::memory_order_relaxed) != Stop::kNo; }
@@ -278,8 +312,10 @@ struct Launch {
   // Adds to the reason of a launch that ran out of time or was interrupted, once.
   void add(const std::string& detail);
   // Ends it as a GPU does that cannot run it: an error code and no effect.
-  void refuse(cudaError_t code);
-  uint64_t block_at(uint64_t position) const;
+  void refuse(cudaError_t code, std::string reason = "");
+  // Ends it before anything has run, because the kernel asks for this cluster.
+  void restart(dim3 cluster);
+  uint64_t cluster_at(uint64_t position) const;
   std::string describe() const;  // a line: its kernel and where it was launched
 };
 
@@ -312,6 +348,9 @@ class Worker {
   void* arrive_at_grid_barrier(const Wait& wait, void* stack_pointer);
   void make_ready(ThreadList& threads);  // in the order of the list, or shuffled
   void make_ready_first(Thread& thread) { ready_.push_front(&thread); }
+  void form_cluster(std::vector<ResidentBlock*> blocks);  // by rank; none of them is in one
+  // The block of a cluster whose closed shared memory has this address, or null.
+  const ResidentBlock* closed_arena_at(const void* address) const;
   void progress() { polls_ = 0; }
   std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
@@ -348,12 +387,16 @@ class Worker {
   }
   void* next();
   void make_current(Thread* thread);
-  bool take_block();
+  bool take_blocks();
+  ResidentBlock& free_block();
   void release_grid_barrier();
-  void prepare_block(ResidentBlock& block, uint64_t position);
+  void prepare_block(ResidentBlock& block, uint64_t cluster, unsigned rank);
   void shape_block(ResidentBlock& block);
   void finish_current();
   void retire(ResidentBlock& block);
+  void dissolve(Cluster& cluster);
+  void open_arena(ResidentBlock& block);
+  void poison(ResidentBlock& block);
   bool answer_active_masks();
   void forget_shared_variables();
   void report_fault();
@@ -375,6 +418,7 @@ class Worker {
   GridBarrier grid_;                  // in a cooperative launch
   std::vector<std::unique_ptr<ResidentBlock>> blocks_;
   std::vector<ResidentBlock*> free_blocks_;
+  std::vector<std::unique_ptr<Cluster>> clusters_;
   std::vector<Thread*> active_mask_waiters_;
   std::unique_ptr<uint32_t[]> offsets_;     // in an arena, of each __shared__ variable, by number
   std::vector<SharedVariable*> variables_;  // those met in this launch
@@ -388,6 +432,16 @@ extern CUDACPU_THREAD_LOCAL Worker* worker;
 void release_barrier(ResidentBlock& block);
 void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
 
+// ------------------------------------------------------------------ cluster.cpp
+
+void leave_cluster_barrier(Thread& thread);  // the thread returns
+std::string describe_cluster_barrier(const Thread& thread);
+// The block of the running thread's cluster with this address in its shared memory, or null.
+ResidentBlock* block_around(const void* pointer);
+// The same; traps unless there is one, and it runs.
+ResidentBlock& running_block_around(const void* pointer, const char* what, Site site);
+std::string explain_closed_arena(const ResidentBlock& block);
+
 // ------------------------------------------------------------------ async_copy.cpp
 
 void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
@@ -397,6 +451,9 @@ void perform_copies(AsyncCopies& copies, uint64_t until);
 
 // ------------------------------------------------------------------ named_barrier.cpp,
 // mbarrier.cpp
+
+// Begins a transfer to a block of the running thread's cluster; `barrier` is in the same block.
+void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site);
 
 void forget_named_barriers(ResidentBlock& block);
 // What a thread that waits in such a barrier waits for, for messages; or "".
@@ -447,9 +504,15 @@ double seconds();
 constexpr size_t kMaxSharedVariables = 16384;
 char* map_arena();
 void unmap_arena(char* arena);
+bool is_in_arena(const Block& block, const void* pointer);
+// Opens or closes the shared memory of a block of a cluster.
+void set_arena_state(ResidentBlock& block, ArenaState state);
 
 // ------------------------------------------------------------------ errors.cpp
 
+// `reason`: what cudaGetErrorString adds to NVIDIA's words, as long as this is the thread's last
+// error.
+cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
 
 // ------------------------------------------------------------------ print.cpp

@@ -132,8 +132,10 @@ bool Worker::start_next() {
   if (launch_->stopping() || ready_.size != pollers_) return false;
   // A further block is begun when none is left. Blocks that wait for each other get company in
   // poll().
-  if (first_unstarted_ == live_.size() && (!live_.empty() || !take_block())) return false;
+  if (first_unstarted_ == live_.size() && (!live_.empty() || !take_blocks())) return false;
   ResidentBlock& block = *live_[first_unstarted_];
+  if (block.arena_state == ArenaState::kNotBegun) [[unlikely]]
+    open_arena(block);
   unsigned rank = block.started++;
   if (launch_->schedule.threads == Order::kReverse) rank = launch_->threads - 1 - rank;
   if (launch_->schedule.threads == Order::kRandom) rank = block.order[rank];
@@ -155,6 +157,7 @@ void Worker::finish_current() {
   // Threads that have returned count as arrived, as they do on the hardware.
   if (warp.pending) complete_collectives(warp);
   if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block);
+  if (block.cluster) leave_cluster_barrier(thread);
   if (launch_->config.cooperative) {
     --grid_.alive;
     grid_.absent += &thread == block.threads.data();
@@ -195,9 +198,7 @@ void Worker::report_exception(const char* what) {
 
 // ------------------------------------------------------------------ blocks
 
-bool Worker::take_block() {
-  uint64_t position = launch_->next_position.fetch_add(1, std::memory_order_relaxed);
-  if (position >= launch_->blocks) return false;
+ResidentBlock& Worker::free_block() {
   if (free_blocks_.empty()) {
     blocks_.push_back(std::make_unique<ResidentBlock>());
     blocks_.back()->arena = map_arena();
@@ -205,18 +206,77 @@ bool Worker::take_block() {
   }
   ResidentBlock& block = *free_blocks_.back();
   free_blocks_.pop_back();
-  prepare_block(block, position);
-  live_.push_back(&block);
+  return block;
+}
+
+// The next block, or the next cluster of blocks.
+bool Worker::take_blocks() {
+  uint64_t position = launch_->next_position.fetch_add(1, std::memory_order_relaxed);
+  if (position >= launch_->clusters) return false;
+  uint64_t number = launch_->cluster_at(position);
+  unsigned size = launch_->cluster_size;
+  if (size == 1) {
+    ResidentBlock& block = free_block();
+    block.position = position;
+    prepare_block(block, number, 0);
+    poison(block);
+    live_.push_back(&block);
+    return true;
+  }
+  std::vector<ResidentBlock*> blocks;
+  for (unsigned rank = 0; rank < size; ++rank) {
+    ResidentBlock& block = free_block();
+    block.position = position * size + rank;
+    prepare_block(block, number, rank);
+    set_arena_state(block, ArenaState::kNotBegun);
+    blocks.push_back(&block);
+  }
+  form_cluster(blocks);
+  if (launch_->schedule.blocks == Order::kReverse) std::reverse(blocks.begin(), blocks.end());
+  if (launch_->schedule.blocks == Order::kRandom)
+    for (unsigned i = size; i > 1; --i) std::swap(blocks[i - 1], blocks[random() % i]);
+  live_.insert(live_.end(), blocks.begin(), blocks.end());
   return true;
 }
 
-void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
-  const dim3& grid = launch_->config.grid;
-  uint64_t number = launch_->block_at(position);
-  block.position = position;
-  block.index.x = static_cast<unsigned>(number % grid.x);
-  block.index.y = static_cast<unsigned>(number / grid.x % grid.y);
-  block.index.z = static_cast<unsigned>(number / (uint64_t{grid.x} * grid.y));
+void Worker::form_cluster(std::vector<ResidentBlock*> blocks) {
+  clusters_.push_back(std::make_unique<Cluster>());
+  Cluster& cluster = *clusters_.back();
+  cluster.left = static_cast<unsigned>(blocks.size());
+  for (ResidentBlock* block : blocks) {
+    block->cluster = &cluster;
+    cluster.alive += block->alive;
+    for (Thread& thread : block->threads) thread.cluster_arrival = ClusterArrival::kNone;
+  }
+  cluster.blocks = std::move(blocks);
+}
+
+void Worker::open_arena(ResidentBlock& block) {
+  set_arena_state(block, ArenaState::kOpen);
+  poison(block);
+}
+
+void Worker::poison(ResidentBlock& block) {
+  memset(block.arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
+}
+
+const ResidentBlock* Worker::closed_arena_at(const void* address) const {
+  for (const auto& block : blocks_)
+    if (block->arena_state != ArenaState::kOpen && is_in_arena(*block, address)) return block.get();
+  return nullptr;
+}
+
+// `number`: of the cluster; its blocks are neighbours in the grid.
+void Worker::prepare_block(ResidentBlock& block, uint64_t number, unsigned rank) {
+  const dim3 &grid = launch_->config.grid, &cluster = launch_->config.cluster;
+  const unsigned columns = grid.x / cluster.x, rows = grid.y / cluster.y;
+  block.index.x = static_cast<unsigned>(number % columns) * cluster.x + rank % cluster.x;
+  block.index.y =
+      static_cast<unsigned>(number / columns % rows) * cluster.y + rank / cluster.x % cluster.y;
+  block.index.z = static_cast<unsigned>(number / (uint64_t{columns} * rows)) * cluster.z +
+                  rank / (cluster.x * cluster.y);
+  block.rank = rank;
+  block.cluster = nullptr;
   block.started = 0;
   block.alive = launch_->threads;
   block.barrier = Barrier{};
@@ -234,7 +294,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
   if (launch_->schedule.random()) {
     // The same threads in the same order whichever worker runs the block.
     random_state_ = (uint64_t{launch_->schedule.seed} + 1) * 0x9e3779b97f4a7c15ull ^
-                    (number + 1) * 0xbf58476d1ce4e5b9ull;
+                    (number * launch_->cluster_size + rank + 1) * 0xbf58476d1ce4e5b9ull;
     random_state_ |= 1;
   }
   if (launch_->schedule.threads == Order::kRandom) {
@@ -243,7 +303,6 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t position) {
     for (unsigned i = launch_->threads; i > 1; --i)
       std::swap(block.order[i - 1], block.order[random() % i]);
   }
-  memset(block.arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
 }
 
 // Threads know their place; that only changes with the shape of the block.
@@ -267,7 +326,22 @@ void Worker::retire(ResidentBlock& block) {
   size_t place = std::find(live_.begin(), live_.end(), &block) - live_.begin();
   live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
   if (place < first_unstarted_) --first_unstarted_;
-  free_blocks_.push_back(&block);
+  if (!block.cluster) {
+    free_blocks_.push_back(&block);
+  } else if (--block.cluster->left > 0) {
+    set_arena_state(block, ArenaState::kReturned);
+  } else {
+    dissolve(*block.cluster);
+  }
+}
+
+// All of its blocks have returned, or the launch has failed.
+void Worker::dissolve(Cluster& cluster) {
+  for (ResidentBlock* block : cluster.blocks) {
+    set_arena_state(*block, ArenaState::kOpen);
+    free_blocks_.push_back(block);
+  }
+  std::erase_if(clusters_, [&](const auto& owned) { return owned.get() == &cluster; });
 }
 
 // ------------------------------------------------------------------ the launch
@@ -292,7 +366,7 @@ void Worker::run(Launch& launch) {
   grid_ = GridBarrier{};
   if (launch.config.cooperative) {
     grid_.alive = launch.blocks * launch.threads;
-    while (take_block()) {
+    while (take_blocks()) {
     }
   }
   main_loop();
@@ -301,8 +375,10 @@ void Worker::run(Launch& launch) {
   if (launch.stopping()) {
     for (ResidentBlock* block : live_) {
       if (!block->printed.empty()) collect_printed(launch, *block);
-      free_blocks_.push_back(block);
+      if (!block->cluster) free_blocks_.push_back(block);
     }
+    while (!clusters_.empty()) dissolve(*clusters_.back());
+    for (auto& block : blocks_) block->threads.clear();  // they were left in any state
     live_.clear();
     first_unstarted_ = 0;
     ready_ = ThreadList{};
@@ -322,7 +398,7 @@ void Worker::main_loop() {
     if (ready_.size || first_unstarted_ < live_.size()) {
       cudacpu_suspend(&leave_main, this);
     } else if (live_.empty()) {
-      if (!take_block()) return;
+      if (!take_blocks()) return;
     } else if (!answer_active_masks()) {
       report_deadlock();
     }
@@ -349,7 +425,8 @@ void Worker::poll(const Wait& wait) {
   // After two rounds in which everybody only polled, nobody here will act. Another block may; or
   // another worker; or nobody.
   if (++polls_ > 2 * (uint64_t{ready_.size} + 1) && first_unstarted_ == live_.size()) {
-    if ((live_.size() + 1) * launch_->threads <= kMaxLiveThreads && take_block()) {
+    if ((live_.size() + launch_->cluster_size) * launch_->threads <= kMaxLiveThreads &&
+        take_blocks()) {
       progress();
     } else if (polls_ % kPollsPerLook == 0) {
       if (endless_spin()) {

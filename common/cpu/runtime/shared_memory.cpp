@@ -34,6 +34,17 @@ void unmap_arena(char* arena) {
   if (arena) munmap(arena, kArenaBytes);
 }
 
+bool is_in_arena(const Block& block, const void* pointer) {
+  return static_cast<size_t>(static_cast<const char*>(pointer) - block.arena) < kArenaBytes;
+}
+
+void set_arena_state(ResidentBlock& block, ArenaState state) {
+  bool open = state == ArenaState::kOpen;
+  if (open != (block.arena_state == ArenaState::kOpen))
+    mprotect(block.arena, kArenaBytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+  block.arena_state = state;
+}
+
 uint32_t place_shared(SharedVariable& variable, Site site) {
   return worker->place(variable, site);
 }
@@ -64,7 +75,9 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
                                      "cudaFuncAttributeMaxDynamicSharedMemorySize raises the limit"
                                    : "");
   }
-  for (ResidentBlock* block : live_) memset(block->arena + shared_end_, 0xff, end - shared_end_);
+  for (ResidentBlock* block : live_)
+    if (block->arena_state == ArenaState::kOpen)  // or it is poisoned when it is opened
+      memset(block->arena + shared_end_, 0xff, end - shared_end_);
   shared_end_ = end;
   offsets_[number] = static_cast<uint32_t>(offset);
   variables_.push_back(&variable);

@@ -22,10 +22,9 @@ __device__ __forceinline__ void fence_for_copy_engine() {
 }
 
 // Starts a copy of `bytes` from global to shared memory. Both addresses and `bytes` are multiples
-// of
-// 16. When it is complete, as many bytes of those due at `barrier` have come. A trap before sm_90.
-// PTX: cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from], bytes,
-// [barrier];
+// of 16. When it is complete, as many bytes of those due at `barrier` have come. A trap before
+// sm_90. PTX: cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from],
+// bytes, [barrier];
 __device__ __forceinline__ void copy_bulk(void* shared_to, const void* global_from, int bytes,
                                           uint64_t* barrier PTX_HERE) {
 #ifdef CUDA_ON_CPU
@@ -35,6 +34,30 @@ __device__ __forceinline__ void copy_bulk(void* shared_to, const void* global_fr
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared_address(shared_to)),
       "l"(__cvta_generic_to_global(global_from)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+// Starts a copy of `bytes` from this block's shared memory to that of block `rank` of the cluster.
+// `shared_to` and `barrier` are given as addresses in this block; the copy writes, and is counted
+// by, what lies there in the other. Addresses and `bytes` are multiples of 16.
+// PTX: mapa.shared::cluster.u32 …;
+// cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], bytes,
+// [barrier];
+__device__ __forceinline__ void copy_bulk_to_rank(void* shared_to, uint32_t rank,
+                                                  const void* shared_from, int bytes,
+                                                  uint64_t* barrier PTX_HERE) {
+#ifdef CUDA_ON_CPU
+  cudacpu::queue_copy_to_rank(shared_to, rank, shared_from, bytes, barrier, PTX_SITE);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 to, barrier; mapa.shared::cluster.u32 to, %0, %1; "
+      "mapa.shared::cluster.u32 barrier, %4, %1; "
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%2], %3, "
+      "[barrier]; }" ::"r"(shared_address(shared_to)),
+      "r"(rank), "r"(shared_address(shared_from)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 #else
   __trap();

@@ -13,10 +13,12 @@
 #define CUDACPU_TEXT_AGAIN(...) #__VA_ARGS__
 
 // First line of every kernel. The first thread of a launch on each OS thread reports which kernel
-// it is in: the launch itself may not know, for template arguments can have been deduced.
-#define CUDACPU_ENTRY(address, max_threads)  \
-  if (::cudacpu::entry_pending) [[unlikely]] \
-    ::cudacpu::enter_kernel((const void*)address, __PRETTY_FUNCTION__, (max_threads));
+// it is in: the launch itself may not know, for template arguments can have been deduced. After the
+// address and the limit on threads come the extents of __cluster_dims__, where the kernel has them.
+#define CUDACPU_ENTRY(address, max_threads, ...)                                      \
+  if (::cudacpu::entry_pending) [[unlikely]]                                          \
+    ::cudacpu::enter_kernel((const void*)address, __PRETTY_FUNCTION__, (max_threads), \
+                            dim3{__VA_ARGS__});
 
 namespace cudacpu {
 
@@ -32,10 +34,11 @@ struct Configuration {
   size_t shared_bytes;
   bool cooperative =
       false;  // all blocks are resident at once, so that they may wait for each other
+  dim3 cluster = {1, 1, 1};  // blocks that are resident together and share their shared memory
 };
 
 extern CUDACPU_THREAD_LOCAL bool entry_pending;
-void enter_kernel(const void* address, const char* signature, unsigned max_threads);
+void enter_kernel(const void* address, const char* signature, unsigned max_threads, dim3 cluster);
 
 // Ends the thread that ran before and makes the next one current. False when this fiber should
 // return to the scheduler, because no thread is left to start or others should run first.
@@ -123,18 +126,19 @@ cudaError_t cudaLaunchCooperativeKernel(Site site, void (*kernel)(P...), dim3 gr
   return detail::launch_pointers(site, kernel, config, arguments, std::index_sequence_for<P...>{});
 }
 
-// Launch attributes that only order or tune the launch are met by running it at once. Of the
-// others, `cooperative` is put into `config`; one that the backend does not have is an error.
-cudaError_t read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
+// Launch attributes that only order or tune the launch are met by running it at once. The others,
+// `cooperative` and the extents of a cluster, are put into `config`.
+void read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(Site site, const cudaLaunchConfig_t* from, void (*kernel)(P...),
                                A&&... arguments) {
   Configuration config{from->gridDim, from->blockDim, from->dynamicSmemBytes};
-  cudaError_t status = read_attributes(*from, config);
-  if (status == cudaSuccess && config.cooperative)
-    status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
-  if (status != cudaSuccess) return status;
+  read_attributes(*from, config);
+  if (config.cooperative) {
+    cudaError_t status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
+    if (status != cudaSuccess) return status;
+  }
   auto call = [&](auto&... a) { kernel(a...); };
   Launcher<decltype(call)>({nullptr, site.file, site.line}, call,
                            config)(static_cast<std::remove_cv_t<P>>(std::forward<A>(arguments))...);

@@ -32,6 +32,15 @@ void arrive_after_copies(uint64_t* barrier, Site site);
 bool mbarrier_test(uint64_t* barrier, int parity, Site site);
 void mbarrier_wait(uint64_t* barrier, int parity, Site site);
 
+// An arrival at the mbarrier of block `rank` of the cluster that corresponds to this one.
+void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site);
+// Queues a store of a word, and 4 bytes for an mbarrier, both in the same block of the cluster.
+void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site);
+
+// Queues a copy of the running block's shared memory to the same cluster's block `rank`.
+void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
+                        Site site);
+
 // Queues a copy by the copy engine.
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site);
 
