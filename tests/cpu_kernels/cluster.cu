@@ -148,10 +148,13 @@ __global__ void shift_kernel(const int* x, int* y, int how) {
   if (t == 0) {
     ptx::mbarrier_init(&barrier, 1);
     ptx::fence_mbarrier_init();
-    ptx::mbarrier_arrive_expect_bytes(&barrier, how == 4 || how == 5 ? 4 * kThreads : 0);
   }
   ptx::fence_for_copy_engine();  // `mine` is written by this thread and read by a bulk copy
   cluster.sync();                // all blocks have begun, and written
+  // The bytes may come before they are announced: the arrival is what the phase still needs.
+  if (t == 0)
+    ptx::mbarrier_arrive_expect_bytes_at_rank(&barrier, next,
+                                              how == 4 || how == 5 ? 4 * kThreads : 0);
   unsigned result = 0;
   if (how == 0) result = cluster.map_shared_rank(mine, static_cast<int>(next))[t];
   if (how == 1) result = *ptx::map_to_rank(&mine[t], next);
@@ -192,7 +195,8 @@ __global__ void hand_out_kernel(const int* x, int* y, int rows) {
     }
     ptx::fence_mbarrier_init();
   }
-  ptx::cluster_sync();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
   const int cluster = static_cast<int>(ptx::cluster_index().x);
   for (int row = 0; row < rows; ++row) {
     const int b = row % 2, parity = row / 2 % 2;

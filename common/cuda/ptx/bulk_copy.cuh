@@ -43,9 +43,8 @@ __device__ __forceinline__ void copy_bulk(void* shared_to, const void* global_fr
 // Starts a copy of `bytes` from this block's shared memory to that of block `rank` of the cluster.
 // `shared_to` and `barrier` are given as addresses in this block; the copy writes, and is counted
 // by, what lies there in the other. Addresses and `bytes` are multiples of 16.
-// PTX: mapa.shared::cluster.u32 …;
-// cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], bytes,
-// [barrier];
+// PTX: cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], bytes,
+// [barrier]; where mapa.shared::cluster has made `to` and `barrier`
 __device__ __forceinline__ void copy_bulk_to_rank(void* shared_to, uint32_t rank,
                                                   const void* shared_from, int bytes,
                                                   uint64_t* barrier PTX_HERE) {

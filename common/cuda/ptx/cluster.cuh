@@ -121,7 +121,7 @@ __device__ __forceinline__ void cluster_wait(PTX_ONLY_HERE) {
 }
 
 // Both: a __syncthreads() for the cluster.
-// PTX: barrier.cluster.arrive.release;   barrier.cluster.wait.acquire;
+// PTX: barrier.cluster.arrive.release; and barrier.cluster.wait.acquire;
 __device__ __forceinline__ void cluster_sync(PTX_ONLY_HERE) {
   cluster_arrive(PTX_PASS_HERE);
   cluster_wait(PTX_PASS_HERE);
@@ -163,7 +163,7 @@ __device__ __forceinline__ uint32_t rank_of(const void* shared PTX_HERE) {
 // ---------------------------------------------------------------- loads, stores, arrivals
 
 // The 32-bit word in block `rank` at the place of `shared` in this one.
-// PTX: mapa.shared::cluster.u32 address, shared, rank;   ld.shared::cluster.u32 result, [address];
+// PTX: ld.shared::cluster.u32 result, [address]; where mapa.shared::cluster has made the address
 __device__ __forceinline__ uint32_t load_from_rank(const uint32_t* shared, uint32_t rank PTX_HERE) {
 #ifdef CUDA_ON_CPU
   const char* what = "ld.shared::cluster";
@@ -186,7 +186,7 @@ __device__ __forceinline__ uint32_t load_from_rank(const uint32_t* shared, uint3
 }
 
 // Stores a 32-bit word there.
-// PTX: mapa.shared::cluster.u32 address, shared, rank;   st.shared::cluster.u32 [address], value;
+// PTX: st.shared::cluster.u32 [address], value; where mapa.shared::cluster has made the address
 __device__ __forceinline__ void store_to_rank(uint32_t* shared, uint32_t rank,
                                               uint32_t value PTX_HERE) {
 #ifdef CUDA_ON_CPU
@@ -207,8 +207,8 @@ __device__ __forceinline__ void store_to_rank(uint32_t* shared, uint32_t rank,
 
 // The same while the thread goes on: when the word is there, 4 of the bytes due at the mbarrier
 // `barrier` of block `rank` have come. Both addresses are given as those of this block.
-// PTX: mapa.shared::cluster.u32 …;   st.async.shared::cluster.mbarrier::complete_tx::bytes.u32
-// [address], value, [barrier there];
+// PTX: st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [address], value, [barrier]; where
+// mapa.shared::cluster has made both addresses
 __device__ __forceinline__ void store_async_to_rank(uint32_t* shared, uint32_t rank, uint32_t value,
                                                     uint64_t* barrier PTX_HERE) {
 #ifdef CUDA_ON_CPU
@@ -231,8 +231,8 @@ __device__ __forceinline__ void store_async_to_rank(uint32_t* shared, uint32_t r
 
 // One arrival at the mbarrier in block `rank` at the place of `barrier` in this one. What this
 // thread wrote before is visible to those who waited by mbarrier_wait_cluster.
-// PTX: mapa.shared::cluster.u32 address, barrier, rank;
-// mbarrier.arrive.release.cluster.shared::cluster.b64 _, [address];
+// PTX: mbarrier.arrive.release.cluster.shared::cluster.b64 _, [barrier]; where mapa.shared::cluster
+// has made the address
 __device__ __forceinline__ void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank PTX_HERE) {
 #ifdef CUDA_ON_CPU
   cudacpu::mbarrier_arrive_at_rank(barrier, rank, 0, PTX_SITE);
@@ -249,8 +249,8 @@ __device__ __forceinline__ void mbarrier_arrive_at_rank(uint64_t* barrier, uint3
 }
 
 // The same, and `bytes` more are due there in this phase.
-// PTX: mapa.shared::cluster.u32 address, barrier, rank;
-// mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [address], bytes;
+// PTX: mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [barrier], bytes; where
+// mapa.shared::cluster has made the address
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes_at_rank(uint64_t* barrier,
                                                                      uint32_t rank,
                                                                      int bytes PTX_HERE) {
