@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from common.cpu.backend import Runtime
+from common.cpu.backend import Runtime, Variant
 from common.toolchain import Platform
 
 
@@ -50,13 +52,14 @@ MORE_SCHEDULES = (
 class Backend:
     """A device, and what checking and timing need of it.
 
-    name: "cuda" or "cpu". device: where tensors live.
+    name: "cuda" or "cpu". device: where tensors live. variant: how the CPU backend was built.
     """
 
-    def __init__(self, name: str, runtime: Runtime | None = None):
+    def __init__(self, name: str, runtime: Runtime | None = None, variant: Variant = "plain"):
         self.name = name
         self.device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
         self._runtime = runtime
+        self._variant = variant
         self._schedules = (Schedule("hardware"),) if runtime is None else SCHEDULES
 
     def schedules(self) -> tuple[Schedule, ...]:
@@ -70,6 +73,20 @@ class Backend:
                 schedule.order, schedule.seed, schedule.blocks, schedule.completion
             )
 
+    def namer(self) -> Callable[[Tensor, str], None] | None:
+        """Gives a tensor's memory its name in messages, until this is called anew. None where no
+        message names memory."""
+        if self._runtime is None or self._variant == "plain":
+            return None
+        runtime = self._runtime
+        runtime.forget_names()
+
+        def name(tensor: Tensor, text: str) -> None:
+            size = tensor.numel() * tensor.element_size()
+            runtime.name_memory(tensor.data_ptr(), size, tensor.element_size(), text)
+
+        return name
+
     def synchronize(self) -> None:
         """Waits for the device; errors of earlier launches surface here."""
         if self.name == "cuda":
@@ -82,4 +99,4 @@ def make(platform: Platform, runtime_library: Path | None = None) -> Backend:
         return Backend("cuda")
     if runtime_library is None:
         raise ValueError("runtime_library: the CPU backend needs the path of its runtime library")
-    return Backend("cpu", Runtime(runtime_library))
+    return Backend("cpu", Runtime(runtime_library), platform.variant)

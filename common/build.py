@@ -213,7 +213,7 @@ def _load_cpu(todo: Build) -> Path:
             *_cpu_flags(todo.platform),
             f"-I{ROOT}",
         ],
-        extra_ldflags=cpu.ldflags(runtime),
+        extra_ldflags=cpu.ldflags(runtime, todo.platform.variant),
     )
 
 
@@ -453,7 +453,7 @@ class Builder:
         runtime = build_runtime(self._todo.platform)
         return {
             "extra_cflags": [*_cpu_flags(self._todo.platform), *macros],
-            "extra_ldflags": cpu.ldflags(runtime),
+            "extra_ldflags": cpu.ldflags(runtime, self._todo.platform.variant),
         }
 
     def _module(

@@ -82,7 +82,7 @@ def call_guarded(
     variant: what fresh memory holds, see `GuardedMemory`. Raises what the call raises, and the
     error that the device reports after it.
     """
-    memory = GuardedMemory(backend.device, variant)
+    memory = GuardedMemory(backend.device, variant, backend.namer())
     copies = list(args)
     for place, value in enumerate(args):
         name = f"argument {signature.names[place]}"

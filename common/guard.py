@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,10 @@ class _Record:
     name: str
     poison: int  # of the bands
 
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
+
     def bands(self) -> tuple[Tensor, Tensor]:
         """What lies before and after the body, as integers of the width of its elements."""
         integer = _INTEGERS[self.dtype.itemsize]
@@ -92,12 +96,19 @@ class GuardedMemory:
 
     device: where tensors live unless a call says otherwise.
     variant: 0 poisons floating tensors with NaN, 1 with a large finite number.
+    name: told of every tensor that is handed out, with what to call it.
     """
 
-    def __init__(self, device: torch.device, variant: int = 0):
+    def __init__(
+        self,
+        device: torch.device,
+        variant: int = 0,
+        name: Callable[[Tensor, str], None] | None = None,
+    ):
         self.device = torch.device(device)
         self.variant = variant
         self._records: list[_Record] = []
+        self._name = name
 
     def empty(
         self,
@@ -132,6 +143,8 @@ class GuardedMemory:
         body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape)
         bits(body).fill_(_poison(dtype, self.variant, _BODY))
         self._records.append(record)
+        if self._name is not None:
+            self._name(body, str(record))
         return body
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
@@ -176,11 +189,7 @@ class GuardedMemory:
                 where = f"nearest: {_elements(band.numel() - int(items[-1]))} before its start"
             else:
                 where = f"nearest: {_elements(int(items[0]) + 1)} past its end"
-            kind = str(record.dtype).removeprefix("torch.")
-            found.append(
-                f"{record.name or 'a tensor'} ({kind}, shape {record.shape}): "
-                f"{_elements(items.numel())} written {side} it, {where}"
-            )
+            found.append(f"{record}: {_elements(items.numel())} written {side} it, {where}")
         return found
 
 

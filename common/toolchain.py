@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from common.cpu.backend import Variant
 
@@ -271,6 +272,20 @@ def _why_not_cuda() -> str:
     return ""
 
 
+# Set by `--sanitize` for the processes that it starts.
+VARIANT_VARIABLE = "HUNDRED_DAYS_VARIANT"
+
+
+def _variant() -> Variant:
+    wanted = os.environ.get(VARIANT_VARIABLE, "plain")
+    for variant in get_args(Variant):
+        if variant == wanted:
+            return variant
+    raise ToolchainError(
+        f"{VARIANT_VARIABLE}: {wanted!r} is unknown; choose {', '.join(get_args(Variant))}"
+    )
+
+
 @cache
 def detect(device: str = "auto") -> Platform:
     """The platform for `device`: "cuda", "cpu", or "auto" (the GPU where there is one).
@@ -305,4 +320,5 @@ def detect(device: str = "auto") -> Platform:
         cuda_include=cuda_headers(),
         torch=torch_version(),
         toolkit=find_toolkit(),
+        variant=_variant(),
     )

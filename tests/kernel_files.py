@@ -65,7 +65,10 @@ def library(name: str, device: str) -> Path:
 
 def _flags(platform: Platform) -> list[str]:
     if platform.device == "cpu":
-        own = [build.STABLE_ABI, *backend.cflags(platform.cuda_include, platform.compiler)]
+        own = [
+            build.STABLE_ABI,
+            *backend.cflags(platform.cuda_include, platform.compiler, platform.variant),
+        ]
     else:
         own = [*build.BINDING, *build.cuda_flags([platform.arch])]
     return [*own, f"-I{ROOT}"]
@@ -76,7 +79,7 @@ def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str
     libraries = ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
     if platform.device == "cpu":
         cpp = rewrite.rewrite_tree(source(name), folder, [ROOT])
-        runtime = backend.ldflags(build.build_runtime(platform))
+        runtime = backend.ldflags(build.build_runtime(platform), platform.variant)
         command = [platform.compiler, "-shared", str(cpp), *runtime]
         libraries.append(f"-Wl,-rpath,{TORCH / 'lib'}")
     else:

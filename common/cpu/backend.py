@@ -28,7 +28,16 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 Variant = Literal["plain", "address", "trace"]
 _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
-    "address": ("-fsanitize=address",),
+    # Checks stay inline, where the name of what they call can be changed (see ldflags). Locals
+    # begin with a pattern that no program expects, so that one that nobody set shows; the
+    # compiler's value numbering would give it whatever value suits the code best.
+    "address": (
+        "-fsanitize=address",
+        "--param=asan-instrumentation-with-call-threshold=1000000",
+        "-ftrivial-auto-var-init=pattern",
+        "-O1",
+        "-fno-tree-fre",
+    ),
     # The compiler's calls are all that is used of the thread sanitizer: nothing of it is linked.
     # Structures stay whole, or a float4 would be read as four floats.
     "trace": (
@@ -41,7 +50,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
 }
 _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
-    "address": (),
+    "address": ("-DCUDACPU_ADDRESS",),
     "trace": ("-DCUDACPU_TRACE",),
 }
 
@@ -90,12 +99,22 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
     ]
 
 
-def ldflags(runtime: Path) -> list[str]:
-    """Linker flags for a day that runs on this runtime library."""
+# What the address sanitizer's checks call; runtime/addresses.cpp has functions in their place.
+_ADDRESS_CALLS: Final = (
+    "__asan_handle_no_return",
+    "__asan_register_globals",
+    *(f"__asan_report_{a}{n}" for a in ("load", "store") for n in (1, 2, 4, 8, 16, "_n")),
+)
+
+
+def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
+    """Linker flags for a day that runs on this runtime library, built as the same variant."""
     runtime = runtime.resolve()
+    renamed = _ADDRESS_CALLS if variant == "address" else ()
     # -Bsymbolic: a day's own kernels, whatever other library defines the same names.
     return [
         "-Wl,-Bsymbolic",
+        *(f"-Wl,--wrap={name}" for name in renamed),
         f"-L{runtime.parent}",
         f"-l:{runtime.name}",
         f"-Wl,-rpath,{runtime.parent}",
@@ -141,8 +160,18 @@ class Runtime:
         numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]
         self._library.cudacpu_set_schedule.argtypes = numbers
         self._library.cudacpu_set_threads.argtypes = [ctypes.c_uint]
+        sizes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+        self._library.cudacpu_name_memory.argtypes = [*sizes, ctypes.c_char_p]
         for limit in ("time", "spin", "stuck"):
             getattr(self._library, f"cudacpu_set_{limit}_limit").argtypes = [ctypes.c_double]
+
+    def name_memory(self, address: int, size: int, element: int, name: str) -> None:
+        """What messages call the memory of `size` bytes at `address`; element: bytes of one."""
+        self._library.cudacpu_name_memory(address, size, element, name.encode())
+
+    def forget_names(self) -> None:
+        """Forgets what name_memory said, of memory that is about to be freed."""
+        self._library.cudacpu_forget_names()
 
     def set_schedule(
         self, order: str, seed: int = 0, blocks: str = "", completion: str = ""

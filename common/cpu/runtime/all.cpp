@@ -15,6 +15,8 @@
 #include "watchdog.cpp"
 #include "faults.cpp"
 #include "report.cpp"
+#include "addresses.cpp"
+#include "names.cpp"
 #include "print.cpp"
 #include "settings.cpp"
 #include "kernel.cpp"

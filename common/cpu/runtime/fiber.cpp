@@ -181,9 +181,17 @@ void FiberPool::prepare(Fiber& fiber) {
 void FiberPool::reset() {
   free_ = nullptr;
   for (auto& fiber : fibers_) {
+    allow(fiber->stack, kStackBytes);  // what its functions had forbidden beside their locals
     prepare(*fiber);
     give(fiber.get());
   }
+}
+
+const char* FiberPool::top_of(const void* address) const {
+  auto* at = static_cast<const char*>(address);
+  for (auto& fiber : fibers_)
+    if (at >= fiber->stack && at < fiber->stack + kStackBytes) return fiber->stack + kStackBytes;
+  return at;
 }
 
 bool FiberPool::is_guard(const void* address) const {

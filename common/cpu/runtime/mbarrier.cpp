@@ -178,6 +178,8 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
     trap(site,
          "%s: misaligned: %d bytes, the destination %p and the source %p must be multiples of 16",
          what, bytes, to, from);
+  check_access(to, static_cast<size_t>(bytes), true, site);
+  check_access(from, static_cast<size_t>(bytes), false, site);
 }
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {

@@ -57,6 +57,7 @@ class FiberPool {
   // Takes all of them back, wherever they were; used after a launch that failed.
   void reset();
   bool is_guard(const void* address) const;
+  const char* top_of(const void* address) const;  // the end of the stack that holds the address
   static size_t stack_bytes();
 
  private:
@@ -344,6 +345,14 @@ class Worker {
   uint32_t active_mask(Site site);
   uint32_t place(SharedVariable& variable, Site site);
   void report_exception(const char* what);
+  // tell(offset in the arena, bytes, declaration) for each one in use.
+  template <class Tell>
+  void each_shared_variable(Tell tell) const {
+    if (launch_->config.shared_bytes)
+      tell(kSharedBase, launch_->config.shared_bytes, "memory, the dynamic part");
+    for (const SharedVariable* variable : variables_)
+      tell(size_t{offsets_[variable->number]}, variable->size, variable->declaration);
+  }
 
   void* arrive_at_grid_barrier(const Wait& wait, void* stack_pointer);
   void make_ready(ThreadList& threads);  // in the order of the list, or shuffled
@@ -499,14 +508,40 @@ std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
 std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
 double seconds();
 
+// ------------------------------------------------------------------ addresses.cpp
+
+#if defined(CUDACPU_ADDRESS)
+// Bytes beside each part of a block's shared memory that no thread may touch.
+constexpr size_t kSharedGap = 256;
+// Ends the launch if one of the bytes is out of bounds. For what the runtime itself reads and
+// writes for the running thread; its kernel's own accesses are checked by the compiler.
+void check_access(const void* address, size_t bytes, bool write, Site site);
+// From now on a kernel may, or may not, touch this memory.
+void allow(const void* memory, size_t bytes);
+void forbid(const void* memory, size_t bytes);
+#else
+constexpr size_t kSharedGap = 0;
+inline void check_access(const void*, size_t, bool, Site) {}
+inline void allow(const void*, size_t) {}
+inline void forbid(const void*, size_t) {}
+#endif
+
 // ------------------------------------------------------------------ shared_memory.cpp
 
 constexpr size_t kMaxSharedVariables = 16384;
+constexpr size_t kArenaBytes = 256 * 1024;
 char* map_arena();
 void unmap_arena(char* arena);
 bool is_in_arena(const Block& block, const void* pointer);
 // Opens or closes the shared memory of a block of a cluster.
 void set_arena_state(ResidentBlock& block, ArenaState state);
+
+// ------------------------------------------------------------------ names.cpp
+
+// What lies at an address, or what it is just beside; "" where nothing there has a name.
+std::string describe_address(const void* address, size_t bytes);
+// Names a variable of a kernel file (__device__, __constant__), for good.
+void name_variable(const void* begin, size_t bytes, const char* name);
 
 // ------------------------------------------------------------------ errors.cpp
 

@@ -256,10 +256,6 @@ void Worker::open_arena(ResidentBlock& block) {
   poison(block);
 }
 
-void Worker::poison(ResidentBlock& block) {
-  memset(block.arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
-}
-
 const ResidentBlock* Worker::closed_arena_at(const void* address) const {
   for (const auto& block : blocks_)
     if (block->arena_state != ArenaState::kOpen && is_in_arena(*block, address)) return block.get();

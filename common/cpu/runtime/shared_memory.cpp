@@ -7,7 +7,6 @@ namespace cudacpu {
 
 namespace {
 
-constexpr size_t kArenaBytes = 256 * 1024;
 std::atomic<uint32_t> variables{1};  // 0 is the number of one that was never met
 
 // Numbers a variable on first use, once, whichever worker comes first.
@@ -31,7 +30,9 @@ char* map_arena() {
 }
 
 void unmap_arena(char* arena) {
-  if (arena) munmap(arena, kArenaBytes);
+  if (!arena) return;
+  allow(arena, kArenaBytes);  // whatever takes its place
+  munmap(arena, kArenaBytes);
 }
 
 bool is_in_arena(const Block& block, const void* pointer) {
@@ -53,11 +54,12 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
   uint32_t number = number_of(variable);
   if (offsets_[number] != kNotPlaced) return offsets_[number];
   size_t alignment = std::max<size_t>(variable.alignment, 16);
-  size_t offset = (shared_end_ + alignment - 1) / alignment * alignment;
+  size_t offset = (shared_end_ + kSharedGap + alignment - 1) / alignment * alignment;
   size_t end = offset + variable.size;
 
   size_t dynamic = launch_->config.shared_bytes;
-  size_t statics = end - kSharedBase - (dynamic + 15) / 16 * 16;
+  size_t gaps = kSharedGap * (variables_.size() + 1);
+  size_t statics = end - kSharedBase - (dynamic + 15) / 16 * 16 - gaps;
   Kernel* kernel = launch_->kernel.load();
   if (statics > kSharedDefault)
     trap(site, "%zu bytes of static __shared__ variables: nvcc allows 48 KB in a kernel", statics);
@@ -75,13 +77,32 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
                                      "cudaFuncAttributeMaxDynamicSharedMemorySize raises the limit"
                                    : "");
   }
-  for (ResidentBlock* block : live_)
-    if (block->arena_state == ArenaState::kOpen)  // or it is poisoned when it is opened
-      memset(block->arena + shared_end_, 0xff, end - shared_end_);
+  if (end > kArenaBytes)
+    trap(site, "too many __shared__ variables for this build, which keeps a gap beside each");
+  for (ResidentBlock* block : live_) {
+    if (block->arena_state != ArenaState::kOpen) continue;  // it is poisoned when it is opened
+    allow(block->arena + offset, variable.size);
+    memset(block->arena + offset, 0xff, variable.size);
+  }
   shared_end_ = end;
   offsets_[number] = static_cast<uint32_t>(offset);
   variables_.push_back(&variable);
   return offsets_[number];
+}
+
+// Unwritten shared memory is NaN; what lies between variables is out of bounds, where that is
+// watched.
+void Worker::poison(ResidentBlock& block) {
+  char* arena = block.arena;
+  if (!kSharedGap) {
+    memset(arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
+    return;
+  }
+  forbid(arena, kArenaBytes);
+  each_shared_variable([&](size_t offset, size_t size, const char*) {
+    allow(arena + offset, size);
+    memset(arena + offset, 0xff, size);
+  });
 }
 
 void Worker::forget_shared_variables() {

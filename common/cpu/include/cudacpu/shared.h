@@ -7,12 +7,12 @@
 #include "cudacpu/thread.h"
 
 // One static declaration: the structure has its declarators as members, exactly as written.
-#define CUDACPU_SHARED(n, ...)                                                      \
-  struct cudacpu_type_##n {                                                         \
-    __VA_ARGS__;                                                                    \
-  };                                                                                \
-  static ::cudacpu::SharedVariable cudacpu_variable_##n(sizeof(cudacpu_type_##n),   \
-                                                        alignof(cudacpu_type_##n)); \
+#define CUDACPU_SHARED(n, ...)                                                                    \
+  struct cudacpu_type_##n {                                                                       \
+    __VA_ARGS__;                                                                                  \
+  };                                                                                              \
+  static ::cudacpu::SharedVariable cudacpu_variable_##n(sizeof(cudacpu_type_##n),                 \
+                                                        alignof(cudacpu_type_##n), #__VA_ARGS__); \
   auto& cudacpu_shared_##n = ::cudacpu::shared<cudacpu_type_##n>(cudacpu_variable_##n);
 
 namespace cudacpu {
@@ -23,9 +23,11 @@ constexpr size_t kSharedBase =
 struct SharedVariable {
   size_t size;
   size_t alignment;
-  uint32_t number = 0;  // index of Block::variables; 0 until a thread meets it
+  const char* declaration;  // as written, without __shared__
+  uint32_t number = 0;      // index of Block::variables; 0 until a thread meets it
 
-  constexpr SharedVariable(size_t size, size_t alignment) : size(size), alignment(alignment) {}
+  constexpr SharedVariable(size_t size, size_t alignment, const char* declaration)
+      : size(size), alignment(alignment), declaration(declaration) {}
 };
 
 constexpr uint32_t kNotPlaced = ~0u;

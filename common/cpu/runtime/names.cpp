@@ -1,0 +1,91 @@
+// What memory is called, for messages: tensors by the names that Python gives them, __shared__
+// variables by their declarations.
+#include "runtime.h"
+
+namespace cudacpu {
+
+namespace {
+
+struct NamedMemory {
+  uintptr_t begin;
+  size_t bytes;
+  size_t element;  // bytes; 0 if unknown
+  std::string name;
+  bool lasts = false;  // a variable of a kernel file: forget_names() keeps it
+
+  // How far an address is from it; 0 within.
+  size_t distance(uintptr_t address) const {
+    if (address < begin) return begin - address;
+    return address < begin + bytes ? 0 : address - (begin + bytes) + 1;
+  }
+};
+
+constexpr size_t kNear = 64 * 1024;  // bytes; what lies farther off is not what was meant
+
+std::mutex names_mutex;
+std::vector<NamedMemory> names;
+
+// "index 3 of x", or how far beside x the bytes lie.
+std::string place(const NamedMemory& memory, uintptr_t address, size_t bytes) {
+  const char* name = memory.name.c_str();
+  auto offset = static_cast<std::ptrdiff_t>(address - memory.begin);
+  auto element = static_cast<std::ptrdiff_t>(memory.element);
+  bool counts = element && offset % element == 0;
+  const char* from = counts && bytes > memory.element ? "from " : "";
+  std::string outside = counts ? format(": %sindex %td, and it has %zu elements", from,
+                                        offset / element, memory.bytes / memory.element)
+                               : "";
+  if (address < memory.begin)
+    return format("%td bytes before the start of %s", -offset, name) + outside;
+  size_t end = static_cast<size_t>(offset) + bytes;
+  if (end > memory.bytes)
+    return format("%zu bytes beyond the end of %s", end - memory.bytes, name) + outside;
+  return counts ? format("%sindex %td of %s", from, offset / element, name)
+                : format("byte %td of %s", offset, name);
+}
+
+const NamedMemory* nearest(const std::vector<NamedMemory>& all, uintptr_t address) {
+  const NamedMemory* best = nullptr;
+  for (const NamedMemory& memory : all)  // later ones first: older memory may have been freed
+    if (!best || memory.distance(address) <= best->distance(address)) best = &memory;
+  return best && best->distance(address) < kNear ? best : nullptr;
+}
+
+}  // namespace
+
+std::string describe_address(const void* pointer, size_t bytes) {
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (current && __isShared(pointer)) {
+    std::vector<NamedMemory> variables;
+    auto arena = reinterpret_cast<uintptr_t>(current->block->arena);
+    worker->each_shared_variable([&](size_t offset, size_t size, const char* declaration) {
+      variables.push_back({arena + offset, size, 0, format("__shared__ %s", declaration)});
+    });
+    const NamedMemory* found = nearest(variables, address);
+    return found ? place(*found, address, bytes) : "shared memory that no variable takes";
+  }
+  std::lock_guard lock(names_mutex);
+  const NamedMemory* found = nearest(names, address);
+  return found ? place(*found, address, bytes) : "";
+}
+
+void name_variable(const void* begin, size_t bytes, const char* name) {
+  std::lock_guard lock(names_mutex);
+  names.push_back({reinterpret_cast<uintptr_t>(begin), bytes, 0, name, true});
+}
+
+}  // namespace cudacpu
+
+extern "C" {
+
+void cudacpu_name_memory(uintptr_t begin, size_t bytes, size_t element, const char* name) {
+  std::lock_guard lock(cudacpu::names_mutex);
+  cudacpu::names.push_back({begin, bytes, element, name});
+}
+
+void cudacpu_forget_names() {
+  std::lock_guard lock(cudacpu::names_mutex);
+  std::erase_if(cudacpu::names, [](const auto& memory) { return !memory.lasts; });
+}
+
+}  // extern "C"
