@@ -387,6 +387,18 @@ def test_gradients() -> None:
     rejected(lambda x: (x * x).detach(), "no backward", problem=problem)
 
 
+def test_a_gradient_may_have_other_strides_than_pytorchs() -> None:
+    class Transposed(_Square):
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            return _Square.backward(ctx, grad).t().contiguous().t()
+
+    problem = softmax_problem(
+        reference=lambda x: x.square(), gradients=True, cases=grid([(5, 7)], ["float32"])
+    )
+    assert check(lambda x: Transposed.apply(x), problem).failure is None
+
+
 # ---------------------------------------------------------------- references
 
 
