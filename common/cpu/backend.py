@@ -46,6 +46,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
         "-fno-tree-sra",
         "-fno-ipa-sra",
         "-fno-optimize-sibling-calls",
+        "-Wno-tsan",  # fences are seen, here
     ),
 }
 _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
@@ -55,6 +56,7 @@ _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
 }
 
 _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
+_TRACE_MODES: Final = {"off": 0, "races": 1, "profile": 2}
 _COMPLETIONS: Final = {"late": 0, "early": 1, "mixed": 2}
 
 # x86-64-v3 is AVX2 and FMA: every x86 server and desktop since 2015 (Intel) and 2017 (AMD). Naming
@@ -164,6 +166,10 @@ class Runtime:
         self._library.cudacpu_name_memory.argtypes = [*sizes, ctypes.c_char_p]
         for limit in ("time", "spin", "stuck"):
             getattr(self._library, f"cudacpu_set_{limit}_limit").argtypes = [ctypes.c_double]
+        self.traces = hasattr(self._library, "cudacpu_set_trace")  # built as the variant "trace"
+        if self.traces:
+            self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
+            self._library.cudacpu_take_trace.restype = ctypes.c_char_p
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
         """What messages call the memory of `size` bytes at `address`; element: bytes of one."""
@@ -214,6 +220,19 @@ class Runtime:
         """A launch throws in which one thread runs so long, and reaches neither a barrier nor its
         end (default: infinity, only the time limit counts)."""
         self._limit("stuck", seconds)
+
+    def set_trace(self, mode: str) -> None:
+        """What the launches that follow are watched for: "off", "races" or "profile" (which counts
+        accesses). Only with the variant "trace", else ValueError."""
+        if mode not in _TRACE_MODES:
+            raise ValueError(f"mode must be one of {', '.join(_TRACE_MODES)}, not {mode!r}")
+        if not self.traces:
+            raise ValueError('this runtime is not built as the variant "trace"')
+        self._library.cudacpu_set_trace(_TRACE_MODES[mode])
+
+    def take_trace(self) -> str:
+        """What was found since the last call, as JSON; common/cpu/trace.py makes sense of it."""
+        return self._library.cudacpu_take_trace().decode()
 
     def _limit(self, which: str, seconds: float) -> None:
         if not seconds > 0:

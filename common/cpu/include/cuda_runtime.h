@@ -29,6 +29,7 @@
 #define __block_size__(...)
 
 #include "cudacpu/thread.h"
+#include "cudacpu/trace.h"
 
 #include "cudacpu/api.h"
 #include "cudacpu/atomic.h"

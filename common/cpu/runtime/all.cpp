@@ -24,3 +24,10 @@
 #include "device.cpp"
 #include "memory.cpp"
 #include "stream.cpp"
+#ifdef CUDACPU_TRACE
+#include "tracer.cpp"
+#include "happens_before.cpp"
+#include "races.cpp"
+#include "access_counts.cpp"
+#include "trace_report.cpp"
+#endif

@@ -22,11 +22,15 @@ AsyncCopies& copies_of_current() {
   return block.async_copies[static_cast<size_t>(current - block.threads.data())];
 }
 
-void perform_copies(AsyncCopies& copies, uint64_t until) {
+void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, uint32_t clock) {
   if (until <= copies.performed) return;
   auto first = copies.pending.begin(),
        last = first + static_cast<std::ptrdiff_t>(until - copies.performed);
-  std::for_each(first, last, perform);
+  auto rank = static_cast<unsigned>(&copies - block.async_copies.data());
+  std::for_each(first, last, [&](const AsyncCopy& copy) {
+    perform(copy);
+    trace::copy_done(block, rank, copy.to, copy.bytes, clock);
+  });
   copies.pending.erase(first, last);
   copies.performed = until;
 }
@@ -47,6 +51,7 @@ void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
   check_access(from, static_cast<size_t>(valid), false, site);
   AsyncCopy copy{static_cast<char*>(to), static_cast<const char*>(from),
                  static_cast<uint8_t>(bytes), static_cast<uint8_t>(valid)};
+  trace::copy_started(to, from, copy.bytes, copy.valid, site);
   if (worker->completes_at_once()) {
     perform(copy);
     return;
@@ -66,7 +71,7 @@ void wait_for_copies(unsigned n) {
   auto& ends = copies.group_ends;
   if (ends.size() <= n) return;
   auto first_left = ends.end() - n;
-  perform_copies(copies, first_left[-1]);
+  perform_copies(block_of(*current), copies, first_left[-1], trace::clock_of_current());
   ends.erase(ends.begin(), first_left);
 }
 

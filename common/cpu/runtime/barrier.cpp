@@ -44,6 +44,7 @@ void release_barrier(ResidentBlock& block) {
       break;
   }
   barrier.arrived = 0;
+  trace::block_met(block);
   worker->make_ready(barrier.waiting);
 }
 
@@ -67,7 +68,9 @@ void* Worker::arrive_at_grid_barrier(const Wait& wait, void* stack_pointer) {
 // is the one that reports its block to the others. They would wait for ever, and here that is a
 // deadlock.
 void Worker::release_grid_barrier() {
-  if (grid_.waiting.size == grid_.alive && grid_.absent == 0) make_ready(grid_.waiting);
+  if (grid_.waiting.size != grid_.alive || grid_.absent) return;
+  trace::grid_met(live_);
+  make_ready(grid_.waiting);
 }
 
 bool launched_cooperatively() {

@@ -19,6 +19,7 @@ Cluster& cluster_of_current() {
 void complete_phase(Cluster& cluster) {
   cluster.arrived = 0;
   ++cluster.phase;
+  trace::phase_ended(&cluster);
   worker->make_ready(cluster.waiting);
 }
 
@@ -73,6 +74,7 @@ void arrive_at_cluster_barrier(const char* what, Site site) {
          what);
   self.cluster_arrival = arrival_at(cluster.phase);
   worker->progress();
+  trace::arrived_at(&cluster);
   if (++cluster.arrived == cluster.alive) complete_phase(cluster);
 }
 
@@ -82,6 +84,7 @@ void wait_at_cluster_barrier(const char* what, Site site) {
     trap(site, "%s: this thread has not arrived at the cluster's barrier", what);
   ClusterWait wait{{what, site}, cluster};
   cudacpu_suspend(&wait_for_phase, &wait);
+  trace::waited_at(&cluster);
 }
 
 void leave_cluster_barrier(Thread& thread) {

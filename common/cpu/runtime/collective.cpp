@@ -86,6 +86,7 @@ void compute_nothing(Thread*, uint32_t) {}
 void complete(Warp& warp, Collective& entry) {
   uint32_t arrived = entry.arrived;
   entry.first->operation.compute(warp.lanes, arrived);
+  trace::warp_met(warp.lanes, arrived);
   entry = warp.table[--warp.pending];
   worker->progress();
   Order order = worker->launch()->schedule.threads;

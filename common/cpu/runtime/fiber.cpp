@@ -194,6 +194,15 @@ const char* FiberPool::top_of(const void* address) const {
   return at;
 }
 
+std::pair<const void*, const void*> FiberPool::mapping_of(const void* address) const {
+  constexpr size_t bytes = kFibersPerMapping * (kStackBytes + kGuardBytes);
+  for (void* mapping : mappings_) {
+    const char* end = static_cast<const char*>(mapping) + bytes;
+    if (address >= mapping && address < end) return {mapping, end};
+  }
+  return {nullptr, nullptr};
+}
+
 bool FiberPool::is_guard(const void* address) const {
   auto* at = static_cast<const char*>(address);
   for (auto& fiber : fibers_)

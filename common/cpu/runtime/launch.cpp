@@ -129,7 +129,9 @@ std::optional<dim3> run_once(const LaunchSite& site, const Configuration& config
   install_fault_handlers();
   {
     Watch watch(launch);
+    trace::launch_begins(launch);
     run_on_workers(launch);
+    trace::launch_ends();
   }
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {

@@ -53,6 +53,7 @@ void end_phase_if_complete(const uint64_t* barrier, Word& word) {
   if (word.pending || word.bytes) return;
   word.pending = word.arrivals;
   word.parity ^= 1;
+  trace::phase_ended(barrier);
   auto& all = worker->mbarrier_waiters;
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].barrier != barrier) continue;
@@ -82,7 +83,7 @@ void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site sit
       continue;
     }
     arrivals.erase(arrivals.begin() + static_cast<std::ptrdiff_t>(i));
-    perform_copies(*arrival.thread, arrival.copies);
+    perform_copies(block_of(*current), *arrival.thread, arrival.copies, arrival.clock);
     arrive_once(barrier, word, "cp.async.mbarrier.arrive", site);
   }
   auto& transfers = block.transfers;
@@ -94,6 +95,7 @@ void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site sit
     Transfer transfer = std::move(transfers[i]);
     transfers.erase(transfers.begin() + static_cast<std::ptrdiff_t>(i));
     transfer.perform();
+    trace::transfer_done(block, transfer);
     word.bytes -= transfer.bytes;
     end_phase_if_complete(barrier, word);
   }
@@ -105,6 +107,7 @@ void arrive(uint64_t* barrier, Word& word, int bytes, const char* what, Site sit
     trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
          static_cast<int>(word.bytes), kMaxArrivals);
   word.bytes = due;
+  trace::arrived_at(barrier);
   arrive_once(barrier, word, what, site);
 }
 
@@ -141,6 +144,7 @@ void mbarrier_init(uint64_t* barrier, int arrivals, Site site) {
     trap(site, "mbarrier.init: threads wait for the mbarrier that is there already");
   auto count = static_cast<uint64_t>(arrivals);
   *reinterpret_cast<Word*>(barrier) = Word{count, count, 0, 0, kValid};
+  trace::mbarrier_initialised(barrier, site);
 }
 
 void mbarrier_invalidate(uint64_t* barrier, Site site) {
@@ -168,7 +172,8 @@ void arrive_after_copies(uint64_t* barrier, Site site) {
   ResidentBlock& block = block_of(*current);
   block.has_async_copies = true;
   block.arrivals_after_copies.push_back(
-      {barrier, &copies, copies.performed + copies.pending.size()});
+      {barrier, &copies, copies.performed + copies.pending.size(), trace::clock_of_current()});
+  trace::arrived_at(barrier);
   if (somebody_waits(barrier)) finish_copies(block, barrier, word, site);
 }
 
@@ -180,6 +185,7 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
          what, bytes, to, from);
   check_access(to, static_cast<size_t>(bytes), true, site);
   check_access(from, static_cast<size_t>(bytes), false, site);
+  trace_read(from, static_cast<size_t>(bytes), site);
 }
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
@@ -189,7 +195,7 @@ void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, S
     trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
   check_bulk_copy(to, from, bytes, what, site);
   auto copy = [=] { memcpy(to, from, static_cast<size_t>(bytes)); };
-  queue_transfer({barrier, bytes, copy}, block_of(*current), what, site);
+  queue_transfer({barrier, to, bytes, copy}, block_of(*current), what, site);
 }
 
 void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
@@ -201,21 +207,23 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
   void* there = map_to_rank(to, rank, what, site);
   auto* barrier_there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
   auto copy = [=] { memcpy(there, from, static_cast<size_t>(bytes)); };
-  queue_transfer({barrier_there, bytes, copy}, running_block_around(there, what, site), what, site);
+  queue_transfer({barrier_there, there, bytes, copy}, running_block_around(there, what, site), what,
+                 site);
 }
 
 void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site) {
   const char* what = "st.async";
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };
-  queue_transfer({barrier, sizeof value, store}, running_block_around(barrier, what, site), what,
-                 site);
+  queue_transfer({barrier, to, sizeof value, store}, running_block_around(barrier, what, site),
+                 what, site);
 }
 
 void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site) {
   uint64_t* barrier = transfer.barrier;
   Word& word = valid_word(barrier, what, site);
   block.has_async_copies = true;
+  transfer.starter = trace::transfer_started(transfer, site);
   block.transfers.push_back(std::move(transfer));
   if (worker->completes_at_once() || somebody_waits(barrier))
     finish_copies(block, barrier, word, site);
@@ -226,7 +234,10 @@ bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
   Word& word = word_at(barrier, what, site);
   finish_copies(block_of(*current), barrier, word, site);
   bool complete = static_cast<int>(word.parity) != check_parity(parity, what, site);
-  if (!complete) poll(what, site);
+  if (complete)
+    trace::waited_at(barrier);
+  else
+    poll(what, site);
   return complete;
 }
 
@@ -234,9 +245,11 @@ void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
   const char* what = "mbarrier.try_wait";
   Word& word = word_at(barrier, what, site);
   finish_copies(block_of(*current), barrier, word, site);
-  if (static_cast<int>(word.parity) != check_parity(parity, what, site)) return;
-  MbarrierWait wait{{what, site}, barrier};
-  cudacpu_suspend(&wait_at_mbarrier, &wait);
+  if (static_cast<int>(word.parity) == check_parity(parity, what, site)) {
+    MbarrierWait wait{{what, site}, barrier};
+    cudacpu_suspend(&wait_at_mbarrier, &wait);
+  }
+  trace::waited_at(barrier);
 }
 
 std::string describe_mbarrier(const Thread& thread) {

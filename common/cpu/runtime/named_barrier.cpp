@@ -34,10 +34,12 @@ void arrive_at_named_barrier(Thread* lanes, uint32_t arrived) {
     lane.expected = barrier.expected;
   }
   if (divided || request.threads != barrier.expected) return;
+  trace::warp_arrived_at(&barrier, lanes, arrived);
   barrier.arrived += kWarpSize;  // a warp counts as a whole, whoever of it has returned
   if (barrier.arrived < barrier.expected) return;
   barrier.arrived = 0;
   ++barrier.phase;
+  trace::phase_ended(&barrier);
   worker->make_ready(barrier.waiting);
 }
 
@@ -91,6 +93,7 @@ void named_barrier_sync(int id, int threads, Site site) {
   NamedArrival arrival = arrive(kBarrierSync, id, threads, site);
   NamedWait wait{{"bar.sync", site}, block_of(*current).named_barriers[arrival.id], arrival.phase};
   cudacpu_suspend(&wait_at_named_barrier, &wait);
+  trace::waited_at(&wait.barrier);
 }
 
 void named_barrier_arrive(int id, int threads, Site site) {

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "trace.h"
+
 namespace cudacpu {
 
 // Limits of the GPU that is modelled, an H200 (compute capability 9.0).
@@ -58,6 +60,8 @@ class FiberPool {
   void reset();
   bool is_guard(const void* address) const;
   const char* top_of(const void* address) const;  // the end of the stack that holds the address
+  // The memory that holds the stack with this address, and others beside it.
+  std::pair<const void*, const void*> mapping_of(const void* address) const;
   static size_t stack_bytes();
 
  private:
@@ -155,13 +159,16 @@ struct ArrivalAfterCopies {
   uint64_t* barrier;
   AsyncCopies* thread;
   uint64_t copies;
+  uint32_t clock;  // of that thread, for the tracer
 };
 
 // Something that the copy engine brings to a block, and that an mbarrier there waits for.
 struct Transfer {
   uint64_t* barrier;
+  void* to;
   int bytes;
   std::function<void()> perform;
+  trace::Starter starter = {};
 };
 
 // A barrier of some warps of a block.
@@ -213,6 +220,9 @@ struct ResidentBlock : Block {
   bool has_async_copies = false;
   NamedBarrier named_barriers[16];
   bool has_named_barriers = false;
+#ifdef CUDACPU_TRACE
+  std::unique_ptr<trace::BlockTrace, trace::DeleteBlockTrace> trace;
+#endif
   ~ResidentBlock();
 };
 
@@ -366,6 +376,7 @@ class Worker {
   // Whether asynchronous work that is asked for now takes place at once.
   bool completes_at_once() {
     Completion when = launch_->schedule.completion;
+    if (trace::is_on()) return false;  // the tracer sees for itself what a copy could race with
     return when == Completion::kEarly || (when == Completion::kMixed && random() % 2);
   }
   Launch* launch() const { return launch_; }
@@ -455,8 +466,9 @@ std::string explain_closed_arena(const ResidentBlock& block);
 
 void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
 AsyncCopies& copies_of_current();
-// Performs the first copies of this thread, as far as that has not been done.
-void perform_copies(AsyncCopies& copies, uint64_t until);
+// Performs the first copies of this thread of the block, as far as that has not been done. clock:
+// the time of that thread from which on they are done, for the tracer.
+void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, uint32_t clock);
 
 // ------------------------------------------------------------------ named_barrier.cpp,
 // mbarrier.cpp

@@ -60,6 +60,7 @@ void Worker::make_current(Thread* thread) {
     blockIdx = block_of(*thread).index;
   }
   thread->state = ThreadState::kRunning;
+  trace::switched_to(*thread);
 }
 
 // The stack pointer of what can run next.
@@ -142,6 +143,7 @@ bool Worker::start_next() {
   if (block.started == launch_->threads) ++first_unstarted_;
   progress();
   make_current(&block.threads[rank]);
+  trace::thread_begins(*current);
   return true;
 }
 
@@ -299,6 +301,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t number, unsigned rank)
     for (unsigned i = launch_->threads; i > 1; --i)
       std::swap(block.order[i - 1], block.order[random() % i]);
   }
+  trace::block_begins(block);
 }
 
 // Threads know their place; that only changes with the shape of the block.
@@ -318,6 +321,7 @@ void Worker::shape_block(ResidentBlock& block) {
 }
 
 void Worker::retire(ResidentBlock& block) {
+  trace::block_ends(block);
   if (!block.printed.empty()) collect_printed(*launch_, block);
   size_t place = std::find(live_.begin(), live_.end(), &block) - live_.begin();
   live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));

@@ -35,6 +35,10 @@ void unmap_arena(char* arena) {
   munmap(arena, kArenaBytes);
 }
 
+void* locate_shared(SharedVariable& variable, Site site) {
+  return current->block->arena + worker->place(variable, site);
+}
+
 bool is_in_arena(const Block& block, const void* pointer) {
   return static_cast<size_t>(static_cast<const char*>(pointer) - block.arena) < kArenaBytes;
 }

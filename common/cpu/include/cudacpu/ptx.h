@@ -9,7 +9,8 @@ namespace cudacpu {
 
 // Reads the ends of what a copy is going to read: an address that cannot be read is met here, where
 // the fault can name the line. (With the address sanitizer, check_access looks at all of it.)
-inline void touch([[maybe_unused]] const void* from, [[maybe_unused]] int bytes) {
+__attribute__((no_sanitize("thread"))) inline void touch([[maybe_unused]] const void* from,
+                                                         [[maybe_unused]] int bytes) {
 #if !defined(CUDACPU_ADDRESS)
   if (bytes <= 0) return;
   auto source = static_cast<const volatile char*>(from);
@@ -94,6 +95,7 @@ inline void load_matrices(const Operation& operation, unsigned matrices, uint32_
   bool used = current->lane < 8 * matrices;
   if (used && (reinterpret_cast<uintptr_t>(row) % 16 != 0 || !__isShared(row))) [[unlikely]]
     trap_matrix_row(operation.name, row, site);
+  if (used) trace_read(row, 16, site);
   MatrixLoad exchange{{}, row, registers};
   collect_warp(operation, exchange, site);
 }

@@ -32,11 +32,15 @@ struct SharedVariable {
 
 constexpr uint32_t kNotPlaced = ~0u;
 uint32_t place_shared(SharedVariable& variable, Site site);
+void* locate_shared(SharedVariable& variable, Site site);
 
 template <class T>
 __attribute__((always_inline)) inline T& shared(SharedVariable& variable, CUDACPU_HERE) {
   static_assert(sizeof(T) <= 48 * 1024,
                 "static shared memory is limited to 48 KB: use `extern __shared__`");
+#ifdef CUDACPU_TRACE  // the tracer must not take the lookup for the kernel's own access
+  return *static_cast<T*>(locate_shared(variable, {file, line}));
+#endif
   uint32_t offset = current->block->variables[variable.number];
   if (offset == kNotPlaced) [[unlikely]]
     offset = place_shared(variable, {file, line});

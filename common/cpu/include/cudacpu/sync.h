@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cudacpu/thread.h"
+#include "cudacpu/trace.h"
 
 namespace cudacpu {
 
@@ -63,6 +64,7 @@ inline int __syncthreads_or(int predicate, CUDACPU_HERE) {
 // A block runs on one OS thread, so its own threads always see each other's writes in order; a grid
 // runs on several.
 inline void __threadfence_block() {
+  cudacpu::trace_fence();
   __asm__ volatile("" ::: "memory");
 }
 inline void __threadfence() {

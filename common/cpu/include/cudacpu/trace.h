@@ -1,0 +1,39 @@
+// What headers tell the tracer, in builds of the variant "trace" (runtime/trace.h).
+#pragma once
+
+#include <cstddef>
+
+#include "cudacpu/thread.h"
+
+#ifdef CUDACPU_TRACE
+
+namespace cudacpu {
+
+// An access that the runtime makes for the running thread, and that the compiler does not see.
+void trace_read(const void* address, size_t bytes, Site site);
+void trace_write(const void* address, size_t bytes, Site site);
+void trace_fence();
+
+// __constant__ variables are one section, which each library makes known.
+bool trace_constants(const void* begin, const void* end);
+
+}  // namespace cudacpu
+
+extern "C" {
+extern const char __start_cudacpu_constant[] __attribute__((weak, visibility("hidden")));
+extern const char __stop_cudacpu_constant[] __attribute__((weak, visibility("hidden")));
+}
+static const bool cudacpu_constants_known =
+    ::cudacpu::trace_constants(__start_cudacpu_constant, __stop_cudacpu_constant);
+#undef __constant__
+#define __constant__ __attribute__((section("cudacpu_constant")))
+
+#else
+
+namespace cudacpu {
+inline void trace_read(const void*, size_t, Site) {}
+inline void trace_write(const void*, size_t, Site) {}
+inline void trace_fence() {}
+}  // namespace cudacpu
+
+#endif

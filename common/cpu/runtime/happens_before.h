@@ -1,0 +1,89 @@
+// Which accesses are ordered before which, whatever the order in which threads really ran.
+//
+// Each thread has a clock, which advances whenever others may learn of what it did. An access is
+// known by thread and clock. A thread knows an access if a chain of barriers, or of a fence, an
+// atomic access and another that sees it, leads from there to here:
+//
+//   floor    of a block: accesses of its threads before this clock are known to all of them, by a
+//            barrier of the block; most orders are of this kind, and a comparison
+//   lanes    of a thread: up to which clock it knows the lanes of its warp
+//   known    whatever else it knows, of other warps and blocks
+#pragma once
+
+#include "runtime.h"
+
+#include <array>
+
+namespace cudacpu::trace {
+
+constexpr uint16_t kAllThreads = 0xffff;
+
+// Accesses of a thread (or of all threads) of a block, up to a clock.
+struct Known {
+  uint32_t block;
+  uint16_t rank;
+  uint32_t clock;
+};
+// Sorted by block and rank; never changed once it is made, so that threads can share it.
+using KnownList = std::vector<Known>;
+using Knowledge = std::shared_ptr<const KnownList>;
+
+Knowledge join(const Knowledge& a, const Knowledge& b);
+
+struct ThreadTrace {
+  uint32_t clock;
+  Knowledge known;
+  Knowledge fenced;                  // what an atomic or volatile store of this thread makes known
+  std::vector<const void*> callers;  // of the functions that it is in
+};
+
+struct Request;
+struct SiteRequests;
+
+struct WarpTrace {
+  alignas(32) uint32_t lanes[kWarpSize][kWarpSize];
+  std::vector<std::unique_ptr<SiteRequests>> requests;  // by site
+  WarpTrace();
+  WarpTrace(WarpTrace&&) noexcept;
+  ~WarpTrace();
+};
+
+struct ShadowPage;
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kSharedBytes = 256 * 1024;
+
+struct BlockTrace {
+  ResidentBlock* block;
+  uint32_t launch = 0;
+  uint32_t number;  // in the grid
+  uint32_t floor;
+  std::vector<ThreadTrace> threads;
+  std::vector<WarpTrace> warps;
+  std::array<std::unique_ptr<ShadowPage>, kSharedBytes / kPageBytes> shadow;  // of shared memory
+  std::vector<uint64_t> written = std::vector<uint64_t>(kSharedBytes / 64);   // a bit for each byte
+};
+
+// The running thread.
+struct Running {
+  BlockTrace* block;
+  ThreadTrace* thread;
+  WarpTrace* warp;
+  unsigned rank;
+  unsigned lane;
+};
+extern Running running;
+
+// Whether the running thread knows the access of thread `rank` of block `block` at its `clock`.
+bool is_known(uint32_t block, unsigned rank, uint32_t clock);
+
+void fence();
+// An atomic access to an address, or a volatile one that counts as such.
+void released_at(const void* address, bool replaces);
+void acquired_at(const void* address);
+// Forgets that, and what is known of barriers; or of those at these addresses.
+void forget_released();
+void forget_barriers(const void* begin, const void* end);
+// Who waits for the next phase of this barrier learns of the access.
+void publish_at(const void* barrier, const Known& access);
+
+}  // namespace cudacpu::trace

@@ -1,0 +1,290 @@
+// Races: two accesses of a byte by different threads, one at least a write, that nothing orders.
+//
+// For every four bytes, the shadow keeps up to four accesses that are not out of date: what is
+// known to a later write of the same bytes is. Reads by more threads than that are forgotten, but
+// not in favour of a second one from the same warp.
+#include "tracer.h"
+
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+
+namespace cudacpu::trace {
+
+struct Past {
+  uint32_t block;
+  uint32_t clock;
+  uint32_t site;
+  uint16_t rank;
+  uint8_t mask;      // of the four bytes; 0: nothing is kept here
+  uint8_t kind : 2;  // Kind
+  uint8_t size : 3;  // log2 of the bytes that it touched
+  uint8_t pending : 1;
+  uint8_t is_volatile : 1;
+};
+static_assert(sizeof(Past) == 16);
+constexpr unsigned kPasts = 4;
+
+struct Cell {
+  Past pasts[kPasts];
+};
+
+struct ShadowPage {
+  uint32_t launch = 0;  // to which the cells belong
+  Cell cells[kPageBytes / 4];
+};
+
+namespace {
+
+constexpr size_t kKeptPages = 4096;    // from one launch to the next: 16 MB of memory
+constexpr size_t kMostPages = 32768;   // 128 MB, whose shadow takes 2 GB
+constexpr size_t kMostFindings = 200;  // of different pairs of places
+
+struct Place {
+  uint32_t site;
+  uint32_t block;
+  unsigned rank;
+  Kind kind;
+  uint32_t bytes;
+};
+struct Finding {
+  const char* what;  // "race", "copy" (used before its wait), "unwritten"
+  uint32_t kernel;
+  dim3 block_shape, grid;
+  Space space;
+  std::string memory;  // what it is called, or ""
+  Place first, second;
+};
+
+struct Found {
+  std::vector<Finding> findings;
+  std::set<std::tuple<std::string_view, uint32_t, uint32_t>> told;  // what, and both sites
+  size_t more = 0;                                                  // that were not kept
+  size_t pages_left_out = 0;                                        // of global memory
+};
+Found& found() {
+  static auto& instance = *new Found;
+  return instance;
+}
+
+std::unordered_map<uintptr_t, std::unique_ptr<ShadowPage>>& global_pages() {
+  static auto& instance = *new std::unordered_map<uintptr_t, std::unique_ptr<ShadowPage>>;
+  return instance;
+}
+
+struct CachedPage {
+  uintptr_t number;
+  ShadowPage* page;
+};
+CachedPage cached_pages[256];
+
+ShadowPage& fresh(std::unique_ptr<ShadowPage>& page) {
+  if (!page) page = std::make_unique<ShadowPage>();
+  if (page->launch != traced.number) {
+    memset(page->cells, 0, sizeof page->cells);
+    page->launch = traced.number;
+  }
+  return *page;
+}
+
+// The shadow of the page with this address; null beyond the limit.
+ShadowPage* global_page(uintptr_t address) {
+  uintptr_t number = address / kPageBytes;
+  CachedPage& cached = cached_pages[number % 256];
+  if (cached.number == number && cached.page) return cached.page;
+  auto& pages = global_pages();
+  auto place = pages.find(number);
+  if (place == pages.end()) {
+    if (pages.size() >= kMostPages) {
+      ++found().pages_left_out;
+      return nullptr;
+    }
+    place = pages.try_emplace(number).first;
+  }
+  cached = {number, &fresh(place->second)};
+  return cached.page;
+}
+
+void report(const char* what, const Access& access, const Place& first) {
+  Found& all = found();
+  if (!all.told.insert({what, first.site, access.site}).second) return;
+  if (all.findings.size() >= kMostFindings) {
+    ++all.more;
+    return;
+  }
+  const Configuration& config = traced.launch->config;
+  Place second{access.site, running.block->number, running.rank, access.kind, access.bytes};
+  auto* pointer = reinterpret_cast<const void*>(access.address);
+  all.findings.push_back({what, kernel_number(), config.block, config.grid, access.space,
+                          describe_address(pointer, access.bytes), first, second});
+}
+
+bool is_strong(uint8_t kind, bool is_volatile, bool same_warp, Space space) {
+  return kind == static_cast<uint8_t>(Kind::kAtomic) ||
+         (is_volatile && !(space == Space::kShared && same_warp));
+}
+
+unsigned log2_of(uint32_t bytes) {
+  return std::min(7u, 31u - static_cast<unsigned>(__builtin_clz(bytes)));
+}
+
+// Notes the access in one cell, after a look at those before it. False if it raced.
+bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
+  constexpr auto kRead = static_cast<uint8_t>(Kind::kRead);
+  const uint32_t block = running.block->number;
+  const bool reads = access.kind == Kind::kRead;
+  bool good = true;
+  int place = -1;    // that this access can take
+  int crowded = -1;  // one of this kind, which is kept only as long as there is room
+  for (unsigned i = 0; i < kPasts; ++i) {
+    Past& past = cell.pasts[i];
+    if (!past.mask) {
+      if (place < 0) place = static_cast<int>(i);
+      continue;
+    }
+    bool mine = past.block == block && past.rank == running.rank;
+    bool same_warp = past.block == block && past.rank / kWarpSize == running.rank / kWarpSize;
+    bool known = !past.pending && (mine || is_known(past.block, past.rank, past.clock));
+    bool harmless =
+        (reads && past.kind == kRead) ||
+        (is_strong(past.kind, past.is_volatile, same_warp, access.space) &&
+         is_strong(static_cast<uint8_t>(access.kind), access.is_volatile, same_warp, access.space));
+    if (!known && !harmless && past.mask & mask) {
+      report(past.pending ? "copy" : "race", access,
+             {past.site, past.block, past.rank, static_cast<Kind>(past.kind), 1u << past.size});
+      good = false;
+    }
+    // What this access makes out of date: whoever races with that races with this access as well.
+    bool stronger = access.kind == Kind::kWrite && !access.is_volatile;
+    bool alike =
+        past.kind == static_cast<uint8_t>(access.kind) && past.is_volatile == access.is_volatile;
+    if ((past.mask & ~mask) == 0 && ((alike && known) || stronger)) {
+      past.mask = 0;
+      if (place < 0) place = static_cast<int>(i);
+    } else if (alike && (same_warp || !reads)) {
+      crowded = static_cast<int>(i);
+    }
+  }
+  if (place < 0) place = crowded;
+  if (place < 0 && access.kind == Kind::kWrite) place = static_cast<int>(running.rank % kPasts);
+  if (place < 0) return good;
+  cell.pasts[place] = {block,
+                       running.thread->clock,
+                       access.site,
+                       static_cast<uint16_t>(running.rank),
+                       mask,
+                       static_cast<uint8_t>(access.kind),
+                       static_cast<uint8_t>(log2_of(access.bytes)),
+                       access.is_pending,
+                       access.is_volatile};
+  return good;
+}
+
+// Calls f(cell, mask of its bytes) for every four bytes; f says whether to go on.
+template <class PageOf, class F>
+void each_cell(uintptr_t address, size_t bytes, PageOf page_of, F f) {
+  for (uintptr_t end = address + bytes; address < end;) {
+    uintptr_t next = std::min(end, (address & ~uintptr_t{3}) + 4);
+    auto mask = static_cast<uint8_t>(((1u << (next - address)) - 1) << address % 4);
+    ShadowPage* page = page_of(address);
+    if (page && !f(page->cells[address % kPageBytes / 4], mask)) return;
+    address = next;
+  }
+}
+
+// Whether all bytes of shared memory have been written; or notes that they are.
+bool all_written(const BlockTrace& block, uintptr_t offset, size_t bytes) {
+  for (uintptr_t at = offset; at < offset + bytes; ++at)
+    if (!(block.written[at / 64] >> at % 64 & 1)) return false;
+  return true;
+}
+void note_written(BlockTrace& block, uintptr_t offset, size_t bytes) {
+  for (uintptr_t at = offset; at < offset + bytes && at < kSharedBytes; ++at)
+    block.written[at / 64] |= uint64_t{1} << at % 64;
+}
+
+void check_shared(const Access& access) {
+  BlockTrace& block = *access.owner->trace;
+  uintptr_t offset = access.address - reinterpret_cast<uintptr_t>(access.owner->arena);
+  if (offset + access.bytes > kSharedBytes) return;  // beyond: the address sanitizer's to tell
+  bool good = true;
+  auto page_of = [&](uintptr_t at) { return &fresh(block.shadow[at / kPageBytes]); };
+  each_cell(offset, access.bytes, page_of, [&](Cell& cell, uint8_t mask) {
+    good = check_cell(cell, mask, access);
+    return good;
+  });
+  if (access.kind != Kind::kWrite && good && !all_written(block, offset, access.bytes))
+    report("unwritten", access,
+           {access.site, running.block->number, running.rank, access.kind, access.bytes});
+  if (access.kind != Kind::kRead) note_written(block, offset, access.bytes);
+}
+
+}  // namespace
+
+void check_access(const Access& access) {
+  if (access.space == Space::kShared) return check_shared(access);
+  each_cell(access.address, access.bytes, global_page,
+            [&](Cell& cell, uint8_t mask) { return check_cell(cell, mask, access); });
+}
+
+void settle_copy(BlockTrace& block, const Starter& starter, uintptr_t address, size_t bytes) {
+  uintptr_t offset = address - reinterpret_cast<uintptr_t>(block.block->arena);
+  auto page_of = [&](uintptr_t at) { return &fresh(block.shadow[at / kPageBytes]); };
+  each_cell(offset, bytes, page_of, [&](Cell& cell, uint8_t) {
+    for (Past& past : cell.pasts) {
+      if (!past.mask || !past.pending) continue;
+      if (past.block != starter.block || past.rank != starter.rank) continue;
+      past.pending = 0;
+      past.clock = starter.clock;
+    }
+    return true;
+  });
+}
+
+// Another block ran here before.
+void begin_shared_shadow(BlockTrace& block) {
+  for (auto& page : block.shadow)
+    if (page) page->launch = 0;
+  std::fill(block.written.begin(), block.written.end(), 0);
+}
+
+void begin_global_shadow() {
+  ++traced.number;
+  memset(cached_pages, 0, sizeof cached_pages);
+  if (global_pages().size() > kKeptPages) global_pages().clear();
+}
+
+namespace {
+
+std::string as_json(const Place& place, const Finding& finding) {
+  static const char* const kWords[] = {"read", "write", "atomic"};
+  const dim3 &shape = finding.block_shape, &grid = finding.grid;
+  unsigned b = place.block, t = place.rank;
+  return format(
+      "{\"site\": %u, \"access\": \"%s\", \"bytes\": %u, \"block\": [%u, %u, %u], "
+      "\"thread\": [%u, %u, %u]}",
+      place.site, kWords[static_cast<int>(place.kind)], place.bytes, b % grid.x,
+      b / grid.x % grid.y, b / (grid.x * grid.y), t % shape.x, t / shape.x % shape.y,
+      t / (shape.x * shape.y));
+}
+
+}  // namespace
+
+std::string races_as_json() {
+  Found& all = found();
+  std::string text = "[";
+  for (const Finding& finding : all.findings) {
+    text += text.size() > 1 ? ", " : "";
+    text += format("{\"what\": \"%s\", \"kernel\": %u, \"shared\": %s, ", finding.what,
+                   finding.kernel, finding.space == Space::kShared ? "true" : "false");
+    text += "\"memory\": " + quoted(finding.memory);
+    text += ", \"first\": " + as_json(finding.first, finding);
+    text += ", \"second\": " + as_json(finding.second, finding) + "}";
+  }
+  text += format("], \"more\": %zu, \"left_out\": %zu", all.more, all.pages_left_out);
+  all = Found{};
+  return text;
+}
+
+}  // namespace cudacpu::trace

@@ -1,0 +1,99 @@
+// What the runtime tells the tracer. Only in builds of the variant "trace"; elsewhere, nothing.
+//
+// There, the compiler calls __tsan_read4 and its like at every access (tracer.cpp). An access is
+// checked against those before it (races.cpp, with what is ordered from happens_before.cpp), or
+// counted (access_counts.cpp). The launches of such a process run on one OS thread, one at a time.
+#pragma once
+
+#include <cudacpu/thread.h>
+
+#include <vector>
+
+namespace cudacpu {
+
+struct AsyncCopy;
+struct Transfer;
+struct Launch;
+struct ResidentBlock;
+
+namespace trace {
+
+// The thread that started a transfer, and its clock then.
+struct Starter {
+  uint32_t block;
+  uint16_t rank;
+  uint32_t clock;
+};
+
+#ifdef CUDACPU_TRACE
+
+struct BlockTrace;  // what is known of a resident block; it belongs to its ResidentBlock
+struct DeleteBlockTrace {
+  void operator()(BlockTrace* block) const;
+};
+
+void launch_begins(Launch& launch);
+void launch_ends();
+void block_begins(ResidentBlock& block);
+void block_ends(ResidentBlock& block);
+void thread_begins(Thread& thread);
+void switched_to(Thread& thread);
+
+// Threads have met, and each knows from now on what the others have done before.
+void block_met(ResidentBlock& block);
+void grid_met(const std::vector<ResidentBlock*>& blocks);
+void warp_met(Thread* lanes, uint32_t which);
+
+// Barriers where some arrive and some wait, known by their addresses. The running thread, or lanes
+// of its warp, arrive; when a phase ends, those who wait learn what was done before the arrivals.
+void arrived_at(const void* barrier);
+void warp_arrived_at(const void* barrier, Thread* lanes, uint32_t which);
+void phase_ended(const void* barrier);
+void waited_at(const void* barrier);
+void mbarrier_initialised(const void* barrier, Site site);
+
+// Copies that take place later: the running thread starts one, and it is done for `rank` (a thread
+// of its block) at its time `clock`.
+uint32_t clock_of_current();
+void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site);
+void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes, uint32_t clock);
+// The same of the copy engine, which writes to the shared memory of `block`.
+Starter transfer_started(const Transfer& transfer, Site site);
+void transfer_done(ResidentBlock& block, const Transfer& transfer);
+
+// Whether copies must be as late as they can be, whatever the order of threads.
+bool is_on();
+
+#else
+
+inline void launch_begins(Launch&) {}
+inline void launch_ends() {}
+inline void block_begins(ResidentBlock&) {}
+inline void block_ends(ResidentBlock&) {}
+inline void thread_begins(Thread&) {}
+inline void switched_to(Thread&) {}
+inline void block_met(ResidentBlock&) {}
+inline void grid_met(const std::vector<ResidentBlock*>&) {}
+inline void warp_met(Thread*, uint32_t) {}
+inline void arrived_at(const void*) {}
+inline void warp_arrived_at(const void*, Thread*, uint32_t) {}
+inline void phase_ended(const void*) {}
+inline void waited_at(const void*) {}
+inline void mbarrier_initialised(const void*, Site) {}
+inline uint32_t clock_of_current() {
+  return 0;
+}
+inline void copy_started(const void*, const void*, size_t, size_t, Site) {}
+inline void copy_done(ResidentBlock&, unsigned, const void*, size_t, uint32_t) {}
+inline Starter transfer_started(const Transfer&, Site) {
+  return {};
+}
+inline void transfer_done(ResidentBlock&, const Transfer&) {}
+inline bool is_on() {
+  return false;
+}
+
+#endif
+
+}  // namespace trace
+}  // namespace cudacpu

@@ -1,0 +1,81 @@
+// What the tracer found, as JSON: common/cpu/trace.py finds the lines and the words for it.
+#include "tracer.h"
+
+#include <dlfcn.h>
+
+namespace cudacpu::trace {
+
+namespace {
+
+struct KernelName {
+  std::string name;
+  std::string launched_at;
+  bool operator==(const KernelName&) const = default;
+};
+std::vector<KernelName>& kernels() {
+  static auto& instance = *new std::vector<KernelName>;
+  return instance;
+}
+
+std::string code_as_json(const void* return_address) {
+  Dl_info info;
+  if (!return_address || !dladdr(return_address, &info) || !info.dli_fname) return "null";
+  // The call is before the address to which it returns.
+  auto offset =
+      static_cast<const char*>(return_address) - static_cast<const char*>(info.dli_fbase) - 1;
+  return "[" + quoted(info.dli_fname) + format(", %zu]", static_cast<size_t>(offset));
+}
+
+std::string sites_as_json() {
+  std::string text = "[";
+  for (size_t i = 0; i < number_of_sites(); ++i) {
+    const AccessSite& site = site_at(static_cast<uint32_t>(i));
+    text += i ? ", " : "";
+    text +=
+        site.source.file
+            ? "{\"file\": " + quoted(site.source.file) + format(", \"line\": %d}", site.source.line)
+            : "{\"code\": [" + code_as_json(site.pc) + ", " + code_as_json(site.caller) + "]}";
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+// Kept while the launch lasts: this is asked for every request.
+uint32_t kernel_number() {
+  static uint32_t number, of_launch;
+  if (of_launch == traced.number) return number;
+  const Launch& launch = *traced.launch;
+  const char* name = launch.site.kernel ? launch.site.kernel : launch.signature.load();
+  KernelName kernel{name ? name : "(unknown)", format("%s:%d", launch.site.file, launch.site.line)};
+  auto found = std::find(kernels().begin(), kernels().end(), kernel);
+  number = static_cast<uint32_t>(found - kernels().begin());
+  if (found == kernels().end()) kernels().push_back(std::move(kernel));
+  of_launch = traced.number;
+  return number;
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+    result += c;
+  }
+  return result + "\"";
+}
+
+}  // namespace cudacpu::trace
+
+// Everything since the last call. The text is valid until the next one.
+extern "C" const char* cudacpu_take_trace() {
+  using namespace cudacpu::trace;
+  static std::string text;
+  std::string names;
+  text = "{\"findings\": " + races_as_json() + ", \"counts\": " + counts_as_json();
+  for (const KernelName& kernel : kernels())
+    names += (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
+             ", \"launched_at\": " + quoted(kernel.launched_at) + "}";
+  text += ", \"kernels\": [" + names + "], \"sites\": " + sites_as_json() + "}";
+  return text.c_str();
+}

@@ -1,0 +1,77 @@
+// What the parts of the tracer know of each other.
+#pragma once
+
+#include "happens_before.h"
+
+namespace cudacpu::trace {
+
+enum class Mode : uint8_t { kOff, kRaces, kProfile };
+Mode mode();
+
+// ------------------------------------------------------------------ tracer.cpp
+
+// Where an access stands: an address in the code and the one that its function was called from; or
+// a place in the source, for what the runtime does on behalf of a thread.
+struct AccessSite {
+  const void* pc;
+  const void* caller;
+  Site source;
+  bool operator==(const AccessSite& other) const {
+    return pc == other.pc && caller == other.caller && source.line == other.source.line &&
+           source.file == other.source.file;
+  }
+};
+const AccessSite& site_at(uint32_t number);
+size_t number_of_sites();
+
+enum class Kind : uint8_t { kRead, kWrite, kAtomic };
+enum class Space : uint8_t { kGlobal, kShared, kConstant };
+
+struct Access {
+  uintptr_t address;
+  uint32_t bytes;
+  uint32_t site;
+  Kind kind;
+  Space space;
+  ResidentBlock* owner;  // of this shared memory
+  bool is_volatile = false;
+  bool is_pending = false;  // a copy that has been started
+};
+
+// The launch that runs.
+struct TracedLaunch {
+  Launch* launch = nullptr;
+  uint32_t number = 0;
+};
+extern TracedLaunch traced;
+
+// ------------------------------------------------------------------ happens_before.cpp
+
+void begin_clocks(BlockTrace& block);
+void meet_block(BlockTrace& block);
+void meet_grid(const std::vector<ResidentBlock*>& blocks);
+void meet_warp(Thread* lanes, uint32_t which);
+
+// ------------------------------------------------------------------ races.cpp
+
+void check_access(const Access& access);
+// A copy to shared memory of the block is done, as a write of that thread at that time.
+void settle_copy(BlockTrace& block, const Starter& starter, uintptr_t address, size_t bytes);
+void begin_shared_shadow(BlockTrace& block);
+void begin_global_shadow();
+std::string races_as_json();  // and forgets them
+
+// ------------------------------------------------------------------ access_counts.cpp
+
+void count_access(const Access& access);
+// The lanes of these warps have met, or are gone: what they do next is a new request.
+void flush_requests(WarpTrace& warp);
+std::string counts_as_json();  // and forgets them
+
+// ------------------------------------------------------------------ trace_report.cpp
+
+// The kernel that runs now, among those that the report names.
+uint32_t kernel_number();
+std::string quoted(const std::string& text);
+
+}  // namespace cudacpu::trace

@@ -1,0 +1,231 @@
+"""The tracer of the CPU backend: planted races and unwritten reads, and counts of accesses.
+
+`cpu_kernels/trace.cu` holds the kernels; the lines that must be named are marked in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import build, toolchain
+from common.cpu import backend, rewrite
+from common.day import ROOT
+from tests.kernel_files import FOLDER, ORDERS
+
+SOURCE = FOLDER / "trace.cu"
+
+# What is found, and in which memory.
+PLANTED = {
+    "missing_barrier": ("race", "float row[64]"),
+    "missing_barrier_after": ("race", "float row[64]"),
+    "missing_barrier_between_trips": ("race", "float part[128]"),
+    "neighbour_without_syncwarp": ("race", "float lane[32]"),
+    "volatile_warp_sum": ("race", "float part[64]"),
+    "double_buffer": ("race", "float buffer[2][64]"),
+    "copy_without_wait": ("copy", "float row[128]"),
+    "copy_without_barrier": ("race", "float row[128]"),
+    "copy_wait_for_too_few": ("copy", "float row[2][128]"),
+    "named_barrier_too_small": ("race", "float row[96]"),
+    "arrive_before_write": ("race", "float row[32]"),
+    "bulk_copy_without_wait": ("copy", "float row[64]"),
+    "ldmatrix_without_syncwarp": ("race", "tile[8][8]"),
+    "tile_too_small": ("race", "float lane[32]"),
+    "histogram_not_cleared": ("race", "int bins[4]"),
+    "unwritten_tail": ("unwritten", "float row[40]"),
+    "unwritten_dynamic": ("unwritten", "__shared__ memory, the dynamic part"),
+    "unwritten_counter": ("unwritten", "int count"),
+    "blocks_write_one_element": ("race", "global memory"),
+    "plain_counter": ("race", "global memory"),
+    "in_place_neighbour": ("race", "global memory"),
+    "flag_without_fence": ("race", "global memory"),
+    "volatile_flag_without_fence": ("race", "global memory"),
+    "last_block_without_fence": ("race", "global memory"),
+    "lock_without_fence": ("race", "global memory"),
+    "missing_grid_barrier": ("race", "global memory"),
+}
+SOUND = ("bytes_of_a_word", "warp_sums", "float_atomics", "producer_and_consumer")
+
+# Of marked lines: kind, requests, lanes, sectors, bank conflicts.
+Count = tuple[str, int, int, int, int]
+COUNTED: dict[str, dict[str, Count]] = {
+    "copy_stride_1": {
+        "copy_stride: load": ("global load", 2, 64, 8, 0),
+        "copy_stride: store": ("global store", 2, 64, 8, 0),
+    },
+    "copy_stride_2": {
+        "copy_stride: load": ("global load", 2, 64, 16, 0),
+        "copy_stride: store": ("global store", 2, 64, 16, 0),
+    },
+    "copy_stride_32": {
+        "copy_stride: load": ("global load", 2, 64, 64, 0),
+        "copy_stride: store": ("global store", 2, 64, 64, 0),
+    },
+    "copy_misaligned": {"copy_stride: load": ("global load", 2, 64, 10, 0)},
+    "copy_float4": {
+        "copy_float4: load": ("global load", 2, 64, 32, 0),
+        "copy_float4: store": ("global store", 2, 64, 32, 0),
+    },
+    "broadcast": {
+        "broadcast: single": ("global load", 1, 1, 1, 0),
+        "broadcast: load": ("shared load", 2, 64, 0, 0),
+    },
+    "constants": {"constants: load": ("constant load", 2, 64, 2, 0)},
+    "column_of_32": {
+        "column: store": ("shared store", 32, 1024, 0, 0),
+        "column: load": ("shared load", 32, 1024, 0, 32 * 31),
+    },
+    "column_of_33": {"column: load": ("shared load", 32, 1024, 0, 0)},
+    "column_swizzled": {
+        "column_swizzled: store": ("shared store", 32, 1024, 0, 0),
+        "column_swizzled: load": ("shared load", 32, 1024, 0, 0),
+    },
+    "shared_float4": {"shared_float4: load": ("shared load", 1, 32, 0, 0)},
+    "shared_double_stride_2": {"shared_double_stride_2: load": ("shared load", 1, 32, 0, 2)},
+    "divergent": {
+        "divergent: load": ("global load", 4, 32 + 24 + 16 + 8, 16, 0),
+        "divergent: store": ("global store", 1, 16, 4, 0),
+    },
+    "count_atomics": {"count_atomics: atomic": ("global atomic", 2, 64, 2, 0)},
+}
+
+
+def lines_marked(mark: str) -> list[int]:
+    """The numbers of the lines with this mark: "// <mark>" at their end."""
+    lines = SOURCE.read_text(encoding="utf-8").splitlines()
+    return [n for n, line in enumerate(lines, 1) if re.search(rf"// {re.escape(mark)}$", line)]
+
+
+@pytest.fixture(scope="session")
+def libraries() -> tuple[Path, Path]:
+    """The runtime library and the kernels, built to be traced."""
+    try:
+        platform = replace(toolchain.detect("cpu"), variant="trace")
+    except toolchain.ToolchainError as error:
+        pytest.skip(str(error))
+    runtime = build.build_runtime(platform)
+    flags = backend.cflags(platform.cuda_include, platform.compiler, "trace")
+    digest = hashlib.sha256("\0".join([platform.label(), *flags]).encode())
+    for file in [*build.sources_of(SOURCE), *backend.RUNTIME_SOURCES]:
+        digest.update(file.read_bytes())
+    folder = build.cache_directory() / f"test-trace-{digest.hexdigest()[:16]}"
+    library = folder / "trace.so"
+    if not library.is_file():
+        source = rewrite.rewrite_tree(SOURCE, folder, [ROOT])
+        partial = folder / f"{os.getpid()}"
+        # Two commands: linking with these flags would bring the thread sanitizer's own library.
+        for words in (
+            ["-c", str(source), *flags, f"-I{ROOT}", "-o", f"{partial}.o"],
+            ["-shared", f"{partial}.o", *backend.ldflags(runtime), "-o", f"{partial}.so"],
+        ):
+            done = subprocess.run([platform.compiler, *words], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:4000]
+        os.replace(f"{partial}.so", library)
+    return runtime, library
+
+
+Results = dict[tuple[str, bool, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def run(libraries: tuple[Path, Path]) -> Callable[[str, list[tuple[str, bool, str]]], Results]:
+    """run(mode, [(case, mended, "order,seed")]): what the tracer finds in each."""
+
+    def run(mode: str, cases: list[tuple[str, bool, str]]) -> Results:
+        words = [f"{schedule}:{name},{int(mended)}" for name, mended, schedule in cases]
+        paths = [str(path) for path in libraries]
+        command = [sys.executable, "-m", "tests.trace_cases", *paths, mode, *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+    return run
+
+
+SCHEDULES = [f"{order},{seed}" for order, seed in ORDERS]
+
+
+@pytest.fixture(scope="session")
+def races(run: Callable[..., Results]) -> Results:
+    """Every planted fault, its mended twin and every sound kernel, in all orders."""
+    cases = [(name, mended, s) for name in PLANTED for mended in (False, True) for s in SCHEDULES]
+    return run("races", cases + [(name, False, s) for name in SOUND for s in SCHEDULES])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_found_in_every_order(races: Results, name: str, schedule: str) -> None:
+    what, memory = PLANTED[name]
+    findings = races[name, False, schedule]["findings"]
+    assert len(findings) == 1, [finding["summary"] for finding in findings]
+    finding = findings[0]
+    assert finding["what"] == what
+    assert memory in finding["memory"]
+    assert finding["kernel"].split("<")[0] == name
+    both = lines_marked(f"{name}: both")
+    want = both * 2 or lines_marked(f"{name}: first") + lines_marked(f"{name}: second")
+    got = [finding["first"]["line"], finding["second"]["line"]]
+    assert sorted(got) == sorted(want if len(want) == 2 else want * 2)
+    for side in ("first", "second"):
+        assert finding[side]["file"] == "tests/cpu_kernels/trace.cu"
+    if what != "unwritten" and len(set(want)) == 2:
+        same = finding["first"]["block"] == finding["second"]["block"]
+        assert (
+            not same or finding["first"]["thread"] != finding["second"]["thread"] or what == "copy"
+        )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", PLANTED)
+def test_mended_twins_are_silent_in_every_order(races: Results, name: str, schedule: str) -> None:
+    assert [f["summary"] for f in races[name, True, schedule]["findings"]] == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_kernels_are_silent(races: Results, name: str, schedule: str) -> None:
+    assert [f["summary"] for f in races[name, False, schedule]["findings"]] == []
+
+
+def test_a_race_is_explained(races: Results) -> None:
+    details = races["missing_barrier", False, "forward,0"]["findings"][0]["details"]
+    first, second = (lines_marked(f"missing_barrier: {side}")[0] for side in ("first", "second"))
+    assert details == [
+        f"tests/cpu_kernels/trace.cu:{second}: thread (31,0,0) of block (0,0,0) reads 4 bytes: "
+        "out[threadIdx.x] = row[63 - threadIdx.x];  // missing_barrier: second",
+        f"tests/cpu_kernels/trace.cu:{first}: thread (32,0,0) of block (0,0,0) writes 4 bytes: "
+        "row[threadIdx.x] = 1.0f;  // missing_barrier: first",
+        "there is no barrier between them: either may come first; a __syncthreads() between the "
+        "two lines, reached by all threads, would order them",
+        details[3],
+    ]
+    assert re.fullmatch(
+        r"in kernel missing_barrier<mended>, launched at \S+trace.cu:\d+", details[3]
+    )
+
+
+@pytest.fixture(scope="session")
+def profiles(run: Callable[..., Results]) -> Results:
+    return run("profile", [(name, False, s) for name in COUNTED for s in SCHEDULES])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_of_known_patterns(profiles: Results, name: str, schedule: str) -> None:
+    counts = profiles[name, False, schedule]["counts"]
+    for mark, want in COUNTED[name].items():
+        (line,) = lines_marked(mark)
+        here = [c for c in counts if c["line"] == line and c["kind"] == want[0]]
+        assert len(here) == 1, counts
+        got = tuple(here[0][key] for key in ("kind", "requests", "lanes", "sectors", "conflicts"))
+        assert got == want
