@@ -34,6 +34,9 @@ class FakeBackend:
     def use(self, schedule: str) -> None:
         self.order = schedule
 
+    def namer(self) -> None:
+        return None
+
     def synchronize(self) -> None:
         pass
 
