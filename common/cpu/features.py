@@ -31,6 +31,7 @@ _RUNTIME_API = """
     cudaOccupancyMaxPotentialBlockSizeVariableSMem cudaOccupancyAvailableDynamicSMemPerBlock
     cudaOccupancyMaxPotentialClusterSize cudaOccupancyMaxActiveClusters
     cudaLaunchKernel cudaLaunchKernelEx cudaLaunchCooperativeKernel
+    cudaGridDependencySynchronize cudaTriggerProgrammaticLaunchCompletion
 """
 RUNTIME_API = frozenset(_RUNTIME_API.split())
 
@@ -73,11 +74,16 @@ _HEADERS = {
 }
 
 
+# What to use instead of some of them.
+_INSTEAD = {"curand": "common/cuda/philox.cuh has Philox, uniform and normal numbers"}
+
+
 def missing_header(path: str) -> str | None:
-    """The feature behind `#include <path>`, where the CPU backend does not have it."""
+    """Why `#include <path>` cannot be used on the CPU backend, or None."""
     for prefix, feature in _HEADERS.items():
         if path.startswith(prefix):
-            return feature
+            instead = f"; {_INSTEAD[prefix]}" if prefix in _INSTEAD else ""
+            return f"{feature} is not available on the CPU backend{instead}"
     return None
 
 

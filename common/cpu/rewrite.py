@@ -357,11 +357,9 @@ class _File:
                     continue
             else:
                 path = "".join(self.tokens[i].text for i in line.rest[1:-1])
-            feature = features.missing_header(path)
-            if feature is not None:
-                raise self.error(
-                    first, f"#include <{path}>: {feature} is not available on the CPU backend"
-                )
+            reason = features.missing_header(path)
+            if reason is not None:
+                raise self.error(first, f"#include <{path}>: {reason}")
 
     def _collect_declared(self, stream: _Stream) -> None:
         """Notes functions and macros that the project defines under a CUDA-like name."""

@@ -11,11 +11,15 @@
 //   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
 //   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
 //   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
+//   ptx/cache.cuh          loads, stores and prefetches that say how long data stay in the caches
+//   ptx/grid_dependency.cuh  kernels that begin before the one ahead of them has ended
 #pragma once
 
 #include "common/cuda/ptx/bulk_copy.cuh"
+#include "common/cuda/ptx/cache.cuh"
 #include "common/cuda/ptx/cluster.cuh"
 #include "common/cuda/ptx/cp_async.cuh"
+#include "common/cuda/ptx/grid_dependency.cuh"
 #include "common/cuda/ptx/integer.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mbarrier.cuh"

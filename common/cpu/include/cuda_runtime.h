@@ -42,5 +42,6 @@
 #include "cudacpu/print.h"
 #include "cudacpu/rounding.h"
 #include "cudacpu/shared.h"
+#include "cudacpu/simd.h"
 #include "cudacpu/sync.h"
 #include "cudacpu/warp.h"

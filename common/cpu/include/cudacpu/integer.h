@@ -117,3 +117,23 @@ inline int __dp4a(char4 a, char4 b, int c) {
 inline unsigned __dp4a(uchar4 a, uchar4 b, unsigned c) {
   return c + unsigned(a.x) * b.x + unsigned(a.y) * b.y + unsigned(a.z) * b.z + unsigned(a.w) * b.w;
 }
+
+// Two products of 16-bit and 8-bit integers added to c: with the lower or the upper two bytes of b.
+#define CUDACPU_DP2A(name, shift)                                                          \
+  inline int name(int a, int b, int c) {                                                   \
+    return c + static_cast<int16_t>(a) * static_cast<int8_t>(b >> shift) +                 \
+           static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> (shift + 8));          \
+  }                                                                                        \
+  inline unsigned name(unsigned a, unsigned b, unsigned c) {                               \
+    return c + (a & 0xffff) * (b >> shift & 0xff) + (a >> 16) * (b >> (shift + 8) & 0xff); \
+  }                                                                                        \
+  inline int name(short2 a, char4 b, int c) {                                              \
+    return shift ? c + a.x * b.z + a.y * b.w : c + a.x * b.x + a.y * b.y;                  \
+  }                                                                                        \
+  inline unsigned name(ushort2 a, uchar4 b, unsigned c) {                                  \
+    return shift ? c + unsigned{a.x} * b.z + unsigned{a.y} * b.w                           \
+                 : c + unsigned{a.x} * b.x + unsigned{a.y} * b.y;                          \
+  }
+CUDACPU_DP2A(__dp2a_lo, 0)
+CUDACPU_DP2A(__dp2a_hi, 16)
+#undef CUDACPU_DP2A

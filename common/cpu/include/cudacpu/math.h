@@ -4,6 +4,8 @@
 // The fast intrinsics (__expf) are the accurate functions here, so their error does not show.
 #pragma once
 
+#include <math.h>  // and not only <cmath>: isnan and its like without `std::`
+
 #include <cmath>
 
 namespace cudacpu {
@@ -74,6 +76,18 @@ inline double min(double a, float b) {
 inline double max(double a, float b) {
   return fmax(a, b);
 }
+inline long long llmin(long long a, long long b) {
+  return min(a, b);
+}
+inline long long llmax(long long a, long long b) {
+  return max(a, b);
+}
+inline unsigned long long ullmin(unsigned long long a, unsigned long long b) {
+  return min(a, b);
+}
+inline unsigned long long ullmax(unsigned long long a, unsigned long long b) {
+  return max(a, b);
+}
 inline unsigned umin(unsigned a, unsigned b) {
   return min(a, b);
 }
@@ -116,6 +130,35 @@ inline double norm4d(double a, double b, double c, double d) {
   return hypot(hypot(a, b), hypot(c, d));
 }
 
+inline float rnorm3df(float a, float b, float c) {
+  return 1.0f / norm3df(a, b, c);
+}
+inline double rnorm3d(double a, double b, double c) {
+  return 1.0 / norm3d(a, b, c);
+}
+inline float rnorm4df(float a, float b, float c, float d) {
+  return 1.0f / norm4df(a, b, c, d);
+}
+inline double rnorm4d(double a, double b, double c, double d) {
+  return 1.0 / norm4d(a, b, c, d);
+}
+inline double norm(int n, const double* x) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum = hypot(sum, x[i]);
+  return sum;
+}
+inline float normf(int n, const float* x) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum = hypotf(sum, x[i]);
+  return sum;
+}
+inline double rnorm(int n, const double* x) {
+  return 1.0 / norm(n, x);
+}
+inline float rnormf(int n, const float* x) {
+  return 1.0f / normf(n, x);
+}
+
 // Multiples of pi, reduced before the multiplication so that whole numbers come out exact.
 inline double sinpi(double x) {
   double r = x - 2.0 * std::nearbyint(0.5 * x);  // in [-1, 1]
@@ -152,6 +195,57 @@ inline double erfcx(double x) {
 }
 inline float erfcxf(float x) {
   return static_cast<float>(erfcx(static_cast<double>(x)));
+}
+
+// The inverse of erfc, for which erfc(x) = y. A rational guess, then Halley's steps, each of which
+// trebles the number of correct digits.
+inline double erfcinv(double y) {
+  if (!(y > 0 && y < 2)) return y == 0 ? INFINITY : y == 2 ? -INFINITY : NAN;
+  if (y > 1) return -erfcinv(2 - y);
+  double t = sqrt(-2 * log(y / 2));
+  double x = M_SQRT1_2 * (t - (2.30753 + 0.27061 * t) / (1 + t * (0.99229 + 0.04481 * t)));
+  for (int i = 0; i < 3; ++i) {
+    double slope = M_2_SQRTPI * exp(-x * x), error = erfc(x) - y;
+    if (slope == 0) break;
+    x += error / (slope - x * error);
+  }
+  return x;
+}
+// Near 0, where 1 - x would lose x, by the same steps on erf.
+inline double erfinv(double x) {
+  if (fabs(x) > 0.5) return x > 0 ? erfcinv(1 - x) : -erfcinv(1 + x);
+  double r = x / M_2_SQRTPI;
+  for (int i = 0; i < 3; ++i) {
+    double error = erf(r) - x;
+    r -= error / (M_2_SQRTPI * exp(-r * r) + r * error);
+  }
+  return r;
+}
+inline double normcdfinv(double p) {
+  return -M_SQRT2 * erfcinv(2 * p);
+}
+inline float erfcinvf(float y) {
+  return static_cast<float>(erfcinv(static_cast<double>(y)));
+}
+inline float erfinvf(float x) {
+  return static_cast<float>(erfinv(static_cast<double>(x)));
+}
+inline float normcdfinvf(float p) {
+  return static_cast<float>(normcdfinv(static_cast<double>(p)));
+}
+
+// Modified Bessel functions of the first kind.
+inline double cyl_bessel_i0(double x) {
+  return std::cyl_bessel_i(0.0, fabs(x));
+}
+inline double cyl_bessel_i1(double x) {
+  return copysign(std::cyl_bessel_i(1.0, fabs(x)), x);
+}
+inline float cyl_bessel_i0f(float x) {
+  return static_cast<float>(cyl_bessel_i0(static_cast<double>(x)));
+}
+inline float cyl_bessel_i1f(float x) {
+  return static_cast<float>(cyl_bessel_i1(static_cast<double>(x)));
 }
 
 // Division and saturation.

@@ -15,7 +15,8 @@ CUDACPU_LOAD(__ldlu)
 // "Don't cache, fetch again": a thread that polls memory uses this one.
 template <class T>
 inline T __ldcv(const T* address) {
-  return *const_cast<const volatile T*>(address);
+  __asm__ volatile("" : : : "memory");
+  return *address;
 }
 
 #define CUDACPU_STORE(name)                      \

@@ -68,3 +68,22 @@ inline unsigned __isShared(const void* pointer) {
 inline unsigned __isGlobal(const void* pointer) {
   return !__isShared(pointer);
 }
+// Global memory, constants and locals share one address space with everything else here.
+inline unsigned __isConstant(const void*) {
+  return 0;
+}
+inline unsigned __isGridConstant(const void*) {
+  return 0;
+}
+#define CUDACPU_ADDRESS_SPACE(space)                             \
+  inline size_t __cvta_generic_to_##space(const void* pointer) { \
+    return reinterpret_cast<size_t>(pointer);                    \
+  }                                                              \
+  inline void* __cvta_##space##_to_generic(size_t address) {     \
+    return reinterpret_cast<void*>(address);                     \
+  }
+CUDACPU_ADDRESS_SPACE(global)
+CUDACPU_ADDRESS_SPACE(local)
+CUDACPU_ADDRESS_SPACE(constant)
+CUDACPU_ADDRESS_SPACE(grid_constant)
+#undef CUDACPU_ADDRESS_SPACE

@@ -82,6 +82,10 @@ inline void __nanosleep(unsigned nanoseconds, CUDACPU_HERE) {
 }
 inline void __brkpt() {}
 
+// Kernels run one after the other: what the one before wrote is there.
+inline void cudaGridDependencySynchronize() {}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+
 inline long long clock64() {
 #if defined(__x86_64__)
   return static_cast<long long>(__builtin_ia32_rdtsc());
