@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.cpu import trace
 from common.cpu.backend import Runtime, Variant
+from common.cpu.trace import Trace
 from common.toolchain import Platform
 
 
@@ -47,6 +49,8 @@ MORE_SCHEDULES = (
     Schedule("reverse", 6, blocks="random", completion="mixed"),
     Schedule("random", 7, blocks="forward"),
 )
+
+TRACED_TIME_LIMIT = 300.0  # seconds that a launch may take where every access is looked at
 
 
 class Backend:
@@ -87,6 +91,18 @@ class Backend:
 
         return name
 
+    def trace(self, mode: str) -> None:
+        """What accesses are watched for from now on, where they are traced: "off", "races" or
+        "profile". Elsewhere, nothing."""
+        if self._runtime is not None and self._variant == "trace":
+            self._runtime.set_trace(mode)
+
+    def take_trace(self) -> Trace:
+        """What was found since the last call; nothing where accesses are not traced."""
+        if self._runtime is None or self._variant != "trace":
+            return Trace([], [], [])
+        return trace.take(self._runtime)
+
     def synchronize(self) -> None:
         """Waits for the device; errors of earlier launches surface here."""
         if self.name == "cuda":
@@ -99,4 +115,8 @@ def make(platform: Platform, runtime_library: Path | None = None) -> Backend:
         return Backend("cuda")
     if runtime_library is None:
         raise ValueError("runtime_library: the CPU backend needs the path of its runtime library")
-    return Backend("cpu", Runtime(runtime_library), platform.variant)
+    backend = Backend("cpu", runtime := Runtime(runtime_library), platform.variant)
+    if platform.variant == "trace":
+        runtime.set_time_limit(TRACED_TIME_LIMIT)
+        backend.trace("races")
+    return backend

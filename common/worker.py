@@ -31,6 +31,9 @@ from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.toolchain import Platform
 from common.wanted import message_of
 
+# How the reason of a rung begins that failed by its accesses, where these are traced.
+ACCESSES_FOUND = "by its accesses:"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -179,6 +182,7 @@ def _check_rung(
             tried = bad_input.check_bad_input(problem, rung, call, run.backend)
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
+        _take_findings(run, outcome)
     except Skip as skip:
         outcome.status, outcome.reason = SKIP, str(skip)
     except Exception as error:
@@ -212,6 +216,21 @@ def _take(outcome: RungOutcome, result: check.CheckResult) -> None:
         outcome.status = FAIL
         outcome.reason = result.failure.summary
         outcome.details = list(result.failure.details)
+
+
+def _take_findings(run: _Run, outcome: RungOutcome) -> None:
+    """Races and reads of what nobody wrote fail a rung, whatever its results were."""
+    traced = run.backend.take_trace()
+    outcome.remarks += traced.remarks
+    if not traced.findings:
+        return
+    before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
+    outcome.status = FAIL
+    outcome.reason = f"{ACCESSES_FOUND} {traced.findings[0].summary()}"
+    outcome.details = traced.findings[0].details()
+    for finding in traced.findings[1:]:
+        outcome.details += [finding.summary(), *finding.details()]
+    outcome.details += before
 
 
 def _device_works(run: _Run, culprit: str) -> bool:

@@ -253,7 +253,7 @@ def _look_up(library: str, offsets: list[int]) -> None:
         _known[library, offset] = []
     command = ["addr2line", "-a", "-i", "-e", library, *(hex(offset) for offset in offsets)]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return  # without binutils, findings have no lines
     frames: Frames = []

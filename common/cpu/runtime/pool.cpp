@@ -93,7 +93,7 @@ void run_on_workers(Launch& launch) {
   unsigned wanted =
       static_cast<unsigned>(std::min<uint64_t>(settings().threads.load(), launch.clusters));
   // Fibers do not move between OS threads: blocks that wait for each other share one.
-  if (launch.config.cooperative) wanted = 1;
+  if (launch.config.cooperative || trace::is_on()) wanted = 1;
   std::unique_lock use(pool->in_use, std::defer_lock);
   if (wanted <= 1 || !use.try_lock()) {
     this_worker().run(launch);

@@ -76,12 +76,32 @@ std::string describe_waiting(const std::vector<ResidentBlock*>& blocks) {
   return text;
 }
 
+// The dynamic linker knows a library by the name that it was loaded by, the system also if its file
+// was renamed since, as a build does when it is complete.
+std::string library_at(const void* pc) {
+  FILE* maps = fopen("/proc/self/maps", "r");
+  if (!maps) return "";
+  std::string result;
+  char text[4096];
+  auto address = reinterpret_cast<uintptr_t>(pc);
+  while (result.empty() && fgets(text, sizeof text, maps)) {
+    uintptr_t begin, end;
+    int path = 0;
+    int read = sscanf(text, "%zx-%zx %*s %*s %*s %*s %n", &begin, &end, &path);
+    if (read == 2 && path && address >= begin && address < end) result = text + path;
+  }
+  fclose(maps);
+  result.erase(result.find_last_not_of("\n") + 1);
+  return result;
+}
+
 std::string source_line(const void* pc) {
   Dl_info info;
-  if (!dladdr(pc, &info) || !info.dli_fname || strchr(info.dli_fname, '\'')) return "";
+  std::string library = library_at(pc);
+  if (!dladdr(pc, &info) || library.empty() || library.find('\'') != std::string::npos) return "";
   auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase);
-  std::string command =
-      format("addr2line -i -e '%s' 0x%zx 2>/dev/null", info.dli_fname, static_cast<size_t>(offset));
+  std::string command = format("addr2line -i -e '%s' 0x%zx 2>/dev/null", library.c_str(),
+                               static_cast<size_t>(offset));
   FILE* output = popen(command.c_str(), "r");
   if (!output) return "";
   std::string result;

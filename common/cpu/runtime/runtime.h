@@ -517,6 +517,7 @@ std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)
 std::string describe(const Thread& thread);  // a line
 // Groups threads by where they wait; a line for each group.
 std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
+std::string library_at(const void* pc);   // the file that it was loaded from, or ""
 std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
 double seconds();
 

@@ -5,16 +5,10 @@
 
 namespace cudacpu {
 
-#ifdef CUDACPU_TRACE
-constexpr bool kOneThread = true;  // the tracer follows one
-#else
-constexpr bool kOneThread = false;
-#endif
-
 Settings& settings() {
   static Settings& instance = *[] {
     auto* fresh = new Settings;
-    fresh->threads = kOneThread ? 1 : std::max(1u, std::thread::hardware_concurrency());
+    fresh->threads = std::max(1u, std::thread::hardware_concurrency());
     return fresh;
   }();
   return instance;
@@ -31,7 +25,7 @@ void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed
 }
 
 void cudacpu_set_threads(unsigned threads) {
-  if (!cudacpu::kOneThread) cudacpu::settings().threads = std::max(1u, threads);
+  cudacpu::settings().threads = std::max(1u, threads);
 }
 
 void cudacpu_set_time_limit(double seconds) {

@@ -61,7 +61,8 @@ void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes
 Starter transfer_started(const Transfer& transfer, Site site);
 void transfer_done(ResidentBlock& block, const Transfer& transfer);
 
-// Whether copies must be as late as they can be, whatever the order of threads.
+// Whether accesses are looked at. Then one OS thread runs the launch, and copies are as late as
+// they can be, whatever the order of threads.
 bool is_on();
 
 #else

@@ -19,11 +19,11 @@ std::vector<KernelName>& kernels() {
 
 std::string code_as_json(const void* return_address) {
   Dl_info info;
-  if (!return_address || !dladdr(return_address, &info) || !info.dli_fname) return "null";
+  if (!return_address || !dladdr(return_address, &info)) return "null";
   // The call is before the address to which it returns.
   auto offset =
       static_cast<const char*>(return_address) - static_cast<const char*>(info.dli_fbase) - 1;
-  return "[" + quoted(info.dli_fname) + format(", %zu]", static_cast<size_t>(offset));
+  return "[" + quoted(library_at(return_address)) + format(", %zu]", static_cast<size_t>(offset));
 }
 
 std::string sites_as_json() {
