@@ -73,10 +73,39 @@ def test_ldmatrix(call: Call, generator: torch.Generator, matrices: int, transpo
     assert got.equal(want)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("matrices", [1, 2, 4])
+def test_stmatrix(call: Call, generator: torch.Generator, matrices: int, transposed: bool) -> None:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("stmatrix came with sm_90")
+    x = torch.randint(-(2**15), 2**15, (3, matrices, 8, 8), generator=generator, dtype=torch.int16)
+    source = x.mT if transposed else x
+    lanes = source.reshape(3, matrices, 32, 2).permute(0, 2, 1, 3).contiguous()
+    got = call("stmatrix", lanes.view(torch.int32).reshape(3, 32, matrices), transposed)
+    assert got[:, :matrices].equal(x)
+    assert got[:, matrices:].eq(0).all()
+
+
+def test_movmatrix(call: Call, generator: torch.Generator) -> None:
+    x = torch.randint(-(2**15), 2**15, (5, 8, 8), generator=generator, dtype=torch.int16)
+    got = call("movmatrix", x.view(torch.int32).reshape(5, 32))
+    assert got.view(torch.int16).reshape(5, 8, 8).equal(x.mT)
+
+
 # ---------------------------------------------------------------- mma
 
-DEPTH = {torch.half: 16, torch.bfloat16: 16, torch.float32: 8, torch.int8: 32, torch.uint8: 32}
 FLOATS = [torch.half, torch.bfloat16, torch.float32]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8 = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
+
+
+def _depth(dtype: torch.dtype) -> int:
+    return 32 // dtype.itemsize
+
+
+def _needs_fp8() -> None:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("products of fp8 came with sm_89")
 
 
 def _tf32(x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +117,7 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_mma_of_floats(call: Call, generator: torch.Generator, dtype: torch.dtype, n: int) -> None:
-    k = DEPTH[dtype]
+    k = _depth(dtype)
     a = torch.randn(n, 16, k, generator=generator).to(dtype)
     b = torch.randn(n, 8, k, generator=generator).to(dtype)
     c = torch.randn(n, 16, 8, generator=generator)
@@ -103,7 +132,7 @@ def test_mma_of_floats(call: Call, generator: torch.Generator, dtype: torch.dtyp
 def test_mma_of_small_integers_is_exact(
     call: Call, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
-    k = DEPTH[dtype]
+    k = _depth(dtype)
     a = torch.randint(-8, 9, (3, 16, k), generator=generator)
     b = torch.randint(-8, 9, (3, 8, k), generator=generator)
     c = torch.randint(-99, 100, (3, 16, 8), generator=generator)
@@ -113,13 +142,47 @@ def test_mma_of_small_integers_is_exact(
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_mma_of_infinities_and_nan(call: Call, dtype: torch.dtype) -> None:
-    k = DEPTH[dtype]
+    k = _depth(dtype)
     a, b, c = torch.ones(1, 16, k), torch.ones(1, 8, k), torch.zeros(1, 16, 8)
     a[0, 0, 0], a[0, 1, 1], c[0, 2, 3] = torch.inf, torch.nan, -torch.inf
     b[0, 5, 0] = 0
     got = call("mma", a.to(dtype), b.to(dtype), c, exact=False)[0]
     want = (a @ b.mT + c)[0]
     assert torch.allclose(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("sums", [torch.float32, torch.half], ids=str)
+@pytest.mark.parametrize("dtypes", [(torch.half, torch.half), *FP8], ids=str)
+def test_mma_of_small_integers_with_either_sum(
+    call: Call, generator: torch.Generator, dtypes: tuple, sums: torch.dtype
+) -> None:
+    _needs_fp8()
+    k = _depth(dtypes[0])
+    a, b = (
+        torch.randint(-4, 5, (5, n, k), generator=generator).float().to(dtype)
+        for n, dtype in zip((16, 8), dtypes, strict=True)
+    )
+    c = torch.randint(-99, 100, (5, 16, 8), generator=generator).to(sums)
+    got = call("mma", a, b, c)
+    assert got.double().equal(a.double() @ b.double().mT + c.double())
+
+
+@pytest.mark.parametrize("sums", [torch.float32, torch.half], ids=str)
+@pytest.mark.parametrize("dtypes", [(torch.half, torch.half), *FP8], ids=str)
+def test_mma_of_floats_with_either_sum(
+    call: Call, generator: torch.Generator, dtypes: tuple, sums: torch.dtype
+) -> None:
+    _needs_fp8()
+    k = _depth(dtypes[0])
+    a = torch.randn(5, 16, k, generator=generator).to(dtypes[0])
+    b = torch.randn(5, 8, k, generator=generator).to(dtypes[1])
+    c = torch.randn(5, 16, 8, generator=generator).to(sums)
+    want = a.double() @ b.double().mT + c.double()
+    scale = a.double().abs() @ b.double().abs().mT + c.double().abs()
+    got = call("mma", a, b, c, exact=False).double()
+    error = ((got - want).abs() / scale).max().item()
+    print(f"{dtypes} with sums of {sums}, {call.device}: largest error {error:.3g} of Σ|a·b| + |c|")
+    assert error <= (2**-10 if sums == torch.half else k * 2**-23)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
@@ -207,6 +270,10 @@ MISTAKES = {
     13: ("null pointer", "copy from null"),
     14: (r"ldmatrix\.x4: misaligned address: the row at", "misaligned row"),
     15: (r"ldmatrix\.x4: the row at \w+ that lane 0 passes is not in", "row in global memory"),
+    18: (
+        r"stmatrix\.x4: the row at \w+ that lane 0 passes is not in",
+        "row stored to global memory",
+    ),
     16: (r"f16: all 32 lanes of a warp must call it, but only lanes 0xffff0000", "half a warp"),
     17: (r"lane 1 is in mma\.m16n8k16\.f16 while lanes 0x00000001 .* wait in mma.m16n8k8.tf32", ""),
     20: ("in bar.sync .* barrier 1, where 32 of 64 threads have arrived", "two barriers for one"),

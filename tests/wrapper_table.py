@@ -42,13 +42,14 @@ class Wrapper:
     """A function that emits PTX.
 
     ptx: its forms; since: "sm_80"; equal: "bit for bit" or a bound; code: its header's digest.
+    Forms may differ in all three.
     """
 
     name: str
     header: Path
     ptx: tuple[str, ...]
-    since: str
-    equal: str
+    since: tuple[str, ...]
+    equal: tuple[str, ...]
     code: str
 
 
@@ -83,24 +84,24 @@ def wrappers() -> list[Wrapper]:
     found: dict[str, Wrapper] = {}
     for header in sorted(HEADERS.glob("*.cuh")):
         text = header.read_text(encoding="utf-8")
-        since_all = re.search(r"\bsm_\d+", text.split("#pragma once")[0])
+        since_all = re.search(r"\bsm_\d+a?", text.split("#pragma once")[0])
         for comment in _COMMENT.finditer(text):
             words = " ".join(line.strip("/ ") for line in comment.group(0).splitlines())
             ptx = re.search(r"PTX: (.+?;)", words)
             if ptx is None:
                 continue
-            since = re.search(r"\bsm_\d+", words) or since_all
+            since = re.search(r"\bsm_\d+a?", words) or since_all
             equal = re.search(r"GPU and CPU: (.+?)\.(?: |$)", words)
             for name in _names_after(comment.end(), text):
-                before = found[name].ptx if name in found else ()
-                found[name] = Wrapper(
-                    name,
-                    header,
-                    tuple(dict.fromkeys([*before, ptx.group(1)])),
+                form = (
+                    ptx.group(1),
                     since.group(0) if since else "",
                     equal.group(1) if equal else "bit for bit",
-                    digest(text),
                 )
+                before = found.get(name, Wrapper(name, header, (), (), (), digest(text)))
+                columns = zip((before.ptx, before.since, before.equal), form, strict=True)
+                several = (tuple(dict.fromkeys([*those, this])) for those, this in columns)
+                found[name] = Wrapper(name, header, *several, before.code)
     return list(found.values())
 
 
@@ -150,8 +151,8 @@ def table() -> str:
         cells = [
             f"[`{wrapper.name}`]({wrapper.header.name})",
             ptx.replace("|", "\\|"),
-            wrapper.since,
-            wrapper.equal.replace("|", "\\|"),
+            "<br>".join(wrapper.since),
+            "<br>".join(wrapper.equal).replace("|", "\\|"),
             "; ".join(proven) or "not yet",
             ", ".join(str(int(number)) for number in dict.fromkeys(using)),
         ]

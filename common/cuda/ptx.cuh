@@ -5,7 +5,9 @@
 //
 //   ptx/cp_async.cuh       copies from global to shared memory that run while the thread goes on
 //   ptx/ldmatrix.cuh       8x8 matrices from shared memory into the registers that mma wants
-//   ptx/mma.cuh            the tensor cores' matrix products: fp16, bf16, tf32, int8
+//   ptx/stmatrix.cuh       8x8 matrices back from registers into shared memory
+//   ptx/movmatrix.cuh      an 8x8 matrix transposed across the registers of a warp
+//   ptx/mma.cuh            the tensor cores' matrix products: fp16, bf16, tf32, fp8, int8
 //   ptx/integer.cuh        redux (reductions of a warp) and dp4a (four 8-bit products)
 //   ptx/named_barrier.cuh  barriers for some warps of a block
 //   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
@@ -13,6 +15,8 @@
 //   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
 //   ptx/cache.cuh          loads, stores and prefetches that say how long data stay in the caches
 //   ptx/grid_dependency.cuh  kernels that begin before the one ahead of them has ended
+//   ptx/setmaxnreg.cuh     registers handed from one warpgroup to another
+//   ptx/wgmma.cuh          matrix products of a warpgroup, while its threads go on
 #pragma once
 
 #include "common/cuda/ptx/bulk_copy.cuh"
@@ -24,4 +28,8 @@
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mbarrier.cuh"
 #include "common/cuda/ptx/mma.cuh"
+#include "common/cuda/ptx/movmatrix.cuh"
 #include "common/cuda/ptx/named_barrier.cuh"
+#include "common/cuda/ptx/setmaxnreg.cuh"
+#include "common/cuda/ptx/stmatrix.cuh"
+#include "common/cuda/ptx/wgmma.cuh"

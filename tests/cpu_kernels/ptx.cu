@@ -1,4 +1,6 @@
-// Kernels for test_cpu_ptx.py: every PTX wrapper of common/cuda/ptx.cuh, on the CPU and on a GPU.
+// Kernels for test_cpu_ptx.py: the PTX wrappers of common/cuda/ptx.cuh, on the CPU and on a GPU.
+#include <cuda_fp8.h>
+
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/tensor.cuh"
 
@@ -88,52 +90,123 @@ Tensor ldmatrix(Tensor x, int64_t matrices, bool transposed) {
   return y;
 }
 
+// ---------------------------------------------------------------- stmatrix, movmatrix
+
+// Block b stores each lane's registers x[b][lane][matrix] as matrices y[b] (4 of 8x8, of which the
+// first `Matrices`).
+template <int Matrices, bool Transposed>
+__global__ void stmatrix_kernel(const uint32_t* x, uint16_t* y) {
+  __shared__ __align__(16) uint16_t rows[32][8];
+  const int lane = threadIdx.x;
+  for (int i = 0; i < 8; ++i) rows[lane][i] = 0;
+  __syncwarp();
+  uint32_t registers[Matrices];
+  for (int i = 0; i < Matrices; ++i) registers[i] = x[(blockIdx.x * 32 + lane) * Matrices + i];
+  if constexpr (Matrices == 1 && !Transposed) ptx::stmatrix_x1(rows[lane], registers);
+  if constexpr (Matrices == 2 && !Transposed) ptx::stmatrix_x2(rows[lane], registers);
+  if constexpr (Matrices == 4 && !Transposed) ptx::stmatrix_x4(rows[lane], registers);
+  if constexpr (Matrices == 1 && Transposed) ptx::stmatrix_x1_trans(rows[lane], registers);
+  if constexpr (Matrices == 2 && Transposed) ptx::stmatrix_x2_trans(rows[lane], registers);
+  if constexpr (Matrices == 4 && Transposed) ptx::stmatrix_x4_trans(rows[lane], registers);
+  __syncwarp();
+  for (int i = 0; i < 8; ++i) y[(blockIdx.x * 32 + lane) * 8 + i] = rows[lane][i];
+}
+
+// x: int32, (blocks, 32, matrices) → int16, (blocks, 4, 8, 8).
+Tensor stmatrix(Tensor x, bool transposed) {
+  check(x, "x").on_gpu().dtype({ScalarType::Int}).rank(3).contiguous();
+  Tensor y = torch::stable::new_empty(x, {x.size(0), 4, 8, 8}, ScalarType::Short);
+  const int64_t matrices = x.size(2);
+  const auto plain = matrices == 1   ? stmatrix_kernel<1, false>
+                     : matrices == 2 ? stmatrix_kernel<2, false>
+                                     : stmatrix_kernel<4, false>;
+  const auto trans = matrices == 1   ? stmatrix_kernel<1, true>
+                     : matrices == 2 ? stmatrix_kernel<2, true>
+                                     : stmatrix_kernel<4, true>;
+  const auto kernel = transposed ? trans : plain;
+  kernel<<<grid_size(x.size(0), "x"), 32, 0, current_stream(x)>>>(
+      static_cast<const uint32_t*>(x.const_data_ptr()),
+      static_cast<uint16_t*>(y.mutable_data_ptr()));
+  check_launch("stmatrix");
+  return y;
+}
+
+// x: int32, (blocks, 32): the register of each lane → the same, transposed.
+__global__ void movmatrix_kernel(const uint32_t* x, uint32_t* y) {
+  const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  y[i] = ptx::movmatrix_trans(x[i]);
+}
+Tensor movmatrix(Tensor x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Int}).rank(2).contiguous();
+  Tensor y = torch::stable::empty_like(x);
+  movmatrix_kernel<<<grid_size(x.size(0), "x"), 32, 0, current_stream(x)>>>(
+      static_cast<const uint32_t*>(x.const_data_ptr()),
+      static_cast<uint32_t*>(y.mutable_data_ptr()));
+  check_launch("movmatrix");
+  return y;
+}
+
 // ---------------------------------------------------------------- mma
 
 // One warp multiplies one pair of matrices: a[i] is 16xK, b[i] is 8xK (its columns are contiguous),
-// c[i] and d[i] are 16x8. T: the elements, four, two or one of which fill a register.
-template <typename T, typename Sum>
-__global__ void mma_kernel(const T* a, const T* b, const Sum* c, Sum* d, int count) {
-  constexpr int kPer = 4 / sizeof(T), K = 8 * kPer;
+// c[i] and d[i] are 16x8. TA, TB: the elements, four, two or one of which fill a register.
+template <typename TA, typename TB, typename Sum>
+__global__ void mma_kernel(const TA* a, const TB* b, const Sum* c, Sum* d, int count) {
+  constexpr int kPer = 4 / sizeof(TA), K = 8 * kPer;
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   if (i >= count) return;
-  auto word = [&](const T* matrix, int row, int k) {
+  auto word = [&](const auto* matrix, int row, int k) {
     return *reinterpret_cast<const uint32_t*>(matrix + (row * K + k));
   };
-  const T *my_a = a + i * 16 * K, *my_b = b + i * 8 * K;
+  const TA* my_a = a + i * 16 * K;
+  const TB* my_b = b + i * 8 * K;
   const int k = t * kPer;
   uint32_t fragment_a[4] = {word(my_a, g, k), word(my_a, g + 8, k), word(my_a, g, k + 4 * kPer),
                             word(my_a, g + 8, k + 4 * kPer)};
   uint32_t fragment_b[2] = {word(my_b, g, k), word(my_b, g, k + 4 * kPer)};
-  Sum sums[4];
-  for (int j = 0; j < 4; ++j) sums[j] = c[i * 128 + (g + j / 2 * 8) * 8 + 2 * t + j % 2];
-  if constexpr (sizeof(T) == 1) {
-    ptx::mma_m16n8k32<T>(sums, fragment_a, fragment_b, sums);
-  } else if constexpr (sizeof(T) == 2) {
-    ptx::mma_m16n8k16<T>(sums, fragment_a, fragment_b, sums);
+  // Sums of fp16 are two to a register.
+  std::conditional_t<sizeof(Sum) == 2, uint32_t[2], Sum[4]> sums;
+  Sum* elements = reinterpret_cast<Sum*>(sums);
+  for (int j = 0; j < 4; ++j) elements[j] = c[i * 128 + (g + j / 2 * 8) * 8 + 2 * t + j % 2];
+  if constexpr (std::is_integral_v<TA>) {
+    ptx::mma_m16n8k32<TA>(sums, fragment_a, fragment_b, sums);
+  } else if constexpr (sizeof(TA) == 1) {
+    ptx::mma_m16n8k32<TA, TB>(sums, fragment_a, fragment_b, sums);
+  } else if constexpr (sizeof(TA) == 2) {
+    ptx::mma_m16n8k16<TA>(sums, fragment_a, fragment_b, sums);
   } else {
     for (uint32_t& x : fragment_a) x = ptx::to_tf32(__uint_as_float(x));
     for (uint32_t& x : fragment_b) x = ptx::to_tf32(__uint_as_float(x));
     ptx::mma_m16n8k8_tf32(sums, fragment_a, fragment_b, sums);
   }
-  for (int j = 0; j < 4; ++j) d[i * 128 + (g + j / 2 * 8) * 8 + 2 * t + j % 2] = sums[j];
+  for (int j = 0; j < 4; ++j) d[i * 128 + (g + j / 2 * 8) * 8 + 2 * t + j % 2] = elements[j];
 }
 
-template <typename T, typename Sum>
+template <typename TA, typename Sum, typename TB = TA>
 void launch_mma(const Tensor& a, const Tensor& b, const Tensor& c, Tensor& d) {
   const int count = static_cast<int>(a.size(0));
-  mma_kernel<T, Sum><<<(count + 3) / 4, 128, 0, current_stream(a)>>>(
-      data<T>(a), data<T>(b), data<Sum>(c), mutable_data<Sum>(d), count);
+  mma_kernel<TA, TB, Sum><<<(count + 3) / 4, 128, 0, current_stream(a)>>>(
+      static_cast<const TA*>(a.const_data_ptr()), static_cast<const TB*>(b.const_data_ptr()),
+      data<Sum>(c), mutable_data<Sum>(d), count);
   check_launch("mma");
+}
+
+template <typename TA, typename TB>
+void launch_mma_fp8(const Tensor& a, const Tensor& b, const Tensor& c, Tensor& d) {
+  if (c.scalar_type() == ScalarType::Half)
+    launch_mma<TA, __half, TB>(a, b, c, d);
+  else
+    launch_mma<TA, float, TB>(a, b, c, d);
 }
 
 // a: (n, 16, K), b: (n, 8, K), c: (n, 16, 8) → d of c's shape and dtype. float32 means tf32.
 Tensor mma(Tensor a, Tensor b, Tensor c) {
   check(a, "a").on_gpu().rank(3).contiguous();
-  check(b, "b").on_gpu().rank(3).contiguous().dtype({a.scalar_type()});
+  check(b, "b").on_gpu().rank(3).contiguous();
   check(c, "c").on_gpu().rank(3).contiguous();
   Tensor d = torch::stable::empty_like(c);
+  const bool b_is_e4m3 = b.scalar_type() == ScalarType::Float8_e4m3fn;
   switch (a.scalar_type()) {
     case ScalarType::Char:
       launch_mma<int8_t, int>(a, b, c, d);
@@ -141,8 +214,17 @@ Tensor mma(Tensor a, Tensor b, Tensor c) {
     case ScalarType::Byte:
       launch_mma<uint8_t, int>(a, b, c, d);
       break;
+    case ScalarType::Float8_e4m3fn:
+      b_is_e4m3 ? launch_mma_fp8<__nv_fp8_e4m3, __nv_fp8_e4m3>(a, b, c, d)
+                : launch_mma_fp8<__nv_fp8_e4m3, __nv_fp8_e5m2>(a, b, c, d);
+      break;
+    case ScalarType::Float8_e5m2:
+      b_is_e4m3 ? launch_mma_fp8<__nv_fp8_e5m2, __nv_fp8_e4m3>(a, b, c, d)
+                : launch_mma_fp8<__nv_fp8_e5m2, __nv_fp8_e5m2>(a, b, c, d);
+      break;
     case ScalarType::Half:
-      launch_mma<__half, float>(a, b, c, d);
+      c.scalar_type() == ScalarType::Half ? launch_mma<__half, __half>(a, b, c, d)
+                                          : launch_mma<__half, float>(a, b, c, d);
       break;
     case ScalarType::BFloat16:
       launch_mma<__nv_bfloat16, float>(a, b, c, d);
@@ -409,6 +491,9 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
     case 15:
       ptx::ldmatrix_x4(registers, x + t % 32 * 4);  // line: row in global memory
       break;
+    case 18:
+      ptx::stmatrix_x4(y + t % 32 * 4, registers);  // line: row stored to global memory
+      break;
     case 16:
       if (t % 32 < 16) return;
       ptx::mma_m16n8k16<__half>(sums, registers, b, sums);  // line: half a warp
@@ -487,6 +572,8 @@ Tensor mistake(Tensor x, int64_t which) {
 STABLE_TORCH_LIBRARY(test_ptx, m) {
   m.def("copy(Tensor x, int bytes, int valid) -> Tensor");
   m.def("ldmatrix(Tensor x, int matrices, bool transposed) -> Tensor");
+  m.def("stmatrix(Tensor x, bool transposed) -> Tensor");
+  m.def("movmatrix(Tensor x) -> Tensor");
   m.def("mma(Tensor a, Tensor b, Tensor c) -> Tensor");
   m.def("tf32(Tensor x) -> Tensor");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
@@ -499,6 +586,8 @@ STABLE_TORCH_LIBRARY(test_ptx, m) {
 STABLE_TORCH_LIBRARY_IMPL(test_ptx, CUDA, m) {
   m.impl("copy", TORCH_BOX(&copy));
   m.impl("ldmatrix", TORCH_BOX(&ldmatrix));
+  m.impl("stmatrix", TORCH_BOX(&stmatrix));
+  m.impl("movmatrix", TORCH_BOX(&movmatrix));
   m.impl("mma", TORCH_BOX(&mma));
   m.impl("tf32", TORCH_BOX(&tf32));
   m.impl("matmul", TORCH_BOX(&matmul));

@@ -10,6 +10,7 @@
 #include "named_barrier.cpp"
 #include "mbarrier.cpp"
 #include "tensor_core.cpp"
+#include "wgmma.cpp"
 #include "launch.cpp"
 #include "pool.cpp"
 #include "watchdog.cpp"

@@ -201,6 +201,8 @@ struct Cluster {
   uint32_t phase = 0;
 };
 
+struct Warpgroup;  // warpgroup.h
+
 struct ResidentBlock : Block {
   uint3 index;
   uint64_t position;           // in the order of the schedule
@@ -220,9 +222,11 @@ struct ResidentBlock : Block {
   bool has_async_copies = false;
   NamedBarrier named_barriers[16];
   bool has_named_barriers = false;
+  std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have used wgmma
 #ifdef CUDACPU_TRACE
   std::unique_ptr<trace::BlockTrace, trace::DeleteBlockTrace> trace;
 #endif
+  ResidentBlock();
   ~ResidentBlock();
 };
 
@@ -380,6 +384,7 @@ class Worker {
     return when == Completion::kEarly || (when == Completion::kMixed && random() % 2);
   }
   Launch* launch() const { return launch_; }
+  size_t shared_end() const { return shared_end_; }
   const FiberPool& fibers() const { return fibers_; }
 
   // Set by the signal handler, read after the fiber that faulted was left.
@@ -480,6 +485,11 @@ void forget_named_barriers(ResidentBlock& block);
 // What a thread that waits in such a barrier waits for, for messages; or "".
 std::string describe_named_barrier(const Thread& thread);
 std::string describe_mbarrier(const Thread& thread);
+
+// ------------------------------------------------------------------ wgmma.cpp
+
+void forget_warpgroups(ResidentBlock& block);
+std::string describe_warpgroup(const Thread& thread);
 
 // ------------------------------------------------------------------ pool.cpp
 

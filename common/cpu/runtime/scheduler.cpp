@@ -5,6 +5,7 @@
 // fiber calls the kernel for one thread after the other (next_thread), so that a kernel without
 // barriers never switches at all.
 #include "runtime.h"
+#include "warpgroup.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -36,6 +37,8 @@ constexpr uint64_t kPollsPerLook = 1024;
 constexpr uint32_t kStartOneIn = 8;
 
 }  // namespace
+
+ResidentBlock::ResidentBlock() = default;
 
 ResidentBlock::~ResidentBlock() {
   unmap_arena(arena);
@@ -280,6 +283,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t number, unsigned rank)
   block.barrier = Barrier{};
   if (block.has_async_copies) forget_async_copies(block);
   if (block.has_named_barriers) forget_named_barriers(block);
+  if (!block.warpgroups.empty()) forget_warpgroups(block);
   if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
   block.variables = offsets_.get();
   if (block.threads.size() != launch_->threads) shape_block(block);

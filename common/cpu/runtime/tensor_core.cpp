@@ -1,28 +1,10 @@
-// ldmatrix and mma: a warp's lanes bring fragments, the last one to arrive computes for all.
-#include "runtime.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cudacpu/ptx.h>
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+// ldmatrix, stmatrix, movmatrix and mma: a warp's lanes bring fragments, the last one to arrive
+// computes for all.
+#include "tensor_core.h"
 
 namespace cudacpu {
 
 namespace {
-
-// What lane `lane` brought. False if a lane is missing, which every other then learns.
-template <class Exchange>
-bool take_exchanges(Thread* lanes, uint32_t arrived, Exchange* (&exchanges)[kWarpSize]) {
-  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    if (!(arrived >> lane & 1)) continue;
-    exchanges[lane] = static_cast<Exchange*>(static_cast<WholeWarp*>(lanes[lane].exchange));
-    exchanges[lane]->arrived = arrived;
-  }
-  return arrived == ~0u;
-}
 
 // ------------------------------------------------------------------ ldmatrix
 
@@ -42,53 +24,68 @@ void load_matrix(Thread* lanes, uint32_t arrived) {
   }
 }
 
+// ------------------------------------------------------------------ stmatrix, movmatrix
+
+template <unsigned Matrices, bool Transposed>
+void store_matrix(Thread* lanes, uint32_t arrived) {
+  MatrixStore* exchanges[kWarpSize];
+  if (!take_exchanges(lanes, arrived, exchanges)) return;
+  for (unsigned matrix = 0; matrix < Matrices; ++matrix) {
+    uint16_t at[8][8];
+    for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+      unsigned one = lane / 4, two = 2 * (lane % 4);
+      uint32_t word = exchanges[lane]->registers[matrix];
+      (Transposed ? at[two][one] : at[one][two]) = static_cast<uint16_t>(word);
+      (Transposed ? at[two + 1][one] : at[one][two + 1]) = static_cast<uint16_t>(word >> 16);
+    }
+    for (unsigned row = 0; row < 8; ++row) memcpy(exchanges[8 * matrix + row]->row, at[row], 16);
+  }
+}
+
+void move_matrix(Thread* lanes, uint32_t arrived) {
+  MatrixMove* exchanges[kWarpSize];
+  if (!take_exchanges(lanes, arrived, exchanges)) return;
+  uint16_t at[8][8];
+  for (unsigned lane = 0; lane < kWarpSize; ++lane)
+    memcpy(&at[lane / 4][2 * (lane % 4)], &exchanges[lane]->word, 4);
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    unsigned column = lane / 4, row = 2 * (lane % 4);
+    exchanges[lane]->word = uint32_t{at[row + 1][column]} << 16 | at[row][column];
+  }
+}
+
 // ------------------------------------------------------------------ mma
 
-// A type of the elements of a and b: PerRegister of them in 32 bits. A lane's register holds
-// neighbours along k; its second register for the same row or column follows 4·PerRegister later.
-struct Half {
-  static constexpr unsigned kPerRegister = 2;
-  using Sum = float;
-  static float value(uint32_t word, unsigned i) {
-    auto raw = static_cast<uint16_t>(word >> 16 * i);
-#if defined(__F16C__)
-    return _cvtsh_ss(raw);
-#else
-    return __half2float(__half(__half_raw{raw}));
-#endif
+// How a lane holds its four sums: as they are, or in two registers as fp16.
+struct PlainSums {
+  template <class Sum>
+  static void load(const void* registers, Sum (&sums)[4]) {
+    memcpy(sums, registers, sizeof sums);
+  }
+  template <class Sum>
+  static void store(void* registers, const Sum (&sums)[4]) {
+    memcpy(registers, sums, sizeof sums);
   }
 };
-struct Bfloat16 {
-  static constexpr unsigned kPerRegister = 2;
-  using Sum = float;
-  static float value(uint32_t word, unsigned i) {
-    return bits<float>(i ? word & 0xffff0000u : word << 16);
+struct HalfSums {
+  static void load(const void* registers, float (&sums)[4]) {
+    auto words = static_cast<const uint32_t*>(registers);
+    for (unsigned i = 0; i < 4; ++i) sums[i] = Half::value(words[i / 2], i % 2);
   }
-};
-struct Tf32 {
-  static constexpr unsigned kPerRegister = 1;
-  using Sum = float;
-  static float value(uint32_t word, unsigned) { return bits<float>(word & 0xffffe000u); }
-};
-// Unsigned sums, because they may wrap around.
-struct Int8 {
-  static constexpr unsigned kPerRegister = 4;
-  using Sum = uint32_t;
-  static uint32_t value(uint32_t word, unsigned i) {
-    return static_cast<uint32_t>(static_cast<int8_t>(word >> 8 * i));
+  static void store(void* registers, const float (&sums)[4]) {
+    __half halves[4];
+    for (unsigned i = 0; i < 4; ++i) halves[i] = __float2half_rn(sums[i]);
+    memcpy(registers, halves, sizeof halves);
   }
-};
-struct Uint8 {
-  static constexpr unsigned kPerRegister = 4;
-  using Sum = uint32_t;
-  static uint32_t value(uint32_t word, unsigned i) { return word >> 8 * i & 0xff; }
 };
 
-template <class Element>
+// A lane's register holds neighbours along k; its second register for the same row or column
+// follows 4·kPerRegister later.
+template <class A, class B = A, class Sums = PlainSums>
 void multiply(Thread* lanes, uint32_t arrived) {
-  using Sum = typename Element::Sum;
+  using Sum = typename A::Sum;
   typedef Sum Row __attribute__((vector_size(8 * sizeof(Sum))));
-  constexpr unsigned kPer = Element::kPerRegister, kDepth = 8 * kPer;
+  constexpr unsigned kPer = A::kPerRegister, kDepth = 8 * kPer;
   MatrixProduct* exchanges[kWarpSize];
   if (!take_exchanges(lanes, arrived, exchanges)) return;
   Sum a[16][kDepth];
@@ -97,15 +94,15 @@ void multiply(Thread* lanes, uint32_t arrived) {
     const MatrixProduct& mine = *exchanges[lane];
     unsigned group = lane / 4, first = lane % 4 * kPer, column = lane % 4 * 2;
     for (unsigned i = 0; i < kPer; ++i) {
-      a[group][first + i] = Element::value(mine.a[0], i);
-      a[group + 8][first + i] = Element::value(mine.a[1], i);
-      a[group][first + 4 * kPer + i] = Element::value(mine.a[2], i);
-      a[group + 8][first + 4 * kPer + i] = Element::value(mine.a[3], i);
-      b[first + i][group] = Element::value(mine.b[0], i);
-      b[first + 4 * kPer + i][group] = Element::value(mine.b[1], i);
+      a[group][first + i] = A::value(mine.a[0], i);
+      a[group + 8][first + i] = A::value(mine.a[1], i);
+      a[group][first + 4 * kPer + i] = A::value(mine.a[2], i);
+      a[group + 8][first + 4 * kPer + i] = A::value(mine.a[3], i);
+      b[first + i][group] = B::value(mine.b[0], i);
+      b[first + 4 * kPer + i][group] = B::value(mine.b[1], i);
     }
     Sum c[4];
-    memcpy(c, mine.c, sizeof c);
+    Sums::load(mine.c, c);
     for (unsigned i = 0; i < 4; ++i) sums[group + i / 2 * 8][column + i % 2] = c[i];
   }
   for (unsigned row = 0; row < 16; ++row) {
@@ -117,7 +114,7 @@ void multiply(Thread* lanes, uint32_t arrived) {
     unsigned group = lane / 4, column = lane % 4 * 2;
     Sum d[4];
     for (unsigned i = 0; i < 4; ++i) d[i] = sums[group + i / 2 * 8][column + i % 2];
-    memcpy(exchanges[lane]->d, d, sizeof d);
+    Sums::store(exchanges[lane]->d, d);
   }
 }
 
@@ -129,11 +126,31 @@ const Operation kLoadMatrix4{"ldmatrix.x4", load_matrix<4, false>};
 const Operation kLoadMatrix1Transposed{"ldmatrix.x1.trans", load_matrix<1, true>};
 const Operation kLoadMatrix2Transposed{"ldmatrix.x2.trans", load_matrix<2, true>};
 const Operation kLoadMatrix4Transposed{"ldmatrix.x4.trans", load_matrix<4, true>};
+const Operation kStoreMatrix1{"stmatrix.x1", store_matrix<1, false>};
+const Operation kStoreMatrix2{"stmatrix.x2", store_matrix<2, false>};
+const Operation kStoreMatrix4{"stmatrix.x4", store_matrix<4, false>};
+const Operation kStoreMatrix1Transposed{"stmatrix.x1.trans", store_matrix<1, true>};
+const Operation kStoreMatrix2Transposed{"stmatrix.x2.trans", store_matrix<2, true>};
+const Operation kStoreMatrix4Transposed{"stmatrix.x4.trans", store_matrix<4, true>};
+const Operation kMoveMatrix{"movmatrix.trans", move_matrix};
 const Operation kMmaHalf{"mma.m16n8k16.f16", multiply<Half>};
+const Operation kMmaHalfSums{"mma.m16n8k16.f16 with sums of f16", multiply<Half, Half, HalfSums>};
 const Operation kMmaBfloat16{"mma.m16n8k16.bf16", multiply<Bfloat16>};
 const Operation kMmaTf32{"mma.m16n8k8.tf32", multiply<Tf32>};
 const Operation kMmaInt8{"mma.m16n8k32.s8", multiply<Int8>};
 const Operation kMmaUint8{"mma.m16n8k32.u8", multiply<Uint8>};
+
+const Operation& fp8_product(bool a_is_e4m3, bool b_is_e4m3, bool half_sums) {
+#define CUDACPU_FP8(a, b, A, B)                                             \
+  {"mma.m16n8k32." #a "." #b, multiply<A, B>}, {                            \
+    "mma.m16n8k32." #a "." #b " with sums of f16", multiply<A, B, HalfSums> \
+  }
+  static const Operation kProducts[] = {
+      CUDACPU_FP8(e5m2, e5m2, E5m2, E5m2), CUDACPU_FP8(e5m2, e4m3, E5m2, E4m3),
+      CUDACPU_FP8(e4m3, e5m2, E4m3, E5m2), CUDACPU_FP8(e4m3, e4m3, E4m3, E4m3)};
+#undef CUDACPU_FP8
+  return kProducts[4 * a_is_e4m3 + 2 * b_is_e4m3 + half_sums];
+}
 
 void trap_incomplete_warp(const char* name, uint32_t arrived, Site site) {
   trap(site,

@@ -14,14 +14,18 @@
 //   c[0], c[1]    row g,     columns 2t, 2t+1      (d likewise)
 //   c[2], c[3]    row g + 8, columns 2t, 2t+1
 //
+// Sums in fp16 are two to a register: c[0] holds row g and c[1] row g + 8.
+//
 // ldmatrix fills a from a row-major tile (x4), and b from one of b's transpose (x2) or, with trans,
 // from b itself. All 32 lanes must call an mma. d and c may be the same array.
 //
 // Products are exact and sums have (about) 24 bits on GPU and CPU, but they are added in different
 // orders: results agree bit for bit where no sum is rounded, as for small integers, and otherwise
-// to about K·2⁻²³ of Σ|a·b| + |c|. Integers are always exact and wrap around.
+// to about K·2⁻²³ of Σ|a·b| + |c|. Integers are always exact and wrap around. Sums in fp16 are
+// rounded once on the CPU, at the end.
 #pragma once
 
+#include "common/cuda/ptx/fp8_types.cuh"
 #include "common/cuda/ptx/site.cuh"
 
 #include <cuda_bf16.h>
@@ -58,6 +62,25 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
           "f"(c[2]), "f"(c[3]));
   }
+#endif
+}
+
+// The same of __half, with sums of fp16, two to a register.
+// GPU and CPU: within 2⁻¹⁰ of Σ|a·b| + |c|.
+// PTX: mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {d…}, {a…}, {b…}, {c…};
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2],
+                                             const uint32_t (&c)[2] PTX_HERE) {
+  static_assert(std::is_same_v<T, __half>, "only products of __half can have sums of fp16");
+#ifdef CUDA_ON_CPU
+  cudacpu::multiply_matrices(cudacpu::kMmaHalfSums, d, a, b, c, PTX_SITE);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
+      "{%8, %9};"
+      : "=r"(d[0]), "=r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]));
 #endif
 }
 
@@ -119,6 +142,50 @@ __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
           "r"(c[2]), "r"(c[3]));
   }
+#endif
+}
+
+// A and B: __nv_fp8_e4m3 or __nv_fp8_e5m2, with four elements in a register; sums are floats.
+// sm_89; a trap before. GPU and CPU: within 32·2⁻²³ of Σ|a·b| + |c|.
+// PTX: mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32 {d…}, {a…}, {b…}, {c…};   and so on
+template <typename A, typename B = A>
+__device__ __forceinline__ void mma_m16n8k32(float (&d)[4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2], const float (&c)[4] PTX_HERE) {
+  using Types = Fp8Types<A, B>;
+#ifdef CUDA_ON_CPU
+  cudacpu::multiply_matrices(cudacpu::fp8_product(Types::kAIsE4m3, Types::kBIsE4m3, false), d, a, b,
+                             c, PTX_SITE);
+#elif __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.%14.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+        "f"(c[2]), "f"(c[3]), "C"(Types::kName));
+#else
+  __trap();
+#endif
+}
+
+// The same with sums of fp16, two to a register. sm_89. GPU and CPU: within 2⁻¹⁰ of Σ|a·b| + |c|.
+// PTX: mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e5m2.f16 {d…}, {a…}, {b…}, {c…};   and so on
+template <typename A, typename B = A>
+__device__ __forceinline__ void mma_m16n8k32(uint32_t (&d)[2], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2],
+                                             const uint32_t (&c)[2] PTX_HERE) {
+  using Types = Fp8Types<A, B>;
+#ifdef CUDA_ON_CPU
+  cudacpu::multiply_matrices(cudacpu::fp8_product(Types::kAIsE4m3, Types::kBIsE4m3, true), d, a, b,
+                             c, PTX_SITE);
+#elif __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f16.%10.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
+      "{%8, %9};"
+      : "=r"(d[0]), "=r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
+        "C"(Types::kName));
+#else
+  __trap();
 #endif
 }
 

@@ -1,6 +1,7 @@
 // The CPU bodies of the PTX wrappers (common/cuda/ptx), as far as kernels see them.
 //
-// ldmatrix and mma are warp collectives (warp.h): the last lane to arrive computes for the warp.
+// ldmatrix, mma and their like are warp collectives (warp.h): the last lane to arrive computes for
+// the warp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -90,14 +91,45 @@ extern const Operation kLoadMatrix1, kLoadMatrix2, kLoadMatrix4, kLoadMatrix1Tra
 
 [[noreturn]] void trap_matrix_row(const char* name, const void* row, Site site);
 
-inline void load_matrices(const Operation& operation, unsigned matrices, uint32_t* registers,
-                          const void* row, Site site) {
+// Whether this lane's row is one of those that are moved. Traps if it is, and cannot be.
+inline bool has_matrix_row(const Operation& operation, unsigned matrices, const void* row,
+                           Site site) {
   bool used = current->lane < 8 * matrices;
   if (used && (reinterpret_cast<uintptr_t>(row) % 16 != 0 || !__isShared(row))) [[unlikely]]
     trap_matrix_row(operation.name, row, site);
-  if (used) trace_read(row, 16, site);
+  return used;
+}
+
+inline void load_matrices(const Operation& operation, unsigned matrices, uint32_t* registers,
+                          const void* row, Site site) {
+  if (has_matrix_row(operation, matrices, row, site)) trace_read(row, 16, site);
   MatrixLoad exchange{{}, row, registers};
   collect_warp(operation, exchange, site);
+}
+
+struct MatrixStore : WholeWarp {
+  void* row;
+  const uint32_t* registers;
+};
+extern const Operation kStoreMatrix1, kStoreMatrix2, kStoreMatrix4, kStoreMatrix1Transposed,
+    kStoreMatrix2Transposed, kStoreMatrix4Transposed;
+
+inline void store_matrices(const Operation& operation, unsigned matrices, void* row,
+                           const uint32_t* registers, Site site) {
+  if (has_matrix_row(operation, matrices, row, site)) trace_write(row, 16, site);
+  MatrixStore exchange{{}, row, registers};
+  collect_warp(operation, exchange, site);
+}
+
+struct MatrixMove : WholeWarp {
+  uint32_t word;
+};
+extern const Operation kMoveMatrix;
+
+inline uint32_t transpose_matrix(uint32_t word, Site site) {
+  MatrixMove exchange{{}, word};
+  collect_warp(kMoveMatrix, exchange, site);
+  return exchange.word;
 }
 
 struct MatrixProduct : WholeWarp {
@@ -105,13 +137,40 @@ struct MatrixProduct : WholeWarp {
   const void* c;
   void* d;
 };
-extern const Operation kMmaHalf, kMmaBfloat16, kMmaTf32, kMmaInt8, kMmaUint8;
+extern const Operation kMmaHalf, kMmaHalfSums, kMmaBfloat16, kMmaTf32, kMmaInt8, kMmaUint8;
+const Operation& fp8_product(bool a_is_e4m3, bool b_is_e4m3, bool half_sums);
 
 inline void multiply_matrices(const Operation& operation, void* d, const uint32_t* a,
                               const uint32_t* b, const void* c, Site site) {
   MatrixProduct exchange{{}, a, b, c, d};
   collect_warp(operation, exchange, site);
 }
+
+// ------------------------------------------------------------------ wgmma.cpp
+
+// Types of elements, by their PTX names.
+enum class MatrixType : uint8_t { f16, bf16, tf32, e4m3, e5m2 };
+
+// What a wgmma says: d (64 x n) = ±a·b, + d if `accumulate`.
+struct Wgmma {
+  unsigned n;
+  MatrixType type_a, type_b;
+  bool a_is_mn_major, b_is_mn_major;
+  bool negative;
+  bool accumulate;
+  bool a_in_registers;
+  uint64_t a, b;  // descriptors, as on a GPU
+};
+// Issues it; d and a (if it is in registers) are those of the running thread.
+void start_wgmma(const Wgmma& instruction, float* d, const uint32_t* a, Site site);
+void wgmma_fence(Site site);
+void commit_wgmma(Site site);
+// Waits for all committed groups of the warp but the `n` youngest.
+void wait_for_wgmma(unsigned n, Site site);
+
+void set_max_registers(const char* what, int registers, Site site);
+
+// ------------------------------------------------------------------
 
 inline uint32_t round_to_tf32(float x) {
   uint32_t word = bits<uint32_t>(x);
