@@ -89,11 +89,11 @@ def cache_directory() -> Path:
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
-def sources_of(file: Path) -> list[Path]:
+def sources_of(file: Path, roots: Sequence[Path] = (ROOT,)) -> list[Path]:
     """`file` and every project header that it reaches by #include "…", sorted.
 
-    A header is looked for beside the including file, then from the repository's root. What is in
-    neither place belongs to the toolkit or to torch, whose versions are in the key.
+    A header is looked for beside the including file, then from `roots`, by default the repository.
+    What is in no such place belongs to the toolkit or to torch, whose versions are in the key.
     """
     found: set[Path] = set()
     todo = [file.resolve()]
@@ -103,7 +103,7 @@ def sources_of(file: Path) -> list[Path]:
             continue
         found.add(current)
         for name in _INCLUDE.findall(current.read_bytes()):
-            for base in (current.parent, ROOT):
+            for base in (current.parent, *roots):
                 candidate = (base / os.fsdecode(name)).resolve()
                 if candidate.is_file():
                     todo.append(candidate)

@@ -1,0 +1,70 @@
+"""Builds a CUDA program for the CPU, and runs it: `python -m common.cpu prog.cu -- arguments`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from common import build, program, toolchain
+
+_EPILOG = """examples:
+  python -m common.cpu vector_add.cu                    build, kept in the cache, and run
+  python -m common.cpu reduce.cu -- 1000000             with an argument of the program
+  python -m common.cpu reduce.cu --order reverse        threads and blocks from last to first
+  python -m common.cpu reduce.cu -o reduce              build only; run it as ./reduce
+
+The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
+A built program takes its order from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS and
+CUDACPU_TIME_LIMIT."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m common.cpu",
+        description="Builds a .cu that has a main() for the CPU, and runs it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", type=Path, help="the program's .cu")
+    parser.add_argument("-o", dest="out", type=Path, help="write the program there, and do not run")
+    parser.add_argument("--order", choices=["forward", "reverse", "random"], help="of threads")
+    parser.add_argument("--seed", type=int, help="of the random order")
+    parser.add_argument("--threads", type=int, help="OS threads that run blocks (default: all)")
+    parser.add_argument("--time-limit", type=float, help="seconds of one launch (default: 30)")
+    parser.add_argument("-I", action="append", default=[], metavar="DIR", help="look for headers")
+    parser.add_argument("-D", action="append", default=[], metavar="NAME", help="define a macro")
+    parser.add_argument("-l", action="append", default=[], metavar="LIB", help="link a library")
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Builds and becomes the program; returns only if there is nothing to run."""
+    own, arguments = words, []
+    if "--" in words:
+        own, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
+    parser = _parser()
+    args = parser.parse_args(own)
+    if not args.source.is_file():
+        parser.error(f"source: {args.source} is no file")
+    flags = [f"-{kind}{value}" for kind in "IDl" for value in getattr(args, kind)]
+    try:
+        built = program.executable(args.source, toolchain.detect("cpu"), flags)
+    except (build.BuildError, toolchain.ToolchainError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if args.out is not None:
+        shutil.copy(built, args.out)
+        return 0
+    for name in ("order", "seed", "threads", "time_limit"):
+        if getattr(args, name) is not None:
+            os.environ[f"CUDACPU_{name.upper()}"] = str(getattr(args, name))
+    sys.stdout.flush()
+    os.execv(built, [str(args.source.with_suffix("")), *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

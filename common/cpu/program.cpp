@@ -1,0 +1,68 @@
+// What a whole program needs beside its own code: settings from its environment, and an end with a
+// message when a kernel fails, for a launch throws and C code does not catch.
+//
+//   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
+//   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+extern "C" {
+void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed);
+void cudacpu_set_threads(unsigned threads);
+void cudacpu_set_time_limit(double seconds);
+}
+
+namespace {
+
+[[noreturn]] void refuse(const char* name, const char* value, const char* allowed) {
+  fprintf(stderr, "%s=%s: must be %s\n", name, value, allowed);
+  exit(2);
+}
+
+// The value of a variable as a number of at least `least`; `missing` where it is not set.
+double number(const char* name, double least, double missing) {
+  const char* value = getenv(name);
+  if (!value || !*value) return missing;
+  char* end = nullptr;
+  double result = strtod(value, &end);
+  if (*end || !(result >= least)) refuse(name, value, least > 0 ? "a positive number" : "a number");
+  return result;
+}
+
+int order() {
+  const char* value = getenv("CUDACPU_ORDER");
+  if (!value || !*value) return 0;
+  const char* names[] = {"forward", "reverse", "random"};
+  for (int i = 0; i < 3; ++i)
+    if (strcmp(value, names[i]) == 0) return i;
+  refuse("CUDACPU_ORDER", value, "forward, reverse or random");
+}
+
+[[noreturn]] void end_with_message() {
+  fflush(stdout);
+  try {
+    if (auto error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+  } catch (...) {
+    fprintf(stderr, "an exception that is no std::exception was not caught\n");
+  }
+  _Exit(1);
+}
+
+struct Start {
+  Start() {
+    const int chosen = order(), mixed = 2;  // asynchronous copies: at once or late, in random order
+    cudacpu_set_schedule(chosen, chosen, chosen == 2 ? mixed : 0,
+                         static_cast<uint32_t>(number("CUDACPU_SEED", 0, 0)));
+    if (double threads = number("CUDACPU_THREADS", 1, 0))
+      cudacpu_set_threads(static_cast<unsigned>(threads));
+    cudacpu_set_time_limit(number("CUDACPU_TIME_LIMIT", 1e-3, 30));
+    std::set_terminate(end_with_message);
+  }
+} start;
+
+}  // namespace

@@ -1,0 +1,33 @@
+// Managed memory that host and kernels share, streams, and the time between two events.
+#include <cooperative_groups.h>
+
+#include "check.cuh"
+
+namespace cg = cooperative_groups;
+
+__global__ void scale(float* x, int n, float factor) {
+  for (auto i = cg::this_grid().thread_rank(); i < n; i += cg::this_grid().size()) x[i] *= factor;
+}
+
+int main() {
+  const int n = 1 << 16;
+  float* x = nullptr;
+  CHECK(cudaMallocManaged(&x, n * sizeof *x));
+  for (int i = 0; i < n; ++i) x[i] = 1;
+  cudaStream_t stream;
+  cudaEvent_t start, end;
+  CHECK(cudaStreamCreate(&stream));
+  CHECK(cudaEventCreate(&start));
+  CHECK(cudaEventCreate(&end));
+  CHECK(cudaEventRecord(start, stream));
+  for (int round = 0; round < 3; ++round) scale<<<8, 128, 0, stream>>>(x, n, 2.0f);
+  CHECK(cudaEventRecord(end, stream));
+  CHECK(cudaEventSynchronize(end));
+  float milliseconds = -1;
+  CHECK(cudaEventElapsedTime(&milliseconds, start, end));
+  for (int i = 0; i < n; ++i)
+    if (x[i] != 8) return 1;
+  printf("%s\n", milliseconds > 0 && milliseconds < 10000 ? "8, in a measured time" : "no time");
+  CHECK(cudaFree(x));
+  return 0;
+}
