@@ -84,15 +84,6 @@ def cpu_library() -> backend.Runtime:
     return backend.Runtime(build.build_runtime(platform))
 
 
-@pytest.fixture(scope="session")
-def cpu_folder(tmp_path_factory: pytest.TempPathFactory, cpu_library: backend.Runtime) -> Path:
-    """A folder with `libcudacpu.so`, for tests that build libraries of their own."""
-    folder = tmp_path_factory.mktemp("cpu")
-    runtime = build.build_runtime(toolchain.detect("cpu"))
-    (folder / "libcudacpu.so").symlink_to(runtime)
-    return folder
-
-
 @pytest.fixture
 def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
     """The runtime with default settings, before and after."""
