@@ -243,6 +243,7 @@ REFUSED = [
     ("__device__ float f() { return tex2D<float>(t, 0, 0); }", 1, "textures"),
     ("void f() { cudaGraphLaunch(g, s); }", 1, "cudaGraphLaunch"),
     ("void f() {\n\n cuCtxSynchronize(); }", 3, "driver API"),
+    ("__global__ void f(int n,\n const ptx::TensorMap map) {}", 2, "__grid_constant__"),
     ("#define PAIRS __cluster_dims__(2, 1, 1)", 1, "in a macro"),
     ("void f() {\n cuTensorMapEncodeTiled(&m); }", 2, "make_tensor_map"),
 ]

@@ -20,7 +20,7 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
     *(_HERE / name for name in ("rewrite.py", "lexer.py", "features.py", "backend.py")),
-    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # wgmma.cpp decodes what kernels lay out by it
+    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
 )
 
 # A way of building the runtime and the days on it. "plain" is for running and timing; the others

@@ -662,6 +662,7 @@ class _File:
         head = 0
         for p, token in enumerate(tokens):
             if token.is_op("{") and any(t.is_word("__global__") for t in tokens[head:p]):
+                self._refuse_copied_maps(tokens[head:p])
                 kernels.append((p, *self._kernel_identity(tokens, head, p)))
             if token.is_op("{", "}", ";"):
                 head = p + 1
@@ -670,6 +671,24 @@ class _File:
             known = name and (overloads == 1 or specialised)
             address = f"(&{name})" if known else "(nullptr)"
             self.after[stream.indices[p]] = f" CUDACPU_ENTRY({', '.join([address, *limits])})"
+
+    def _refuse_copied_maps(self, head: Sequence[Token]) -> None:
+        """A tensor map has to be a parameter that stays where it is.
+
+        On a GPU, the copy engine would not find the copy that a thread has of a plain parameter.
+        """
+        for p, token in enumerate(head):
+            if not token.is_word("TensorMap", "CUtensorMap"):
+                continue
+            start = p
+            while start > 0 and not head[start - 1].is_op("(", ","):
+                start -= 1
+            following = head[p + 1] if p + 1 < len(head) else token
+            in_place = any(t.is_word("__grid_constant__") for t in head[start : p + 2])
+            if not in_place and not following.is_op("*", "&"):
+                raise self.error(
+                    token, "a kernel takes a tensor map as `const __grid_constant__ ptx::TensorMap`"
+                )
 
     def _kernel_identity(
         self, tokens: Sequence[Token], head: int, body: int

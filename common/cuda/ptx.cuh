@@ -12,6 +12,8 @@
 //   ptx/named_barrier.cuh  barriers for some warps of a block
 //   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
 //   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
+//   ptx/tensor_map.cuh     what the copy engine has to know of a tensor
+//   ptx/tensor_copy.cuh    loads and stores of its boxes: TMA
 //   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
 //   ptx/cache.cuh          loads, stores and prefetches that say how long data stay in the caches
 //   ptx/grid_dependency.cuh  kernels that begin before the one ahead of them has ended
@@ -32,4 +34,6 @@
 #include "common/cuda/ptx/named_barrier.cuh"
 #include "common/cuda/ptx/setmaxnreg.cuh"
 #include "common/cuda/ptx/stmatrix.cuh"
+#include "common/cuda/ptx/tensor_copy.cuh"
+#include "common/cuda/ptx/tensor_map.cuh"
 #include "common/cuda/ptx/wgmma.cuh"

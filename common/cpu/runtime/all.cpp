@@ -9,6 +9,8 @@
 #include "async_copy.cpp"
 #include "named_barrier.cpp"
 #include "mbarrier.cpp"
+#include "bulk_store.cpp"
+#include "tensor_copy.cpp"
 #include "tensor_core.cpp"
 #include "wgmma.cpp"
 #include "launch.cpp"

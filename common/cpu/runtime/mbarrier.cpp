@@ -20,7 +20,9 @@ struct Word {
 static_assert(sizeof(Word) == sizeof(uint64_t));
 constexpr uint64_t kValid = 2;  // neither zeros nor the poison, which is all ones
 
-void check_place(const uint64_t* barrier, const char* what, Site site) {
+}  // namespace
+
+void check_mbarrier_place(const uint64_t* barrier, const char* what, Site site) {
   if (!__isShared(barrier))
     trap(site, "%s: the mbarrier at %p is not in the block's shared memory", what,
          static_cast<const void*>(barrier));
@@ -28,6 +30,8 @@ void check_place(const uint64_t* barrier, const char* what, Site site) {
     trap(site, "%s: misaligned address: the mbarrier at %p must be a multiple of 8", what,
          static_cast<const void*>(barrier));
 }
+
+namespace {
 
 Word& valid_word(uint64_t* barrier, const char* what, Site site) {
   auto& word = *reinterpret_cast<Word*>(barrier);
@@ -38,7 +42,7 @@ Word& valid_word(uint64_t* barrier, const char* what, Site site) {
 }
 
 Word& word_at(uint64_t* barrier, const char* what, Site site) {
-  check_place(barrier, what, site);
+  check_mbarrier_place(barrier, what, site);
   return valid_word(barrier, what, site);
 }
 
@@ -137,7 +141,7 @@ void* wait_at_mbarrier(void* argument, void* stack_pointer) {
 }  // namespace
 
 void mbarrier_init(uint64_t* barrier, int arrivals, Site site) {
-  check_place(barrier, "mbarrier.init", site);
+  check_mbarrier_place(barrier, "mbarrier.init", site);
   if (arrivals < 1 || arrivals > kMaxArrivals)
     trap(site, "mbarrier.init: %d arrivals; allowed are 1 to %d", arrivals, kMaxArrivals);
   if (somebody_waits(barrier))
@@ -190,7 +194,7 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
   const char* what = "cp.async.bulk";
-  check_place(barrier, what, site);
+  check_mbarrier_place(barrier, what, site);
   if (!__isShared(to))
     trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
   check_bulk_copy(to, from, bytes, what, site);

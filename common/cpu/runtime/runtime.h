@@ -171,6 +171,22 @@ struct Transfer {
   trace::Starter starter = {};
 };
 
+// A store of the copy engine: what it has read of shared memory, and what writes it to global
+// memory.
+struct BulkStore {
+  const char* from;
+  size_t bytes;
+  std::function<void(const char* data)> write;  // null once that is done
+  Site site;
+  std::vector<char> data = {};  // empty until it is read
+};
+// Those of a thread, oldest first.
+struct BulkStores {
+  std::vector<BulkStore> pending;
+  uint64_t done = 0;                 // stores that came before these
+  std::vector<uint64_t> group_ends;  // of each committed group: how many stores end with it
+};
+
 // A barrier of some warps of a block.
 struct NamedBarrier {
   ThreadList waiting;
@@ -220,6 +236,8 @@ struct ResidentBlock : Block {
   std::vector<ArrivalAfterCopies> arrivals_after_copies;
   std::vector<Transfer> transfers;
   bool has_async_copies = false;
+  std::vector<BulkStores> bulk_stores;  // by thread; empty until one is used
+  bool has_bulk_stores = false;
   NamedBarrier named_barriers[16];
   bool has_named_barriers = false;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have used wgmma
@@ -475,10 +493,18 @@ AsyncCopies& copies_of_current();
 // the time of that thread from which on they are done, for the tracer.
 void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, uint32_t clock);
 
+// ------------------------------------------------------------------ bulk_store.cpp
+
+void queue_bulk_store(BulkStore store);
+void finish_bulk_stores(ResidentBlock& block);  // the block returns
+void forget_bulk_stores(ResidentBlock& block);
+
 // ------------------------------------------------------------------ named_barrier.cpp,
 // mbarrier.cpp
 
 // Begins a transfer to a block of the running thread's cluster; `barrier` is in the same block.
+void check_mbarrier_place(const uint64_t* barrier, const char* what, Site site);
+void check_bulk_copy(const void* to, const void* from, int bytes, const char* what, Site site);
 void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site);
 
 void forget_named_barriers(ResidentBlock& block);

@@ -282,6 +282,7 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t number, unsigned rank)
   block.alive = launch_->threads;
   block.barrier = Barrier{};
   if (block.has_async_copies) forget_async_copies(block);
+  if (block.has_bulk_stores) forget_bulk_stores(block);  // of a launch that failed
   if (block.has_named_barriers) forget_named_barriers(block);
   if (!block.warpgroups.empty()) forget_warpgroups(block);
   if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
@@ -325,6 +326,7 @@ void Worker::shape_block(ResidentBlock& block) {
 }
 
 void Worker::retire(ResidentBlock& block) {
+  if (block.has_bulk_stores) finish_bulk_stores(block);
   trace::block_ends(block);
   if (!block.printed.empty()) collect_printed(*launch_, block);
   size_t place = std::find(live_.begin(), live_.end(), &block) - live_.begin();

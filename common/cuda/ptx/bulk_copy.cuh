@@ -63,4 +63,64 @@ __device__ __forceinline__ void copy_bulk_to_rank(void* shared_to, uint32_t rank
 #endif
 }
 
+// Starts a copy of `bytes` from this block's shared memory to global memory, as a part of this
+// thread's next bulk group. Both addresses and `bytes` are multiples of 16. What threads wrote to
+// the source comes before by fence_for_copy_engine in each of them and a barrier.
+// PTX: cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;
+__device__ __forceinline__ void store_bulk(void* global_to, const void* shared_from,
+                                           int bytes PTX_HERE) {
+#ifdef CUDA_ON_CPU
+  cudacpu::start_flat_store(global_to, shared_from, bytes, PTX_SITE);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global_to)),
+               "r"(shared_address(shared_from)), "r"(bytes)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+// Closes this thread's stores since the last commit into a group, which may be empty.
+// PTX: cp.async.bulk.commit_group;
+__device__ __forceinline__ void bulk_commit() {
+#ifdef CUDA_ON_CPU
+  cudacpu::commit_stores();
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// Waits until all bulk groups of this thread but the N youngest have read their shared memory, so
+// that it may be overwritten, or the block return.
+// PTX: cp.async.bulk.wait_group.read N;
+template <int N>
+__device__ __forceinline__ void bulk_wait_read() {
+  static_assert(N >= 0, "how many groups may still be under way");
+#ifdef CUDA_ON_CPU
+  cudacpu::wait_for_stores(N, true);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#else
+  __trap();
+#endif
+}
+
+// Waits until all bulk groups of this thread but the N youngest are complete: this thread sees what
+// they wrote to global memory.
+// PTX: cp.async.bulk.wait_group N;
+template <int N>
+__device__ __forceinline__ void bulk_wait() {
+  static_assert(N >= 0, "how many groups may still be under way");
+#ifdef CUDA_ON_CPU
+  cudacpu::wait_for_stores(N, false);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+#else
+  __trap();
+#endif
+}
+
 }  // namespace ptx

@@ -60,6 +60,18 @@ inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* bar
   queue_bulk_copy(to, from, bytes, barrier, site);
 }
 
+// ------------------------------------------------------------------ bulk_store.cpp
+
+// Queues a store of the running block's shared memory by the copy engine.
+void queue_flat_store(void* to, const void* from, int bytes, Site site);
+void commit_stores();
+void wait_for_stores(unsigned n, bool only_read);
+
+inline void start_flat_store(void* to, const void* from, int bytes, Site site) {
+  touch(to, bytes);
+  queue_flat_store(to, from, bytes, site);
+}
+
 // ------------------------------------------------------------------ operations of a whole warp
 
 // What a lane brings to an operation that takes all 32 lanes; each operation adds its own.
