@@ -59,16 +59,23 @@ class Backend:
     name: "cuda" or "cpu". device: where tensors live. variant: how the CPU backend was built.
     """
 
-    def __init__(self, name: str, runtime: Runtime | None = None, variant: Variant = "plain"):
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime | None = None,
+        variant: Variant = "plain",
+        schedules: tuple[Schedule, ...] = SCHEDULES,
+    ):
         self.name = name
         self.device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
         self._runtime = runtime
         self._variant = variant
-        self._schedules = (Schedule("hardware"),) if runtime is None else SCHEDULES
+        self._schedules = (Schedule("hardware"),) if runtime is None else schedules
 
-    def schedules(self) -> tuple[Schedule, ...]:
-        """The orders that a check goes through: one on a GPU, several on the CPU."""
-        return self._schedules
+    def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
+        """The orders that a check goes through: one on a GPU, several on the CPU; where it is to be
+        quick, one, unless more were asked for than usual."""
+        return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
     def use(self, schedule: Schedule) -> None:
         """Runs the following launches in this order."""
@@ -109,13 +116,28 @@ class Backend:
             torch.cuda.synchronize()
 
 
-def make(platform: Platform, runtime_library: Path | None = None) -> Backend:
-    """The backend of this platform. On the CPU it needs the runtime library of the build."""
+# Seconds: how long all threads may wait in loops, and how long one may run without reaching a
+# barrier or its end, where that is looked for. Builds that watch memory take longer.
+SPIN_LIMIT = 0.5
+STUCK_LIMIT = {"plain": 1.0, "address": 5.0, "trace": 10.0}
+
+
+def make(platform: Platform, runtime_library: Path | None = None, debug: bool = False) -> Backend:
+    """The backend of this platform. On the CPU it needs the runtime library of the build.
+
+    debug: on the CPU, go through more orders and end early what hangs, as builds that watch memory
+    always do.
+    """
     if platform.device == "cuda":
         return Backend("cuda")
     if runtime_library is None:
         raise ValueError("runtime_library: the CPU backend needs the path of its runtime library")
-    backend = Backend("cpu", runtime := Runtime(runtime_library), platform.variant)
+    runtime = Runtime(runtime_library)
+    if debug or platform.variant != "plain":
+        runtime.set_spin_limit(SPIN_LIMIT)
+        runtime.set_stuck_limit(STUCK_LIMIT[platform.variant])
+    schedules = (*SCHEDULES, *MORE_SCHEDULES) if debug else SCHEDULES
+    backend = Backend("cpu", runtime, platform.variant, schedules)
     if platform.variant == "trace":
         runtime.set_time_limit(TRACED_TIME_LIMIT)
         backend.trace("races")

@@ -217,6 +217,30 @@ def _load_cpu(todo: Build) -> Path:
     )
 
 
+def unset_locals(day: Day, platform: Platform) -> list[str]:
+    """Local variables that may be read before they are set, as far as the compiler sees it: a line
+    each, "file:line: variable 'sum' may be read before it is set". For the variant "address", whose
+    compiler flags leave such reads as they stand."""
+    todo = plan(day, platform)
+    found: dict[str, None] = {}
+    for source in day.library_sources:
+        rewritten = rewrite_tree(source, todo.directory / "rewritten", [ROOT])
+        command = [platform.compiler, "-c", str(rewritten), "-o", os.devnull, STABLE_ABI]
+        command += [*_cpu_flags(platform), f"-I{ROOT}", *(f"-I{p}" for p in torch_includes())]
+        command += ["-Wuninitialized", "-Wmaybe-uninitialized"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for place, variable in _UNSET.findall(done.stderr):
+            if Path(place.split(":")[0]).is_relative_to(ROOT):
+                place = place.removeprefix(f"{ROOT}/")
+                found[f"{place}: variable {variable} may be read before it is set"] = None
+    return list(found)
+
+
+_UNSET = re.compile(
+    r"^(.+?:\d+):\d+: warning: [‘'](.+?)[’'] (?:is|may be) used uninitialized", re.MULTILINE
+)
+
+
 def _load(todo: Build, sources: list[Path], **flags: list[str]) -> Path:
     """Runs cpp_extension.load and returns the library that it linked."""
     from torch.utils import cpp_extension

@@ -402,9 +402,9 @@ def check_rung(
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
-    call: an operator of torch.ops or a Python function. quick: one thread order, and only the
-    cases of `quick_cases`. On each case, with the outputs and all memory that the operator
-    allocates poisoned and everything between guard bands:
+    call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
+    one thread order unless orders are what is looked at. On each case, with the outputs and all
+    memory that the operator allocates poisoned and everything between guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -420,9 +420,9 @@ def check_rung(
             f"the rung takes {', '.join(rung.dtypes)}"
         )
         return result
-    schedules = list(backend.schedules())
+    schedules = backend.schedules(quick)
     if quick:
-        cases, schedules = quick_cases(cases), schedules[:1]
+        cases = quick_cases(cases)
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
     if not_captured and backend.name == "cuda":
         result.remark(f"not captured in a CUDA graph: {not_captured}")

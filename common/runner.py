@@ -26,7 +26,7 @@ from common.figures import counted
 from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.report import Report
 from common.select import Selection, SelectionError, select
-from common.toolchain import Platform, ToolchainError, detect, sm
+from common.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -480,6 +480,8 @@ def run(options: Options) -> int:
     except ToolchainError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    if options.in_process:
+        leave_preload()
     with _signals_raise():
         try:
             return _run(options, selection, report)

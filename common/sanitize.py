@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+from common import debugger
 from common.child import Channel
 from common.day import ROOT, Day, load_lesson
 from common.figures import counted
@@ -50,12 +51,13 @@ def run_this(day: Day, work: Work, *options: str) -> list[str]:
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """Runs the day under each tool; each is told as if it were a rung."""
+    if platform.device == "cpu":
+        debugger.run_day(day, platform, work, channel)
+        return
     channel.emit("rungs", rungs=[["sanitize", tool, what] for tool, what in TOOLS.items()])
     sanitizer = find_tool("compute-sanitizer", platform)
     reason = ""
-    if platform.device == "cpu":
-        reason = "compute-sanitizer needs a GPU; the CPU backend has no sanitizer yet"
-    elif sanitizer is None:
+    if sanitizer is None:
         reason = f"compute-sanitizer is missing: {INSTALL}"
     kernels = [] if reason else rung_names(day)
     for tool, what in TOOLS.items():

@@ -276,6 +276,13 @@ def _why_not_cuda() -> str:
 VARIANT_VARIABLE = "HUNDRED_DAYS_VARIANT"
 
 
+def leave_preload() -> None:
+    """Called first in a process that `--sanitize` started: what was preloaded into it is not for
+    the compilers and other programs that it starts."""
+    if VARIANT_VARIABLE in os.environ:
+        os.environ.pop("LD_PRELOAD", None)
+
+
 def _variant() -> Variant:
     wanted = os.environ.get(VARIANT_VARIABLE, "plain")
     for variant in get_args(Variant):

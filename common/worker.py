@@ -42,6 +42,7 @@ class Work:
     time_limit: seconds for the day, used by work that starts programs of its own. guards: False
     leaves out the bands around tensors, which hide overruns from a tool that looks for them.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
+    debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     """
 
     quick: bool = False
@@ -49,6 +50,7 @@ class Work:
     time_limit: float = 120.0
     guards: bool = True
     arguments: tuple[str, ...] = ()
+    debug: bool = False
 
 
 class BuiltOtherwise(Exception):
@@ -109,7 +111,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         if not todo.library.is_file():
             raise BuiltOtherwise(f"{day.source.name} changed after it was built; run the day again")
         runtime = build.build_runtime(platform) if platform.device == "cpu" else None
-        run = _Run(day, platform, work, channel, todo, backends.make(platform, runtime))
+        run = _Run(day, platform, work, channel, todo, backends.make(platform, runtime, work.debug))
         operators = build.load(todo)
     except Skip as skip:
         channel.emit("skipped", reason=str(skip))
@@ -222,6 +224,10 @@ def _take_findings(run: _Run, outcome: RungOutcome) -> None:
     """Races and reads of what nobody wrote fail a rung, whatever its results were."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
+    outcome.findings = [
+        {"what": found.what, "summary": found.summary(), "details": found.details()}
+        for found in traced.findings
+    ]
     if not traced.findings:
         return
     before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []

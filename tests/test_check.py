@@ -28,7 +28,7 @@ class FakeBackend:
     orders: tuple[str, ...] = ("forward", "reverse", "random 1")
     order: str = "forward"
 
-    def schedules(self) -> tuple[str, ...]:
+    def schedules(self, quick: bool = False) -> tuple[str, ...]:
         return self.orders
 
     def use(self, schedule: str) -> None:

@@ -8,6 +8,7 @@ needed for that, no nvcc.
 import ctypes
 import functools
 import platform
+import subprocess
 from pathlib import Path
 from typing import Final, Literal
 
@@ -122,6 +123,38 @@ def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
         f"-l:{runtime.name}",
         f"-Wl,-rpath,{runtime.parent}",
     ]
+
+
+# libasan's settings: leaks are not looked for; signals are the runtime's, and so are their stacks;
+# far beyond a tensor must still be beside it.
+_ADDRESS_OPTIONS: Final = ":".join(
+    (
+        "detect_leaks=0",
+        *(f"handle_{signal}=0" for signal in ("segv", "sigbus", "sigfpe", "sigill")),
+        "use_sigaltstack=0",
+        "detect_stack_use_after_return=0",
+        "alloc_dealloc_mismatch=0",
+        "symbolize=0",
+        "redzone=512",
+    )
+)
+
+
+def preloaded(compiler: str) -> dict[str, str]:
+    """Environment variables of a process that loads days of the variant "address".
+
+    FileNotFoundError, with what to install, where the compiler has no such library.
+    """
+    found = []
+    for name in ("libasan.so", "libstdc++.so.6"):  # the second, or its exceptions go past the first
+        command = [compiler, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        if not Path(path).is_absolute():  # the compiler gives back a name that it does not know
+            raise FileNotFoundError(
+                f"{compiler} has no {name}: install g++ with its address sanitizer (libasan)"
+            )
+        found.append(path)
+    return {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": _ADDRESS_OPTIONS}
 
 
 def _common_flags(cuda_include: Path) -> list[str]:

@@ -1,0 +1,427 @@
+// Kernels with a planted fault each, for test_cpu_sanitize.py. With `mended`, the same kernel does
+// it right. The line that a report must name ends in a comment, "line: <kernel>".
+#include "common/cuda/ptx.cuh"
+#include "common/cuda/tensor.cuh"
+
+constexpr int THREADS = 64;
+
+// ---------------------------------------------------------------- addresses: global memory
+
+__global__ void read_beyond(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const int next = mended && i + 1 == n ? i : i + 1;
+  out[i] = x[next];  // line: read_beyond
+}
+
+__global__ void write_beyond(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (mended ? i < n : i <= n) out[i] = i < n ? x[i] : 0;  // line: write_beyond
+}
+
+__global__ void read_before(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const int left = mended && i == 0 ? 0 : i - 1;
+  out[i] = x[left];  // line: read_before
+}
+
+__global__ void no_tail_guard(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (mended && i >= n) return;
+  out[i] = x[i];  // line: no_tail_guard
+}
+
+// n is no multiple of 4: the last vector begins inside and ends outside.
+__global__ void vector_tail(const float* x, float* out, int n, bool mended) {
+  const int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  if (mended && i + 4 > n) {
+    for (int j = i; j < n; ++j) out[j] = x[j];
+    return;
+  }
+  float4 v = *reinterpret_cast<const float4*>(x + i);  // line: vector_tail
+  for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = (&v.x)[j];
+}
+
+__global__ void atomic_beyond(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  atomicAdd(out + (mended ? i : i + 1), x[i]);  // line: atomic_beyond
+}
+
+__global__ void use_after_free(const float* x, float* out, int n, const float* copy) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] + copy[i];  // line: use_after_free
+}
+
+__device__ float device_table[THREADS];
+__constant__ float constant_table[5] = {1, 2, 3, 4, 5};
+
+__global__ void device_variable(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  device_table[mended ? i : i + 1] = x[i];  // line: device_variable
+  if (i < n) out[i] = x[i];
+}
+
+__global__ void constant_variable(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  if (i < n) out[i] = x[i] * constant_table[mended ? i % 5 : i % 6];  // line: constant_variable
+}
+
+__global__ void copy_beyond(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(16) float row[THREADS];
+  const int i = threadIdx.x;
+  row[i] = 0;
+  if (mended ? 4 * i + 4 <= n : 4 * i < n)
+    ptx::cp_async<16>(row + 4 * i, x + 4 * i);  // line: copy_beyond
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  if (i < n) out[i] = row[i];
+}
+
+__global__ void bulk_copy_beyond(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(128) float row[THREADS];
+  __shared__ uint64_t barrier;
+  const int i = threadIdx.x, bytes = mended ? n / 4 * 16 : THREADS * 4;
+  row[i] = 0;
+  if (i == 0) ptx::mbarrier_init(&barrier, 1);
+  __syncthreads();
+  if (i == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&barrier, bytes);
+    ptx::copy_bulk(row, x, bytes, &barrier);  // line: bulk_copy_beyond
+  }
+  ptx::mbarrier_wait(&barrier, 0);
+  if (i < n) out[i] = row[i];
+}
+
+// ---------------------------------------------------------------- addresses: shared memory, locals
+
+__global__ void shared_beyond(const float* x, float* out, int n, bool mended) {
+  __shared__ float row[THREADS];
+  const int i = threadIdx.x;
+  row[mended ? i : i + 1] = x[i];  // line: shared_beyond
+  __syncthreads();
+  if (i < n) out[i] = mended ? row[i] : 0;
+}
+
+// The second array begins where the first one ends, or so it looks.
+__global__ void into_the_next_array(const float* x, float* out, int n, bool mended) {
+  __shared__ float first[THREADS / 2];
+  __shared__ float second[THREADS];
+  const int i = threadIdx.x;
+  second[i] = x[i];
+  __syncthreads();
+  if (mended ? i < THREADS / 2 : i < THREADS) first[i] = 1;  // line: into_the_next_array
+  if (i < n) out[i] = second[i];
+}
+
+__global__ void dynamic_beyond(const float* x, float* out, int n, bool mended) {
+  extern __shared__ float dynamic[];  // of THREADS elements
+  const int i = threadIdx.x;
+  dynamic[mended ? i : 2 * i] = x[i];  // line: dynamic_beyond
+  __syncthreads();
+  if (i < n) out[i] = mended ? dynamic[i] : 0;
+}
+
+__global__ void tile_row_beyond(const float* x, float* out, int n, bool mended) {
+  __shared__ float tile[8][8];
+  const int row = threadIdx.x / 8, column = threadIdx.x % 8;
+  tile[row][column] = x[threadIdx.x];
+  __syncthreads();
+  const float below = tile[mended && row == 7 ? row : row + 1][column];  // line: tile_row_beyond
+  if (static_cast<int>(threadIdx.x) < n) out[threadIdx.x] = below;
+}
+
+__global__ void local_beyond(const float* x, float* out, int n, bool mended) {
+  float last[8];
+  const int i = threadIdx.x;
+  for (int j = 0; j < 8; ++j) last[j] = x[j];
+  const int at = mended ? i % 8 : i % 9;
+  if (i < n) out[i] = last[at];  // line: local_beyond
+}
+
+__global__ void local_before(const float* x, float* out, int n, bool mended) {
+  float ring[8];
+  const int i = threadIdx.x;
+  for (int j = 0; j < 8; ++j) ring[(j + i) % 8] = x[j];
+  const int at = mended ? (i + 7) % 8 : i % 8 - 1;
+  if (i < n) out[i] = ring[at];  // line: local_before
+}
+
+__global__ void out_of_scope(const float* x, float* out, int n, bool mended) {
+  float kept = 0;
+  volatile float* best = &kept;
+  const int i = threadIdx.x;
+  for (int j = 0; j < 4; ++j) {
+    volatile float candidate = x[j];
+    if (mended)
+      kept = candidate;
+    else
+      best = &candidate;
+  }
+  if (i < n) out[i] = *best;  // line: out_of_scope
+}
+
+// ---------------------------------------------------------------- locals that nobody set
+
+__global__ void unset_sum(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  float sum;
+  if (mended) sum = 0;
+  for (int j = 0; j <= i % 4; ++j) sum += x[j];  // line: unset_sum
+  if (i < n) out[i] = sum;
+}
+
+__global__ void unset_branch(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  float sign;
+  if (x[i] > 0) sign = 1;
+  if (mended && !(x[i] > 0)) sign = 0;
+  if (i < n) out[i] = sign;  // line: unset_branch
+}
+
+__global__ void unset_element(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  float parts[4];
+  for (int j = 0; j < (mended ? 4 : 3); ++j) parts[j] = x[(i + j) % n];
+  float sum = 0;
+  for (int j = 0; j < 4; ++j) sum += parts[(i + j) % 4];
+  if (i < n) out[i] = sum;
+}
+
+// ---------------------------------------------------------------- orders
+
+__global__ void no_barrier(const float* x, float* out, int n, bool mended) {
+  __shared__ float row[THREADS];
+  const int i = threadIdx.x;
+  row[i] = x[i];
+  if (mended) __syncthreads();
+  if (i < n) out[i] = row[THREADS - 1 - i];
+}
+
+__global__ void overwritten_too_early(const float* x, float* out, int n, bool mended) {
+  __shared__ float row[THREADS];
+  const int i = threadIdx.x;
+  float sum = 0;
+  for (int step = 1; step <= 3; ++step) {
+    row[i] = step * x[i];
+    __syncthreads();
+    sum += row[(i + 1) % THREADS];
+    if (mended) __syncthreads();
+  }
+  if (i < n) out[i] = sum;
+}
+
+__global__ void no_syncwarp(const float* x, float* out, int n, bool mended) {
+  __shared__ float row[THREADS];
+  const int i = threadIdx.x;
+  row[i] = x[i];
+  if (mended) __syncwarp();
+  if (i < n) out[i] = row[i ^ 1];
+}
+
+__global__ void last_block_wins(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  if (!mended || blockIdx.x == 0) out[i] = x[i] + blockIdx.x;
+}
+
+// Block b writes what block b + 1 reads.
+__global__ void blocks_in_place(const float* x, float* out, int n, bool mended) {
+  const int i = blockIdx.x;
+  const float* from = mended ? x : out;
+  const float right = from[i + 1];
+  out[i] = right + 1;
+}
+
+__global__ void sum_in_any_order(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  if (!mended) {
+    atomicAdd(out, x[i] * 1e-3f + 1 / (1 + static_cast<float>(i)));
+  } else if (i == 0) {
+    for (int j = 0; j < THREADS; ++j) out[0] += x[j] * 1e-3f + 1 / (1 + static_cast<float>(j));
+  }
+}
+
+// Two copies are under way, and it waits for one.
+__global__ void waits_for_one_too_few(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(16) float row[THREADS];
+  const int i = threadIdx.x;
+  row[i] = 0;
+  __syncthreads();
+  if (i < THREADS / 8) ptx::cp_async<16>(row + 4 * i, x + 4 * i);
+  ptx::cp_async_commit();
+  if (i < THREADS / 8) ptx::cp_async<16>(row + THREADS / 2 + 4 * i, x + THREADS / 2 + 4 * i);
+  ptx::cp_async_commit();
+  if (mended)
+    ptx::cp_async_wait<0>();
+  else
+    ptx::cp_async_wait<1>();
+  __syncthreads();
+  if (i < n) out[i] = row[i];
+}
+
+// The copy may still read what is written here: `out` is its source.
+__global__ void source_changed_under_a_copy(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(16) float row[THREADS];
+  const int i = threadIdx.x;
+  out[i] = x[i];
+  __syncthreads();
+  if (i < THREADS / 4) ptx::cp_async<16>(row + 4 * i, out + 4 * i);
+  ptx::cp_async_commit();
+  if (mended) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+  out[i] = -1;
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  out[i] = row[i];
+}
+
+// ---------------------------------------------------------------- waits
+
+__global__ void barrier_in_a_branch(const float* x, float* out, int n, bool mended) {
+  __shared__ float sum;
+  const int i = threadIdx.x;
+  if (i == 0) sum = x[0];
+  if (mended || i % 2) __syncthreads();  // line: barrier_in_a_branch
+  if (!mended && i % 2 == 0) __syncthreads();
+  if (i < n) out[i] = sum;
+}
+
+__global__ void mask_of_absent_lanes(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  float v = x[i];
+  if (i % 32 < 16)
+    v += __shfl_xor_sync(mended ? 0x0000ffffu : ~0u, v, 1);  // line: mask_of_absent_lanes
+  __syncthreads();
+  if (i < n) out[i] = v;
+}
+
+__global__ void too_few_bytes(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(128) float row[THREADS];
+  __shared__ uint64_t barrier;
+  const int i = threadIdx.x;
+  if (i == 0) ptx::mbarrier_init(&barrier, 1);
+  __syncthreads();
+  if (i == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&barrier, mended ? 128 : 256);
+    ptx::copy_bulk(row, x, 128, &barrier);
+  }
+  ptx::mbarrier_wait(&barrier, 0);  // line: too_few_bytes
+  if (i < 32) out[i] = row[i];
+}
+
+__global__ void wrong_parity(const float* x, float* out, int n, bool mended) {
+  __shared__ uint64_t barrier;
+  const int i = threadIdx.x;
+  if (i == 0) ptx::mbarrier_init(&barrier, THREADS);
+  __syncthreads();
+  ptx::mbarrier_arrive(&barrier);
+  ptx::mbarrier_wait(&barrier, 0);
+  if (mended) ptx::mbarrier_arrive(&barrier);
+  ptx::mbarrier_wait(&barrier, 1);  // line: wrong_parity
+  if (i < n) out[i] = x[i];
+}
+
+__global__ void too_few_warps(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  ptx::barrier_sync(1, mended ? THREADS : 2 * THREADS);  // line: too_few_warps
+  if (i < n) out[i] = x[i];
+}
+
+// The flag is set by a block that no longer comes.
+__global__ void flag_never_set(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  int* flag = reinterpret_cast<int*>(out) + n;
+  if (mended && blockIdx.x == 0 && i == 0) atomicExch(flag, 1);
+  if (blockIdx.x == 1 && i == 0) {
+    while (atomicAdd(flag, 0) == 0) {  // line: flag_never_set
+      __nanosleep(100);
+    }
+  }
+  if (i < n) out[i] = x[i];
+}
+
+__global__ void loop_without_end(const float* x, float* out, int n, bool mended) {
+  const int i = threadIdx.x;
+  volatile float* left = out + n;
+  *left = 3;
+  while (*left > 0) *left = mended ? *left - 1 : 3;  // line: loop_without_end
+  if (i < n) out[i] = x[i];
+}
+
+// ---------------------------------------------------------------- the launcher
+
+// x and out: float32. Runs the kernel of that name with n elements, of which it has THREADS a
+// block.
+void run(Tensor x, Tensor out, std::string name, int64_t n, bool mended) {
+  const auto* from = static_cast<const float*>(x.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  const int count = static_cast<int>(n);
+  bool found = false;
+#define FAULT(kernel, blocks)                                                      \
+  if (name == #kernel) {                                                           \
+    found = true;                                                                  \
+    kernel<<<blocks, THREADS, sizeof(float) * THREADS>>>(from, to, count, mended); \
+  }
+  FAULT(read_beyond, 2)
+  FAULT(write_beyond, 2)
+  FAULT(read_before, 1)
+  FAULT(no_tail_guard, 2)
+  FAULT(vector_tail, 1)
+  FAULT(atomic_beyond, 2)
+  FAULT(device_variable, 1)
+  FAULT(constant_variable, 1)
+  FAULT(copy_beyond, 1)
+  FAULT(bulk_copy_beyond, 1)
+  FAULT(shared_beyond, 1)
+  FAULT(into_the_next_array, 1)
+  FAULT(dynamic_beyond, 1)
+  FAULT(tile_row_beyond, 1)
+  FAULT(local_beyond, 1)
+  FAULT(local_before, 1)
+  FAULT(out_of_scope, 1)
+  FAULT(unset_sum, 1)
+  FAULT(unset_branch, 1)
+  FAULT(unset_element, 1)
+  FAULT(no_barrier, 1)
+  FAULT(overwritten_too_early, 1)
+  FAULT(no_syncwarp, 1)
+  FAULT(last_block_wins, 8)
+  FAULT(blocks_in_place, 32)
+  FAULT(sum_in_any_order, 1)
+  FAULT(waits_for_one_too_few, 1)
+  FAULT(source_changed_under_a_copy, 1)
+  FAULT(barrier_in_a_branch, 1)
+  FAULT(mask_of_absent_lanes, 1)
+  FAULT(too_few_bytes, 1)
+  FAULT(wrong_parity, 1)
+  FAULT(too_few_warps, 1)
+  FAULT(flag_never_set, 2)
+  FAULT(loop_without_end, 1)
+#undef FAULT
+  if (name == "use_after_free") {
+    found = true;
+    float* copy = nullptr;
+    check_cuda(cudaMalloc(&copy, sizeof(float) * THREADS), "cudaMalloc");
+    check_cuda(cudaMemcpy(copy, from, sizeof(float) * n, cudaMemcpyDefault), "cudaMemcpy");
+    if (!mended) check_cuda(cudaFree(copy), "cudaFree");
+    use_after_free<<<1, THREADS>>>(from, to, count, copy);
+    if (mended) check_cuda(cudaFree(copy), "cudaFree");
+  }
+  STD_TORCH_CHECK(found, "name: there is no kernel ", name);
+  check_launch("run");
+}
+
+// The build for the CPU defines the operator; the one for a GPU adds its function to it.
+#ifdef CUDA_ON_CPU
+STABLE_TORCH_LIBRARY(test_sanitize, m) {
+  m.def("run(Tensor x, Tensor(a!) out, str name, int n, bool mended) -> ()");
+}
+#endif
+STABLE_TORCH_LIBRARY_IMPL(test_sanitize, CUDA, m) {
+  m.impl("run", TORCH_BOX(&run));
+}

@@ -1,0 +1,87 @@
+// y = 2x, right in most runs, with a fault in every kernel but the first. "line: <kernel>" marks
+// the line that the debugger must name.
+#include "common/cuda/tensor.cuh"
+
+constexpr int THREADS = 64;
+
+__global__ void twice_right_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+
+__global__ void twice_beyond_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const volatile float* next = x + i + 1;
+  static_cast<void>(*next);  // line: twice_beyond
+  y[i] = 2 * x[i];
+}
+
+// The compiler is free to take 0 for what nobody set, and does.
+__global__ void twice_unset_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  float sum;
+  if (n < 0) sum = 0;
+  if (i < n) y[i] = sum + 2 * x[i];  // line: twice_unset
+}
+
+// Block 0 takes what the last block has written, if that came first.
+__global__ void twice_late_block_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  y[i] = i == 0 && n > THREADS && y[n - 1] == 2 * x[n - 1] ? 0 : 2 * x[i];
+}
+
+// A thread reads what its neighbour writes. In whichever order they come, the sum is right.
+__global__ void twice_race_kernel(const float* x, float* y, int n) {
+  __shared__ volatile float row[THREADS];
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  row[threadIdx.x] = 1;
+  const float neighbour = row[threadIdx.x ^ 1];  // line: twice_race
+  if (i < n) y[i] = neighbour == 1 ? 2 * x[i] : x[i] + x[i];
+}
+
+__global__ void twice_deadlock_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) {
+    y[i] = 2 * x[i];
+    __syncthreads();  // line: twice_deadlock
+  } else {
+    while (threadIdx.x > 0) __nanosleep(100);
+  }
+}
+
+#define LAUNCHER(name, kernel)                                                     \
+  Tensor name(const Tensor& x) {                                                   \
+    check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();        \
+    Tensor y = torch::stable::empty_like(x);                                       \
+    const int n = static_cast<int>(x.numel());                                     \
+    const int blocks = ceil_div(n, THREADS);                                       \
+    if (n) kernel<<<blocks, THREADS>>>(data<float>(x), mutable_data<float>(y), n); \
+    check_launch(#name);                                                           \
+    return y;                                                                      \
+  }
+
+LAUNCHER(twice_right, twice_right_kernel)
+LAUNCHER(twice_beyond, twice_beyond_kernel)
+LAUNCHER(twice_unset, twice_unset_kernel)
+LAUNCHER(twice_late_block, twice_late_block_kernel)
+LAUNCHER(twice_race, twice_race_kernel)
+LAUNCHER(twice_deadlock, twice_deadlock_kernel)
+
+STABLE_TORCH_LIBRARY(day01, m) {
+  m.def("twice_right(Tensor x) -> Tensor");
+  m.def("twice_beyond(Tensor x) -> Tensor");
+  m.def("twice_unset(Tensor x) -> Tensor");
+  m.def("twice_late_block(Tensor x) -> Tensor");
+  m.def("twice_race(Tensor x) -> Tensor");
+  m.def("twice_deadlock(Tensor x) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
+  m.impl("twice_right", TORCH_BOX(&twice_right));
+  m.impl("twice_beyond", TORCH_BOX(&twice_beyond));
+  m.impl("twice_unset", TORCH_BOX(&twice_unset));
+  m.impl("twice_late_block", TORCH_BOX(&twice_late_block));
+  m.impl("twice_race", TORCH_BOX(&twice_race));
+  m.impl("twice_deadlock", TORCH_BOX(&twice_deadlock));
+}
