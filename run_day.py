@@ -124,7 +124,9 @@ def parser() -> Parser:
     what.add_argument(
         "--sanitize",
         action="store_true",
-        help="check under NVIDIA's compute-sanitizer, all four tools",
+        help="look for races, bad addresses and waits without end: on a GPU by the four tools of "
+        "NVIDIA's compute-sanitizer, on the CPU backend by checks in many orders and with every "
+        "access watched",
     )
     what.add_argument(
         "--profile",
