@@ -47,7 +47,8 @@ class RungOutcome:
     status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
     failure; checked: number of cases; bad_inputs: how many were tried; remarks: what was not tried
     and why. build_s: seconds that its build took, where it has one of its own. findings: what the
-    CPU backend's tracer found, each {"what": …, "summary": a line, "details": lines}.
+    CPU backend's tracer found, each {"what": …, "summary": a line, "details": lines}. counts: of
+    its accesses to memory, by line, where these were counted (common.cpu.trace.LineCounts).
     """
 
     problem: str
@@ -64,6 +65,7 @@ class RungOutcome:
     target: str = ""
     target_met: bool | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

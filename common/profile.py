@@ -1,4 +1,7 @@
-"""`--profile` on a GPU: every rung once under Nsight Compute, and the few counters that matter."""
+"""`--profile` on a GPU: every rung once under Nsight Compute, and the few counters that matter.
+
+On the CPU backend, see access_profile.py.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from common import access_profile, build
 from common import backend as backends
-from common import build
 from common.child import Channel
 from common.day import Day, load_lesson
 from common.draw import Draw
@@ -53,7 +56,6 @@ LEGEND = (
     "touches (4 for coalesced 4-byte accesses); bank confl.: of shared memory"
 )
 INSTALL = "ncu (Nsight Compute) is missing: it comes with the CUDA toolkit; put it on PATH"
-NEEDS_GPU = "ncu needs a GPU; the CPU backend has no profiler yet"
 PERMISSION = (
     "the driver lets only root read the GPU's counters: run as root, or load the driver with "
     "NVreg_RestrictProfilingToAdminUsers=0 (https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
@@ -65,13 +67,14 @@ class ProfileError(Exception):
 
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """What the profiler watches: each rung on its timing case, once to warm up and once between
-    the marks that switch the profiler on and off."""
+    """What the profiler watches: each rung on its timing case (where it is to be quick, that of the
+    CPU), once to warm up and once between the marks that switch the profiler on and off."""
     backend = backends.make(platform)
     todo = build.plan(day, platform)
     operators = build.load(todo)
     for problem in load_lesson(day).problems:
-        inputs = problem.inputs(problem.bench, Draw(problem.bench, backend, seed=0, fast=True))
+        case = problem.bench_cpu if work.quick else problem.bench
+        inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
             try:
@@ -91,13 +94,14 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """Profiles a day and tells the table of its kernels."""
+    if platform.device == "cpu":
+        access_profile.run_day(day, platform, work, channel)
+        return
     outcome = RungOutcome("profile", "ncu", "hardware counters of every kernel", PASS)
     channel.emit("rungs", rungs=[[outcome.problem, outcome.rung, outcome.idea]])
     channel.emit("stage", rung=outcome.rung, stage="profiling")
     ncu = find_tool("ncu", platform)
-    if platform.device == "cpu":
-        outcome.status, outcome.reason = SKIP, NEEDS_GPU
-    elif ncu is None:
+    if ncu is None:
         outcome.status, outcome.reason = SKIP, INSTALL
     else:
         try:
@@ -118,7 +122,7 @@ def _measure(ncu: str, day: Day, work: Work) -> str:
     counters = ",".join(name for names, _ in METRICS.values() for name in names)
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
-    command += run_this(day, work, "--profiled")
+    command += run_this(day, work, "--profiled", *(["--quick"] if work.quick else []))
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     text = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in text:

@@ -221,7 +221,8 @@ class Report:
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table of a day's own, e.g. of what a profiler measured."""
-        self.line([(title, "bold")])
+        if title:
+            self.line([(title, "bold")])
         for text in table_lines(header, rows):
             self.line([(f"  {text}", "")])
 

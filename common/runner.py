@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -502,6 +502,8 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_FAILED
+    if options.mode == "profile" and platform.device == "cpu":
+        platform = replace(platform, variant="trace")
     for note in selection.notes:
         report.text(note, "yellow")
     try:

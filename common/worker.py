@@ -184,7 +184,7 @@ def _check_rung(
             tried = bad_input.check_bad_input(problem, rung, call, run.backend)
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
-        _take_findings(run, outcome)
+        take_findings(run, outcome)
     except Skip as skip:
         outcome.status, outcome.reason = SKIP, str(skip)
     except Exception as error:
@@ -220,21 +220,28 @@ def _take(outcome: RungOutcome, result: check.CheckResult) -> None:
         outcome.details = list(result.failure.details)
 
 
-def _take_findings(run: _Run, outcome: RungOutcome) -> None:
-    """Races and reads of what nobody wrote fail a rung, whatever its results were."""
+def take_findings(run: _Run, outcome: RungOutcome) -> None:
+    """Races fail a rung, whatever its results were. Reads of what nobody wrote explain wrong ones;
+    beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
+    told = []
+    for finding in traced.findings:
+        if finding.what == "unwritten" and outcome.status == PASS:
+            outcome.remarks.append(f"{finding.summary()}; no result shows it")
+        else:
+            told.append(finding)
     outcome.findings = [
         {"what": found.what, "summary": found.summary(), "details": found.details()}
-        for found in traced.findings
+        for found in told
     ]
-    if not traced.findings:
+    if not told:
         return
     before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
     outcome.status = FAIL
-    outcome.reason = f"{ACCESSES_FOUND} {traced.findings[0].summary()}"
-    outcome.details = traced.findings[0].details()
-    for finding in traced.findings[1:]:
+    outcome.reason = f"{ACCESSES_FOUND} {told[0].summary()}"
+    outcome.details = told[0].details()
+    for finding in told[1:]:
         outcome.details += [finding.summary(), *finding.details()]
     outcome.details += before
 

@@ -14,13 +14,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from common import build, toolchain
-from common.cpu import backend, rewrite
+from common import build, toolchain, worker
+from common.cpu import backend, rewrite, trace
 from common.day import ROOT
+from common.outcome import FAIL, PASS, RungOutcome
 from tests.kernel_files import FOLDER, ORDERS
 
 SOURCE = FOLDER / "trace.cu"
@@ -54,7 +56,13 @@ PLANTED = {
     "lock_without_fence": ("race", "global memory"),
     "missing_grid_barrier": ("race", "global memory"),
 }
-SOUND = ("bytes_of_a_word", "warp_sums", "float_atomics", "producer_and_consumer")
+SOUND = (
+    "bytes_of_a_word",
+    "warp_sums",
+    "float_atomics",
+    "compare_and_swap",
+    "producer_and_consumer",
+)
 
 # Of marked lines: kind, requests, lanes, sectors, bank conflicts.
 Count = tuple[str, int, int, int, int]
@@ -210,7 +218,7 @@ def test_a_race_is_explained(races: Results) -> None:
         details[3],
     ]
     assert re.fullmatch(
-        r"in kernel missing_barrier<mended>, launched at \S+trace.cu:\d+", details[3]
+        r"in kernel missing_barrier<false>, launched at \S+trace.cu:\d+", details[3]
     )
 
 
@@ -229,3 +237,43 @@ def test_counts_of_known_patterns(profiles: Results, name: str, schedule: str) -
         assert len(here) == 1, counts
         got = tuple(here[0][key] for key in ("kind", "requests", "lanes", "sectors", "conflicts"))
         assert got == want
+
+
+ACCESS = trace.Access("a.cu", 3, "read", 4, (0, 0, 0), (1, 0, 0))
+RACE = trace.Finding("race", "k", "a.cu:9", "x", ACCESS, replace(ACCESS, access="write", line=4))
+UNWRITTEN = trace.Finding("unwritten", "k", "a.cu:9", "row", ACCESS, ACCESS)
+
+
+def judged(findings: list[trace.Finding], status: str) -> RungOutcome:
+    """What becomes of a rung with this status and these findings."""
+    found = trace.Trace(findings, [], ["a remark"])
+    run: Any = SimpleNamespace(backend=SimpleNamespace(take_trace=lambda: found))
+    outcome = RungOutcome("p", "r", "i", status, reason="" if status == PASS else "wrong")
+    worker.take_findings(run, outcome)
+    return outcome
+
+
+def test_a_race_fails_a_rung_with_right_results() -> None:
+    outcome = judged([RACE, UNWRITTEN], PASS)
+    assert outcome.status == FAIL
+    assert outcome.reason == f"{worker.ACCESSES_FOUND} race on x: a.cu:3 and a.cu:4"
+    assert outcome.findings == [
+        {"what": "race", "summary": RACE.summary(), "details": RACE.details()}
+    ]
+
+
+def test_an_unwritten_read_is_remarked_where_results_are_right() -> None:
+    outcome = judged([UNWRITTEN], PASS)
+    assert outcome.status == PASS
+    assert outcome.remarks[1].startswith("a.cu:3 reads row, which no thread has written")
+
+
+def test_an_unwritten_read_explains_wrong_results() -> None:
+    outcome = judged([UNWRITTEN], FAIL)
+    assert outcome.reason.startswith(worker.ACCESSES_FOUND)
+    assert outcome.details[-1] == "wrong"
+
+
+def test_nothing_found_changes_nothing() -> None:
+    assert judged([], PASS).status == PASS
+    assert judged([], FAIL).reason == "wrong"

@@ -211,9 +211,13 @@ def _index(xyz: tuple[int, int, int]) -> str:
 
 
 def _kernel_name(text: str) -> str:
-    """ "void {anonymous}::scan_kernel(const T*, int) [with T = float]" -> "scan_kernel"."""
-    text = text.replace("{anonymous}::", "").split(" [with ")[0]
-    return re.sub(r"^.*[ *&](?=[\w:]+\()", "", text).split("(")[0]
+    """ "void {anonymous}::scan(const T*, int) [with T = float; int N = 4]" -> "scan<float, 4>"."""
+    function, _, arguments = text.replace("{anonymous}::", "").rstrip("]").partition(" [with ")
+    name = re.sub(r"^.*[ *&](?=[\w:]+\()", "", function).split("(")[0]
+    pairs = [argument.partition(" = ") for argument in arguments.split("; ") if argument]
+    # gcc also says what int64_t stands for.
+    values = [value for parameter, _, value in pairs if not parameter.endswith("_t")]
+    return f"{name}<{', '.join(values)}>" if values else name
 
 
 def _relative(place: str) -> str:

@@ -342,6 +342,15 @@ __global__ void float_atomics(float* out) {
   atomicAdd(out + threadIdx.x % 4, 1.0f);
 }
 
+// The first guess of a loop around compare-and-swap may be out of date.
+__global__ void compare_and_swap(unsigned* out) {
+  unsigned seen = *out, wanted;
+  do {
+    wanted = seen;
+    seen = atomicCAS(out, wanted, wanted + 1);
+  } while (seen != wanted);
+}
+
 // A producer and a consumer with two buffers, full and empty.
 __global__ void producer_and_consumer(float* out) {
   __shared__ float buffer[2][32];
@@ -528,6 +537,8 @@ bool run_sound(std::string_view name) {
     warp_sums<<<1, 128>>>(m.a);
   else if (name == "float_atomics")
     float_atomics<<<2, 64>>>(m.a);
+  else if (name == "compare_and_swap")
+    compare_and_swap<<<2, 64>>>(reinterpret_cast<unsigned*>(m.flags));
   else if (name == "producer_and_consumer")
     producer_and_consumer<<<1, 64>>>(m.a);
   else

@@ -35,6 +35,8 @@ struct ThreadTrace {
   Knowledge known;
   Knowledge fenced;                  // what an atomic or volatile store of this thread makes known
   std::vector<const void*> callers;  // of the functions that it is in
+  uintptr_t read_address = 0;        // of its latest plain read, and where that stands
+  uint32_t read_site = 0;
 };
 
 struct Request;

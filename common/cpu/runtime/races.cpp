@@ -60,8 +60,9 @@ struct Finding {
 struct Found {
   std::vector<Finding> findings;
   std::set<std::tuple<std::string_view, uint32_t, uint32_t>> told;  // what, and both sites
-  size_t more = 0;                                                  // that were not kept
-  size_t pages_left_out = 0;                                        // of global memory
+  std::set<uint32_t> guesses;  // sites of reads that a compare-and-swap of the same word follows
+  size_t more = 0;             // that were not kept
+  size_t pages_left_out = 0;   // of global memory
 };
 Found& found() {
   static auto& instance = *new Found;
@@ -222,7 +223,27 @@ void check_shared(const Access& access) {
 
 }  // namespace
 
+// A loop around compare-and-swap begins with a plain read, of a value that may be out of date: the
+// swap finds out. CUDA's guide has it so, and it is no race that matters.
+static void note_guess(const Access& access) {
+  ThreadTrace& thread = *running.thread;
+  if (access.kind == Kind::kAtomic && access.address == thread.read_address)
+    found().guesses.insert(thread.read_site);
+  if (access.kind != Kind::kRead) return;
+  thread.read_address = access.address;
+  thread.read_site = access.site;
+}
+
+static bool is_guess(const Finding& finding) {
+  auto guessed = [](const Place& place, const Place& other) {
+    return place.kind == Kind::kRead && other.kind == Kind::kAtomic &&
+           found().guesses.count(place.site);
+  };
+  return guessed(finding.first, finding.second) || guessed(finding.second, finding.first);
+}
+
 void check_access(const Access& access) {
+  note_guess(access);
   if (access.space == Space::kShared) return check_shared(access);
   each_cell(access.address, access.bytes, global_page,
             [&](Cell& cell, uint8_t mask) { return check_cell(cell, mask, access); });
@@ -275,6 +296,7 @@ std::string races_as_json() {
   Found& all = found();
   std::string text = "[";
   for (const Finding& finding : all.findings) {
+    if (is_guess(finding)) continue;
     text += text.size() > 1 ? ", " : "";
     text += format("{\"what\": \"%s\", \"kernel\": %u, \"shared\": %s, ", finding.what,
                    finding.kernel, finding.space == Space::kShared ? "true" : "false");

@@ -46,7 +46,8 @@ uint32_t kernel_number() {
   static uint32_t number, of_launch;
   if (of_launch == traced.number) return number;
   const Launch& launch = *traced.launch;
-  const char* name = launch.site.kernel ? launch.site.kernel : launch.signature.load();
+  const char* signature = launch.signature.load();  // the launch may only know a pointer's name
+  const char* name = signature ? signature : launch.site.kernel;
   KernelName kernel{name ? name : "(unknown)", format("%s:%d", launch.site.file, launch.site.line)};
   auto found = std::find(kernels().begin(), kernels().end(), kernel);
   number = static_cast<uint32_t>(found - kernels().begin());
