@@ -264,7 +264,7 @@ enum class Order : uint8_t { kForward, kReverse, kRandom };
 // at once, or at random one or the other. A program must be right in all three.
 enum class Completion : uint8_t { kLate, kEarly, kMixed };
 
-struct Schedule {
+struct alignas(8) Schedule {  // 8 bytes at once, which every compiler has an instruction for
   Order threads = Order::kForward;
   Order blocks = Order::kForward;
   Completion completion = Completion::kLate;

@@ -42,9 +42,11 @@ CUDACPU_MIN_MAX(unsigned long long, unsigned long long, long long)
 #undef CUDACPU_MIN_MAX
 // Inline versions of what would be calls into the C library, for maxss treats NaN otherwise: here
 // as on the device, the other operand is the result. glibc keeps the definition behind the name.
-#define CUDACPU_EXTREMUM(name, T, comparison)                                              \
-  extern "C" __attribute__((gnu_inline, always_inline)) inline T name(T a, T b) noexcept { \
-    return a != a || b comparison a ? b : a;                                               \
+#define CUDACPU_EXTREMUM(name, T, comparison)                                          \
+  extern "C" {                                                                         \
+  __attribute__((gnu_inline, always_inline)) extern inline T name(T a, T b) noexcept { \
+    return a != a || b comparison a ? b : a;                                           \
+  }                                                                                    \
   }
 CUDACPU_EXTREMUM(fminf, float, <)
 CUDACPU_EXTREMUM(fmaxf, float, >)

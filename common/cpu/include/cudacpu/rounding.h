@@ -9,14 +9,20 @@
 
 namespace cudacpu {
 
+// Keeps the compiler from knowing the value, or moving what uses it across this place.
+template <class T>
+inline void hide(T& value) {
+  __asm__ volatile("" : "+m"(value) : : "memory");
+}
+
 // f(values...) in a rounding mode. The compiler knows nothing of modes: the barriers keep it from
 // computing before the mode is set, after it is reset, or while compiling.
 template <class F, class... T>
 inline auto rounded(int mode, F f, T... values) {
   fesetround(mode);
-  (..., [&] { __asm__ volatile("" : "+m"(values) : : "memory"); }());
+  (..., hide(values));
   auto result = f(values...);
-  __asm__ volatile("" : "+m"(result) : : "memory");
+  hide(result);
   fesetround(FE_TONEAREST);
   return result;
 }
