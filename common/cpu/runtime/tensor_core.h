@@ -54,6 +54,7 @@ struct Tf32 {
 template <int kMantissa, int kBias, bool kHasInfinity>
 struct Fp8 {
   static constexpr unsigned kPerRegister = 4;
+  static constexpr int kLeastExponent = 1 - kBias;  // of normal numbers
   using Sum = float;
   static float value(uint32_t word, unsigned i) { return kValues[word >> 8 * i & 0xff]; }
 

@@ -2,13 +2,13 @@
 #include "../../cuda/ptx/swizzle.cuh"
 #include "tensor_core.h"
 #include "warpgroup.h"
+#include "wgmma_sums.h"
 
 namespace cudacpu {
 
 namespace {
 
 constexpr uint32_t kAllWarps = (1u << kWarpsInGroup) - 1;
-constexpr unsigned kRows = 16;        // of a warp
 constexpr unsigned kPieceBytes = 16;  // shared memory is read in these; a row of K has two
 
 // ------------------------------------------------------------------ tiles in shared memory
@@ -91,6 +91,14 @@ void with_element(MatrixType type, F f) {
   }
 }
 
+bool is_fp8(MatrixType type) {
+  return type == MatrixType::e4m3 || type == MatrixType::e5m2;
+}
+
+int32_t least_exponent(MatrixType fp8) {
+  return fp8 == MatrixType::e4m3 ? E4m3::kLeastExponent : E5m2::kLeastExponent;
+}
+
 unsigned depth_of(MatrixType type) {
   unsigned depth = 0;
   with_element(type, [&](auto element) { depth = 8 * decltype(element)::kPerRegister; });
@@ -134,27 +142,6 @@ void trace_tile(const char* arena, uint64_t word, bool is_mn_major, unsigned row
 
 // ------------------------------------------------------------------ computing
 
-// sums (16 x n) += a (16 x depth) · b (depth x n).
-void multiply_add(float* sums, const float* a, const float* b, unsigned n, unsigned depth) {
-  typedef float Eight __attribute__((vector_size(32), aligned(4)));
-  constexpr unsigned kTogether = 8;  // rows whose sums stay in registers
-  for (unsigned column = 0; column < n; column += 8) {
-    for (unsigned row = 0; row < kRows; row += kTogether) {
-      Eight partial[kTogether];
-      for (unsigned r = 0; r < kTogether; ++r)
-        memcpy(&partial[r], sums + (row + r) * n + column, 32);
-      for (unsigned k = 0; k < depth; ++k) {
-        Eight of_b;
-        memcpy(&of_b, b + k * n + column, 32);
-#pragma GCC unroll 8
-        for (unsigned r = 0; r < kTogether; ++r) partial[r] += a[(row + r) * depth + k] * of_b;
-      }
-      for (unsigned r = 0; r < kTogether; ++r)
-        memcpy(sums + (row + r) * n + column, &partial[r], 32);
-    }
-  }
-}
-
 // a's 16 rows of a warp, from its lanes' registers.
 template <class Element>
 void read_registers(const uint32_t (&registers)[kWarpSize][4], float* a) {
@@ -173,7 +160,7 @@ void compute(const char* arena, IssuedWgmma& wgmma, uint32_t warps) {
   wgmma.computed |= warps;
   const Wgmma& what = wgmma.instruction;
   const unsigned n = what.n, depth = depth_of(what.type_a);
-  std::vector<float> a(kRows * depth), b(depth * n);
+  std::vector<float> a(kRowsOfWarp * depth), b(depth * n);
   with_element(what.type_b, [&](auto element) {
     read_tile<decltype(element)>(
         arena, what.b, what.b_is_mn_major, 0, n,
@@ -186,14 +173,18 @@ void compute(const char* arena, IssuedWgmma& wgmma, uint32_t warps) {
         read_registers<decltype(element)>(wgmma.a[warp], a.data());
       else
         read_tile<decltype(element)>(
-            arena, what.a, what.a_is_mn_major, warp * kRows, kRows,
+            arena, what.a, what.a_is_mn_major, warp * kRowsOfWarp, kRowsOfWarp,
             [&](unsigned row, unsigned k, float value) { a[row * depth + k] = value; });
     });
     if (what.negative)
       for (float& value : a) value = -value;
     std::vector<float>& sums = wgmma.accumulators[warp]->sums;
     if (!what.accumulate) std::fill(sums.begin(), sums.end(), 0.0f);
-    multiply_add(sums.data(), a.data(), b.data(), n, depth);
+    if (is_fp8(what.type_a))
+      multiply_add_fp8(sums.data(), a.data(), b.data(), n, least_exponent(what.type_a),
+                       least_exponent(what.type_b));
+    else
+      multiply_add(sums.data(), a.data(), b.data(), n, depth);
   }
 }
 
@@ -262,7 +253,7 @@ Accumulator& accumulator_of(WarpOfGroup& warp, float* const (&lanes)[kWarpSize],
   std::copy(lanes, lanes + kWarpSize, fresh.lanes);
   fresh.n = n;
   fresh.fenced = true;
-  fresh.sums.resize(kRows * n);
+  fresh.sums.resize(kRowsOfWarp * n);
   take_registers(fresh, instruction.accumulate, site);
   return fresh;
 }
@@ -304,7 +295,8 @@ void issue(Thread* lanes, uint32_t arrived) {
   size_t place = number - group.computed;
   if (place == group.wgmmas.size()) {
     if (!what.a_in_registers)
-      check_descriptor("a", what.a, what.a_is_mn_major, kRows * kWarpsInGroup, per_piece, site);
+      check_descriptor("a", what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece,
+                       site);
     check_descriptor("b", what.b, what.b_is_mn_major, what.n, per_piece, site);
     group.wgmmas.emplace_back();
     group.wgmmas.back().instruction = what;
@@ -327,7 +319,7 @@ void issue(Thread* lanes, uint32_t arrived) {
   wgmma.issued |= 1u << member.number;
   const char* arena = member.block.arena;
   if (!what.a_in_registers)
-    trace_tile(arena, what.a, what.a_is_mn_major, kRows * kWarpsInGroup, per_piece, site);
+    trace_tile(arena, what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece, site);
   trace_tile(arena, what.b, what.b_is_mn_major, what.n, per_piece, site);
   if (worker->completes_at_once())
     for (size_t i = 0; i <= place; ++i) compute(arena, group.wgmmas[i], 1u << member.number);

@@ -37,8 +37,9 @@
 // barrier, before the first wgmma reads them.
 //
 // Precision: products are exact, sums have about 24 bits, as mma's. Those of fp8 products have
-// fewer on Hopper: within a wgmma, all 32 products and d are cut to about 13 bits below the largest
-// of them. Kernels that need more add up every few wgmmas in float.
+// fewer on Hopper, and on the CPU backend too: within a wgmma, all 32 products and d are cut off 13
+// bits below the largest of them, and so is the sum. Kernels that need more add up every few wgmmas
+// in float.
 //
 // On the CPU backend a wgmma takes place as late as is legal, at the wait that requires it, and
 // until then its d is NaN; in random order each warp's part either does so or reads its tiles at
@@ -128,7 +129,7 @@ __device__ constexpr void check_wgmma() {
 
 // d = a·b + d, or a·b if not `accumulate`; a sign kMinus negates that matrix. d has N/2 elements, a
 // and b are descriptors. The arguments must be the same in all threads of the warpgroup.
-// GPU and CPU: within K·2⁻²³ of Σ|a·b| + |d|; fp8 within 33·2⁻¹³ of the largest |a·b| or |d|.
+// GPU and CPU: within K·2⁻²³ of Σ|a·b| + |d|; fp8 bit for bit.
 // PTX: wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16 {d…}, a, b, accumulate, sign of a, sign
 // of b, a is MN-major, b is MN-major;   or k16 and f16, k8 and tf32, k32 and e4m3 or e5m2, where
 // the last two are missing
@@ -169,7 +170,7 @@ __device__ __forceinline__ void wgmma(float (&d)[Elements], uint64_t a, uint64_t
 }
 
 // The same with a in registers, of which each thread holds its part.
-// GPU and CPU: within K·2⁻²³ of Σ|a·b| + |d|; fp8 within 33·2⁻¹³ of the largest |a·b| or |d|.
+// GPU and CPU: within K·2⁻²³ of Σ|a·b| + |d|; fp8 bit for bit.
 // PTX: wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16 {d…}, {a0, a1, a2, a3}, b, accumulate,
 // sign of a, sign of b, b is MN-major;   and so on
 template <typename A, typename B = A, Major MajorB = Major::kK, Sign SignA = Sign::kPlus,
