@@ -42,6 +42,7 @@ PLANTED = {
     "arrive_before_write": ("race", "float row[32]"),
     "bulk_copy_without_wait": ("copy", "float row[64]"),
     "ldmatrix_without_syncwarp": ("race", "tile[8][8]"),
+    "wgmma_without_barrier": ("race", "tile[2][64][8]"),
     "tile_too_small": ("race", "float lane[32]"),
     "histogram_not_cleared": ("race", "int bins[4]"),
     "unwritten_tail": ("unwritten", "float row[40]"),
@@ -62,6 +63,7 @@ SOUND = (
     "float_atomics",
     "compare_and_swap",
     "producer_and_consumer",
+    "wgmma_tile_replaced",
 )
 
 # Of marked lines: kind, requests, lanes, sectors, bank conflicts.

@@ -181,6 +181,23 @@ __global__ void ldmatrix_without_syncwarp(float* out) {
   out[threadIdx.x] = fragment[0];
 }
 
+// All four warps read all of the tile.
+template <bool mended>
+__global__ void wgmma_without_barrier(float* out) {
+  __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
+  for (int i = threadIdx.x; i < 1024; i += 128)
+    tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_barrier: first
+  ptx::fence_for_copy_engine();
+  if (mended) __syncthreads();
+  const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
+  float sums[4] = {};
+  ptx::wgmma_fence(sums);
+  ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // wgmma_without_barrier: second
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>(sums);
+  out[threadIdx.x] = sums[0];
+}
+
 // A tile of 16 threads has met; the other half of the warp has not.
 template <bool mended>
 __global__ void tile_too_small(float* out) {
@@ -351,6 +368,33 @@ __global__ void compare_and_swap(unsigned* out) {
   } while (seen != wanted);
 }
 
+// One thread says for its warpgroup that the tile may be replaced: who has waited for a wgmma knows
+// that all four warps' parts of it are complete.
+__global__ void wgmma_tile_replaced(float* out) {
+  __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
+  __shared__ uint64_t full, empty;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 32), ptx::mbarrier_init(&empty, 1);
+  __syncthreads();
+  const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
+  float sums[4] = {};
+  for (int trip = 0; trip < 3; ++trip) {
+    if (threadIdx.x >= 128) {
+      ptx::mbarrier_wait(&empty, trip % 2 ^ 1);
+      for (int i = threadIdx.x - 128; i < 1024; i += 32) tile[i / 512][i / 8 % 64][i % 8] = 1.0f;
+      ptx::fence_for_copy_engine();
+      ptx::mbarrier_arrive(&full);
+    } else {
+      ptx::mbarrier_wait(&full, trip % 2);
+      ptx::wgmma_fence(sums);
+      ptx::wgmma<__nv_bfloat16>(sums, whole, whole);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>(sums);
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(&empty);
+    }
+  }
+  if (threadIdx.x < 128) out[threadIdx.x] = sums[0];
+}
+
 // A producer and a consumer with two buffers, full and empty.
 __global__ void producer_and_consumer(float* out) {
   __shared__ float buffer[2][32];
@@ -497,6 +541,8 @@ bool run_planted(std::string_view name) {
     bulk_copy_without_wait<mended><<<1, 64>>>(m.a, m.b);
   else if (name == "ldmatrix_without_syncwarp")
     ldmatrix_without_syncwarp<mended><<<1, 32>>>(m.a);
+  else if (name == "wgmma_without_barrier")
+    wgmma_without_barrier<mended><<<1, 128>>>(m.a);
   else if (name == "tile_too_small")
     tile_too_small<mended><<<1, 32>>>(m.a);
   else if (name == "histogram_not_cleared")
@@ -539,6 +585,8 @@ bool run_sound(std::string_view name) {
     float_atomics<<<2, 64>>>(m.a);
   else if (name == "compare_and_swap")
     compare_and_swap<<<2, 64>>>(reinterpret_cast<unsigned*>(m.flags));
+  else if (name == "wgmma_tile_replaced")
+    wgmma_tile_replaced<<<1, 160>>>(m.a);
   else if (name == "producer_and_consumer")
     producer_and_consumer<<<1, 64>>>(m.a);
   else
