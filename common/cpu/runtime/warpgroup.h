@@ -29,7 +29,6 @@ struct Accumulator {
 struct IssuedWgmma {
   Wgmma instruction;
   Site site;
-  uint32_t issued = 0;    // by which warps
   uint32_t computed = 0;  // for which warps
   Accumulator* accumulators[kWarpsInGroup];
   uint32_t a[kWarpsInGroup][kWarpSize][4];  // if it is in registers
@@ -37,7 +36,7 @@ struct IssuedWgmma {
 
 struct WarpOfGroup {
   uint64_t issued = 0;               // wgmmas
-  std::vector<uint64_t> group_ends;  // of each committed group: how many were issued before its end
+  std::vector<uint64_t> group_ends;  // of each group not waited for: how many were issued by then
   bool fenced = false;               // ever
   std::list<Accumulator> accumulators;
   size_t register_limits = 0;  // how often it called setmaxnreg

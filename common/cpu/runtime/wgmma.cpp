@@ -316,7 +316,6 @@ void issue(Thread* lanes, uint32_t arrived) {
   if (what.a_in_registers)
     for (unsigned lane = 0; lane < kWarpSize; ++lane)
       memcpy(wgmma.a[member.number][lane], issues[lane]->a, sizeof wgmma.a[0][0]);
-  wgmma.issued |= 1u << member.number;
   const char* arena = member.block.arena;
   if (!what.a_in_registers)
     trace_tile(arena, what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece, site);
@@ -408,8 +407,9 @@ void wait_for_wgmma(unsigned n, Site site) {
   collect_warp(kWait, exchange, site);
   WarpOfGroup& warp = member.warp();
   Warpgroup& group = member.group;
-  if (warp.group_ends.size() <= n) return;
-  const uint64_t until = warp.group_ends[warp.group_ends.size() - n - 1];
+  auto& ends = warp.group_ends;
+  if (ends.size() <= n) return trace::waited_at(&group);  // another lane has seen to it
+  const uint64_t until = ends[ends.size() - n - 1];
   Wait wait{kWait.name, site};
   while (!all_have_issued(group, until)) cudacpu_suspend(&wait_for_other_warps, &wait);
   if (group.computed < until) {
@@ -426,6 +426,7 @@ void wait_for_wgmma(unsigned n, Site site) {
   trace::waited_at(&group);
   for (Accumulator& accumulator : warp.accumulators)
     if (accumulator.under_way && accumulator.last < until) give_registers(accumulator, site);
+  ends.erase(ends.begin(), ends.end() - std::min<std::ptrdiff_t>(n, std::ssize(ends)));
 }
 
 std::string describe_warpgroup(const Thread& thread) {

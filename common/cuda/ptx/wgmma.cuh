@@ -24,8 +24,7 @@
 //
 //   Major::kK: along a piece runs k (a's rows, b's columns lie each in one piece after the other)
 //     kNone       piece (row r, part c = 0, 1) at  r/8·stride + r%8·16 + c·leading
-//     k32 … k128                                   r/8·stride + r%8·W + c·16        (leading
-//     unused)
+//     k32 … k128  (leading is not used)            r/8·stride + r%8·W + c·16
 //   Major::kMN: along a piece run a's rows or b's columns; 16-bit types only
 //     kNone       piece (part p, k) at             p·stride + k/8·leading + k%8·16
 //     k32 … k128  with P = W/16 pieces a line      p/P·leading + p%P·16 + k/8·stride + k%8·W
@@ -61,7 +60,8 @@ enum class Major : uint8_t { kK, kMN };
 
 enum class Sign : int8_t { kPlus = 1, kMinus = -1 };
 
-// The descriptor of a tile; distances in bytes, multiples of 16 below 2^18 (see above).
+// The descriptor of a tile; distances in bytes, multiples of 16 below 2^18 (see above). It checks
+// nothing: on the CPU backend, the wgmma that reads the tile does.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, Swizzle swizzle,
                                                      uint32_t leading_bytes,
                                                      uint32_t stride_bytes) {
