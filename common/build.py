@@ -40,6 +40,7 @@ HALF_OPERATORS = [
 BINDING = [STABLE_ABI, "-DUSE_CUDA"]
 CUDA_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", *HALF_OPERATORS]
 
+KEPT_PRELUDES = 2  # of 137 MB each
 KEPT_BUILDS = 3  # of one day on one platform: going back to yesterday's flags builds nothing
 
 
@@ -174,7 +175,7 @@ def build(day: Day, platform: Platform) -> Path:
             built = _load_cuda(todo) if platform.device == "cuda" else _load_cpu(todo)
             _record_seconds(todo.directory, started)
             os.replace(built, todo.library)
-            _prune(todo)
+            _prune(todo.directory, todo.key, KEPT_BUILDS)
         if todo.extras is not None and not todo.extras.is_file():
             for problem in load_lesson(day).problems:
                 for rung in problem.rungs:
@@ -208,6 +209,7 @@ def _load_cpu(todo: Build) -> Path:
         todo,
         rewritten,
         extra_cflags=[
+            *build_prelude(todo.platform),
             "-std=c++20",
             STABLE_ABI,
             *_cpu_flags(todo.platform),
@@ -305,6 +307,32 @@ def build_runtime(platform: Platform) -> Path:
             (path.parent / "libtsan.a").write_bytes(b"!<arch>\n")
         os.replace(partial, path)
     return path
+
+
+def build_prelude(platform: Platform) -> list[str]:
+    """Flags that give a file the headers which nearly every day includes, already compiled.
+
+    Compiles them if that is not done yet: as long as three days take, and 137 MB. None for clang,
+    and none for the variants, whose builds are few. Raises BuildError.
+    """
+    if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
+        return []
+    flags = ["-fPIC", STABLE_ABI, *_cpu_flags(platform)]
+    includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
+    key = _digest([platform.compiler_version, platform.torch, *flags], cpu.HEADERS)
+    header = cache_directory() / f"prelude-cpu-{key}" / "prelude.h"
+    with _locked(header.parent):
+        compiled = header.with_suffix(".h.gch")  # the name that g++ looks for beside a header
+        if not compiled.is_file():
+            header.write_text('#include "cudacpu/prelude.h"\n', encoding="utf-8")
+            partial = header.with_suffix(".partial")
+            command = [platform.compiler, *flags, *includes, "-x", "c++-header", str(header)]
+            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise BuildError(f"the CPU backend's headers did not build\n{done.stderr.strip()}")
+            os.replace(partial, compiled)
+            _prune(header.parent, key, KEPT_PRELUDES)
+    return ["-include", str(header)]
 
 
 def runtime_path(platform: Platform) -> Path:
@@ -580,9 +608,9 @@ def compiler_message(text: str) -> str:
     return message.replace(f"{ROOT}/", "")
 
 
-def _prune(done: Build) -> None:
-    """Removes older builds of the same day on the same platform, but for the newest few."""
-    pattern = done.directory.name.removesuffix(done.key) + "*"
-    siblings = sorted(done.directory.parent.glob(pattern), key=lambda p: p.stat().st_mtime)
-    for old in siblings[:-KEPT_BUILDS]:
+def _prune(directory: Path, key: str, kept: int) -> None:
+    """Removes older builds of the same kind as this one (its name ends in `key`); keeps some."""
+    pattern = directory.name.removesuffix(key) + "*"
+    siblings = sorted(directory.parent.glob(pattern), key=lambda p: p.stat().st_mtime)
+    for old in siblings[:-kept]:
         shutil.rmtree(old, ignore_errors=True)

@@ -80,7 +80,7 @@ def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str
     if platform.device == "cpu":
         cpp = rewrite.rewrite_tree(source(name), folder, [ROOT])
         runtime = backend.ldflags(build.build_runtime(platform), platform.variant)
-        command = [platform.compiler, "-shared", str(cpp), *runtime]
+        command = [platform.compiler, "-shared", *build.build_prelude(platform), str(cpp), *runtime]
         libraries.append(f"-Wl,-rpath,{TORCH / 'lib'}")
     else:
         assert platform.toolkit

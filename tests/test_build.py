@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from common import build, toolchain
+from common.cpu import backend as cpu
 from common.day import ROOT, Day, read_day
 
 SOURCE = """
@@ -41,8 +42,14 @@ METADATA = 'TITLE = "t"\nTEACHES = "t"\nTOPICS = ("t",)\nSOURCE = "scale.cu"\n'
 
 @pytest.fixture
 def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
-    """A day outside the repository with a header of its own, and an empty cache."""
-    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "cache"))
+    """A day outside the repository with a header of its own, and a cache without any day."""
+    platform = toolchain.detect("cpu")
+    shared = [build.build_runtime(platform), *map(Path, build.build_prelude(platform)[1:])]
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for file in shared:
+        (cache / file.parent.name).symlink_to(file.parent)
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(cache))
     folder = tmp_path / "day77"
     folder.mkdir()
     (folder / "scale.cu").write_text(SOURCE)
@@ -247,6 +254,23 @@ def test_unknown_architectures_are_named() -> None:
         toolchain.sm("hopper")
 
 
+def test_the_compiled_headers_are_used(tmp_path: Path) -> None:
+    platform = toolchain.detect("cpu")
+    prelude = build.build_prelude(platform)
+    if not prelude:
+        pytest.skip(f"{platform.compiler_version} takes no headers compiled by g++")
+    source = tmp_path / "empty.cpp"
+    source.write_text('#include "common/cuda/tensor.cuh"\n')
+    command = [platform.compiler, *prelude, "-fPIC", build.STABLE_ABI, f"-I{ROOT}", "-H"]
+    command += cpu.cflags(platform.cuda_include, platform.compiler)
+    command += [f"-I{path}" for path in build.torch_includes()]
+    done = subprocess.run(
+        [*command, "-fsyntax-only", str(source)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"! {prelude[-1]}.gch" in done.stderr, "g++ says with ! which it takes"
+
+
 def test_only_the_newest_builds_are_kept(day: Day) -> None:
     platform = toolchain.detect("cpu")
     cache = build.cache_directory()
@@ -256,7 +280,7 @@ def test_only_the_newest_builds_are_kept(day: Day) -> None:
         os.utime(old, (age, age))
     kept = build.plan(day, platform)
     kept.directory.mkdir()
-    build._prune(kept)
+    build._prune(kept.directory, kept.key, build.KEPT_BUILDS)
     left = sorted(path.name for path in cache.glob(f"{day.name}-cpu-*"))
     assert len(left) == build.KEPT_BUILDS and kept.directory.name in left
     shutil.rmtree(cache)

@@ -16,10 +16,12 @@ _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
 _UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of the runtime
 
+HEADERS: Final = tuple(sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()))
+
 # Every file that decides what a build comes out as: the runtime, the headers, the rewriter.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
-    *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
+    *HEADERS,
     *(_HERE / name for name in ("rewrite.py", "lexer.py", "features.py", "backend.py")),
     _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
 )
