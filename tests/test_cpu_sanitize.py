@@ -174,6 +174,11 @@ def test_waits_in_vain(runtime: backend.Runtime, name: str) -> None:
     assert re.search(r"block \(\d,0,0\) thread \(\d+,0,0\)", said)
 
 
+def test_a_compiler_without_an_address_sanitizer_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match=r"clang\+\+-19: .* needs g\+\+"):
+        backend.preloaded("/usr/bin/clang++-19")
+
+
 # ---------------------------------------------------------------- the command
 
 # Of a row of the report: the rung that fails, and what is said of it.

@@ -145,8 +145,11 @@ _ADDRESS_OPTIONS: Final = ":".join(
 def preloaded(compiler: str) -> dict[str, str]:
     """Environment variables of a process that loads days of the variant "address".
 
-    FileNotFoundError, with what to install, where the compiler has no such library.
+    FileNotFoundError, with what to install, where the compiler has no such library, or is a clang,
+    whose flags and library are others.
     """
+    if "clang" in Path(compiler).name:
+        raise FileNotFoundError(f"{compiler}: a build that watches addresses needs g++ (set CXX)")
     found = []
     for name in ("libasan.so", "libstdc++.so.6"):  # the second, or its exceptions go past the first
         command = [compiler, f"-print-file-name={name}"]

@@ -23,6 +23,7 @@ constexpr uint8_t kStackMiddle = 0xf2;
 constexpr uint8_t kStackRight = 0xf3;
 constexpr uint8_t kStackAfterScope = 0xf8;
 constexpr uintptr_t kGranule = 8;
+constexpr uintptr_t kNullPage = 65536;  // nothing is mapped below
 
 uint8_t shadow_of(uintptr_t address) {
   size_t scale, offset;
@@ -150,6 +151,9 @@ std::string users_line(void* pc) {
 }  // namespace
 
 void check_access(const void* address, size_t bytes, bool write, Site site) {
+  auto number = reinterpret_cast<uintptr_t>(address);
+  if (number < kNullPage)  // which has no shadow; elsewhere, the fault would have no line
+    trap(site, "illegal memory access through a null pointer (address 0x%zx)", number);
   if (__asan_region_is_poisoned(const_cast<void*>(address), bytes))
     out_of_bounds(address, bytes, write, format("%s:%d", site.file, site.line));
 }

@@ -48,7 +48,6 @@ void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
   if (valid < 0 || valid > bytes)
     trap(site, "cp.async: %d valid bytes of %d; allowed are 0 to %d", valid, bytes, bytes);
   check_access(to, static_cast<size_t>(bytes), true, site);
-  check_access(from, static_cast<size_t>(valid), false, site);
   AsyncCopy copy{static_cast<char*>(to), static_cast<const char*>(from),
                  static_cast<uint8_t>(bytes), static_cast<uint8_t>(valid)};
   trace::copy_started(to, from, copy.bytes, copy.valid, site);

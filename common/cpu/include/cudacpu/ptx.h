@@ -8,15 +8,21 @@
 
 namespace cudacpu {
 
-// Reads the ends of what a copy is going to read: an address that cannot be read is met here, where
-// the fault can name the line. (With the address sanitizer, check_access looks at all of it.)
-__attribute__((no_sanitize("thread"))) inline void touch([[maybe_unused]] const void* from,
-                                                         [[maybe_unused]] int bytes) {
-#if !defined(CUDACPU_ADDRESS)
-  if (bytes <= 0) return;
-  auto source = static_cast<const volatile char*>(from);
-  static_cast<void>(source[0]), static_cast<void>(source[bytes - 1]);
+// Reads the ends of what a copy is going to read or write: an address that does not exist is met
+// here, where the fault can name the line. What watches accesses is told of the copy as a whole,
+// not of this.
+#if defined(CUDACPU_ADDRESS)
+void check_access(const void* address, size_t bytes, bool write, Site site);
+__attribute__((always_inline)) inline void touch(const void* memory, int bytes, bool write,
+                                                 Site site) {
+  if (bytes > 0) check_access(memory, static_cast<size_t>(bytes), write, site);
+#else
+__attribute__((no_sanitize("thread"))) inline void touch(const void* memory, int bytes, bool,
+                                                         Site) {
 #endif
+  if (bytes <= 0) return;
+  auto ends = static_cast<const volatile char*>(memory);
+  static_cast<void>(ends[0]), static_cast<void>(ends[bytes - 1]);
 }
 
 // ------------------------------------------------------------------ async_copy.cpp
@@ -25,7 +31,7 @@ __attribute__((no_sanitize("thread"))) inline void touch([[maybe_unused]] const 
 void queue_copy(void* to, const void* from, int bytes, int valid, Site site);
 
 inline void start_copy(void* to, const void* from, int bytes, int valid, Site site) {
-  touch(from, valid);
+  touch(from, valid, false, site);
   queue_copy(to, from, bytes, valid, site);
 }
 void commit_copies();
@@ -56,7 +62,7 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site);
 
 inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
-  touch(from, bytes);
+  touch(from, bytes, false, site);
   queue_bulk_copy(to, from, bytes, barrier, site);
 }
 
@@ -68,7 +74,7 @@ void commit_stores();
 void wait_for_stores(unsigned n, bool only_read);
 
 inline void start_flat_store(void* to, const void* from, int bytes, Site site) {
-  touch(to, bytes);
+  touch(to, bytes, true, site);
   queue_flat_store(to, from, bytes, site);
 }
 
