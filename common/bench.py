@@ -22,6 +22,7 @@ from common.check import check_outputs
 from common.day import Cost, Problem, Rung
 from common.draw import Draw
 from common.outcome import Timing
+from common.wanted import signature_of
 
 PYTORCH, COMPILED = "pytorch", "compile"
 
@@ -40,7 +41,8 @@ class MeasuringFault(Exception):
 class Contender:
     """Something to time. run: one timed unit, which makes `calls` calls. samples: seconds a call.
 
-    output: what the last call returned, to be checked again.
+    output: what the last call returned, and arguments: what it was called with, to be checked
+    again. restore: gives back, before each unit, what the last one wrote into its arguments.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Contender:
     note: str
     host_timed: bool
     output: Callable[[], Any]
+    arguments: tuple[Any, ...]
+    restore: Callable[[], None]
     samples: list[float] = field(default_factory=list)
 
 
@@ -70,10 +74,12 @@ def time_problem(
     case = problem.bench if backend.name == "cuda" else problem.bench_cpu
     seconds = 0.1 if quick or backend.name == "cpu" else 2.0
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
-    before = tuple(_clone(value) for value in inputs)  # a rung may write its arguments
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
     reference = problem.pytorch or problem.reference
-    contenders = [_prepare(backend, rungs[name], calls[name], inputs) for name in rungs]
+    # Where one rung writes an argument, PyTorch's call may write it too: each has its own.
+    signatures = [signature_of(calls[name], problem.reference) for name in rungs]
+    writes = sorted({place for signature in signatures for place in signature.writes})
+    contenders = [_prepare(backend, rungs[name], calls[name], inputs, writes) for name in rungs]
     plain = Rung(
         PYTORCH,
         "",
@@ -81,7 +87,7 @@ def time_problem(
         host_timed=any(rung.host_timed for rung in rungs.values()),
     )
     try:
-        contenders.append(_prepare(backend, plain, reference, inputs))
+        contenders.append(_prepare(backend, plain, reference, inputs, writes))
     except RuntimeError as error:
         raise MeasuringFault(
             "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
@@ -89,7 +95,7 @@ def time_problem(
         ) from error
     if problem.compiled and backend.name == "cuda" and not quick:
         compiled = torch.compile(problem.reference, dynamic=False)
-        contenders.append(_prepare(backend, Rung(COMPILED, ""), compiled, inputs))
+        contenders.append(_prepare(backend, Rung(COMPILED, ""), compiled, inputs, writes))
 
     _interleave(backend, contenders, seconds)
 
@@ -100,7 +106,7 @@ def time_problem(
         if contender.name not in rungs:
             continue
         call = calls[contender.name]
-        wrong = check_outputs(problem, call, before, inputs, contender.output())
+        wrong = check_outputs(problem, call, inputs, contender.arguments, contender.output())
         if wrong is not None:
             results[contender.name] = f"wrong after timing: {wrong}"
             continue
@@ -176,33 +182,28 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
 
 
 def _prepare(
-    backend: Backend, rung: Rung, call: Callable[..., Any], inputs: tuple[Any, ...]
+    backend: Backend,
+    rung: Rung,
+    call: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    writes: list[int],
 ) -> Contender:
+    """writes: positions of arguments that a call may write, so that it needs copies of them."""
     last: list[Any] = [None]
+    arguments = _with_copies(inputs, writes)
 
-    def once() -> None:
-        last[0] = call(*inputs)
+    def contender(
+        run: Callable[[], None], calls: int, note: str, host_timed: bool, used: list[Any]
+    ) -> Contender:
+        def restore() -> None:
+            for one in used:
+                for place in writes:
+                    if isinstance(one[place], torch.Tensor):
+                        one[place].copy_(inputs[place])
 
-    def output() -> Any:
-        return last[0]
-
-    for _ in range(2):
-        once()
-    backend.synchronize()
-    if backend.name == "cpu" or rung.host_timed:
-        single = _host_seconds(backend, once)
-        repeats = max(1, round(0.002 / single)) if backend.name == "cpu" else 1
-        return Contender(rung.name, _repeat(once, repeats), repeats, "host clock", True, output)
-    if rung.not_captured:
-        return Contender(rung.name, once, 1, "events", False, output)
-
-    graph = _capture([once])
-    single = _event_seconds(graph.replay)
-    if single >= SHORT:
-        return Contender(rung.name, graph.replay, 1, "events", False, output)
-    # Each call of the batch has inputs of its own, or it would find the last call's in the cache.
-    batch = min(32, max(2, round(10 * SHORT / single)))
-    copies = [tuple(_clone(value) for value in inputs) for _ in range(batch)]
+        return Contender(
+            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore
+        )
 
     def with_inputs(arguments: tuple[Any, ...]) -> Callable[[], None]:
         def run() -> None:
@@ -210,8 +211,31 @@ def _prepare(
 
         return run
 
+    once = with_inputs(arguments)
+    for _ in range(2):
+        once()
+    backend.synchronize()
+    if backend.name == "cpu" or rung.host_timed:
+        single = _host_seconds(backend, once)
+        # What it has written cannot be given back between the calls of one unit.
+        repeats = max(1, round(0.002 / single)) if backend.name == "cpu" and not writes else 1
+        return contender(_repeat(once, repeats), repeats, "host clock", True, [arguments])
+    if rung.not_captured:
+        return contender(once, 1, "events", False, [arguments])
+
+    graph = _capture([once])
+    single = _event_seconds(graph.replay)
+    if single >= SHORT:
+        return contender(graph.replay, 1, "events", False, [arguments])
+    # Each call of the batch has inputs of its own, or it would find the last call's in the cache.
+    batch = min(32, max(2, round(10 * SHORT / single)))
+    copies = [tuple(_clone(value) for value in inputs) for _ in range(batch)]
     graph = _capture([with_inputs(arguments) for arguments in copies])
-    return Contender(rung.name, graph.replay, batch, f"graph of {batch} calls", False, output)
+    return contender(graph.replay, batch, f"graph of {batch} calls", False, copies)
+
+
+def _with_copies(inputs: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
+    return tuple(_clone(value) if i in places else value for i, value in enumerate(inputs))
 
 
 def _clone(value: Any) -> Any:
@@ -271,6 +295,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
             break
         pending = []
         for contender in contenders:
+            contender.restore()
             if flush is not None:
                 flush.zero_()
             if contender.host_timed:

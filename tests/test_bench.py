@@ -81,6 +81,27 @@ def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     assert str(results["first"]).startswith("wrong after timing")
 
 
+def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
+    """However often it is called; and the others, PyTorch's call among them, find it so too."""
+    seen: set[float] = set()
+
+    def doubles(x: torch.Tensor) -> torch.Tensor:
+        seen.add(float(x.abs().sum()))
+        return x.mul_(2)
+
+    def pure(x: torch.Tensor) -> torch.Tensor:
+        seen.add(float(x.abs().sum()))
+        return x * 2
+
+    doubles.writes = ("x",)  # type: ignore[attr-defined]
+    one = problem(pytorch=pure)
+    calls = {"first": doubles, "second": pure}
+    results = bench.time_problem(one, calls, Backend("cpu"), None, quick=True)
+    assert all(isinstance(result, Timing) for result in results.values()), results
+    # Warm-up calls it three times on end; every call that is timed finds the first value.
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(
     ("cost", "ms", "bound", "share"),
     [
