@@ -215,6 +215,20 @@ def test_matmul_by_cp_async_ldmatrix_and_mma(
         assert ((got - a.double() @ b.double()).abs() <= k * 2**-23 * scale).all()
 
 
+# ---------------------------------------------------------------- exp2
+
+
+def test_exp2(call: Call, generator: torch.Generator) -> None:
+    x = torch.rand(4000, generator=generator) * 254 - 126
+    want = x.double().exp2()
+    got = call("powers", x, exact=False).double()
+    assert ((got - want).abs() <= 2**-22 * want).all()
+    special = torch.tensor([-126.5, -140.0, -torch.inf, torch.inf, 0.0, -0.0, 1e-40, 128.0])
+    expected = torch.tensor([0.0, 0.0, 0.0, torch.inf, 1.0, 1.0, 1.0, torch.inf])
+    assert call("powers", special).equal(expected)
+    assert call("powers", torch.full((4,), torch.nan), exact=False).isnan().all()
+
+
 # ---------------------------------------------------------------- redux, dp4a
 
 

@@ -4,6 +4,7 @@
 // backend, where the body is ordinary code. In the order of the days that need them:
 //
 //   ptx/cp_async.cuh       copies from global to shared memory that run while the thread goes on
+//   ptx/exp2.cuh           powers of two as the special function unit gives them
 //   ptx/ldmatrix.cuh       8x8 matrices from shared memory into the registers that mma wants
 //   ptx/stmatrix.cuh       8x8 matrices back from registers into shared memory
 //   ptx/movmatrix.cuh      an 8x8 matrix transposed across the registers of a warp
@@ -25,6 +26,7 @@
 #include "common/cuda/ptx/cache.cuh"
 #include "common/cuda/ptx/cluster.cuh"
 #include "common/cuda/ptx/cp_async.cuh"
+#include "common/cuda/ptx/exp2.cuh"
 #include "common/cuda/ptx/grid_dependency.cuh"
 #include "common/cuda/ptx/integer.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"

@@ -314,6 +314,23 @@ Tensor matmul(Tensor a, Tensor b) {
   return c;
 }
 
+// ---------------------------------------------------------------- exp2
+
+// y[i] = 2^x[i].
+__global__ void exp2_kernel(const float* x, float* y, int n) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) y[i] = ptx::exp2_approx(x[i]);
+}
+Tensor powers(Tensor x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
+  Tensor y = torch::stable::empty_like(x);
+  const int n = static_cast<int>(x.numel());
+  exp2_kernel<<<(n + 127) / 128, 128, 0, current_stream(x)>>>(data<float>(x),
+                                                              mutable_data<float>(y), n);
+  check_launch("powers");
+  return y;
+}
+
 // ---------------------------------------------------------------- redux, dp4a
 
 // y[row][i] for 12 rows; x: int32, a multiple of 32 elements, one warp a block.
@@ -576,6 +593,7 @@ STABLE_TORCH_LIBRARY(test_ptx, m) {
   m.def("movmatrix(Tensor x) -> Tensor");
   m.def("mma(Tensor a, Tensor b, Tensor c) -> Tensor");
   m.def("tf32(Tensor x) -> Tensor");
+  m.def("powers(Tensor x) -> Tensor");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
   m.def("integer(Tensor x) -> Tensor");
   m.def("named_barriers(Tensor x) -> Tensor");
@@ -590,6 +608,7 @@ STABLE_TORCH_LIBRARY_IMPL(test_ptx, CUDA, m) {
   m.impl("movmatrix", TORCH_BOX(&movmatrix));
   m.impl("mma", TORCH_BOX(&mma));
   m.impl("tf32", TORCH_BOX(&tf32));
+  m.impl("powers", TORCH_BOX(&powers));
   m.impl("matmul", TORCH_BOX(&matmul));
   m.impl("integer", TORCH_BOX(&integer));
   m.impl("named_barriers", TORCH_BOX(&named_barriers));
