@@ -4,6 +4,7 @@ Sums of floats are expected in the order in which NVIDIA's header adds, bit for 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,101 @@ def test_blocks_that_may_wait_for_each_other_are_limited(
         call("limits", LIKE)
 
 
+# ---------------------------------------------------------------- barriers in two halves
+
+
+@pytest.mark.parametrize(("threads", "rounds"), [(64, 5), (100, 9), (1, 3)])
+def test_a_barrier_in_two_halves(call: Call, threads: int, rounds: int) -> None:
+    got = call("split", LIKE, threads, rounds)
+    # A thread that leaves after round 5 does not write for its neighbour any more.
+    if threads > 1 and rounds > 6:
+        lost = [t for t in range(threads) if (t + 1) % threads % 7 == 3]
+        keep = [t for t in range(threads) if t not in lost]
+    else:
+        keep = list(range(threads))
+    for t in keep:
+        last = min(rounds, 6) if t % 7 == 3 else rounds
+        assert got[t] == sum(r + (t + 1) % threads * r for r in range(last)), t
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_copies_in_two_stages(call: Call) -> None:
+    x = torch.randn(5 * 96, generator=torch.Generator().manual_seed(1))
+    want = x.reshape(5, 96).flip(1) + torch.arange(5.0)[:, None]
+    assert torch.equal(call("staged", x), want.reshape(-1))
+
+
+@pytest.mark.parametrize(("n", "offset"), [(0, 0), (1, 0), (40, 1), (63, 1), (48, 16), (33, 3)])
+def test_copies_of_bytes(call: Call, n: int, offset: int) -> None:
+    x = torch.randint(-128, 127, (8 * 64,), dtype=torch.int8)
+    got = call("bytes", x, n, offset).reshape(8, 64)
+    for tile in range(8):
+        assert torch.equal(got[tile, :n], x[tile * 64 + offset :][:n])
+        assert (got[tile, n:] == -1).all()
+
+
+# ---------------------------------------------------------------- tiles of several warps
+
+
+def _wide_scan(values: list) -> tuple[list, list]:
+    """Inclusive and exclusive sums in NVIDIA's order: each warp, then the sums of the warps."""
+    add = np.float32.__add__
+    warps = [_scan(values[start : start + 32], add) for start in range(0, len(values), 32)]
+    sums = _scan([warp[-1] for warp in warps], add)
+    inclusive, exclusive = [], []
+    for number, warp in enumerate(warps):
+        before = sums[number - 1] if number else np.float32(0)
+        inclusive += [add(v, before) if number else v for v in warp]
+        shifted = [add(v, before) if number else v for v in warp[:-1]]
+        exclusive += [before, *shifted]
+    return inclusive, exclusive
+
+
+def _wide_sum(values: list) -> np.float32:
+    add = np.float32.__add__
+    if len(values) <= 32:
+        return _butterfly(values, add)[0]
+    starts = range(0, len(values), 32)
+    return _butterfly([_butterfly(values[s : s + 32], add)[0] for s in starts], add)[0]
+
+
+@pytest.mark.parametrize("size", [64, 128, 256, 512])
+def test_tiles_of_several_warps(call: Call, size: int) -> None:
+    x = torch.randint(0, 90, (1024,), generator=torch.Generator().manual_seed(3)) / 10 + 0.04
+    x[size - 1] = 0.34  # for `any`, in the first tile only
+    x[2 * size - 1] = 0.54
+    got = call("wide_tiles", x, size)
+    half = size // 2
+    for start in range(0, 1024, size):
+        v = list(x[start : start + size].numpy())
+        i = [int(np.float32(a) * np.float32(10)) for a in v]
+        inclusive, exclusive = _wide_scan(v)
+        ranks = np.arange(size)
+        want = [
+            ranks + size,
+            [start // size * 100 + 1024 // size] * size,
+            ranks // half * 1000 + ranks % half,
+            [size + start + 5] * size,
+            [v[-3]] * size,
+            [i[-1] == 3] * size,
+            [max(i) < 80] * size,
+            [_wide_sum(v)] * size,
+            [sum(i)] * size,
+            [max(v)] * size,
+            [_wide_sum(v[:half])] * half + [_wide_sum(v[half:])] * half,
+            inclusive,
+            exclusive,
+            np.cumsum(i),
+            np.cumsum(i) - i,
+            [i[0] + 1] * size,
+        ]
+        for row, values in enumerate(want):
+            mine = got[row, start : start + size].numpy()
+            np.testing.assert_array_equal(mine, np.array(values, np.float32), f"row {row}")
+
+
 # ---------------------------------------------------------------- faults
 
 FAULTS = {
@@ -187,6 +283,17 @@ FAULTS = {
     "tile_without_threads": (2, "reduce of a group: 16 threads of a tile of 32 take part"),
     "tile_in_a_branch": (3, "shfl_down of a group while lanes .* wait in shfl of a group"),
     "block_sync_in_a_branch": (4, "divergent barrier: this thread is in thread_block::sync"),
+    "arrives_twice": (5, "barrier_arrive: this thread has arrived before and not waited since"),
+    "waits_alone": (
+        6,
+        r"40 thread\(s\) wait in thread_block::barrier_wait .* 40 of the block's 64 threads",
+    ),
+    "waits_without_arriving": (7, "barrier_wait: this thread has not arrived"),
+    "wide_tile_without_threads": (8, "tiled_partition<64>: the block's 96 threads are no multiple"),
+    "wide_tile_in_a_branch": (9, "(any|all) of a tile, while .* of 64 are in (any|all) of a tile"),
+    "wide_tile_that_loses_a_thread": (10, "sync of a tile .* 63 of the tile's 64 threads"),
+    "copies_a_part_of_a_word": (11, "memcpy_async: 7 bytes; the number must be a multiple of 4"),
+    "copies_to_an_odd_address": (12, "memcpy_async: misaligned address.*multiples of 16"),
 }
 
 
@@ -201,6 +308,16 @@ def test_a_fault_is_named(cpu_call: Call, name: str) -> None:
     values = torch.zeros(3, dtype=torch.int32)
     cpu_call("grid", values, 1, 0)  # the next launch is well
     assert values.tolist() == [0, 1, 2]
+
+
+def test_a_copy_read_before_its_wait_is_not_there(
+    operators: Any, cpu_runtime: backend.Runtime
+) -> None:
+    for completion, there in (("late", 0), ("early", 1)):
+        cpu_runtime.set_schedule("reverse", completion=completion)  # the copying thread last
+        words = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
+        operators.fault(words, 13)
+        assert words.tolist() == [there] * 4
 
 
 def test_grid_sync_needs_a_cooperative_launch(cpu_call: Call) -> None:

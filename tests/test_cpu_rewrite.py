@@ -229,7 +229,6 @@ REFUSED = [
     ('#define RET asm("ret;")', 1, "inline PTX"),
     ('#if SOMETHING_UNKNOWN\nasm("ret;");\n#endif', 2, "inline PTX"),
     ("\n#include <cub/cub.cuh>", 2, "CUB"),
-    ("#include <cooperative_groups/memcpy_async.h>", 1, "memcpy_async"),
     ('#include "cublas_v2.h"', 1, "cuBLAS"),
     ("__global__ void f() {\n  g<<<1, 2>>>(); }", 2, "device code"),
     ("__device__ void f() { if (a) { g<<<1, 2>>>(); } }", 1, "device code"),

@@ -65,7 +65,6 @@ _HEADERS = {
     "cusparse": "cuSPARSE",
     "nccl": "NCCL",
     "nvrtc": "NVRTC",
-    "cooperative_groups/memcpy_async": "cooperative_groups::memcpy_async",
     "cuda_pipeline": "the pipeline primitives",
     "cuda_awbarrier": "the barrier primitives",
     "crt/": "a compiler-internal CUDA header",

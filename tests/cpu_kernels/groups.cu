@@ -2,6 +2,7 @@
 #include "common/cuda/tensor.cuh"
 
 #include <cooperative_groups.h>
+#include <cooperative_groups/memcpy_async.h>
 #include <cooperative_groups/reduce.h>
 #include <cooperative_groups/scan.h>
 
@@ -235,6 +236,133 @@ Tensor limits(Tensor like) {
   return out;
 }
 
+// ---------------------------------------------------------------- barriers in two halves
+
+// Each round, a thread reads what its neighbour wrote before it arrived.
+__global__ void split_kernel(int* out, int rounds) {
+  extern __shared__ int places[];
+  cg::thread_block block = cg::this_thread_block();
+  unsigned t = block.thread_rank(), n = block.num_threads();
+  int sum = 0;
+  for (int round = 0; round < rounds; ++round) {
+    places[round % 2 * n + t] = static_cast<int>(t) * round;
+    auto token = block.barrier_arrive();
+    sum += round;  // meanwhile
+    block.barrier_wait(std::move(token));
+    sum += places[round % 2 * n + (t + 1) % n];
+    if (round == 5 && t % 7 == 3) break;  // a thread that has returned is not waited for
+  }
+  out[t] = sum;
+}
+Tensor split(Tensor like, int64_t threads, int64_t rounds) {
+  Tensor out = torch::stable::new_empty(like, {threads}, ScalarType::Int);
+  int n = static_cast<int>(threads);
+  split_kernel<<<1, n, 2 * n * sizeof(int), current_stream(like)>>>(mutable_data<int>(out),
+                                                                    static_cast<int>(rounds));
+  check_launch("split");
+  return out;
+}
+
+// ---------------------------------------------------------------- memcpy_async
+
+template <size_t N>
+struct Multiple {  // what cuda::aligned_size_t is
+  size_t value;
+  __host__ __device__ operator size_t() const { return value; }
+};
+
+// Pieces of 96 floats, two on their way at a time; the block adds its own number to each.
+__global__ void staged_kernel(const float* in, float* out, int pieces) {
+  __shared__ alignas(16) float stage[2][96];
+  cg::thread_block block = cg::this_thread_block();
+  cg::memcpy_async(block, stage[0], in, Multiple<16>{sizeof stage[0]});
+  for (int i = 0; i < pieces; ++i) {
+    int next = i + 1 < pieces ? i + 1 : i;  // the last one once more, which nobody reads
+    cg::memcpy_async(block, stage[(i + 1) % 2], 96, in + next * 96, 200);
+    cg::wait_prior<1>(block);
+    for (unsigned k = block.thread_rank(); k < 96; k += block.num_threads())
+      out[i * 96 + k] = stage[i % 2][95 - k] + static_cast<float>(i);
+    block.sync();
+  }
+  cg::wait(block);
+}
+// Each tile copies bytes from any address to any other, and then within shared memory.
+__global__ void bytes_kernel(const signed char* in, signed char* out, int n, int offset) {
+  __shared__ alignas(16) signed char bytes[8][2][64];
+  auto tile = cg::tiled_partition<8>(cg::this_thread_block());
+  auto& own = bytes[tile.meta_group_rank()];
+  const signed char* from = in + tile.meta_group_rank() * 64 + offset;
+  cg::memcpy_async(tile, static_cast<void*>(own[0] + 1), static_cast<const void*>(from), n);
+  cg::wait(tile);
+  cg::memcpy_async(tile, own[1], own[0] + 1, n);
+  cg::wait(tile);
+  for (unsigned k = tile.thread_rank(); k < 64; k += tile.num_threads())
+    out[tile.meta_group_rank() * 64 + k] = static_cast<int>(k) < n ? own[1][k] : -1;
+}
+Tensor staged(Tensor x) {
+  Tensor out = torch::stable::empty_like(x);
+  staged_kernel<<<1, 40, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(out),
+                                                 static_cast<int>(x.numel() / 96));
+  check_launch("staged");
+  return out;
+}
+Tensor bytes(Tensor x, int64_t n, int64_t offset) {
+  Tensor out = torch::stable::empty_like(x);
+  bytes_kernel<<<1, 64, 0, current_stream(x)>>>(data<signed char>(x),
+                                                mutable_data<signed char>(out), static_cast<int>(n),
+                                                static_cast<int>(offset));
+  check_launch("bytes");
+  return out;
+}
+
+// ---------------------------------------------------------------- tiles of several warps
+
+// Rows of results, a column for each of 1024 threads, in tiles of N.
+template <unsigned N>
+__global__ void wide_tile_kernel(const float* in, float* out) {
+  __shared__ cg::block_tile_memory<1024> memory;
+  __shared__ int chosen[16];
+  cg::thread_block block = cg::this_thread_block(memory);
+  auto tile = cg::tiled_partition<N>(block);
+  cg::thread_block_tile<N> erased = tile;
+  auto half = cg::tiled_partition<N / 2>(tile);
+  unsigned t = block.thread_rank();
+  float x = in[t];
+  int i = static_cast<int>(x * 10);
+  cg::invoke_one(tile, [&](int value) { chosen[t / N] = value; }, static_cast<int>(t) + 5);
+  tile.sync();
+  int from_one = chosen[tile.meta_group_rank()];
+  float rows[] = {
+      static_cast<float>(tile.thread_rank() + tile.size()),
+      static_cast<float>(erased.meta_group_rank() * 100 + erased.meta_group_size()),
+      static_cast<float>(half.meta_group_rank() * 1000 + half.thread_rank()),
+      static_cast<float>(tile.num_threads() + from_one),
+      tile.shfl(x, N - 3),
+      static_cast<float>(tile.any(i == 3 && t % N == N - 1)),
+      static_cast<float>(tile.all(i < 80)),
+      cg::reduce(tile, x, cg::plus<float>()),
+      static_cast<float>(cg::reduce(tile, i, cg::plus<int>())),
+      cg::reduce(tile, x, cg::greater<float>()),
+      cg::reduce(half, x, cg::plus<float>()),
+      cg::inclusive_scan(tile, x, cg::plus<float>()),
+      cg::exclusive_scan(tile, x, cg::plus<float>()),
+      static_cast<float>(cg::inclusive_scan(tile, i)),
+      static_cast<float>(cg::exclusive_scan(tile, i, cg::plus<int>())),
+      static_cast<float>(cg::invoke_one_broadcast(tile, [&] { return i + 1; })),
+  };
+  for (int r = 0; r < 16; ++r) out[r * 1024 + t] = rows[r];
+}
+Tensor wide_tiles(Tensor x, int64_t size) {
+  Tensor out = torch::stable::new_empty(x, {16, 1024});
+  auto kernel = size == 64    ? wide_tile_kernel<64>
+                : size == 128 ? wide_tile_kernel<128>
+                : size == 256 ? wide_tile_kernel<256>
+                              : wide_tile_kernel<512>;
+  kernel<<<1, 1024, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(out));
+  check_launch("wide_tiles");
+  return out;
+}
+
 // ---------------------------------------------------------------- faults
 
 __global__ void grid_sync_in_a_branch(int*) {
@@ -261,6 +389,52 @@ __global__ void block_sync_in_a_branch(int*) {
   else
     cg::sync(cg::this_thread_block());
 }
+__global__ void arrives_twice(int*) {
+  auto block = cg::this_thread_block();
+  (void)block.barrier_arrive();
+  (void)block.barrier_arrive();
+}
+__global__ void waits_alone(int*) {
+  auto block = cg::this_thread_block();
+  if (threadIdx.x < 40) block.barrier_wait(block.barrier_arrive());
+  __syncthreads();
+}
+__global__ void waits_without_arriving(int*) {
+  cg::this_thread_block().barrier_wait(cg::thread_block::arrival_token());
+}
+__global__ void wide_tile_without_threads(int* out) {
+  auto tile = cg::tiled_partition<64>(cg::this_thread_block());
+  out[0] = tile.any(1);
+}
+__global__ void wide_tile_in_a_branch(int* out) {
+  auto tile = cg::tiled_partition<64>(cg::this_thread_block());
+  if (threadIdx.x < 32)
+    out[0] = tile.any(1);
+  else
+    out[1] = tile.all(1);
+}
+__global__ void wide_tile_that_loses_a_thread(int*) {
+  auto tile = cg::tiled_partition<64>(cg::this_thread_block());
+  if (threadIdx.x != 7) tile.sync();
+}
+__global__ void copies_a_part_of_a_word(int* out) {
+  __shared__ int word[4];
+  cg::memcpy_async(cg::this_thread_block(), word, out, 7);
+  cg::wait(cg::this_thread_block());
+}
+__global__ void copies_to_an_odd_address(int* out) {
+  __shared__ alignas(16) int words[8];
+  cg::memcpy_async(cg::this_thread_block(), words + 1, out, Multiple<16>{16});
+  cg::wait(cg::this_thread_block());
+}
+__global__ void reads_before_the_wait(int* out) {
+  __shared__ int words[4];
+  cg::memcpy_async(cg::this_thread_block(), words, out, sizeof words);
+  cg::wait_prior<1>(cg::this_thread_block());
+  int early = words[threadIdx.x];
+  cg::wait(cg::this_thread_block());
+  out[threadIdx.x] = early == words[threadIdx.x];
+}
 void fault(Tensor out, int64_t which) {
   int* pointer = mutable_data<int>(out);
   void* arguments[] = {&pointer};
@@ -269,6 +443,15 @@ void fault(Tensor out, int64_t which) {
   if (which == 2) tile_without_threads<<<1, 48>>>(pointer);
   if (which == 3) tile_in_a_branch<<<1, 32>>>(pointer);
   if (which == 4) block_sync_in_a_branch<<<1, 64>>>(pointer);
+  if (which == 5) arrives_twice<<<1, 64>>>(pointer);
+  if (which == 6) waits_alone<<<1, 64>>>(pointer);
+  if (which == 7) waits_without_arriving<<<1, 64>>>(pointer);
+  if (which == 8) wide_tile_without_threads<<<1, 96>>>(pointer);
+  if (which == 9) wide_tile_in_a_branch<<<1, 64>>>(pointer);
+  if (which == 10) wide_tile_that_loses_a_thread<<<1, 64>>>(pointer);
+  if (which == 11) copies_a_part_of_a_word<<<1, 64>>>(pointer);
+  if (which == 12) copies_to_an_odd_address<<<1, 64>>>(pointer);
+  if (which == 13) reads_before_the_wait<<<1, 4>>>(pointer);
 }
 
 // The build for the CPU defines the operators; the one for a GPU adds its functions to them.
@@ -280,6 +463,10 @@ STABLE_TORCH_LIBRARY(test_groups, m) {
   m.def("aggregate(Tensor x) -> Tensor");
   m.def("grid(Tensor(a!) values, int rounds, int how) -> ()");
   m.def("limits(Tensor like) -> Tensor");
+  m.def("split(Tensor like, int threads, int rounds) -> Tensor");
+  m.def("staged(Tensor x) -> Tensor");
+  m.def("bytes(Tensor x, int n, int offset) -> Tensor");
+  m.def("wide_tiles(Tensor x, int size) -> Tensor");
   m.def("fault(Tensor(a!) out, int which) -> ()");
 }
 #endif
@@ -290,5 +477,9 @@ STABLE_TORCH_LIBRARY_IMPL(test_groups, CUDA, m) {
   m.impl("aggregate", TORCH_BOX(&aggregate));
   m.impl("grid", TORCH_BOX(&grid));
   m.impl("limits", TORCH_BOX(&limits));
+  m.impl("split", TORCH_BOX(&split));
+  m.impl("staged", TORCH_BOX(&staged));
+  m.impl("bytes", TORCH_BOX(&bytes));
+  m.impl("wide_tiles", TORCH_BOX(&wide_tiles));
   m.impl("fault", TORCH_BOX(&fault));
 }

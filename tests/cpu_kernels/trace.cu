@@ -4,6 +4,7 @@
 // and `// name: second`; or, where what matters is a count, in `// name: load` and `// name:
 // store`. No PyTorch: the tests call run_case.
 #include <cooperative_groups.h>
+#include <cooperative_groups/memcpy_async.h>
 #include <cuda_runtime.h>
 
 #include <string_view>
@@ -196,6 +197,43 @@ __global__ void wgmma_without_barrier(float* out) {
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>(sums);
   out[threadIdx.x] = sums[0];
+}
+
+// A tile of 64 threads has met; the other half of the block has not.
+template <bool mended>
+__global__ void wide_tile_too_small(float* out) {
+  __shared__ float tile_row[128];
+  auto block = cg::this_thread_block();
+  tile_row[threadIdx.x] = 1.0f;  // wide_tile_too_small: first
+  if (mended)
+    cg::tiled_partition<128>(block).sync();
+  else
+    cg::tiled_partition<64>(block).sync();
+  out[threadIdx.x] = tile_row[127 - threadIdx.x];  // wide_tile_too_small: second
+}
+
+// No order of threads shows it: all of them come to the wait before one goes on.
+template <bool mended>
+__global__ void write_between_arrival_and_wait(float* out) {
+  __shared__ float row[64];
+  auto block = cg::this_thread_block();
+  if (mended) row[threadIdx.x] = 1.0f;
+  auto token = block.barrier_arrive();
+  if (!mended) row[threadIdx.x] = 1.0f;  // write_between_arrival_and_wait: first
+  block.barrier_wait(std::move(token));
+  out[threadIdx.x] = row[63 - threadIdx.x];  // write_between_arrival_and_wait: second
+}
+
+template <bool mended>
+__global__ void group_copy_without_wait(const float* in, float* out) {
+  __shared__ float row[128];
+  auto block = cg::this_thread_block();
+  cg::memcpy_async(block, row, in, sizeof row);  // group_copy_without_wait: first
+  if (mended)
+    cg::wait(block);
+  else
+    block.sync();
+  out[threadIdx.x] = row[threadIdx.x];  // group_copy_without_wait: second
 }
 
 // A tile of 16 threads has met; the other half of the warp has not.
@@ -543,6 +581,12 @@ bool run_planted(std::string_view name) {
     ldmatrix_without_syncwarp<mended><<<1, 32>>>(m.a);
   else if (name == "wgmma_without_barrier")
     wgmma_without_barrier<mended><<<1, 128>>>(m.a);
+  else if (name == "wide_tile_too_small")
+    wide_tile_too_small<mended><<<1, 128>>>(m.a);
+  else if (name == "write_between_arrival_and_wait")
+    write_between_arrival_and_wait<mended><<<1, 64>>>(m.a);
+  else if (name == "group_copy_without_wait")
+    group_copy_without_wait<mended><<<1, 64>>>(m.a, m.b);
   else if (name == "tile_too_small")
     tile_too_small<mended><<<1, 32>>>(m.a);
   else if (name == "histogram_not_cleared")

@@ -1,9 +1,9 @@
 // Cooperative groups: sets of threads that synchronise and exchange values as one.
 //
 // The names, results and limits are those of NVIDIA's header. Groups within a warp (tiles,
-// coalesced groups) are a mask of lanes, and all that they do is a warp collective; a block is
-// __syncthreads; clusters and grids have a barrier of their own. Not here: tiles of more than 32
-// threads, memcpy_async, and barrier_arrive/barrier_wait of other groups than clusters.
+// coalesced groups) are a mask of lanes, and all that they do is a warp collective; tiles of
+// several warps have collectives of their own (wide_tile.h); a block is __syncthreads; clusters and
+// grids have a barrier of their own. Not here: barrier_arrive and barrier_wait of a grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -167,7 +167,20 @@ inline cluster_group this_cluster() {
 
 class thread_block : public thread_group {
  public:
+  struct arrival_token {};
+
   thread_block() : thread_group(details::Kind::kBlock) {}
+
+  // sync() in two halves: what threads did before they arrived is seen after the wait. On a GPU
+  // the header has the whole barrier in the second half, which is more than it promises.
+  arrival_token barrier_arrive(CUDACPU_HERE) const {
+    cudacpu::arrive_at_split_barrier("thread_block::barrier_arrive", {file, line});
+    return {};
+  }
+  void barrier_wait(arrival_token&&, CUDACPU_HERE) const {
+    cudacpu::wait_at_split_barrier("thread_block::barrier_wait", {file, line});
+  }
+
   static unsigned num_threads() { return details::threads_of_block(); }
   static unsigned size() { return details::threads_of_block(); }
   static unsigned thread_rank() { return details::thread_in_block(); }
@@ -178,6 +191,16 @@ class thread_block : public thread_group {
 };
 
 inline thread_block this_thread_block() {
+  return {};
+}
+
+// Shared memory for the tiles of several warps of a block with up to so many threads. GPUs from
+// sm_80 on have their own for it, and so does this backend.
+template <unsigned MaxBlockSize = 1024>
+struct alignas(8) block_tile_memory {};
+
+template <unsigned MaxBlockSize>
+thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
   return {};
 }
 
@@ -247,23 +270,20 @@ inline coalesced_group coalesced_threads(CUDACPU_HERE) {
   return coalesced_group(cudacpu::active_mask({file, line}));
 }
 
-// `Size` threads with consecutive ranks: a power of two, at most a warp.
-template <unsigned Size, class Parent = void>
-class thread_block_tile : public lane_group {
- public:
-  static_assert(Size > 0 && (Size & (Size - 1)) == 0, "the size of a tile is a power of two");
-  static_assert(Size <= 32, "the CPU backend has no tiles of more than 32 threads");
+// ---------------------------------------------------------------- tiles
 
-  thread_block_tile(unsigned meta_rank, unsigned meta_size)
-      : lane_group(details::tile_mask(Size), meta_rank, meta_size) {}
-  // The same tile without its parent in its type.
-  template <class Other>
-  thread_block_tile(const thread_block_tile<Size, Other>& tile)
-      : thread_block_tile(tile.meta_group_rank(), tile.meta_group_size()) {}
+namespace details {
+
+// A tile within a warp.
+template <unsigned Size>
+class lane_tile : public lane_group {
+ public:
+  lane_tile(unsigned meta_rank, unsigned meta_size)
+      : lane_group(tile_mask(Size), meta_rank, meta_size) {}
 
   static constexpr unsigned num_threads() { return Size; }
   static constexpr unsigned size() { return Size; }
-  unsigned thread_rank() const { return details::my_lane() & (Size - 1); }
+  static unsigned thread_rank() { return my_lane() & (Size - 1); }
 
   // The value of the thread of this rank, modulo the size.
   template <class T>
@@ -278,17 +298,83 @@ class thread_block_tile : public lane_group {
   }
 };
 
+// Values in a tile of several warps go through memory, on a GPU in places of so many bytes.
+constexpr size_t kWideTileBytes = 8;
+
+// A tile of several warps, all of whose threads take part in whatever it does.
+template <unsigned Size>
+class wide_tile {
+ public:
+  wide_tile(unsigned meta_rank, unsigned meta_size)
+      : meta_rank_(meta_rank), meta_size_(meta_size) {}
+
+  static constexpr unsigned num_threads() { return Size; }
+  static constexpr unsigned size() { return Size; }
+  static unsigned thread_rank() { return thread_in_block() & (Size - 1); }
+  unsigned meta_group_rank() const { return meta_rank_; }
+  unsigned meta_group_size() const { return meta_size_; }
+
+  static void sync(CUDACPU_HERE) {
+    cudacpu::collect_tile(Size, cudacpu::kSyncTile, nullptr, {file, line});
+  }
+  // The value of the thread of this rank.
+  template <class T>
+  static T shfl(T value, unsigned rank, CUDACPU_HERE) {
+    static_assert(sizeof(T) <= kWideTileBytes, "in a tile of several warps, at most 8 bytes");
+    return cudacpu::move_in_tile(Size, value, rank, {file, line});
+  }
+  static int any(int predicate, CUDACPU_HERE) {
+    return cudacpu::vote_in_tile(Size, cudacpu::kAnyInTile, predicate, {file, line}).any;
+  }
+  static int all(int predicate, CUDACPU_HERE) {
+    return cudacpu::vote_in_tile(Size, cudacpu::kAllInTile, predicate, {file, line}).all;
+  }
+
+ private:
+  unsigned meta_rank_;
+  unsigned meta_size_;
+};
+
+}  // namespace details
+
+// `Size` threads with consecutive ranks: a power of two, at most 1024.
+template <unsigned Size, class Parent = void>
+class thread_block_tile
+    : public std::conditional_t<(Size > 32), details::wide_tile<Size>, details::lane_tile<Size>> {
+  using Tile = std::conditional_t<(Size > 32), details::wide_tile<Size>, details::lane_tile<Size>>;
+
+ public:
+  static_assert(Size > 0 && (Size & (Size - 1)) == 0, "the size of a tile is a power of two");
+  static_assert(Size <= 1024, "a tile has at most 1024 threads");
+
+  thread_block_tile(unsigned meta_rank, unsigned meta_size) : Tile(meta_rank, meta_size) {}
+  // The same tile without its parent in its type.
+  template <class Other>
+  thread_block_tile(const thread_block_tile<Size, Other>& tile)
+      : Tile(tile.meta_group_rank(), tile.meta_group_size()) {}
+};
+
+namespace details {
+
+template <class Group>
+inline constexpr bool kIsWideTile = false;
+template <unsigned Size, class Parent>
+inline constexpr bool kIsWideTile<thread_block_tile<Size, Parent>> = (Size > 32);
+
+}  // namespace details
+
 // ---------------------------------------------------------------- partitions
 
 // Cuts a block, or a tile, into tiles. On the hardware, all its threads call this together.
 template <unsigned Size>
-thread_block_tile<Size, thread_block> tiled_partition(const thread_block& block) {
+thread_block_tile<Size, thread_block> tiled_partition(const thread_block& block, CUDACPU_HERE) {
+  if constexpr (Size > 32) cudacpu::check_tile(Size, {file, line});
   return {block.thread_rank() / Size, (block.num_threads() + Size - 1) / Size};
 }
 template <unsigned Size, unsigned ParentSize, class Grandparent>
 thread_block_tile<Size, thread_block_tile<ParentSize, Grandparent>> tiled_partition(
     const thread_block_tile<ParentSize, Grandparent>& parent) {
-  static_assert(Size <= ParentSize, "a tile is no larger than what it is a part of");
+  static_assert(Size < ParentSize, "a tile is smaller than what it is a part of");
   return {parent.thread_rank() / Size, ParentSize / Size};
 }
 inline thread_block_tile<1> this_thread() {

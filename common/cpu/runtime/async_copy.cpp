@@ -13,6 +13,17 @@ void perform(const AsyncCopy& copy) {
   memset(copy.to + copy.valid, 0, size_t{copy.bytes} - copy.valid);
 }
 
+void queue(const AsyncCopy& copy, Site site) {
+  check_access(copy.to, copy.bytes, true, site);
+  trace::copy_started(copy.to, copy.from, copy.bytes, copy.valid, site);
+  if (worker->completes_at_once()) {
+    perform(copy);
+    return;
+  }
+  block_of(*current).has_async_copies = true;
+  copies_of_current().pending.push_back(copy);
+}
+
 }  // namespace
 
 AsyncCopies& copies_of_current() {
@@ -47,16 +58,14 @@ void queue_copy(void* to, const void* from, int bytes, int valid, Site site) {
         bytes, to, from, bytes);
   if (valid < 0 || valid > bytes)
     trap(site, "cp.async: %d valid bytes of %d; allowed are 0 to %d", valid, bytes, bytes);
-  check_access(to, static_cast<size_t>(bytes), true, site);
-  AsyncCopy copy{static_cast<char*>(to), static_cast<const char*>(from),
-                 static_cast<uint8_t>(bytes), static_cast<uint8_t>(valid)};
-  trace::copy_started(to, from, copy.bytes, copy.valid, site);
-  if (worker->completes_at_once()) {
-    perform(copy);
-    return;
-  }
-  block_of(*current).has_async_copies = true;
-  copies_of_current().pending.push_back(copy);
+  queue({static_cast<char*>(to), static_cast<const char*>(from), static_cast<uint8_t>(bytes),
+         static_cast<uint8_t>(valid)},
+        site);
+}
+
+void queue_group_copy(void* to, const void* from, size_t bytes, Site site) {
+  auto size = static_cast<uint8_t>(bytes);
+  queue({static_cast<char*>(to), static_cast<const char*>(from), size, size}, site);
 }
 
 void commit_copies() {

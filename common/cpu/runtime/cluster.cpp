@@ -16,40 +16,6 @@ Cluster& cluster_of_current() {
   return *block.cluster;
 }
 
-void complete_phase(Cluster& cluster) {
-  cluster.arrived = 0;
-  ++cluster.phase;
-  trace::phase_ended(&cluster);
-  worker->make_ready(cluster.waiting);
-}
-
-// How a thread notes at which phase it has arrived; the phase after cannot end without it.
-ClusterArrival arrival_at(uint32_t phase) {
-  return phase % 2 ? ClusterArrival::kOdd : ClusterArrival::kEven;
-}
-
-struct ClusterWait {
-  Wait wait;
-  Cluster& cluster;
-};
-
-void* wait_for_phase(void* argument, void* stack_pointer) {
-  auto& waiting = *static_cast<ClusterWait*>(argument);
-  Thread& self = *current;
-  self.state = ThreadState::kWaiting;
-  bool complete = self.cluster_arrival != arrival_at(waiting.cluster.phase);
-  self.cluster_arrival = ClusterArrival::kNone;
-  if (complete) {
-    // But the last to arrive must not get a head start.
-    ThreadList only_self;
-    only_self.push_back(&self);
-    worker->make_ready(only_self);
-  } else {
-    waiting.cluster.waiting.push_back(&self);
-  }
-  return worker->suspend(self, waiting.wait, stack_pointer);
-}
-
 }  // namespace
 
 dim3 cluster_dims() {
@@ -65,45 +31,22 @@ bool launched_clusters() {
 }
 
 void arrive_at_cluster_barrier(const char* what, Site site) {
-  Cluster& cluster = cluster_of_current();
-  Thread& self = *current;
-  if (self.cluster_arrival != ClusterArrival::kNone)
-    trap(site,
-         "%s: this thread has arrived before and not waited since; arriving and waiting take "
-         "turns",
-         what);
-  self.cluster_arrival = arrival_at(cluster.phase);
-  worker->progress();
-  trace::arrived_at(&cluster);
-  if (++cluster.arrived == cluster.alive) complete_phase(cluster);
+  arrive(cluster_of_current().barrier, current->cluster_arrival, what, site);
 }
 
 void wait_at_cluster_barrier(const char* what, Site site) {
-  Cluster& cluster = cluster_of_current();
-  if (current->cluster_arrival == ClusterArrival::kNone)
+  if (current->cluster_arrival == ArrivalPhase::kNone)
     trap(site, "%s: this thread has not arrived at the cluster's barrier", what);
-  ClusterWait wait{{what, site}, cluster};
-  cudacpu_suspend(&wait_for_phase, &wait);
-  trace::waited_at(&cluster);
+  wait(cluster_of_current().barrier, current->cluster_arrival, what, site);
 }
 
 void leave_cluster_barrier(Thread& thread) {
-  Cluster& cluster = *block_of(thread).cluster;
-  --cluster.alive;
-  if (thread.cluster_arrival == arrival_at(cluster.phase)) --cluster.arrived;
-  thread.cluster_arrival = ClusterArrival::kNone;
-  if (cluster.arrived && cluster.arrived == cluster.alive) complete_phase(cluster);
+  leave(block_of(thread).cluster->barrier, thread.cluster_arrival);
 }
 
 std::string describe_cluster_barrier(const Thread& thread) {
   const Cluster* cluster = block_of(thread).cluster;
-  if (!cluster) return "";
-  for (const Thread* other = cluster->waiting.first; other; other = other->next)
-    if (other == &thread)
-      return format(", where %llu of the cluster's %llu threads have arrived",
-                    static_cast<unsigned long long>(cluster->arrived),
-                    static_cast<unsigned long long>(cluster->alive));
-  return "";
+  return cluster ? describe(cluster->barrier, thread, "cluster") : "";
 }
 
 // ------------------------------------------------------------------ addresses

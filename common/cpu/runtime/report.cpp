@@ -59,7 +59,9 @@ std::string describe_waiting(const std::vector<ResidentBlock*>& blocks) {
         where += format(", mask 0x%08x, for lanes 0x%08x", entry.mask, missing);
       }
       where += describe_named_barrier(thread) + describe_mbarrier(thread) +
-               describe_cluster_barrier(thread) + describe_warpgroup(thread);
+               describe_cluster_barrier(thread) +
+               describe(block->split_barrier.barrier, thread, "block") + describe_tile(thread) +
+               describe_warpgroup(thread);
       auto group = std::find_if(groups.begin(), groups.end(),
                                 [&](const Group& g) { return g.where == where; });
       if (group == groups.end()) group = groups.insert(groups.end(), Group{where, {}});

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include <cudacpu/wide_tile.h>
+
 #include "trace.h"
 
 namespace cudacpu {
@@ -207,14 +209,34 @@ enum class ArenaState : uint8_t { kOpen, kNotBegun, kReturned };
 
 struct ResidentBlock;
 
+// A barrier in two halves.
+struct SplitBarrier {
+  ThreadList waiting;
+  uint64_t alive = 0;    // threads that have not returned
+  uint64_t arrived = 0;  // of them, at this phase
+  uint32_t phase = 0;
+};
+struct BlockSplitBarrier {
+  SplitBarrier barrier;
+  std::vector<ArrivalPhase> mine;  // by thread; empty until it is used
+};
+
 // Blocks that are resident together, and their barrier.
 struct Cluster {
   std::vector<ResidentBlock*> blocks;  // by rank
   unsigned left = 0;                   // blocks that have not returned
+  SplitBarrier barrier;
+};
+
+// Where the threads of a tile of several warps meet.
+struct TileMeeting {
   ThreadList waiting;
-  uint64_t alive = 0;    // threads that have not returned
-  uint64_t arrived = 0;  // of them, at this phase of the barrier
-  uint32_t phase = 0;
+  unsigned arrived = 0;
+  const TilePart* first = nullptr;  // of those that are there
+};
+// Tiles of n threads begin at 1024 / n, so that each has a number of its own.
+struct TileMeetings {
+  TileMeeting of[kMaxThreadsPerBlock / kWarpSize];
 };
 
 struct Warpgroup;  // warpgroup.h
@@ -240,6 +262,8 @@ struct ResidentBlock : Block {
   bool has_bulk_stores = false;
   NamedBarrier named_barriers[16];
   bool has_named_barriers = false;
+  BlockSplitBarrier split_barrier;
+  std::unique_ptr<TileMeetings> tile_meetings;         // null until a tile of several warps is used
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // those that have used wgmma
 #ifdef CUDACPU_TRACE
   std::unique_ptr<trace::BlockTrace, trace::DeleteBlockTrace> trace;
@@ -474,6 +498,20 @@ extern CUDACPU_THREAD_LOCAL Worker* worker;
 
 void release_barrier(ResidentBlock& block);
 void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
+
+// ------------------------------------------------------------------ split_barrier.cpp
+
+// Of the running thread, which keeps in `mine` where it is. It has arrived when it waits.
+void arrive(SplitBarrier& barrier, ArrivalPhase& mine, const char* what, Site site);
+void wait(SplitBarrier& barrier, ArrivalPhase& mine, const char* what, Site site);
+void leave(SplitBarrier& barrier, ArrivalPhase& mine);  // a thread returns
+// What the thread waits for if it waits there, for messages; or "".
+std::string describe(const SplitBarrier& barrier, const Thread& thread, const char* whose);
+void leave_split_barrier(Thread& thread);  // of its block
+
+// ------------------------------------------------------------------ wide_tile.cpp
+
+std::string describe_tile(const Thread& thread);
 
 // ------------------------------------------------------------------ cluster.cpp
 

@@ -163,6 +163,7 @@ void Worker::finish_current() {
   if (warp.pending) complete_collectives(warp);
   if (block.barrier.arrived && block.barrier.arrived == block.alive) release_barrier(block);
   if (block.cluster) leave_cluster_barrier(thread);
+  if (!block.split_barrier.mine.empty()) leave_split_barrier(thread);
   if (launch_->config.cooperative) {
     --grid_.alive;
     grid_.absent += &thread == block.threads.data();
@@ -250,8 +251,8 @@ void Worker::form_cluster(std::vector<ResidentBlock*> blocks) {
   cluster.left = static_cast<unsigned>(blocks.size());
   for (ResidentBlock* block : blocks) {
     block->cluster = &cluster;
-    cluster.alive += block->alive;
-    for (Thread& thread : block->threads) thread.cluster_arrival = ClusterArrival::kNone;
+    cluster.barrier.alive += block->alive;
+    for (Thread& thread : block->threads) thread.cluster_arrival = ArrivalPhase::kNone;
   }
   cluster.blocks = std::move(blocks);
 }
@@ -284,6 +285,8 @@ void Worker::prepare_block(ResidentBlock& block, uint64_t number, unsigned rank)
   if (block.has_async_copies) forget_async_copies(block);
   if (block.has_bulk_stores) forget_bulk_stores(block);  // of a launch that failed
   if (block.has_named_barriers) forget_named_barriers(block);
+  if (!block.split_barrier.mine.empty()) block.split_barrier = BlockSplitBarrier{};
+  if (block.tile_meetings) block.tile_meetings.reset();
   if (!block.warpgroups.empty()) forget_warpgroups(block);
   if (shown_block_ == &block) shown_block_ = nullptr;  // its index has changed
   block.variables = offsets_.get();

@@ -1,7 +1,8 @@
-// What cooperative groups exchange within a warp: values of any type, reductions, scans.
+// What cooperative groups exchange: values of any type, reductions, scans.
 //
-// One warp collective each. Reductions and scans combine in the order in which NVIDIA's header
-// does, step for step, so that floating-point results come out as there.
+// One collective each, of a warp or of a tile of several warps. Reductions and scans combine in the
+// order in which NVIDIA's header does, step for step, so that floating-point results come out as
+// there.
 #pragma once
 
 #include <type_traits>
@@ -9,6 +10,7 @@
 
 #include "cudacpu/sync.h"
 #include "cudacpu/warp.h"
+#include "cudacpu/wide_tile.h"
 
 namespace cudacpu {
 
@@ -72,7 +74,88 @@ T move(uint32_t mask, const T& value, unsigned source, Site site) {
   return exchange.result;
 }
 
+// The same in a tile of several warps.
+template <class T>
+struct MovedInTile {
+  T value;
+  T result;
+  unsigned source;
+
+  static void compute(Thread* threads, unsigned size) {
+    for (unsigned i = 0; i < size; ++i) {
+      auto& mine = *static_cast<MovedInTile*>(threads[i].exchange);
+      if (mine.source < size)
+        mine.result = static_cast<MovedInTile*>(threads[mine.source].exchange)->value;
+      else  // undefined on the hardware
+        memset(static_cast<void*>(&mine.result), 0xff, sizeof mine.result);
+    }
+  }
+};
+template <class T>
+inline constexpr TileOperation kMoveInTile{"shfl of a tile", MovedInTile<T>::compute};
+
+template <class T>
+T move_in_tile(unsigned size, const T& value, unsigned source, Site site) {
+  static_assert(std::is_trivially_copyable_v<T>, "a shuffle copies bytes");
+  MovedInTile<T> exchange{value, value, source};
+  collect_tile(size, kMoveInTile<T>, &exchange, site);
+  return exchange.result;
+}
+
+// ---------------------------------------------------------------- votes of a tile of several warps
+
+struct VoteInTile {
+  bool predicate;
+  bool any, all;
+
+  static void compute(Thread* threads, unsigned size) {
+    bool any = false, all = true;
+    for (unsigned i = 0; i < size; ++i) {
+      bool predicate = static_cast<VoteInTile*>(threads[i].exchange)->predicate;
+      any = any || predicate;
+      all = all && predicate;
+    }
+    for (unsigned i = 0; i < size; ++i) {
+      auto& part = *static_cast<VoteInTile*>(threads[i].exchange);
+      part.any = any;
+      part.all = all;
+    }
+  }
+};
+inline constexpr TileOperation kAnyInTile{"any of a tile", VoteInTile::compute};
+inline constexpr TileOperation kAllInTile{"all of a tile", VoteInTile::compute};
+
+inline VoteInTile vote_in_tile(unsigned size, const TileOperation& operation, int predicate,
+                               Site site) {
+  VoteInTile exchange{predicate != 0, false, false};
+  collect_tile(size, operation, &exchange, site);
+  return exchange;
+}
+
 // ---------------------------------------------------------------- reductions and scans
+
+// Each step combines with the one whose rank differs in one bit; `op(i, a, b)` is the i-th's.
+template <class T, class Op>
+void reduce_by_butterfly(T* values, unsigned n, Op op) {
+  T before[kNoLane];
+  for (unsigned bit = n / 2; bit > 0; bit /= 2) {
+    for (unsigned i = 0; i < n; ++i) before[i] = values[i];
+    for (unsigned i = 0; i < n; ++i) values[i] = op(i, before[i], before[i ^ bit]);
+  }
+}
+// Each step combines with the one at twice the distance.
+template <class T, class Op>
+void scan_by_doubling(T* values, unsigned n, Op op) {
+  for (unsigned distance = 1; distance < n; distance *= 2)
+    for (unsigned i = n; i-- > distance;) values[i] = op(i, values[i], values[i - distance]);
+}
+// What came before the i-th: a scanned sum of integers less its own value, else its neighbour's.
+template <class T>
+T exclusive(const T* scanned, unsigned i, const T& own, bool sum_of_whole) {
+  if constexpr (std::is_integral_v<T>)
+    if (sum_of_whole) return static_cast<T>(scanned[i] - own);
+  return i ? scanned[i - 1] : T{};
+}
 
 enum class Combination : uint8_t { kReduce, kInclusiveScan, kExclusiveScan };
 inline constexpr const char* kCombinationNames[] = {
@@ -97,41 +180,19 @@ struct Combined {
            "%s: %u threads of a tile of %u take part; the others have returned, or "
            "the block has no such threads",
            kCombinationNames[static_cast<int>(kind)], n, parts[0]->tile);
-    if (kind == Combination::kReduce && (parts[0]->tile || n == 32))
-      butterfly(parts, values, n);
-    else
-      scan(parts, values, n);
-  }
-
- private:
-  // Each step combines with the lane whose rank differs in one bit.
-  static void butterfly(Combined** parts, T* values, unsigned n) {
-    for (unsigned bit = n / 2; bit > 0; bit /= 2) {
-      for (unsigned i = 0; i < n; ++i) values[i] = parts[i]->value;
-      for (unsigned i = 0; i < n; ++i)
-        parts[i]->value = (*parts[i]->op)(values[i], values[i ^ bit]);
-    }
-  }
-  // Each step combines with the lane at twice the distance.
-  static void scan(Combined** parts, T* values, unsigned n) {
+    auto op = [&](unsigned i, const T& a, const T& b) { return (*parts[i]->op)(a, b); };
     for (unsigned i = 0; i < n; ++i) values[i] = parts[i]->value;
-    for (unsigned distance = 1; distance < n; distance *= 2)
-      for (unsigned i = n; i-- > distance;)
-        values[i] = (*parts[i]->op)(values[i], values[i - distance]);
-    for (unsigned i = n; i-- > 0;) {
-      if constexpr (kind == Combination::kReduce)
-        parts[i]->value = values[n - 1];
-      else if constexpr (kind == Combination::kInclusiveScan)
-        parts[i]->value = values[i];
-      else if (parts[i]->sum_of_whole)
-        parts[i]->value = difference(values[i], parts[i]->value);
+    bool butterfly = kind == Combination::kReduce && (parts[0]->tile || n == 32);
+    if (butterfly)
+      reduce_by_butterfly(values, n, op);
+    else
+      scan_by_doubling(values, n, op);
+    for (unsigned i = 0; i < n; ++i) {
+      if constexpr (kind == Combination::kExclusiveScan)
+        parts[i]->value = exclusive(values, i, parts[i]->value, parts[i]->sum_of_whole);
       else
-        parts[i]->value = i ? values[i - 1] : T{};
+        parts[i]->value = kind == Combination::kReduce && !butterfly ? values[n - 1] : values[i];
     }
-  }
-  static T difference(const T& a, const T& b) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(a - b);
-    return a;
   }
 };
 template <class T, class Op, Combination kind>
@@ -144,6 +205,69 @@ T combine(uint32_t mask, unsigned tile, const T& value, Op& op, bool sum_of_whol
   static_assert(std::is_trivially_copyable_v<T>, "lanes exchange bytes");
   Combined<T, Op, kind> exchange{value, &op, tile, sum_of_whole, site};
   collect(mask, kCombine<T, Op, kind>, &exchange, site);
+  return exchange.value;
+}
+
+// The same in a tile of several warps: first each warp, then what the warps have come to.
+inline constexpr const char* kTileCombinationNames[] = {
+    "reduce of a tile", "inclusive_scan of a tile", "exclusive_scan of a tile"};
+
+template <class T, class Op, Combination kind>
+struct CombinedInTile {
+  T value;  // and the result
+  Op* op;
+  bool sum_of_whole;
+
+  static void compute(Thread* threads, unsigned size) {
+    constexpr unsigned kWarp = 32;
+    const unsigned warps = size / kWarp;
+    auto part = [&](unsigned rank) -> CombinedInTile& {
+      return *static_cast<CombinedInTile*>(threads[rank].exchange);
+    };
+    T of_warp[kWarp], scanned[kWarp];
+    for (unsigned warp = 0; warp < warps; ++warp) {
+      T values[kWarp];
+      auto op = [&](unsigned i, const T& a, const T& b) {
+        return (*part(warp * kWarp + i).op)(a, b);
+      };
+      for (unsigned i = 0; i < kWarp; ++i) values[i] = part(warp * kWarp + i).value;
+      if constexpr (kind == Combination::kReduce)
+        reduce_by_butterfly(values, kWarp, op);
+      else
+        scan_by_doubling(values, kWarp, op);
+      of_warp[warp] = scanned[warp] = values[kWarp - 1];
+      if constexpr (kind != Combination::kReduce)
+        for (unsigned i = 0; i < kWarp; ++i) part(warp * kWarp + i).value = values[i];
+    }
+    auto op = [&](unsigned i, const T& a, const T& b) { return (*part(i * kWarp).op)(a, b); };
+    if constexpr (kind == Combination::kReduce) {
+      reduce_by_butterfly(scanned, warps, op);
+      for (unsigned rank = 0; rank < size; ++rank) part(rank).value = scanned[rank / kWarp];
+      return;
+    }
+    scan_by_doubling(scanned, warps, op);
+    for (unsigned rank = size; rank-- > 0;) {
+      const unsigned warp = rank / kWarp;
+      CombinedInTile& mine = part(rank);
+      T before = exclusive(scanned, warp, of_warp[warp], mine.sum_of_whole);
+      if (kind == Combination::kExclusiveScan && rank % kWarp == 0) {
+        mine.value = before;
+        continue;
+      }
+      const T& in_warp = part(kind == Combination::kExclusiveScan ? rank - 1 : rank).value;
+      mine.value = warp ? (*mine.op)(in_warp, before) : in_warp;
+    }
+  }
+};
+template <class T, class Op, Combination kind>
+inline constexpr TileOperation kCombineInTile{kTileCombinationNames[static_cast<int>(kind)],
+                                              CombinedInTile<T, Op, kind>::compute};
+
+template <Combination kind, class T, class Op>
+T combine_in_tile(unsigned size, const T& value, Op& op, bool sum_of_whole, Site site) {
+  static_assert(std::is_trivially_copyable_v<T>, "threads exchange bytes");
+  CombinedInTile<T, Op, kind> exchange{value, &op, sum_of_whole};
+  collect_tile(size, kCombineInTile<T, Op, kind>, &exchange, site);
   return exchange.value;
 }
 

@@ -44,7 +44,12 @@ unsigned tile_size(const thread_block_tile<Size, Parent>&) {
 template <cudacpu::Combination kind, class Group, class T, class Op>
 T combine(const Group& group, const T& value, Op& op, cudacpu::Site site) {
   constexpr bool sum = std::is_integral_v<T> && std::is_same_v<std::remove_const_t<Op>, plus<T>>;
-  return cudacpu::combine<kind>(group.get_mask(), tile_size(group), value, op, sum, site);
+  if constexpr (kIsWideTile<Group>) {
+    static_assert(sizeof(T) <= kWideTileBytes, "in a tile of several warps, at most 8 bytes");
+    return cudacpu::combine_in_tile<kind>(Group::size(), value, op, sum, site);
+  } else {
+    return cudacpu::combine<kind>(group.get_mask(), tile_size(group), value, op, sum, site);
+  }
 }
 
 }  // namespace details

@@ -34,6 +34,14 @@ inline void start_copy(void* to, const void* from, int bytes, int valid, Site si
   touch(from, valid, false, site);
   queue_copy(to, from, bytes, valid, site);
 }
+// The same for a group's memcpy_async: up to 16 bytes with any alignment, from global to shared
+// memory.
+void queue_group_copy(void* to, const void* from, size_t bytes, Site site);
+
+inline void start_group_copy(void* to, const void* from, size_t bytes, Site site) {
+  touch(from, static_cast<int>(bytes), false, site);
+  queue_group_copy(to, from, bytes, site);
+}
 void commit_copies();
 // Performs the queued copies of the running thread, but those of its `n` youngest groups.
 void wait_for_copies(unsigned n);

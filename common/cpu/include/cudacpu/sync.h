@@ -23,6 +23,11 @@ inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site s
   return current->block->barrier_result;
 }
 
+// The block's barrier in two halves (split_barrier.cpp): a thread says that it is there, and waits
+// until every thread that has not returned has said so.
+void arrive_at_split_barrier(const char* what, Site site);
+void wait_at_split_barrier(const char* what, Site site);
+
 // Waits until every thread of a cooperative launch that has not returned is here.
 void* arrive_at_grid_barrier(void* wait, void* stack_pointer);
 inline void sync_grid(Site site) {

@@ -42,8 +42,9 @@ struct Block {
 
 enum class ThreadState : uint8_t { kRunning, kReady, kWaiting, kReturned };
 
-// At which phase of its cluster's barrier a thread has arrived without having waited for it since.
-enum class ClusterArrival : uint8_t { kNone, kEven, kOdd };
+// At which phase of a barrier in two halves a thread has arrived without having waited for it
+// since.
+enum class ArrivalPhase : uint8_t { kNone, kEven, kOdd };
 
 // What a thread waits in, and where: for messages. It lies on the stack of the thread that waits.
 struct Wait {
@@ -58,7 +59,7 @@ struct alignas(64) Thread {
   uint8_t lane;
   ThreadState state;
   bool polling;  // it spins: it is ready, but expects another thread to act first
-  ClusterArrival cluster_arrival;
+  ArrivalPhase cluster_arrival;
   Block* block;
   Warp* warp;
   void* exchange;       // what this lane brings to a collective and takes from it, on its own stack

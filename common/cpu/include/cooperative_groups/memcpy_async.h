@@ -1,0 +1,87 @@
+// cooperative_groups::memcpy_async: the threads of a group copy to shared memory, and wait later.
+//
+// As on a GPU, each call is one group of cp.async of every thread (runtime/async_copy.cpp), so that
+// the copies take place as late as is legal: at the wait. On a GPU, what has no alignment to 4
+// bytes is copied at once; nothing promises that, and here it is late, too.
+#pragma once
+
+#include <algorithm>
+
+#include "../cooperative_groups.h"
+#include "../cudacpu/ptx.h"
+
+namespace cooperative_groups {
+
+namespace details {
+
+constexpr size_t kCopyBytes = 16;  // of one cp.async
+
+// `bytes` from global to shared memory, 16 at a time, in turn by the threads of the group. Between
+// other memories, bytes are copied at once. All three are multiples of `alignment`.
+template <class Group>
+void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, size_t alignment,
+                cudacpu::Site site) {
+  if (reinterpret_cast<uintptr_t>(to) % alignment || reinterpret_cast<uintptr_t>(from) % alignment)
+    cudacpu::trap(site,
+                  "memcpy_async: misaligned address: the destination %p and the source %p must be "
+                  "multiples of %zu",
+                  to, from, alignment);
+  if (bytes % alignment)
+    cudacpu::trap(site, "memcpy_async: %zu bytes; the number must be a multiple of %zu", bytes,
+                  alignment);
+  char* target = static_cast<char*>(to);
+  const char* source = static_cast<const char*>(from);
+  const size_t rank = group.thread_rank(), threads = group.num_threads();
+  if (!__isShared(to) || __isShared(from)) {
+    for (size_t i = rank; i < bytes; i += threads) target[i] = source[i];
+  } else {
+    for (size_t i = rank * kCopyBytes; i < bytes; i += threads * kCopyBytes)
+      cudacpu::start_group_copy(target + i, source + i, std::min(kCopyBytes, bytes - i), site);
+  }
+  cudacpu::commit_copies();
+}
+
+template <class T>
+constexpr size_t alignment_of() {
+  if constexpr (std::is_void_v<T>)
+    return 1;
+  else
+    return std::min<size_t>(alignof(T), kCopyBytes);
+}
+
+}  // namespace details
+
+// Copies `bytes` bytes. The alignment is the type's, or what an aligned size says (of cuda::
+// aligned_size_t's form); the number of bytes must be a multiple of it.
+template <class Group, class T, class Size>
+void memcpy_async(const Group& group, T* to, const T* from, const Size& bytes, CUDACPU_HERE) {
+  details::copy_bytes(group, to, from, static_cast<size_t>(bytes), details::alignment_of<T>(),
+                      {file, line});
+}
+template <class Group, class T, template <size_t> class Aligned, size_t alignment>
+void memcpy_async(const Group& group, T* to, const T* from, const Aligned<alignment>& bytes,
+                  CUDACPU_HERE) {
+  details::copy_bytes(group, to, from, static_cast<size_t>(bytes),
+                      std::min(alignment, details::kCopyBytes), {file, line});
+}
+
+// Copies as many elements as there are on both sides.
+template <class Group, class T>
+void memcpy_async(const Group& group, T* to, size_t elements_to, const T* from,
+                  size_t elements_from, CUDACPU_HERE) {
+  details::copy_bytes(group, to, from, std::min(elements_to, elements_from) * sizeof(T),
+                      details::alignment_of<T>(), {file, line});
+}
+
+// Waits for the copies of all threads of the group, but for their `Stage` youngest calls.
+template <unsigned Stage, class Group>
+void wait_prior(const Group& group, CUDACPU_HERE) {
+  cudacpu::wait_for_copies(Stage);
+  group.sync(file, line);
+}
+template <class Group>
+void wait(const Group& group, CUDACPU_HERE) {
+  wait_prior<0>(group, file, line);
+}
+
+}  // namespace cooperative_groups
