@@ -173,7 +173,7 @@ def parser() -> Parser:
     # For tests, and for tools that watch a single process.
     p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--no-guards", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -233,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
             colour=not args.no_color,
             days=root,
             in_process=args.in_process,
-            guards=not args.no_guards,
+            watched=args.watched,
         )
     )
 

@@ -132,6 +132,8 @@ class Problem:
     compiled: whether torch.compile is timed beside it too.
     outputs_exact: outputs must be equal to the last bit (integers, copies).
     gradients: whether the operator has a backward, checked against float64 autograd.
+    unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
+        out, and the report says why.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Problem:
     compiled: bool = False
     outputs_exact: bool = False
     gradients: bool = False
+    unwatched: str = ""
     tolerance: Tolerance = field(default_factory=Tolerance)
 
 

@@ -152,7 +152,7 @@ def _watching_memory(variant: Variant, day: Day, platform: Platform, work: Work)
     Without guard bands: a tensor is to end where its memory ends.
     """
     command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", "cpu"]
-    command += ["--in-process", "--quick", "--no-bench", "--no-guards", "--no-color"]
+    command += ["--in-process", "--quick", "--no-bench", "--watched", "--no-color"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command += [*work.arguments, "--json", str(report)]

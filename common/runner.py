@@ -46,8 +46,7 @@ class Options:
     """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
     as cores and memory allow. time_limit: seconds a day, 0 for the device's default. archs: for
     mode "compile". days: where the days are. in_process: run in this process (for tools that
-    watch one process). guards: put guard bands around tensors (a tool that knows the bounds of
-    every block sees more without them)."""
+    watch one process). watched: such a tool looks at every access, see `common.worker.Work`."""
 
     wanted: tuple[str, ...]
     shard: str = ""
@@ -63,7 +62,7 @@ class Options:
     colour: bool = True
     days: Path = DAYS
     in_process: bool = False
-    guards: bool = True
+    watched: bool = False
 
 
 class Interrupted(BaseException):
@@ -558,7 +557,7 @@ def _work(options: Options, platform: Platform) -> Any:
 
     limit = options.time_limit or TIME_LIMIT[platform.device]
     arguments = () if options.days == DAYS else ("--days", str(options.days))
-    return Work(options.quick, options.bench, limit, options.guards, arguments)
+    return Work(options.quick, options.bench, limit, options.watched, arguments)
 
 
 def _steps() -> dict[str, Step | None]:

@@ -39,8 +39,9 @@ ACCESSES_FOUND = "by its accesses:"
 class Work:
     """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
 
-    time_limit: seconds for the day, used by work that starts programs of its own. guards: False
-    leaves out the bands around tensors, which hide overruns from a tool that looks for them.
+    time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
+    looks at every access: no bands around tensors, which would hide overruns from it, and no bad
+    input, which launches nothing and takes long under a tool.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     """
@@ -48,7 +49,7 @@ class Work:
     quick: bool = False
     bench: bool = True
     time_limit: float = 120.0
-    guards: bool = True
+    watched: bool = False
     arguments: tuple[str, ...] = ()
     debug: bool = False
 
@@ -97,7 +98,7 @@ def explain(error: BaseException) -> tuple[str, list[str]]:
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """Checks and times every rung of a built day, telling `channel` as it goes."""
     channel.emit("stage", rung="", stage="loading the day")
-    if not work.guards:
+    if work.watched:
         guard.BAND = 0
     try:
         lesson = load_lesson(day)
@@ -169,6 +170,9 @@ def _check_rung(
     outcome = RungOutcome(
         problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
     )
+    if run.work.watched and run.backend.name == "cuda" and problem.unwatched:
+        outcome.status, outcome.reason = SKIP, problem.unwatched
+        return None, outcome
     call = None
     try:
         run.stage(rung.name, "loading")
@@ -179,7 +183,7 @@ def _check_rung(
         result = check.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
         outcome.checked = result.checked
         _take(outcome, result)
-        if outcome.status == PASS:
+        if outcome.status == PASS and not run.work.watched:
             run.stage(rung.name, "trying bad input")
             tried = bad_input.check_bad_input(problem, rung, call, run.backend)
             outcome.bad_inputs = tried.checked

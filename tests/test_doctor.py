@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from common import doctor, profile, sanitize, toolchain
-from common.day import DAYS, ROOT
+from common import doctor, profile, sanitize, toolchain, worker
+from common.day import DAYS, ROOT, load_lesson, read_day
 from common.doctor import BAD, OK, WARN, Finding
-from common.outcome import FAIL, PASS, RungOutcome
+from common.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.worker import Work
 from tests.command_line import FIXTURE_DAYS, CommandLine
 
 
@@ -194,6 +196,17 @@ def test_sanitizer_reports_are_judged(text: str, code: int, status: str, reason:
         assert any("twice.cu:12" in line for line in outcome.details)
 
 
+def test_a_problem_that_the_tools_cannot_run_is_left_out_and_told() -> None:
+    problems = load_lesson(read_day(DAYS / "day20")).problems
+    (problem,) = [p for p in problems if p.unwatched]
+    assert sanitize.left_out(read_day(DAYS / "day20")) == [
+        f"left out: {problem.name}: {problem.unwatched}"
+    ]
+    under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
+    call, outcome = worker._check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
+    assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
+
+
 def test_findings_that_are_alike_are_told_once() -> None:
     again = FOUND.replace("thread (1,0,0)", "thread (9,0,0)")
     elsewhere = FOUND.replace("twice.cu:12", "twice.cu:15")
@@ -202,13 +215,6 @@ def test_findings_that_are_alike_are_told_once() -> None:
     assert sum("twice.cu:12" in line for line in lines) == 1
     assert sum("twice.cu:15" in line for line in lines) == 1
     assert [line.strip() for line in lines if "like it" in line] == ["and 1 more finding like it"]
-
-
-@pytest.mark.parametrize("mode", ["--sanitize", "--profile"])
-def test_tools_of_the_gpu_are_skipped_on_the_cpu(run_day: CommandLine, mode: str) -> None:
-    done = run_day("1", mode)
-    assert done.returncode == 1, "SKIP is not PASS"
-    assert "needs a GPU" in done.stdout
 
 
 # --- Nsight Compute ---------------------------------------------------------------------------

@@ -498,6 +498,8 @@ linear = Problem(
     cost=linear_cost,
     pytorch=linear_by_autograd,
     gradients=True,
+    unwatched="the tools fail on cuBLAS kernels for 16-bit products (nvjet), with no kernel of "
+    "ours near; the other problems call every kernel that this one does",
 )
 
 
