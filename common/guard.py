@@ -228,7 +228,7 @@ class GuardedAllocations(TorchDispatchMode):
         ):
             return func(*args, **kwargs)  # refused by PyTorch in its own words
         with self:
-            return func._op_dk(key, *args, **kwargs)
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None

@@ -435,3 +435,16 @@ def test_nearly_right_is_said_to_be() -> None:
     eps = torch.finfo(torch.float32).eps
     rejected((truth * (1 + 8 * eps)).float(), truth, "nearly right", "Tolerance")
     assert "nearly right" not in str(rejected((truth * (1 + 80 * eps)).float(), truth))
+
+
+def test_an_operator_without_a_kernel_for_its_device_is_guarded() -> None:
+    """Such a one has a kernel for all devices, which calling it by the device's key must find."""
+
+    @torch.library.custom_op("test_guard::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x).copy_(2 * x)
+
+    mode = GuardedAllocations(GuardedMemory(torch.device("cpu")))
+    with mode:
+        result = twice(torch.ones(3))
+    assert result.tolist() == [2, 2, 2] and mode.allocated > 0
