@@ -20,7 +20,14 @@ from common.cpu.backend import INCLUDE_DIR, Runtime
 _ROOT = INCLUDE_DIR.parents[2]
 # Headers whose code stands for the line that uses it.
 _HELPERS = (f"{INCLUDE_DIR}/", f"{_ROOT}/common/cuda/ptx/", "/usr/include/", "nvidia/")
-_WAIT = "wait for the copy (cp_async_wait, mbarrier_wait); then other threads need a barrier, too"
+_WAIT = (
+    "wait for the copy (cp_async_wait, mbarrier_wait, bulk_wait of a store); then other threads "
+    "need a barrier, too"
+)
+_WAIT_TO_REUSE = (
+    "wait until it has been read (bulk_wait_read, wgmma_wait, the mbarrier of the copy); then other "
+    "threads need a barrier, too"
+)
 _ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole block"
 _ONE_BLOCK = "a __syncthreads() between the two lines, reached by all threads, would order them"
 _MANY_BLOCKS = (
@@ -59,8 +66,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Finding:
-    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for;
-    or "unwritten", where shared memory is read that no thread of the block has written.
+    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for, or
+    changed while one from it, or a wgmma, is under way; or "unwritten", where shared memory is read that no thread of the block has written.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
     they happened to run; for "unwritten", the same.
@@ -77,6 +84,11 @@ class Finding:
         """One line."""
         if self.what == "unwritten":
             return f"{self.second.place()} reads {self.memory}, which no thread has written"
+        if self.what == "copy" and self.first.access == "read":
+            return (
+                f"{self.second.place()} changes {self.memory} while what {self.first.place()} "
+                "started may still read it"
+            )
         if self.what == "copy":
             return (
                 f"{self.second.place()} uses {self.memory} while the copy of "
@@ -90,7 +102,8 @@ class Finding:
         if self.what == "unwritten":
             return [self.second.describe(), "shared memory begins with arbitrary contents", where]
         if self.what == "copy":
-            return [self.first.describe(), self.second.describe(), _WAIT, where]
+            wait = _WAIT_TO_REUSE if self.first.access == "read" else _WAIT
+            return [self.first.describe(), self.second.describe(), wait, where]
         return [self.first.describe(), self.second.describe(), self._advice(), where]
 
     def _advice(self) -> str:

@@ -256,6 +256,247 @@ __global__ void histogram_not_cleared(int* out, const int* in) {
   if (threadIdx.x < 4) out[threadIdx.x] = bins[threadIdx.x];
 }
 
+// ------------------------------------------------------------------ the copy engine, wgmma,
+// clusters
+
+// One thread stores the tile; the others may write the next one when it has waited.
+template <bool mended>
+__global__ void stored_tile_overwritten(float* out) {
+  __shared__ __align__(16) float tile[64];
+  for (int trip = 0; trip < 2; ++trip) {
+    tile[threadIdx.x] = trip;  // stored_tile_overwritten: second
+    ptx::fence_for_copy_engine();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::store_bulk(out + 64 * trip, tile, 256);  // stored_tile_overwritten: first
+      ptx::bulk_commit();
+      if (mended) ptx::bulk_wait_read<0>();
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) ptx::bulk_wait<0>();
+}
+
+template <bool mended>
+__global__ void tensor_tile_overwritten(const __grid_constant__ ptx::TensorMap map) {
+  __shared__ __align__(128) float tile[8][8];
+  for (int trip = 0; trip < 2; ++trip) {
+    tile[threadIdx.x / 8][threadIdx.x % 8] = trip;  // tensor_tile_overwritten: second
+    ptx::fence_for_copy_engine();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::store_tensor(map, {0, 8 * trip}, tile);  // tensor_tile_overwritten: first
+      ptx::bulk_commit();
+      if (mended) ptx::bulk_wait_read<0>();
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) ptx::bulk_wait<0>();
+}
+
+// bulk_wait_read is for the tile; what was stored is there after bulk_wait.
+template <bool mended>
+__global__ void stored_result_read(float* data, float* out) {
+  __shared__ __align__(16) float tile[64];
+  tile[threadIdx.x] = 1.0f;
+  ptx::fence_for_copy_engine();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::store_bulk(data, tile, 256);  // stored_result_read: first
+    ptx::bulk_commit();
+    if (mended)
+      ptx::bulk_wait<0>();
+    else
+      ptx::bulk_wait_read<0>();
+  }
+  __syncthreads();
+  out[threadIdx.x] = data[threadIdx.x];  // stored_result_read: second
+}
+
+template <bool mended>
+__global__ void tensor_load_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
+  __shared__ __align__(128) float tile[8][8];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&full, 256);
+    ptx::load_tensor(tile, map, {0, 0}, &full);  // tensor_load_without_wait: first
+  }
+  __syncthreads();
+  if (mended) ptx::mbarrier_wait(&full, 0);
+  out[threadIdx.x] = tile[threadIdx.x / 8][threadIdx.x % 8];  // tensor_load_without_wait: second
+  ptx::mbarrier_wait(&full, 0);
+}
+
+// Rows of 16 bytes lie in a tile with the pitch of their swizzle. No gap is waited for, or read.
+template <bool mended>
+__global__ void narrow_box_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
+  __shared__ __align__(1024) float tile[8][32];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&full, 128);
+    ptx::load_tensor(tile, map, {0, 0}, &full);  // narrow_box_without_wait: first
+  }
+  if (mended) ptx::mbarrier_wait(&full, 0);
+  unsigned row = threadIdx.x / 4;
+  out[threadIdx.x] = tile[row][row * 4 + threadIdx.x % 4];  // narrow_box_without_wait: second
+  __syncthreads();
+  ptx::mbarrier_wait(&full, 0);
+  ptx::fence_for_copy_engine();
+  if (threadIdx.x == 0) {
+    ptx::store_tensor(map, {0, 8}, tile);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1)
+    multicast_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
+  __shared__ __align__(128) float tile[8][8];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+  ptx::cluster_sync();
+  if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(&full, 256);
+  if (threadIdx.x == 0 && ptx::cluster_block_rank() == 0)
+    ptx::load_tensor_multicast(tile, map, {0, 0}, &full, 3);  // multicast_without_wait: first
+  ptx::cluster_sync();
+  if (mended) ptx::mbarrier_wait(&full, 0);
+  out[blockIdx.x * blockDim.x + threadIdx.x] =
+      tile[threadIdx.x / 8][threadIdx.x % 8];  // multicast_without_wait: second
+  ptx::mbarrier_wait(&full, 0);
+  ptx::cluster_sync();
+}
+
+// Waiting for its own block's threads does not make a block wait for its neighbour.
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1) cluster_read_without_barrier(uint32_t* out) {
+  __shared__ uint32_t row[32];
+  ptx::cluster_sync();
+  row[threadIdx.x] = threadIdx.x;  // cluster_read_without_barrier: first
+  if (mended)
+    ptx::cluster_sync();
+  else
+    __syncthreads();
+  uint32_t other = ptx::cluster_block_rank() ^ 1;
+  out[blockIdx.x * blockDim.x + threadIdx.x] =
+      ptx::load_from_rank(&row[31 - threadIdx.x], other);  // cluster_read_without_barrier: second
+  ptx::cluster_sync();
+}
+
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1) cluster_store_without_barrier(uint32_t* out) {
+  __shared__ uint32_t row[32];
+  ptx::cluster_sync();
+  uint32_t other = ptx::cluster_block_rank() ^ 1;
+  ptx::store_to_rank(&row[threadIdx.x], other, 1);  // cluster_store_without_barrier: first
+  if (mended)
+    ptx::cluster_sync();
+  else
+    __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] =
+      row[threadIdx.x];  // cluster_store_without_barrier: second
+  ptx::cluster_sync();
+}
+
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1) async_store_without_wait(uint32_t* out) {
+  __shared__ uint32_t row[32];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes(&full, 128);
+  }
+  ptx::cluster_sync();
+  uint32_t other = ptx::cluster_block_rank() ^ 1;
+  ptx::store_async_to_rank(&row[threadIdx.x], other, 1, &full);  // async_store_without_wait: first
+  ptx::cluster_sync();
+  if (mended) ptx::mbarrier_wait_cluster(&full, 0);
+  out[blockIdx.x * blockDim.x + threadIdx.x] =
+      row[threadIdx.x];  // async_store_without_wait: second
+  ptx::mbarrier_wait_cluster(&full, 0);
+  ptx::cluster_sync();
+}
+
+// The source of a copy to another block is read until that block's mbarrier says so.
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1) sent_tile_overwritten(float* out) {
+  __shared__ __align__(16) float from[32], to[32];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes(&full, 128);
+  }
+  from[threadIdx.x] = 1.0f;
+  ptx::fence_for_copy_engine();
+  ptx::cluster_sync();
+  uint32_t other = ptx::cluster_block_rank() ^ 1;
+  if (threadIdx.x == 0)
+    ptx::copy_bulk_to_rank(to, other, from, 128, &full);  // sent_tile_overwritten: first
+  if (mended) ptx::mbarrier_wait_cluster(&full, 0);
+  ptx::cluster_sync();
+  from[threadIdx.x] = 2.0f;  // sent_tile_overwritten: second
+  ptx::mbarrier_wait_cluster(&full, 0);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = to[threadIdx.x];
+  ptx::cluster_sync();
+}
+
+// A warp's matrix is for the next warp after a barrier.
+template <bool mended>
+__global__ void stmatrix_without_barrier(uint32_t* out) {
+  __shared__ __align__(16) unsigned short tile[2][8][8];
+  const uint32_t fragment[1] = {threadIdx.x};
+  unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  ptx::stmatrix_x1(tile[warp][lane % 8], fragment);  // stmatrix_without_barrier: first
+  if (mended) __syncthreads();
+  out[threadIdx.x] = tile[warp ^ 1][lane / 8][lane % 8];  // stmatrix_without_barrier: second
+}
+
+// A barrier does not end a wgmma: the tile is read until wgmma_wait.
+template <bool mended>
+__global__ void wgmma_tile_overwritten(float* out) {
+  __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
+  const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
+  float sums[4] = {};
+  for (int trip = 0; trip < 2; ++trip) {
+    for (int i = threadIdx.x; i < 1024; i += 128)
+      tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_tile_overwritten: second
+    ptx::fence_for_copy_engine();
+    __syncthreads();
+    ptx::wgmma_fence(sums);
+    ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // wgmma_tile_overwritten: first
+    ptx::wgmma_commit();
+    if (mended) ptx::wgmma_wait<0>(sums);
+    __syncthreads();
+  }
+  ptx::wgmma_wait<0>(sums);
+  out[threadIdx.x] = sums[0];
+}
+
+// Two warpgroups read one tile, and the second does not wait before it says that it is done.
+template <bool mended>
+__global__ void second_warpgroup_without_wait(float* out) {
+  __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
+  const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
+  float sums[4] = {};
+  for (int trip = 0; trip < 2; ++trip) {
+    for (int i = threadIdx.x; i < 1024; i += 256)
+      tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // second_warpgroup_without_wait: second
+    ptx::fence_for_copy_engine();
+    __syncthreads();
+    ptx::wgmma_fence(sums);
+    ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // second_warpgroup_without_wait: first
+    ptx::wgmma_commit();
+    if (mended || threadIdx.x < 128) ptx::wgmma_wait<0>(sums);
+    __syncthreads();
+  }
+  ptx::wgmma_wait<0>(sums);
+  out[threadIdx.x] = sums[0];
+}
+
 // ------------------------------------------------------------------ reads of what nobody wrote
 
 template <bool mended>
@@ -549,6 +790,49 @@ struct Buffers {
   ~Buffers() { cudaFree(a), cudaFree(b), cudaFree(c), cudaFree(flags); }
 };
 
+// The whole of a row-major matrix, in boxes of rows that are as wide as it.
+ptx::TensorMap map_of(float* matrix, int64_t columns, int64_t rows, ptx::Swizzle swizzle) {
+  return ptx::make_tensor_map(matrix,
+                              {.sizes = {columns, rows}, .box = {columns, 8}, .swizzle = swizzle});
+}
+
+// Those of the copy engine, wgmma and clusters.
+template <bool mended>
+bool run_planted_on_hopper(std::string_view name) {
+  Buffers m;
+  auto* words = reinterpret_cast<uint32_t*>(m.flags);
+  const ptx::TensorMap map = map_of(m.a, 8, 16, ptx::Swizzle::kNone);
+  if (name == "stored_tile_overwritten")
+    stored_tile_overwritten<mended><<<1, 64>>>(m.a);
+  else if (name == "tensor_tile_overwritten")
+    tensor_tile_overwritten<mended><<<1, 64>>>(map);
+  else if (name == "stored_result_read")
+    stored_result_read<mended><<<1, 64>>>(m.a, m.b);
+  else if (name == "tensor_load_without_wait")
+    tensor_load_without_wait<mended><<<1, 64>>>(map, m.b);
+  else if (name == "narrow_box_without_wait")
+    narrow_box_without_wait<mended><<<1, 32>>>(map_of(m.a, 4, 16, ptx::Swizzle::k128), m.b);
+  else if (name == "multicast_without_wait")
+    multicast_without_wait<mended><<<2, 64>>>(map, m.b);
+  else if (name == "cluster_read_without_barrier")
+    cluster_read_without_barrier<mended><<<2, 32>>>(words);
+  else if (name == "cluster_store_without_barrier")
+    cluster_store_without_barrier<mended><<<2, 32>>>(words);
+  else if (name == "async_store_without_wait")
+    async_store_without_wait<mended><<<2, 32>>>(words);
+  else if (name == "sent_tile_overwritten")
+    sent_tile_overwritten<mended><<<2, 32>>>(m.a);
+  else if (name == "stmatrix_without_barrier")
+    stmatrix_without_barrier<mended><<<1, 64>>>(words);
+  else if (name == "wgmma_tile_overwritten")
+    wgmma_tile_overwritten<mended><<<1, 128>>>(m.a);
+  else if (name == "second_warpgroup_without_wait")
+    second_warpgroup_without_wait<mended><<<1, 256>>>(m.a);
+  else
+    return false;
+  return true;
+}
+
 template <bool mended>
 bool run_planted(std::string_view name) {
   Buffers m;
@@ -678,6 +962,7 @@ bool run_counted(std::string_view name) {
 
 // Runs a kernel by its name. False if there is none.
 extern "C" bool run_case(const char* name, bool mended) {
-  return (mended ? run_planted<true>(name) : run_planted<false>(name)) || run_sound(name) ||
-         run_counted(name);
+  return (mended ? run_planted<true>(name) || run_planted_on_hopper<true>(name)
+                 : run_planted<false>(name) || run_planted_on_hopper<false>(name)) ||
+         run_sound(name) || run_counted(name);
 }

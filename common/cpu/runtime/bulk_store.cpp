@@ -30,9 +30,23 @@ void write(BulkStore& store) {
   store.write = nullptr;
 }
 
+// The running thread has waited.
+void read_for_waiter(BulkStore& store) {
+  if (!store.data.empty()) return;
+  read(store);
+  trace::work_done(store.reads, store.starter, trace::clock_of_current());
+}
+void write_for_waiter(BulkStore& store) {
+  read_for_waiter(store);
+  write(store);
+  trace::work_done(store.writes, store.starter, trace::clock_of_current());
+}
+
 }  // namespace
 
 void queue_bulk_store(BulkStore store) {
+  trace::work_started(store.reads, store.site);
+  store.starter = trace::work_started(store.writes, store.site);
   if (worker->completes_at_once()) read(store);
   if (!store.data.empty() && worker->completes_at_once()) write(store);
   stores_of_current().pending.push_back(std::move(store));
@@ -45,7 +59,9 @@ void queue_flat_store(void* to, const void* from, int bytes, Site site) {
   check_bulk_copy(to, from, bytes, what, site);
   auto size = static_cast<size_t>(bytes);
   auto write = [=](const char* data) { memcpy(to, data, size); };
-  queue_bulk_store({static_cast<const char*>(from), size, write, site});
+  queue_bulk_store({static_cast<const char*>(from), size, write, site,
+                    trace::spans_of({{from, size, trace::Kind::kRead}}),
+                    trace::spans_of({{to, size, trace::Kind::kWrite}})});
 }
 
 void commit_stores() {
@@ -62,10 +78,10 @@ void wait_for_stores(unsigned n, bool only_read) {
   auto count = static_cast<std::ptrdiff_t>(first_left[-1] - stores.done);
   auto begin = stores.pending.begin();
   if (only_read) {
-    std::for_each(begin, begin + count, read);
+    std::for_each(begin, begin + count, read_for_waiter);
     return;
   }
-  std::for_each(begin, begin + count, write);
+  std::for_each(begin, begin + count, write_for_waiter);
   stores.pending.erase(begin, begin + count);
   stores.done = first_left[-1];
   ends.erase(ends.begin(), first_left);

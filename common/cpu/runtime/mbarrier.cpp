@@ -99,7 +99,7 @@ void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site sit
     Transfer transfer = std::move(transfers[i]);
     transfers.erase(transfers.begin() + static_cast<std::ptrdiff_t>(i));
     transfer.perform();
-    trace::transfer_done(block, transfer);
+    trace::work_done_at(barrier, transfer.spans, transfer.starter);
     word.bytes -= transfer.bytes;
     end_phase_if_complete(barrier, word);
   }
@@ -189,7 +189,6 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
          what, bytes, to, from);
   check_access(to, static_cast<size_t>(bytes), true, site);
   check_access(from, static_cast<size_t>(bytes), false, site);
-  trace_read(from, static_cast<size_t>(bytes), site);
 }
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
@@ -198,8 +197,10 @@ void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, S
   if (!__isShared(to))
     trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
   check_bulk_copy(to, from, bytes, what, site);
-  auto copy = [=] { memcpy(to, from, static_cast<size_t>(bytes)); };
-  queue_transfer({barrier, to, bytes, copy}, block_of(*current), what, site);
+  auto size = static_cast<size_t>(bytes);
+  auto copy = [=] { memcpy(to, from, size); };
+  auto spans = trace::spans_of({{from, size, trace::Kind::kRead}, {to, size, trace::Kind::kWrite}});
+  queue_transfer({barrier, bytes, copy, spans}, block_of(*current), what, site);
 }
 
 void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
@@ -210,8 +211,11 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
   check_bulk_copy(to, from, bytes, what, site);
   void* there = map_to_rank(to, rank, what, site);
   auto* barrier_there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
-  auto copy = [=] { memcpy(there, from, static_cast<size_t>(bytes)); };
-  queue_transfer({barrier_there, there, bytes, copy}, running_block_around(there, what, site), what,
+  auto size = static_cast<size_t>(bytes);
+  auto copy = [=] { memcpy(there, from, size); };
+  auto spans =
+      trace::spans_of({{from, size, trace::Kind::kRead}, {there, size, trace::Kind::kWrite}});
+  queue_transfer({barrier_there, bytes, copy, spans}, running_block_around(there, what, site), what,
                  site);
 }
 
@@ -219,7 +223,8 @@ void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site sit
   const char* what = "st.async";
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };
-  queue_transfer({barrier, to, sizeof value, store}, running_block_around(barrier, what, site),
+  auto spans = trace::spans_of({{to, sizeof value, trace::Kind::kWrite}});
+  queue_transfer({barrier, sizeof value, store, spans}, running_block_around(barrier, what, site),
                  what, site);
 }
 
@@ -227,7 +232,7 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
   uint64_t* barrier = transfer.barrier;
   Word& word = valid_word(barrier, what, site);
   block.has_async_copies = true;
-  transfer.starter = trace::transfer_started(transfer, site);
+  transfer.starter = trace::work_started(transfer.spans, site);
   block.transfers.push_back(std::move(transfer));
   if (worker->completes_at_once() || somebody_waits(barrier))
     finish_copies(block, barrier, word, site);

@@ -55,14 +55,18 @@ const NamedMemory* nearest(const std::vector<NamedMemory>& all, uintptr_t addres
 
 std::string describe_address(const void* pointer, size_t bytes) {
   auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (current && __isShared(pointer)) {
+  const ResidentBlock* owner = current ? block_around(pointer) : nullptr;
+  if (owner) {
     std::vector<NamedMemory> variables;
-    auto arena = reinterpret_cast<uintptr_t>(current->block->arena);
+    auto arena = reinterpret_cast<uintptr_t>(owner->arena);
     worker->each_shared_variable([&](size_t offset, size_t size, const char* declaration) {
       variables.push_back({arena + offset, size, 0, format("__shared__ %s", declaration)});
     });
     const NamedMemory* found = nearest(variables, address);
-    return found ? place(*found, address, bytes) : "shared memory that no variable takes";
+    if (!found) return "shared memory that no variable takes";
+    const uint3& i = owner->index;
+    return place(*found, address, bytes) +
+           (owner == current->block ? "" : format(" of block (%u,%u,%u)", i.x, i.y, i.z));
   }
   std::lock_guard lock(names_mutex);
   const NamedMemory* found = nearest(names, address);

@@ -25,6 +25,7 @@ struct Past {
 };
 static_assert(sizeof(Past) == 16);
 constexpr unsigned kPasts = 4;
+constexpr unsigned kGroupSize = 4 * kWarpSize;
 
 struct Cell {
   Past pasts[kPasts];
@@ -49,7 +50,7 @@ struct Place {
   uint32_t bytes;
 };
 struct Finding {
-  const char* what;  // "race", "copy" (used before its wait), "unwritten"
+  const char* what;  // "race", "copy" (of what is under way), "unwritten"
   uint32_t kernel;
   dim3 block_shape, grid;
   Space space;
@@ -144,15 +145,19 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
       if (place < 0) place = static_cast<int>(i);
       continue;
     }
-    bool mine = past.block == block && past.rank == running.rank;
-    bool same_warp = past.block == block && past.rank / kWarpSize == running.rank / kWarpSize;
-    bool known = !past.pending && (mine || is_known(past.block, past.rank, past.clock));
+    bool same_block = past.block == block;
+    bool mine = same_block && past.rank == running.rank;
+    bool same_warp = same_block && past.rank / kWarpSize == running.rank / kWarpSize;
+    bool start_known = mine || is_known(past.block, past.rank, past.clock);
+    bool known = !past.pending && start_known;
     bool harmless =
         (reads && past.kind == kRead) ||
         (is_strong(past.kind, past.is_volatile, same_warp, access.space) &&
          is_strong(static_cast<uint8_t>(access.kind), access.is_volatile, same_warp, access.space));
     if (!known && !harmless && past.mask & mask) {
-      report(past.pending ? "copy" : "race", access,
+      // Who does not even know of its start needs more than a wait.
+      bool lacks_wait = past.pending && (past.kind != kRead || start_known);
+      report(lacks_wait ? "copy" : "race", access,
              {past.site, past.block, past.rank, static_cast<Kind>(past.kind), 1u << past.size});
       good = false;
     }
@@ -160,10 +165,13 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     bool stronger = access.kind == Kind::kWrite && !access.is_volatile;
     bool alike =
         past.kind == static_cast<uint8_t>(access.kind) && past.is_volatile == access.is_volatile;
-    if ((past.mask & ~mask) == 0 && ((alike && known) || stronger)) {
+    // Reads of what the threads of a warpgroup have started end together, or in order.
+    bool same_group = same_block && past.rank / kGroupSize == running.rank / kGroupSize;
+    bool prolongs = reads && alike && past.pending && access.is_pending && same_group;
+    if ((past.mask & ~mask) == 0 && ((alike && known) || stronger || prolongs)) {
       past.mask = 0;
       if (place < 0) place = static_cast<int>(i);
-    } else if (alike && (same_warp || !reads)) {
+    } else if (alike && !past.pending && (same_warp || !reads)) {
       crowded = static_cast<int>(i);
     }
   }
@@ -249,18 +257,20 @@ void check_access(const Access& access) {
             [&](Cell& cell, uint8_t mask) { return check_cell(cell, mask, access); });
 }
 
-void settle_copy(BlockTrace& block, const Starter& starter, uintptr_t address, size_t bytes) {
-  uintptr_t offset = address - reinterpret_cast<uintptr_t>(block.block->arena);
-  auto page_of = [&](uintptr_t at) { return &fresh(block.shadow[at / kPageBytes]); };
-  each_cell(offset, bytes, page_of, [&](Cell& cell, uint8_t) {
+void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter& starter,
+            uint32_t clock) {
+  auto settle_cell = [&](Cell& cell, uint8_t) {
     for (Past& past : cell.pasts) {
-      if (!past.mask || !past.pending) continue;
+      if (!past.mask || !past.pending || past.clock > starter.clock) continue;
       if (past.block != starter.block || past.rank != starter.rank) continue;
       past.pending = 0;
-      past.clock = starter.clock;
+      past.clock = clock;
     }
     return true;
-  });
+  };
+  if (!owner) return each_cell(address, bytes, global_page, settle_cell);
+  auto page_of = [&](uintptr_t at) { return &fresh(owner->trace->shadow[at / kPageBytes]); };
+  each_cell(address - reinterpret_cast<uintptr_t>(owner->arena), bytes, page_of, settle_cell);
 }
 
 // Another block ran here before.

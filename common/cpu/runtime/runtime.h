@@ -167,9 +167,9 @@ struct ArrivalAfterCopies {
 // Something that the copy engine brings to a block, and that an mbarrier there waits for.
 struct Transfer {
   uint64_t* barrier;
-  void* to;
   int bytes;
   std::function<void()> perform;
+  trace::Spans spans;
   trace::Starter starter = {};
 };
 
@@ -180,6 +180,8 @@ struct BulkStore {
   size_t bytes;
   std::function<void(const char* data)> write;  // null once that is done
   Site site;
+  trace::Spans reads, writes;
+  trace::Starter starter = {};
   std::vector<char> data = {};  // empty until it is read
 };
 // Those of a thread, oldest first.

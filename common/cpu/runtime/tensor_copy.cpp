@@ -153,6 +153,24 @@ void add_box(const Box& box, const char* data, uintptr_t tile) {
   });
 }
 
+// What a load reads and writes, or a store; pieces that are not in the tensor are only written.
+trace::Spans spans_in_tensor(const Box& box, bool whole, trace::Kind kind) {
+  trace::Spans spans;
+  if (!trace::is_on()) return spans;
+  box.each_piece(whole, [&](uint64_t, const char* place, size_t first, size_t last) {
+    if (last > first) trace::add_span(spans, place + first, last - first, kind);
+  });
+  return spans;
+}
+void add_tile_spans(trace::Spans& spans, const Box& box, const void* tile, trace::Kind kind) {
+  if (!trace::is_on()) return;
+  box.each_piece(true, [&](uint64_t offset, const char*, size_t first, size_t last) {
+    if (kind == trace::Kind::kRead && last == first) return;
+    uintptr_t piece = box.place_in_tile(reinterpret_cast<uintptr_t>(tile), offset);
+    trace::add_span(spans, reinterpret_cast<const void*>(piece), kPiece, kind);
+  });
+}
+
 void check_start(const char* what, const TensorMap& map, const int* at, Site site) {
   int64_t byte = int64_t{at[0]} * map.element_bytes;
   if (byte % static_cast<int64_t>(kPiece))
@@ -228,8 +246,10 @@ void queue_tensor_load(void* tile, const CUtensorMap& map, const int* at, uint64
   const Box box(decode(map), at);
   const auto bytes = static_cast<int>(box.map.box_bytes());
   auto queue = [&](ResidentBlock& block, uint64_t* barrier_there, char* tile_there) {
-    queue_transfer({barrier_there, tile_there, bytes, [=] { load_box(box, tile_there); }}, block,
-                   what, site);
+    trace::Spans spans = spans_in_tensor(box, false, trace::Kind::kRead);
+    add_tile_spans(spans, box, tile_there, trace::Kind::kWrite);
+    auto load = [=] { load_box(box, tile_there); };
+    queue_transfer({barrier_there, bytes, load, std::move(spans)}, block, what, site);
   };
   if (!mask) return queue(block_of(*current), barrier, static_cast<char*>(tile));
   const unsigned size = worker->launch()->cluster_size;
@@ -264,14 +284,17 @@ void queue_tensor_store(const CUtensorMap& map, const int* at, const void* tile,
   uint64_t bytes =
       (box.map.rows() * box.map.pitch() + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   check_access(tile, bytes, false, site);
-  trace_read(tile, bytes, site);
   auto write = [=](const char* data) {
     if (add)
       add_box(box, data, address);
     else
       store_box(box, data, address);
   };
-  queue_bulk_store({static_cast<const char*>(tile), bytes, write, site});
+  trace::Spans reads;
+  add_tile_spans(reads, box, tile, trace::Kind::kRead);
+  auto writes = spans_in_tensor(box, true, add ? trace::Kind::kAtomic : trace::Kind::kWrite);
+  queue_bulk_store(
+      {static_cast<const char*>(tile), bytes, write, site, std::move(reads), std::move(writes)});
 }
 
 }  // namespace cudacpu

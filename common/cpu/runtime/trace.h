@@ -7,23 +7,44 @@
 
 #include <cudacpu/thread.h>
 
+#include <initializer_list>
 #include <vector>
 
 namespace cudacpu {
 
-struct AsyncCopy;
-struct Transfer;
 struct Launch;
 struct ResidentBlock;
 
 namespace trace {
 
-// The thread that started a transfer, and its clock then.
+// The thread that started something asynchronous, and its clock then.
 struct Starter {
   uint32_t block;
   uint16_t rank;
   uint32_t clock;
 };
+
+enum class Kind : uint8_t { kRead, kWrite, kAtomic };
+
+// What something asynchronous reads and writes while it is under way.
+struct Span {
+  const void* begin;
+  size_t bytes;
+  Kind kind;
+};
+using Spans = std::vector<Span>;
+
+// Adds one, or makes the last one longer.
+inline void add_span(Spans& spans, const void* begin, size_t bytes, Kind kind) {
+  if (!spans.empty()) {
+    Span& last = spans.back();
+    if (last.kind == kind && static_cast<const char*>(last.begin) + last.bytes == begin) {
+      last.bytes += bytes;
+      return;
+    }
+  }
+  spans.push_back({begin, bytes, kind});
+}
 
 #ifdef CUDACPU_TRACE
 
@@ -57,9 +78,12 @@ void mbarrier_initialised(const void* barrier, Site site);
 uint32_t clock_of_current();
 void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site);
 void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes, uint32_t clock);
-// The same of the copy engine, which writes to the shared memory of `block`.
-Starter transfer_started(const Transfer& transfer, Site site);
-void transfer_done(ResidentBlock& block, const Transfer& transfer);
+// The same of the copy engine and of wgmma, which see what threads have stored only after a fence
+// for them.
+Starter work_started(const Spans& spans, Site site);
+void work_done(const Spans& spans, const Starter& starter, uint32_t clock);
+// It is done, for whoever waits for the phase of this barrier.
+void work_done_at(const void* barrier, const Spans& spans, const Starter& starter);
 
 // Whether accesses are looked at. Then one OS thread runs the launch, and copies are as late as
 // they can be, whatever the order of threads.
@@ -86,15 +110,21 @@ inline uint32_t clock_of_current() {
 }
 inline void copy_started(const void*, const void*, size_t, size_t, Site) {}
 inline void copy_done(ResidentBlock&, unsigned, const void*, size_t, uint32_t) {}
-inline Starter transfer_started(const Transfer&, Site) {
+inline Starter work_started(const Spans&, Site) {
   return {};
 }
-inline void transfer_done(ResidentBlock&, const Transfer&) {}
+inline void work_done(const Spans&, const Starter&, uint32_t) {}
+inline void work_done_at(const void*, const Spans&, const Starter&) {}
 inline bool is_on() {
   return false;
 }
 
 #endif
+
+// These, if anybody wants to know.
+inline Spans spans_of(std::initializer_list<Span> all) {
+  return is_on() ? Spans(all) : Spans();
+}
 
 }  // namespace trace
 }  // namespace cudacpu

@@ -187,7 +187,8 @@ void on_atomic(const void* pointer, size_t bytes, bool reads, bool writes, const
   if (mode() == Mode::kRaces && reads) acquired_at(pointer);
 }
 
-void access_by_runtime(const void* pointer, size_t bytes, Kind kind, bool is_pending, Site site) {
+void access_by_runtime(const void* pointer, size_t bytes, Kind kind, Site site,
+                       bool is_pending = false, bool by_engine = false) {
   if (!is_tracing() || bytes == 0) return;
   auto address = reinterpret_cast<uintptr_t>(pointer);
   Space space;
@@ -196,6 +197,7 @@ void access_by_runtime(const void* pointer, size_t bytes, Kind kind, bool is_pen
   uint32_t number = number_of(AccessSite{nullptr, nullptr, site});
   Access access{address, static_cast<uint32_t>(bytes), number, kind, space, owner};
   access.is_pending = is_pending;
+  access.by_engine = by_engine;
   trace_access(access);
 }
 
@@ -294,32 +296,39 @@ void warp_met(Thread* lanes, uint32_t which) {
 void mbarrier_initialised(const void* barrier, Site site) {
   if (!is_on()) return;
   forget_barriers(barrier, static_cast<const char*>(barrier) + 1);
-  access_by_runtime(barrier, 8, Kind::kWrite, false, site);
+  access_by_runtime(barrier, 8, Kind::kWrite, site);
 }
 
 void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site) {
-  access_by_runtime(from, valid, Kind::kRead, false, site);
-  access_by_runtime(to, bytes, Kind::kWrite, true, site);
+  access_by_runtime(from, valid, Kind::kRead, site);
+  access_by_runtime(to, bytes, Kind::kWrite, site, true);
 }
 
 void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes, uint32_t clock) {
   if (mode() != Mode::kRaces) return;
   Starter starter{block.trace->number, static_cast<uint16_t>(rank), clock};
-  settle_copy(*block.trace, starter, reinterpret_cast<uintptr_t>(to), bytes);
+  settle(reinterpret_cast<uintptr_t>(to), bytes, &block, starter, clock);
 }
 
-Starter transfer_started(const Transfer& transfer, Site site) {
-  if (!is_on()) return {};
-  access_by_runtime(transfer.to, static_cast<size_t>(transfer.bytes), Kind::kWrite, true, site);
+// Not counted: this is no request of a warp.
+Starter work_started(const Spans& spans, Site site) {
+  if (mode() != Mode::kRaces) return {};
+  for (const Span& span : spans)
+    access_by_runtime(span.begin, span.bytes, span.kind, site, true, true);
   return {running.block->number, static_cast<uint16_t>(running.rank), running.thread->clock++};
 }
 
-void transfer_done(ResidentBlock& block, const Transfer& transfer) {
+void work_done(const Spans& spans, const Starter& starter, uint32_t clock) {
   if (mode() != Mode::kRaces) return;
-  const Starter& starter = transfer.starter;
-  settle_copy(*block.trace, starter, reinterpret_cast<uintptr_t>(transfer.to),
-              static_cast<size_t>(transfer.bytes));
-  publish_at(transfer.barrier, {starter.block, starter.rank, starter.clock});
+  for (const Span& span : spans)
+    settle(reinterpret_cast<uintptr_t>(span.begin), span.bytes, block_around(span.begin), starter,
+           clock);
+}
+
+void work_done_at(const void* barrier, const Spans& spans, const Starter& starter) {
+  if (mode() != Mode::kRaces) return;
+  work_done(spans, starter, starter.clock);
+  publish_at(barrier, {starter.block, starter.rank, starter.clock});
 }
 
 }  // namespace cudacpu::trace
@@ -327,10 +336,10 @@ void transfer_done(ResidentBlock& block, const Transfer& transfer) {
 namespace cudacpu {
 
 void trace_read(const void* address, size_t bytes, Site site) {
-  trace::access_by_runtime(address, bytes, trace::Kind::kRead, false, site);
+  trace::access_by_runtime(address, bytes, trace::Kind::kRead, site);
 }
 void trace_write(const void* address, size_t bytes, Site site) {
-  trace::access_by_runtime(address, bytes, trace::Kind::kWrite, false, site);
+  trace::access_by_runtime(address, bytes, trace::Kind::kWrite, site);
 }
 void trace_fence() {
   if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence();

@@ -24,7 +24,6 @@ struct AccessSite {
 const AccessSite& site_at(uint32_t number);
 size_t number_of_sites();
 
-enum class Kind : uint8_t { kRead, kWrite, kAtomic };
 enum class Space : uint8_t { kGlobal, kShared, kConstant };
 
 struct Access {
@@ -35,7 +34,8 @@ struct Access {
   Space space;
   ResidentBlock* owner;  // of this shared memory
   bool is_volatile = false;
-  bool is_pending = false;  // a copy that has been started
+  bool is_pending = false;  // it has been started, and takes place until somebody waits
+  bool by_engine = false;   // by the copy engine or a tensor core
 };
 
 // The launch that runs.
@@ -55,8 +55,10 @@ void meet_warp(Thread* lanes, uint32_t which);
 // ------------------------------------------------------------------ races.cpp
 
 void check_access(const Access& access);
-// A copy to shared memory of the block is done, as a write of that thread at that time.
-void settle_copy(BlockTrace& block, const Starter& starter, uintptr_t address, size_t bytes);
+// What that thread had started here by that time is done, as an access of it at time `clock`.
+// owner: of shared memory; null for global memory.
+void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter& starter,
+            uint32_t clock);
 void begin_shared_shadow(BlockTrace& block);
 void begin_global_shadow();
 std::string races_as_json();  // and forgets them

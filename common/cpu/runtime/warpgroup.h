@@ -32,6 +32,8 @@ struct IssuedWgmma {
   uint32_t computed = 0;  // for which warps
   Accumulator* accumulators[kWarpsInGroup];
   uint32_t a[kWarpsInGroup][kWarpSize][4];  // if it is in registers
+  trace::Spans reads;
+  trace::Starter starters[kWarpsInGroup];
 };
 
 struct WarpOfGroup {

@@ -131,13 +131,23 @@ void check_descriptor(const char* name, uint64_t word, bool is_mn_major, unsigne
          name, lowest, end, kSharedBase, limit);
 }
 
-// The tracer takes the running thread to read the whole tile, for its warp.
-void trace_tile(const char* arena, uint64_t word, bool is_mn_major, unsigned rows,
-                unsigned per_piece, Site site) {
+void add_spans(trace::Spans& spans, const char* arena, uint64_t word, bool is_mn_major,
+               unsigned rows, unsigned per_piece) {
   each_piece(Descriptor(word), is_mn_major, 0, rows, per_piece,
              [&](unsigned, unsigned, uint32_t address) {
-               trace_read(arena + address, kPieceBytes, site);
+               trace::add_span(spans, arena + address, kPieceBytes, trace::Kind::kRead);
              });
+}
+
+// All that it reads, which is also what the tracer takes each warp to read.
+trace::Spans spans_of_tiles(const char* arena, const Wgmma& what) {
+  trace::Spans spans;
+  if (!trace::is_on()) return spans;
+  const unsigned per_piece = depth_of(what.type_a) / 2;
+  if (!what.a_in_registers)
+    add_spans(spans, arena, what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece);
+  add_spans(spans, arena, what.b, what.b_is_mn_major, what.n, per_piece);
+  return spans;
 }
 
 // ------------------------------------------------------------------ computing
@@ -301,6 +311,7 @@ void issue(Thread* lanes, uint32_t arrived) {
     group.wgmmas.emplace_back();
     group.wgmmas.back().instruction = what;
     group.wgmmas.back().site = site;
+    group.wgmmas.back().reads = spans_of_tiles(member.block.arena, what);
   }
   IssuedWgmma& wgmma = group.wgmmas[place];
   if (!same(wgmma.instruction, what))
@@ -317,9 +328,7 @@ void issue(Thread* lanes, uint32_t arrived) {
     for (unsigned lane = 0; lane < kWarpSize; ++lane)
       memcpy(wgmma.a[member.number][lane], issues[lane]->a, sizeof wgmma.a[0][0]);
   const char* arena = member.block.arena;
-  if (!what.a_in_registers)
-    trace_tile(arena, what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece, site);
-  trace_tile(arena, what.b, what.b_is_mn_major, what.n, per_piece, site);
+  wgmma.starters[member.number] = trace::work_started(wgmma.reads, site);
   if (worker->completes_at_once())
     for (size_t i = 0; i <= place; ++i) compute(arena, group.wgmmas[i], 1u << member.number);
   if (group.waiting.size) worker->make_ready(group.waiting);
@@ -414,7 +423,10 @@ void wait_for_wgmma(unsigned n, Site site) {
   while (!all_have_issued(group, until)) cudacpu_suspend(&wait_for_other_warps, &wait);
   if (group.computed < until) {
     for (; group.computed < until; ++group.computed) {
-      compute(member.block.arena, group.wgmmas.front(), kAllWarps);
+      IssuedWgmma& oldest = group.wgmmas.front();
+      compute(member.block.arena, oldest, kAllWarps);
+      for (const trace::Starter& starter : oldest.starters)
+        trace::work_done(oldest.reads, starter, starter.clock);
       group.wgmmas.pop_front();
     }
     // What all warps have read is done, for whoever waits: its place may be written to.
