@@ -25,8 +25,12 @@ _WAIT = (
     "need a barrier, too"
 )
 _WAIT_TO_REUSE = (
-    "wait until it has been read (bulk_wait_read, wgmma_wait, the mbarrier of the copy); then other "
-    "threads need a barrier, too"
+    "wait until it has been read (bulk_wait_read, wgmma_wait, the mbarrier of the copy); then "
+    "other threads need a barrier, too"
+)
+_FENCE = (
+    "the copy engine and wgmma see what threads have stored only after a fence: each thread calls "
+    "fence_for_copy_engine() after its stores and before the barrier"
 )
 _ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole block"
 _ONE_BLOCK = "a __syncthreads() between the two lines, reached by all threads, would order them"
@@ -34,6 +38,9 @@ _MANY_BLOCKS = (
     "blocks run in any order, and no barrier of a block orders them: what one block writes, "
     "another may read in the next launch, or after a __threadfence() and an atomic flag"
 )
+
+# Of two findings about the same lines, the heavier one is told.
+_WEIGHT = {"unwritten": 0, "fence": 1, "race": 2, "copy": 3}
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Finding:
-    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for, or
-    changed while one from it, or a wgmma, is under way; or "unwritten", where shared memory is read that no thread of the block has written.
+    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for,
+    or changed while one from it, or a wgmma, is under way; "fence", where the copy engine or wgmma
+    reads what was stored without fence_for_copy_engine; or "unwritten", where shared memory is read
+    that no thread of the block has written.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
     they happened to run; for "unwritten", the same.
@@ -94,6 +103,11 @@ class Finding:
                 f"{self.second.place()} uses {self.memory} while the copy of "
                 f"{self.first.place()} may still be under way"
             )
+        if self.what == "fence":
+            return (
+                f"no fence_for_copy_engine between {self.first.place()}, which stores to "
+                f"{self.memory}, and {self.second.place()}"
+            )
         return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
 
     def details(self) -> list[str]:
@@ -104,6 +118,8 @@ class Finding:
         if self.what == "copy":
             wait = _WAIT_TO_REUSE if self.first.access == "read" else _WAIT
             return [self.first.describe(), self.second.describe(), wait, where]
+        if self.what == "fence":
+            return [self.first.describe(), self.second.describe(), _FENCE, where]
         return [self.first.describe(), self.second.describe(), self._advice(), where]
 
     def _advice(self) -> str:
@@ -177,10 +193,12 @@ def take(runtime: Runtime) -> Trace:
             _access(item["second"], lines),
         )
         # Code that is inlined in several places, or a template, makes several of one line. A copy
-        # that nobody waits for also races with what ran before it was started.
+        # that nobody waits for also races with what ran before it was started, and where a barrier
+        # is missing it matters less that a fence is.
         places = sorted((finding.first.place(), finding.second.place()))
         key = (finding.what == "unwritten", *places)
-        if key not in findings or finding.what == "copy":
+        known = findings.get(key)
+        if known is None or _WEIGHT[finding.what] > _WEIGHT[known.what]:
             findings[key] = finding
     raced = {
         a.place() for f in findings.values() if f.what != "unwritten" for a in (f.first, f.second)

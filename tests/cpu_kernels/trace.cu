@@ -476,6 +476,65 @@ __global__ void wgmma_tile_overwritten(float* out) {
   out[threadIdx.x] = sums[0];
 }
 
+// What a thread has stored is no news to the copy engine before a fence, whatever barrier follows.
+template <bool mended>
+__global__ void store_without_fence(float* out) {
+  __shared__ __align__(16) float tile[64];
+  tile[threadIdx.x] = 1.0f;  // store_without_fence: first
+  if (mended) ptx::fence_for_copy_engine();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::store_bulk(out, tile, 256);  // store_without_fence: second
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+// The storing thread's own fence, but of the store before.
+template <bool mended>
+__global__ void tensor_store_with_old_fence(const __grid_constant__ ptx::TensorMap map) {
+  __shared__ __align__(128) float tile[8][8];
+  if (!mended) ptx::fence_for_copy_engine();
+  tile[threadIdx.x / 8][threadIdx.x % 8] = 1.0f;  // tensor_store_with_old_fence: first
+  if (mended) ptx::fence_for_copy_engine();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::store_tensor(map, {0, 0}, tile);  // tensor_store_with_old_fence: second
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+template <bool mended>
+__global__ void wgmma_without_fence(float* out) {
+  __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
+  for (int i = threadIdx.x; i < 1024; i += 128)
+    tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_fence: first
+  if (mended) ptx::fence_for_copy_engine();
+  __syncthreads();
+  const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
+  float sums[4] = {};
+  ptx::wgmma_fence(sums);
+  ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // wgmma_without_fence: second
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>(sums);
+  out[threadIdx.x] = sums[0];
+}
+
+// A fence after the barrier is of use to the thread that has it, if that is the one which stores.
+template <bool mended>
+__global__ void fence_by_another(float* out) {
+  __shared__ __align__(16) float tile[64];
+  tile[threadIdx.x] = 1.0f;  // fence_by_another: first
+  __syncthreads();
+  if (threadIdx.x == (mended ? 0 : 32)) ptx::fence_for_copy_engine();
+  if (threadIdx.x == 0) {
+    ptx::store_bulk(out, tile, 256);  // fence_by_another: second
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
 // Two warpgroups read one tile, and the second does not wait before it says that it is done.
 template <bool mended>
 __global__ void second_warpgroup_without_wait(float* out) {
@@ -566,6 +625,26 @@ __global__ void flag_without_fence(float* data, int* flag, float* out) {
   }
 }
 
+// A fence for the block alone.
+template <bool mended>
+__global__ void flag_with_block_fence(float* data, int* flag, float* out) {
+  if (blockIdx.x == 0) {
+    data[threadIdx.x] = 3.0f;  // flag_with_block_fence: first
+    if (mended)
+      __threadfence();
+    else
+      __threadfence_block();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicExch(flag, 1);
+  } else {
+    if (threadIdx.x == 0)
+      while (atomicAdd(flag, 0) == 0) {
+      }
+    __syncthreads();
+    out[threadIdx.x] = data[threadIdx.x];  // flag_with_block_fence: second
+  }
+}
+
 // The same through a volatile flag, by single threads.
 template <bool mended>
 __global__ void volatile_flag_without_fence(float* data, volatile int* flag, float* out) {
@@ -645,6 +724,41 @@ __global__ void compare_and_swap(unsigned* out) {
     wanted = seen;
     seen = atomicCAS(out, wanted, wanted + 1);
   } while (seen != wanted);
+}
+
+// Within a block, its fence is enough, for a volatile flag and for an atomic one.
+__global__ void block_fences(float* data, volatile int* flag, int* count, float* out) {
+  if (threadIdx.x == 0) {
+    data[0] = 3.0f;
+    __threadfence_block();
+    *flag = 1;
+    data[1] = 4.0f;
+    __threadfence_block();
+    atomicAdd(count, 1);
+  } else if (threadIdx.x == 32) {
+    while (*flag == 0) __nanosleep(100);
+    out[0] = data[0];
+    while (atomicAdd(count, 0) == 0) {
+    }
+    out[1] = data[1];
+  }
+}
+
+// A tile that copies have brought needs no fence, a part that a thread has changed does.
+__global__ void copied_tile_sent_on(const float* in, float* out) {
+  __shared__ __align__(16) float tile[64];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes(&full, 256);
+    ptx::copy_bulk(tile, in, 256, &full);
+    ptx::mbarrier_wait(&full, 0);
+    tile[0] = 1.0f;
+    ptx::fence_for_copy_engine();
+    ptx::store_bulk(out, tile, 256);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
 }
 
 // One thread says for its warpgroup that the tile may be replaced: who has waited for a wgmma knows
@@ -826,6 +940,14 @@ bool run_planted_on_hopper(std::string_view name) {
     stmatrix_without_barrier<mended><<<1, 64>>>(words);
   else if (name == "wgmma_tile_overwritten")
     wgmma_tile_overwritten<mended><<<1, 128>>>(m.a);
+  else if (name == "store_without_fence")
+    store_without_fence<mended><<<1, 64>>>(m.a);
+  else if (name == "tensor_store_with_old_fence")
+    tensor_store_with_old_fence<mended><<<1, 64>>>(map);
+  else if (name == "wgmma_without_fence")
+    wgmma_without_fence<mended><<<1, 128>>>(m.a);
+  else if (name == "fence_by_another")
+    fence_by_another<mended><<<1, 64>>>(m.a);
   else if (name == "second_warpgroup_without_wait")
     second_warpgroup_without_wait<mended><<<1, 256>>>(m.a);
   else
@@ -889,6 +1011,8 @@ bool run_planted(std::string_view name) {
     in_place_neighbour<mended><<<2, 32>>>(m.a, m.b);
   else if (name == "flag_without_fence")
     flag_without_fence<mended><<<2, 32>>>(m.a, m.flags, m.b);
+  else if (name == "flag_with_block_fence")
+    flag_with_block_fence<mended><<<2, 32>>>(m.a, m.flags, m.b);
   else if (name == "volatile_flag_without_fence")
     volatile_flag_without_fence<mended><<<2, 1>>>(m.a, m.flags, m.b);
   else if (name == "last_block_without_fence")
@@ -913,6 +1037,10 @@ bool run_sound(std::string_view name) {
     float_atomics<<<2, 64>>>(m.a);
   else if (name == "compare_and_swap")
     compare_and_swap<<<2, 64>>>(reinterpret_cast<unsigned*>(m.flags));
+  else if (name == "block_fences")
+    block_fences<<<1, 64>>>(m.a, m.flags, m.flags + 1, m.b);
+  else if (name == "copied_tile_sent_on")
+    copied_tile_sent_on<<<1, 32>>>(m.a, m.b);
   else if (name == "wgmma_tile_replaced")
     wgmma_tile_replaced<<<1, 160>>>(m.a);
   else if (name == "producer_and_consumer")

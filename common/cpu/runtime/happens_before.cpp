@@ -10,9 +10,13 @@ Running running;
 
 namespace {
 
-// What was made known by atomic and volatile stores to each address.
-std::unordered_map<const void*, Knowledge>& released() {
-  static auto& instance = *new std::unordered_map<const void*, Knowledge>;
+// What was made known by atomic and volatile stores to an address: to all, and to each block.
+struct Released {
+  Knowledge to_all;
+  std::unordered_map<uint32_t, Knowledge> to_block;
+};
+std::unordered_map<const void*, Released>& released() {
+  static auto& instance = *new std::unordered_map<const void*, Released>;
   return instance;
 }
 
@@ -104,16 +108,18 @@ Knowledge join(const Knowledge& a, const Knowledge& b) {
   return result;
 }
 
-bool is_known(uint32_t block, unsigned rank, uint32_t clock) {
-  const BlockTrace& mine = *running.block;
-  if (block == mine.number) {
-    if (clock < mine.floor) return true;
-    if (rank / kWarpSize == running.rank / kWarpSize &&
-        clock <= running.warp->lanes[running.lane][rank % kWarpSize])
+namespace {
+
+// Whether the running thread knows the access, if this is what it knows.
+bool is_in(uint32_t floor, const uint32_t (&lanes)[kWarpSize], const Knowledge& others,
+           uint32_t block, unsigned rank, uint32_t clock) {
+  if (block == running.block->number) {
+    if (clock < floor) return true;
+    if (rank / kWarpSize == running.rank / kWarpSize && clock <= lanes[rank % kWarpSize])
       return true;
   }
-  if (!running.thread->known) return false;
-  const KnownList& known = *running.thread->known;
+  if (!others) return false;
+  const KnownList& known = *others;
   for (uint16_t key : {static_cast<uint16_t>(rank), kAllThreads}) {
     Known wanted{block, key, 0};
     auto found = std::lower_bound(known.begin(), known.end(), wanted, precedes);
@@ -124,6 +130,13 @@ bool is_known(uint32_t block, unsigned rank, uint32_t clock) {
   return false;
 }
 
+}  // namespace
+
+bool is_known(uint32_t block, unsigned rank, uint32_t clock) {
+  return is_in(running.block->floor, running.warp->lanes[running.lane], running.thread->known,
+               block, rank, clock);
+}
+
 // ------------------------------------------------------------------ threads meet
 
 void begin_clocks(BlockTrace& block) {
@@ -132,7 +145,10 @@ void begin_clocks(BlockTrace& block) {
   block.warps.resize(block.block->warps.size());
   for (ThreadTrace& thread : block.threads) {
     thread.clock = 1;
-    thread.known = thread.fenced = nullptr;
+    thread.known = nullptr;
+    thread.fenced.fill(nullptr);
+    thread.engine_fences.clear();
+    thread.known_to_engine = {};
   }
   for (WarpTrace& warp : block.warps) memset(warp.lanes, 0, sizeof warp.lanes);
   forget_barriers(block.block, block.block + 1);  // its named barriers
@@ -140,27 +156,49 @@ void begin_clocks(BlockTrace& block) {
 
 namespace {
 
+// What threads that meet have known and fenced, which all of them do from then on.
+class Meeting {
+ public:
+  void add(const ThreadTrace& thread) {
+    add_part(known_, thread.known);
+    for (unsigned reach = 0; reach < kReaches; ++reach)
+      add_part(fenced_[reach], thread.fenced[reach]);
+  }
+  void add(const Knowledge& known) { add_part(known_, known); }
+  void end() {
+    known_ = {join_all(known_)};
+    for (auto& parts : fenced_) parts = {join_all(parts)};
+  }
+  void tell(ThreadTrace& thread) const {
+    if (thread.known != known_[0]) thread.known = known_[0];
+    for (unsigned reach = 0; reach < kReaches; ++reach)
+      if (thread.fenced[reach] != fenced_[reach][0]) thread.fenced[reach] = fenced_[reach][0];
+  }
+
+ private:
+  std::vector<Knowledge> known_;
+  std::array<std::vector<Knowledge>, kReaches> fenced_;
+};
+
 // All threads of these blocks have met.
 void meet(const std::vector<BlockTrace*>& blocks) {
-  std::vector<Knowledge> known, fenced;
+  Meeting meeting;
   for (BlockTrace* block : blocks) {
     uint32_t latest = block->floor;
     for (ThreadTrace& thread : block->threads) {
       latest = std::max(latest, thread.clock);
-      add_part(known, thread.known);
-      add_part(fenced, thread.fenced);
+      meeting.add(thread);
     }
     block->floor = latest + 1;
     if (blocks.size() > 1)
-      add_part(known, std::make_shared<KnownList>(
-                          KnownList{{block->number, kAllThreads, block->floor - 1}}));
+      meeting.add(
+          std::make_shared<KnownList>(KnownList{{block->number, kAllThreads, block->floor - 1}}));
   }
-  Knowledge all_known = join_all(known), all_fenced = join_all(fenced);
+  meeting.end();
   for (BlockTrace* block : blocks) {
     for (ThreadTrace& thread : block->threads) {
       thread.clock = block->floor;
-      thread.known = all_known;
-      thread.fenced = all_fenced;
+      meeting.tell(thread);
     }
   }
 }
@@ -182,22 +220,20 @@ void meet_warp(Thread* lanes, uint32_t which) {
   unsigned first = rank_of(lanes[0]);
   WarpTrace& warp = block.warps[first / kWarpSize];
   alignas(32) uint32_t joined[kWarpSize] = {};
-  std::vector<Knowledge> known, fenced;
+  Meeting meeting;
   for (uint32_t left = which; left; left &= left - 1) {
     unsigned lane = static_cast<unsigned>(__builtin_ctz(left));
     ThreadTrace& thread = block.threads[first + lane];
     warp.lanes[lane][lane] = thread.clock++;
     for (unsigned i = 0; i < kWarpSize; ++i) joined[i] = std::max(joined[i], warp.lanes[lane][i]);
-    add_part(known, thread.known);
-    add_part(fenced, thread.fenced);
+    meeting.add(thread);
   }
-  Knowledge all_known = join_all(known), all_fenced = join_all(fenced);
+  meeting.end();
   for (uint32_t left = which; left; left &= left - 1) {
     unsigned lane = static_cast<unsigned>(__builtin_ctz(left));
     ThreadTrace& thread = block.threads[first + lane];
     memcpy(warp.lanes[lane], joined, sizeof joined);
-    if (thread.known != all_known) thread.known = all_known;
-    if (thread.fenced != all_fenced) thread.fenced = all_fenced;
+    meeting.tell(thread);
   }
 }
 
@@ -249,22 +285,58 @@ uint32_t clock_of_current() {
 
 // What was done before a fence is known to whoever sees a later atomic or volatile store. Seeing it
 // is enough: the fence that the reader needs, too, is not asked for.
-void fence() {
-  running.thread->fenced = snapshot(*running.block, running.rank);
+void fence(Reach reach) {
+  auto& fenced = running.thread->fenced;
+  fenced[kBlock] = snapshot(*running.block, running.rank);
+  if (reach == kDevice) fenced[kDevice] = fenced[kBlock];
   ++running.thread->clock;
 }
 
 void released_at(const void* address, bool replaces) {
-  const Knowledge& fenced = running.thread->fenced;
-  if (!fenced && !replaces) return;  // as most atomics: they only count
-  Knowledge& here = released()[address];
-  here = replaces ? fenced : join(here, fenced);
+  const auto& fenced = running.thread->fenced;
+  if (!fenced[kBlock] && !replaces) return;  // as most atomics: they only count
+  Released& here = released()[address];
+  if (replaces) here = {};
+  here.to_all = join(here.to_all, fenced[kDevice]);
+  if (fenced[kBlock] == fenced[kDevice]) return;
+  Knowledge& to_block = here.to_block[running.block->number];
+  to_block = join(to_block, fenced[kBlock]);
 }
 
 void acquired_at(const void* address) {
   auto found = released().find(address);
+  if (found == released().end()) return;
+  Knowledge& known = running.thread->known;
+  known = join(known, found->second.to_all);
+  auto to_block = found->second.to_block.find(running.block->number);
+  if (to_block != found->second.to_block.end()) known = join(known, to_block->second);
+}
+
+void fence_for_engine() {
   ThreadTrace& thread = *running.thread;
-  if (found != released().end()) thread.known = join(thread.known, found->second);
+  thread.engine_fences.push_back(thread.clock++);
+  auto& seen = thread.known_to_engine;
+  seen.floor = running.block->floor;
+  memcpy(seen.lanes, running.warp->lanes[running.lane], sizeof seen.lanes);
+  seen.known = thread.known;
+}
+
+bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock) {
+  const auto& seen = running.thread->known_to_engine;
+  if (is_in(seen.floor, seen.lanes, seen.known, block, rank, clock)) return true;
+  const BlockTrace* writer = running.block;
+  if (block != writer->number) {
+    const Cluster& cluster = *writer->block->cluster;  // else it could not write here
+    auto other =
+        std::find_if(cluster.blocks.begin(), cluster.blocks.end(),
+                     [=](const ResidentBlock* one) { return one->trace->number == block; });
+    writer = (*other)->trace.get();
+  }
+  const auto& fences = writer->threads[rank].engine_fences;
+  auto after = std::lower_bound(fences.begin(), fences.end(), clock);
+  if (after == fences.end()) return false;
+  bool mine = writer == running.block && rank == running.rank;
+  return mine || is_known(block, rank, *after);
 }
 
 void forget_released() {

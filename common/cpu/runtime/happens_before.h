@@ -30,10 +30,22 @@ using Knowledge = std::shared_ptr<const KnownList>;
 
 Knowledge join(const Knowledge& a, const Knowledge& b);
 
+// How far a fence reaches. What reaches the device reaches the block.
+enum Reach : unsigned { kBlock, kDevice };
+constexpr unsigned kReaches = 2;
+
 struct ThreadTrace {
   uint32_t clock;
   Knowledge known;
-  Knowledge fenced;                  // what an atomic or volatile store of this thread makes known
+  // What an atomic or volatile store of this thread makes known, by the reach of its fences.
+  std::array<Knowledge, kReaches> fenced;
+  // Its fences for the copy engine: their clocks, and what it knew at the last one.
+  std::vector<uint32_t> engine_fences;
+  struct {
+    uint32_t floor;
+    uint32_t lanes[kWarpSize];
+    Knowledge known;
+  } known_to_engine;
   std::vector<const void*> callers;  // of the functions that it is in
   uintptr_t read_address = 0;        // of its latest plain read, and where that stands
   uint32_t read_site = 0;
@@ -78,7 +90,11 @@ extern Running running;
 // Whether the running thread knows the access of thread `rank` of block `block` at its `clock`.
 bool is_known(uint32_t block, unsigned rank, uint32_t clock);
 
-void fence();
+void fence(Reach reach);
+void fence_for_engine();
+// Whether a fence for the copy engine lies on the way from a store of a thread to the running one:
+// the former's, if the latter knows of it, or the latter's, if it knew of the store.
+bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock);
 // An atomic access to an address, or a volatile one that counts as such.
 void released_at(const void* address, bool replaces);
 void acquired_at(const void* address);

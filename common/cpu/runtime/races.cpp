@@ -22,6 +22,7 @@ struct Past {
   uint8_t size : 3;  // log2 of the bytes that it touched
   uint8_t pending : 1;
   uint8_t is_volatile : 1;
+  uint8_t copied : 1;  // written by something asynchronous
 };
 static_assert(sizeof(Past) == 16);
 constexpr unsigned kPasts = 4;
@@ -50,7 +51,7 @@ struct Place {
   uint32_t bytes;
 };
 struct Finding {
-  const char* what;  // "race", "copy" (of what is under way), "unwritten"
+  const char* what;  // "race", "copy" (of what is under way), "fence", "unwritten"
   uint32_t kernel;
   dim3 block_shape, grid;
   Space space;
@@ -131,6 +132,10 @@ unsigned log2_of(uint32_t bytes) {
   return std::min(7u, 31u - static_cast<unsigned>(__builtin_clz(bytes)));
 }
 
+Place place_of(const Past& past) {
+  return {past.site, past.block, past.rank, static_cast<Kind>(past.kind), 1u << past.size};
+}
+
 // Notes the access in one cell, after a look at those before it. False if it raced.
 bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
   constexpr auto kRead = static_cast<uint8_t>(Kind::kRead);
@@ -157,8 +162,13 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     if (!known && !harmless && past.mask & mask) {
       // Who does not even know of its start needs more than a wait.
       bool lacks_wait = past.pending && (past.kind != kRead || start_known);
-      report(lacks_wait ? "copy" : "race", access,
-             {past.site, past.block, past.rank, static_cast<Kind>(past.kind), 1u << past.size});
+      report(lacks_wait ? "copy" : "race", access, place_of(past));
+      good = false;
+    }
+    bool stored = past.kind != kRead && !past.copied;
+    if (known && stored && reads && access.by_engine && access.space == Space::kShared &&
+        past.mask & mask && !is_fenced_for_engine(past.block, past.rank, past.clock)) {
+      report("fence", access, place_of(past));
       good = false;
     }
     // What this access makes out of date: whoever races with that races with this access as well.
@@ -186,7 +196,8 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
                        static_cast<uint8_t>(access.kind),
                        static_cast<uint8_t>(log2_of(access.bytes)),
                        access.is_pending,
-                       access.is_volatile};
+                       access.is_volatile,
+                       access.is_pending};
   return good;
 }
 

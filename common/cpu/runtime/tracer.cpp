@@ -342,7 +342,13 @@ void trace_write(const void* address, size_t bytes, Site site) {
   trace::access_by_runtime(address, bytes, trace::Kind::kWrite, site);
 }
 void trace_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence();
+  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence(trace::kDevice);
+}
+void trace_block_fence() {
+  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence(trace::kBlock);
+}
+void trace_engine_fence() {
+  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_for_engine();
 }
 bool trace_constants(const void* begin, const void* end) {
   auto bytes = static_cast<const char*>(end) - static_cast<const char*>(begin);

@@ -11,9 +11,11 @@ namespace ptx {
 
 // Makes what this thread wrote to shared memory, an mbarrier's initialisation included, visible to
 // the copy engine. Between mbarrier_init and the first copy_bulk, and wherever stores are followed
-// by a copy. Nothing on the CPU; a trap before sm_90. PTX: fence.proxy.async.shared::cta;
+// by a copy. On the CPU only the tracer asks for it; a trap before sm_90.
+// PTX: fence.proxy.async.shared::cta;
 __device__ __forceinline__ void fence_for_copy_engine() {
 #ifdef CUDA_ON_CPU
+  cudacpu::trace_engine_fence();
 #elif __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #else

@@ -69,7 +69,7 @@ inline int __syncthreads_or(int predicate, CUDACPU_HERE) {
 // A block runs on one OS thread, so its own threads always see each other's writes in order; a grid
 // runs on several.
 inline void __threadfence_block() {
-  cudacpu::trace_fence();
+  cudacpu::trace_block_fence();
   __asm__ volatile("" ::: "memory");
 }
 inline void __threadfence() {

@@ -12,7 +12,10 @@ namespace cudacpu {
 // An access that the runtime makes for the running thread, and that the compiler does not see.
 void trace_read(const void* address, size_t bytes, Site site);
 void trace_write(const void* address, size_t bytes, Site site);
+// Fences: for all threads of the device, for those of the block, for the copy engine.
 void trace_fence();
+void trace_block_fence();
+void trace_engine_fence();
 
 // __constant__ variables are one section, which each library makes known.
 bool trace_constants(const void* begin, const void* end);
@@ -34,6 +37,8 @@ namespace cudacpu {
 inline void trace_read(const void*, size_t, Site) {}
 inline void trace_write(const void*, size_t, Site) {}
 inline void trace_fence() {}
+inline void trace_block_fence() {}
+inline void trace_engine_fence() {}
 }  // namespace cudacpu
 
 #endif
