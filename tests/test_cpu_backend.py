@@ -155,6 +155,11 @@ def test_threads_that_wait_for_each_other(call: Call) -> None:
     assert out[3].item() == 1
 
 
+def test_loops_that_wait_and_count(call: Call) -> None:
+    out = call("wait_loops", torch.zeros(64, dtype=torch.int32))
+    assert out[32:56].tolist() == list(range(1, 25))  # each block after the one before
+
+
 def test_vectors_and_constant_memory(call: Call) -> None:
     x = torch.randn(1000, 4)
     want = x * torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -305,6 +310,7 @@ FAULTS = {
     "trapped": (10, r"__trap\(\) was called"),
     "failed_assertion": (11, "assertion failed in failed_assertion: .*too small"),
     "spin_on_memory": (12, "no thread gets on"),
+    "spin_and_count": (23, "no thread gets on"),
     "spin_on_lock": (13, "no thread gets on"),
     "endless_loop": (14, "did not finish within 1 s"),
     "abandoned_owner": (15, r"__trap\(\) was called"),

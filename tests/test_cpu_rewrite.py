@@ -206,9 +206,78 @@ def test_loops_that_wait_give_way() -> None:
         " do { y(); } while (*x); do z(); while (*x); while (*x) y(); }\n"
         "void host() { while (wait()); }"
     )
-    assert got.count("::cudacpu::spin_wait();") == 2
-    assert "while (*x == 0){ ::cudacpu::spin_wait(); }" in got
-    assert "while (*x == 1) { ::cudacpu::spin_wait(); }" in got
+    spin = "::cudacpu::spin_wait()"
+    assert got.count(spin) == 5
+    assert f"while ((*x == 0) && {spin});" in got
+    assert f"while ((*x == 1) && {spin}) {{}}" in got
+    assert f"do {{ y(); }} while ((*x) && {spin}); do z(); while ((*x) && {spin});" in got
+    assert f"while ((*x) && {spin}) y();" in got
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while (*flag == 0) { ++n; }",
+        "while (*flag == 0) if (++n > 5) n = 0; else --n;",
+        "while (!done) continue;",
+        "while (look(p) == 0) ++n;",
+        "while (local == 0) local = *flag;",
+        "while (*(volatile int*)p == 0) { n += 2; }",
+        "while (__ldcv(p) == 0) { __nanosleep(20); }",
+        "while (true) { if (*flag) break; }",
+        "for (;;) { if (*flag) break; ++n; }",
+        "for (;; ++n) { int v = *flag; if (v) { n = v; return; } }",
+        "for (int i = 0; view[i] == 0; ++n) {}",
+        "do { local = *flag; } while (local == 0);",
+        "do ++n; while (*flag == 0);",
+    ],
+)
+def test_a_loop_that_only_reads_gives_way(loop: str) -> None:
+    assert _in_waiting_kernel(loop).count("spin_wait()") == 1
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for (int i = 0; i < n; ++i) n += flag[i];",  # not what ends it
+        "for (int i = 0; *flag == 0; ++i) p[i] = i;",  # these write
+        "while (*flag == 0) *p = 1;",
+        "while (*flag == 0) p[0] += 1;",
+        "while (*flag == 0) { ++p[0]; }",
+        "while (*flag == 0) ++*p;",
+        "while (*flag == 0) s->x = 1;",
+        "while (n < 5) { ++n; if (n == 3) break; }",
+        "do { ++n; } while (n < 5);",
+        "for (int v : values) if (v == n) break;",
+        "while (*flag == 0) (*p)++;",
+        "while (*flag == 0) p[2]--;",
+    ],
+)
+def test_a_loop_that_does_something_does_not(loop: str) -> None:
+    assert "spin_wait()" not in _in_waiting_kernel(loop)
+
+
+def _in_waiting_kernel(loop: str) -> str:
+    return _rewritten(
+        "__device__ int look(const int* word) { return *static_cast<const volatile int*>(word); }\n"
+        "__device__ volatile bool done;\n"
+        "__global__ void f(volatile int* flag, int* p, S* s, int n) {\n"
+        "  auto* view = (volatile int*)p; int local = 0;\n"
+        f"  {loop}\n}}\n"
+        "void host(volatile int* flag, int n) { while (*flag == 0) ++n; }"
+    )
+
+
+def test_a_header_s_function_that_reads_what_is_volatile(tmp_path: Path) -> None:
+    (tmp_path / "look.cuh").write_text(
+        "__device__ int look(const volatile int* word) noexcept { return *word; }"
+    )
+    source = tmp_path / "a.cu"
+    source.write_text(
+        '#include "look.cuh"\n__global__ void f(int* p, int n) { while (look(p) == 0) ++n; }'
+    )
+    output = rewrite_tree(source, tmp_path / "out", [tmp_path])
+    assert "while ((look(p) == 0) && ::cudacpu::spin_wait()) ++n;" in output.read_text()
 
 
 def test_branches_that_each_open_a_brace() -> None:

@@ -22,7 +22,10 @@ HEADERS: Final = tuple(sorted(path for path in INCLUDE_DIR.rglob("*") if path.is
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *HEADERS,
-    *(_HERE / name for name in ("rewrite.py", "lexer.py", "features.py", "backend.py")),
+    *(
+        _HERE / name
+        for name in ("rewrite.py", "lexer.py", "waiting_loops.py", "features.py", "backend.py")
+    ),
     _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
 )
 

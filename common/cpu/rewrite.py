@@ -10,16 +10,17 @@ its number and every compiler message points into the `.cu`:
     __global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
 
 Besides, operators registered for CUDA become operators for the CPU, `printf` becomes one that works
-from a kernel, and an empty `while` that waits for another thread lets that thread run. What the
-backend does not have is refused here, with its file and line (features.py).
+from a kernel, and a loop that waits for another thread lets that thread run (waiting_loops.py).
+What the backend does not have is refused here, with its file and line (features.py).
 """
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.cpu import features
+from common.cpu import features, waiting_loops
 from common.cpu.lexer import Token, directives, tokenize
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -81,7 +82,7 @@ def rewrite(text: str, filename: str) -> str:
     Line numbers stay, and compiler messages name `filename`. Raises RewriteError for a feature that
     the backend does not have.
     """
-    return _File(text, filename, includes={}, declared=set()).output()
+    return _File(text, filename, includes={}, project=_Names()).output()
 
 
 def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path]) -> Path:
@@ -95,6 +96,14 @@ def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path]) -> Path:
     return tree.add(source.resolve(), is_source=True)
 
 
+@dataclass(slots=True)
+class _Names:
+    """Functions of the files rewritten so far, for those that include them."""
+
+    declared: set[str] = field(default_factory=set)  # with CUDA-like names
+    volatile_readers: set[str] = field(default_factory=set)  # see waiting_loops
+
+
 class _Tree:
     """A source and the headers that it reaches, each rewritten once."""
 
@@ -102,7 +111,7 @@ class _Tree:
         self.out_dir = out_dir
         self.roots = roots
         self.outputs: dict[Path, Path] = {}
-        self.declared: set[str] = set()  # functions with CUDA-like names that the project defines
+        self.project = _Names()
 
     def add(self, path: Path, *, is_source: bool = False) -> Path:
         if path in self.outputs:
@@ -115,7 +124,7 @@ class _Tree:
             found = self._find(name, path.parent)
             if found is not None:
                 includes[name] = self.add(found).as_posix()
-        rewritten = _File(text, str(path), includes, self.declared).output()
+        rewritten = _File(text, str(path), includes, self.project).output()
         output.parent.mkdir(parents=True, exist_ok=True)
         if not output.exists() or output.read_text(encoding="utf-8") != rewritten:
             output.write_text(rewritten, encoding="utf-8")
@@ -155,11 +164,11 @@ class _File:
     """One file's tokens and the edits to them."""
 
     def __init__(
-        self, text: str, filename: str, includes: Mapping[str, str], declared: set[str]
+        self, text: str, filename: str, includes: Mapping[str, str], project: _Names
     ) -> None:
         self.filename = filename
         self.tokens = tokenize(text)
-        self.declared = declared
+        self.project = project
         self.before: dict[int, str] = {}
         self.after: dict[int, str] = {}
         self.instead: dict[int, str] = {}
@@ -174,7 +183,7 @@ class _File:
             self._edit_shared(stream)
             self._edit_launches(stream)
         self._edit_kernels(streams[0])
-        self._edit_spin_loops(streams[0])
+        self._edit_waiting_loops(streams[0])
 
     def output(self) -> str:
         parts = [f'#line 1 "{self.filename}"\n']
@@ -365,13 +374,13 @@ class _File:
         """Notes functions and macros that the project defines under a CUDA-like name."""
         tokens = stream.tokens
         if stream.is_macro:
-            self.declared.add(tokens[0].text)
+            self.project.declared.add(tokens[0].text)
             return
         for p in range(1, len(tokens) - 1):
             if tokens[p].is_word() and tokens[p].text.startswith("cu") and tokens[p + 1].is_op("("):
                 before = tokens[p - 1]
                 if before.is_word() and before.text not in _STATEMENT_WORDS:
-                    self.declared.add(tokens[p].text)
+                    self.project.declared.add(tokens[p].text)
 
     def _refuse_missing(self, stream: _Stream) -> None:
         tokens = stream.tokens
@@ -394,7 +403,7 @@ class _File:
             reason = features.missing_name(
                 token.text, called=following.is_op("("), template=following.is_op("<")
             )
-            if reason is not None and token.text not in self.declared:
+            if reason is not None and token.text not in self.project.declared:
                 raise self.error(token, reason)
 
     def _replace_names(self, stream: _Stream) -> None:
@@ -753,31 +762,59 @@ class _File:
             names.append(last.text + ("..." if tokens[q - 2].is_op(".") else ""))
         return names
 
-    def _edit_spin_loops(self, stream: _Stream) -> None:
-        """Lets `while (flag is not set) {}` in device code give way to the thread that sets it."""
-        tokens, indices = stream.tokens, stream.indices
+    # Loops that wait -----------------------------------------------------------------------------
+
+    def _edit_waiting_loops(self, stream: _Stream) -> None:
+        """Lets loops in device code that wait for another thread give way to it."""
+        tokens = stream.tokens
+        names = waiting_loops.volatile_names(tokens)
+        bodies = (
+            scope.start
+            for outer, scope in itertools.pairwise(stream.scopes)
+            if scope is not None and scope.in_function and not (outer and outer.in_function)
+        )
+        readers = self.project.volatile_readers
+        readers |= waiting_loops.volatile_readers(tokens, bodies, names, readers)
+        ends_of_do_loops = set()
         for p, token in enumerate(tokens):
             scope = stream.scopes[p]
-            if not token.is_word("while") or scope is None or not scope.on_device:
+            if not token.is_word("while", "do", "for") or scope is None or not scope.on_device:
                 continue
-            if self._ends_do_loop(tokens, p) or not tokens[p + 1].is_op("("):
+            loop = waiting_loops.loop_at(tokens, p)
+            if loop is None or p in ends_of_do_loops:
                 continue
-            q = self._forward(tokens, p + 1) + 1
-            if tokens[q].is_op(";"):
-                self.instead[indices[q]] = "{ ::cudacpu::spin_wait(); }"
-            elif tokens[q].is_op("{") and tokens[q + 1].is_op("}"):
-                self.after[indices[q]] = " ::cudacpu::spin_wait(); "
+            if loop.kind == "do":
+                ends_of_do_loops.add(loop.condition[0] - 2)
+            if waiting_loops.waits(tokens, loop, names, readers):
+                self._give_way(stream, loop)
 
-    def _ends_do_loop(self, tokens: Sequence[Token], p: int) -> bool:
-        """Whether the `while` at p is the end of a do-while."""
-        if tokens[p - 1].is_op("}"):
-            return tokens[self._backward(tokens, p - 1) - 1].is_word("do")
-        if tokens[p - 1].is_op(";"):
-            q = p - 2
-            while q > 0 and not tokens[q].is_op(";", "{", "}"):
-                q -= 1
-            return tokens[q + 1].is_word("do")
-        return False
+    def _give_way(self, stream: _Stream, loop: waiting_loops.Loop) -> None:
+        """Adds a call between one trip of the loop and the next."""
+        tokens, indices = stream.tokens, stream.indices
+        begin, end = loop.condition
+        body = loop.body[0]
+        if loop.kind == "for":
+            separator = "" if tokens[loop.step - 1].is_op(";") else ", "
+            self._insert_before(indices[loop.step], f"{separator}::cudacpu::spin_wait()")
+        elif [t.text for t in tokens[begin:end]] in (["true"], ["1"]) and tokens[body].is_op("{"):
+            # A condition that is not constant would give the loop an end, and warnings.
+            self.after[indices[body]] = " ::cudacpu::spin_wait();"
+        elif not any(t.is_op("=") for t in self._outer(tokens, begin, end)):
+            # (A variable that is declared in the condition cannot be put into parentheses.)
+            self._insert_before(indices[begin], "(")
+            self._insert_before(indices[end], ") && ::cudacpu::spin_wait()")
+
+    def _insert_before(self, index: int, text: str) -> None:
+        self.before[index] = text + self.before.get(index, "")
+
+    def _outer(self, tokens: Sequence[Token], begin: int, end: int) -> list[Token]:
+        """The tokens that no bracket encloses."""
+        found = []
+        p = begin
+        while p < end:
+            found.append(tokens[p])
+            p = self._forward(tokens, p) + 1 if tokens[p].is_op("(", "[", "{") else p + 1
+        return found
 
 
 def _flat(tokens: Sequence[Token]) -> str:

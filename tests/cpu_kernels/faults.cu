@@ -64,6 +64,12 @@ __global__ void failed_assertion(float* x) {
 __global__ void spin_on_memory(volatile int* flag) {
   while (*flag == 0);  // line: spin_on_memory
 }
+__global__ void spin_and_count(volatile int* flag) {
+  int trips = 0;
+  do {
+    ++trips;
+  } while (*flag == 0);  // line: spin_and_count
+}
 __global__ void spin_on_lock(int* lock) {
   while (atomicCAS(lock, 1, 0) != 1) {  // line: spin_on_lock
   }
@@ -176,6 +182,9 @@ void run(Tensor x, int64_t which) {
       break;
     case 20:
       escaped_exception<<<1, 32>>>(p);
+      break;
+    case 23:
+      spin_and_count<<<2, 32>>>(i);
       break;
     case 22:
       take_turns<<<4, 8>>>(i);

@@ -422,6 +422,66 @@ __global__ void nanosleep_kernel(volatile int* flag, int* out) {
     *flag = 1;
   }
 }
+// Each block waits for the one before, in a loop of another form, and counts trips meanwhile.
+__device__ int look(const int* word) {
+  return *static_cast<const volatile int*>(word);
+}
+__global__ void loops_kernel(volatile int* flags, int* order) {
+  int block = static_cast<int>(blockIdx.x), trips = 0;
+  int* before = const_cast<int*>(flags) + block - 1;
+  if (block > 0) {
+    switch (block % 8) {
+      case 0:
+        while (flags[block - 1] == 0) {
+          ++trips;
+        }
+        break;
+      case 1:
+        while (look(before) == 0) trips += 2;
+        break;
+      case 2:
+        do {
+          ++trips;
+        } while (*(volatile int*)before == 0);
+        break;
+      case 3: {
+        int seen;
+        do {
+          seen = flags[block - 1];
+        } while (!seen);
+        break;
+      }
+      case 4:
+        for (;;) {
+          if (flags[block - 1]) break;
+          ++trips;
+        }
+        break;
+      case 5:
+        for (trips = 1; __ldcv(before) == 0; ++trips);
+        break;
+      case 6:
+        while (true) {
+          int seen = look(before);
+          if (seen != 0) break;
+        }
+        break;
+      default:
+        do {
+        } while (!flags[block - 1]);
+    }
+  }
+  __threadfence();
+  order[block] = (block > 0 ? order[block - 1] + 1 : 1) + (trips < 0);
+  __threadfence();
+  flags[block] = 1;
+}
+Tensor wait_loops(Tensor zeros) {
+  int* p = static_cast<int*>(zeros.data_ptr());
+  loops_kernel<<<24, 1>>>(p, p + 32);
+  check_launch("wait_loops");
+  return zeros;
+}
 Tensor waits(Tensor zeros) {
   int* p = static_cast<int*>(zeros.data_ptr());
   lock_kernel<<<16, 64>>>(p, p + 1);
@@ -818,6 +878,7 @@ STABLE_TORCH_LIBRARY(test_features, m) {
   m.def("diverge(Tensor(a!) counter) -> Tensor");
   m.def("atomics(Tensor like) -> ()");
   m.def("waits(Tensor(a!) zeros) -> Tensor");
+  m.def("wait_loops(Tensor(a!) zeros) -> Tensor");
   m.def("vectors(Tensor x) -> Tensor");
   m.def("math(Tensor x) -> Tensor");
   m.def("bits(Tensor like) -> Tensor");
@@ -844,6 +905,7 @@ STABLE_TORCH_LIBRARY_IMPL(test_features, CUDA, m) {
   m.impl("votes", TORCH_BOX(&votes));
   m.impl("diverge", TORCH_BOX(&diverge));
   m.impl("waits", TORCH_BOX(&waits));
+  m.impl("wait_loops", TORCH_BOX(&wait_loops));
   m.impl("vectors", TORCH_BOX(&vectors));
   m.impl("math", TORCH_BOX(&math));
   m.impl("half_math", TORCH_BOX(&half_math));

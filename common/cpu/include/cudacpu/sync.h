@@ -41,9 +41,10 @@ bool launched_cooperatively();
 // The caller finds that another thread has to act first: that thread gets its turn.
 void poll(const char* what, Site site);
 
-// The same from an empty `while` in the user's code.
-inline void spin_wait(CUDACPU_HERE) {
+// The same between two trips of a loop in the user's code that waits (waiting_loops.py). True.
+inline bool spin_wait(CUDACPU_HERE) {
   poll("a loop that waits for another thread", {file, line});
+  return true;
 }
 
 void nanosleep(unsigned nanoseconds, Site site);
