@@ -1,5 +1,5 @@
-// What nearly every day includes, compiled once and kept in the cache: with it, a day takes half the
-// time (build_prelude in common/build.py).
+// What nearly every day includes, compiled once and kept in the cache: with it, a day takes half
+// the time (build_prelude in common/build.py).
 #pragma once
 
 #include <cuda_bf16.h>
