@@ -40,7 +40,7 @@ MISSING = {
     *("__prof_trigger", "__pm0", "__pm1", "__pm2", "__pm3", "fdivide", "dmul", "dadd", "dsub"),
     *("double2int", "double2uint", "double2ll", "double2ull", "ll2double", "ull2double"),
     *("int2double", "uint2double", "float2double", "__barrier_sync", "__barrier_sync_count"),
-    *("__uni_sync", "__isLocal"),
+    "__uni_sync",
 }
 
 
@@ -252,3 +252,10 @@ def test_loads_and_stores_with_a_hint(call: Call, size: int) -> None:
 def test_a_kernel_that_may_begin_early(call: Call, by_name: bool) -> None:
     x = torch.randn(10_000)
     assert call("early", x, by_name).equal(2 * x + 1)
+
+
+# ---------------------------------------------------------------- kinds of memory
+
+
+def test_kinds_of_memory(call: Call) -> None:
+    assert call("kinds", torch.zeros(1)).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]

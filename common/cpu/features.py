@@ -19,7 +19,7 @@ _RUNTIME_API = """
     cudaMallocPitch cudaMemcpy cudaMemcpyAsync cudaMemcpy2D cudaMemcpy2DAsync cudaMemset
     cudaMemsetAsync cudaMemset2D cudaMemset2DAsync cudaMemcpyToSymbol cudaMemcpyFromSymbol
     cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync cudaGetSymbolAddress cudaGetSymbolSize
-    cudaPointerGetAttributes
+    cudaPointerGetAttributes cudaMemPrefetchAsync cudaMemAdvise
     cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
     cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaStreamGetPriority
     cudaStreamGetFlags cudaStreamAddCallback cudaLaunchHostFunc cudaStreamIsCapturing

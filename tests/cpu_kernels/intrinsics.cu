@@ -261,9 +261,30 @@ Tensor early(Tensor x, bool by_name) {
   return y;
 }
 
+// ---------------------------------------------------------------- kinds of memory
+
+// For each: is it shared, global, local?
+__global__ void kinds_kernel(int* out) {
+  __shared__ int shared[4];
+  int local = 5;
+  const void* pointers[] = {shared, out, &local};
+  for (int i = 0; i < 3; ++i) {
+    out[3 * i] = __isShared(pointers[i]) != 0;
+    out[3 * i + 1] = __isGlobal(pointers[i]) != 0;
+    out[3 * i + 2] = __isLocal(pointers[i]) != 0;
+  }
+}
+Tensor kinds(Tensor like) {
+  Tensor out = torch::stable::new_empty(like, {3, 3}, ScalarType::Int);
+  kinds_kernel<<<1, 1, 0, current_stream(like)>>>(mutable_data<int>(out));
+  check_launch("kinds");
+  return out;
+}
+
 // The build for the CPU defines the operators; the one for a GPU adds its functions to them.
 #ifdef CUDA_ON_CPU
 STABLE_TORCH_LIBRARY(test_intrinsics, m) {
+  m.def("kinds(Tensor like) -> Tensor");
   m.def("simd(Tensor x, Tensor y) -> Tensor");
   m.def("dpx(Tensor x, Tensor y, Tensor z) -> Tensor");
   m.def("inverses(Tensor x) -> Tensor");
@@ -275,6 +296,7 @@ STABLE_TORCH_LIBRARY(test_intrinsics, m) {
 }
 #endif
 STABLE_TORCH_LIBRARY_IMPL(test_intrinsics, CUDA, m) {
+  m.impl("kinds", TORCH_BOX(&kinds));
   m.impl("simd", TORCH_BOX(&simd));
   m.impl("dpx", TORCH_BOX(&dpx));
   m.impl("inverses", TORCH_BOX(&inverses));

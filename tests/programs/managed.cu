@@ -14,6 +14,27 @@ int main() {
   float* x = nullptr;
   CHECK(cudaMallocManaged(&x, n * sizeof *x));
   for (int i = 0; i < n; ++i) x[i] = 1;
+  const cudaMemLocation device{cudaMemLocationTypeDevice, 0}, host{cudaMemLocationTypeHost, 0};
+  const cudaMemLocation no_device{cudaMemLocationTypeDevice, -3}, nowhere{};
+  const size_t bytes = n * sizeof *x;
+  float* plain = nullptr;
+  CHECK(cudaMalloc(&plain, bytes));
+  CHECK(cudaMemAdvise(x, bytes, cudaMemAdviseSetPreferredLocation, device));
+  CHECK(cudaMemAdvise(x, bytes, cudaMemAdviseSetReadMostly, nowhere));
+  CHECK(cudaMemPrefetchAsync(x, bytes, device, 0, nullptr));
+  CHECK(cudaMemPrefetchAsync(x + n / 2, bytes / 2, host, 0, nullptr));
+  bool refused =
+      cudaMemPrefetchAsync(x, bytes, no_device, 0, nullptr) == cudaErrorInvalidDevice &&
+      cudaMemPrefetchAsync(x, bytes, nowhere, 0, nullptr) == cudaErrorInvalidValue &&
+      cudaMemPrefetchAsync(x, bytes, device, 1, nullptr) == cudaErrorInvalidValue &&
+      cudaMemPrefetchAsync(x, 2 * bytes, device, 0, nullptr) == cudaErrorInvalidValue &&
+      cudaMemPrefetchAsync(x, 0, device, 0, nullptr) == cudaErrorInvalidValue &&
+      cudaMemPrefetchAsync(plain, bytes, device, 0, nullptr) == cudaErrorInvalidValue &&
+      cudaMemAdvise(x, bytes, cudaMemAdviseSetAccessedBy, nowhere) == cudaErrorInvalidValue &&
+      cudaMemAdvise(x, bytes, static_cast<cudaMemoryAdvise>(9), device) == cudaErrorInvalidValue;
+  if (!refused) return 2;
+  (void)cudaGetLastError();
+  CHECK(cudaFree(plain));
   cudaStream_t stream;
   cudaEvent_t start, end;
   CHECK(cudaStreamCreate(&stream));

@@ -100,6 +100,28 @@ cudaError_t fill(void* to, int value, size_t bytes) {
   return cudaSuccess;
 }
 
+// Whether the range is managed memory, and the location one where it could be.
+cudaError_t check_managed(const void* address, size_t bytes, cudaMemLocation location) {
+  switch (location.type) {
+    case cudaMemLocationTypeDevice:
+      if (location.id != 0) return set_error(cudaErrorInvalidDevice);
+      break;
+    case cudaMemLocationTypeHost:
+    case cudaMemLocationTypeHostNuma:
+    case cudaMemLocationTypeHostNumaCurrent:
+      break;
+    default:
+      return set_error(cudaErrorInvalidValue);
+  }
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  bool is_managed =
+      holder && holder->second.type == cudaMemoryTypeManaged && bytes > 0 &&
+      bytes <= holder->second.bytes -
+                   static_cast<size_t>(static_cast<const char*>(address) - holder->first);
+  return is_managed ? cudaSuccess : set_error(cudaErrorInvalidValue);
+}
+
 }  // namespace
 }  // namespace cudacpu
 
@@ -156,6 +178,33 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   if (!device || !host) return set_error(cudaErrorInvalidValue);
   *device = host;
   return cudaSuccess;
+}
+
+// Where managed memory is makes no difference here: these two only look at their arguments.
+cudaError_t cudaMemPrefetchAsync(const void* address, size_t bytes, cudaMemLocation location,
+                                 unsigned flags, cudaStream_t) {
+  if (flags != 0) return set_error(cudaErrorInvalidValue);
+  return check_managed(address, bytes, location);
+}
+cudaError_t cudaMemAdvise(const void* address, size_t bytes, cudaMemoryAdvise advice,
+                          cudaMemLocation location) {
+  switch (advice) {
+    case cudaMemAdviseSetReadMostly:
+    case cudaMemAdviseUnsetReadMostly:
+    case cudaMemAdviseUnsetPreferredLocation:
+      location = {cudaMemLocationTypeHost, 0};  // it is ignored
+      break;
+    case cudaMemAdviseSetAccessedBy:
+    case cudaMemAdviseUnsetAccessedBy:
+      if (location.type != cudaMemLocationTypeDevice && location.type != cudaMemLocationTypeHost)
+        return set_error(cudaErrorInvalidValue);
+      break;
+    case cudaMemAdviseSetPreferredLocation:
+      break;
+    default:
+      return set_error(cudaErrorInvalidValue);
+  }
+  return check_managed(address, bytes, location);
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {

@@ -536,6 +536,10 @@ void Worker::report_deadlock() {
   launch_->fail(Stop::kFailed, std::move(message));
 }
 
+bool is_local(const void* pointer) {
+  return worker && worker->fibers().top_of(pointer) != pointer;
+}
+
 unsigned smid() {
   return worker ? worker->number : 0;
 }

@@ -65,10 +65,13 @@ inline void* __cvta_shared_to_generic(size_t address) {
 inline unsigned __isShared(const void* pointer) {
   return __cvta_generic_to_shared(pointer) < 256 * 1024;
 }
-inline unsigned __isGlobal(const void* pointer) {
-  return !__isShared(pointer);
+inline unsigned __isLocal(const void* pointer) {
+  return cudacpu::is_local(pointer);
 }
-// Global memory, constants and locals share one address space with everything else here.
+inline unsigned __isGlobal(const void* pointer) {
+  return !__isShared(pointer) && !__isLocal(pointer);
+}
+// Constants share one address space with global memory here.
 inline unsigned __isConstant(const void*) {
   return 0;
 }
