@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +90,24 @@ def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str
         command += ["-cudart", "shared", f"-L{build.link_directory(platform.toolkit)}"]
         libraries += ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={TORCH / 'lib'}"]
     return [*command, *_flags(platform), *includes, "-o", str(out), *libraries]
+
+
+def names_line(message: str, name: str, marker: str) -> bool:
+    """Whether the message names the line of `<name>.cu` that ends in "// line: <marker>"."""
+    lines = source(name).read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if f"// line: {marker}" in text)
+    return re.search(rf"\b{name}\.cu:{line}\b", message) is not None
+
+
+def best_of_three(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of three calls, after one that does not count."""
+    call()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 class Libraries:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.cpu import backend
-from tests.kernel_files import Call, source
+from tests.kernel_files import Call, names_line
 
 KERNELS = "cluster"
 OPS = torch.ops.test_cluster
@@ -153,10 +153,7 @@ def test_a_mistake_is_named(operators: object, which: int) -> None:
     with pytest.raises(RuntimeError, match=message) as caught:
         OPS.mistake(torch.empty(0), which)
     assert re.search(r"block \([01],0,0\) thread \(\d+,0,0\)", str(caught.value))
-    if marker:
-        lines = source(KERNELS).read_text().splitlines()
-        line = next(i for i, text in enumerate(lines, 1) if f"// line: {marker}" in text)
-        assert re.search(rf"cluster\.cu:{line}\b", str(caught.value)), str(caught.value)
+    assert not marker or names_line(str(caught.value), KERNELS, marker), str(caught.value)
 
 
 def test_after_a_mistake_the_next_launch_works(operators: object) -> None:
