@@ -114,6 +114,12 @@ def hundred_days(root: Path) -> None:
         (folder / "x.cu").touch()
 
 
+def cpu_seconds_of_children() -> float:
+    """Of those that have ended; unlike the time on the clock, the same on a busy machine."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> None:
     hundred_days(tmp_path)
     code = (
@@ -124,11 +130,11 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
     )
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = cpu_seconds_of_children()
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
         )
-        times.append(time.perf_counter() - began)
+        times.append(cpu_seconds_of_children() - began)
         assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 100
     assert min(times) < 0.2, f"--list took {min(times):.3f} s at best"
