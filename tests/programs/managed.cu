@@ -1,6 +1,8 @@
 // Managed memory that host and kernels share, streams, and the time between two events.
 #include <cooperative_groups.h>
 
+#include <vector>
+
 #include "check.cuh"
 
 namespace cg = cooperative_groups;
@@ -23,6 +25,10 @@ int main() {
   CHECK(cudaMemAdvise(x, bytes, cudaMemAdviseSetReadMostly, nowhere));
   CHECK(cudaMemPrefetchAsync(x, bytes, device, 0, nullptr));
   CHECK(cudaMemPrefetchAsync(x + n / 2, bytes / 2, host, 0, nullptr));
+  int supported = 0;  // for memory that CUDA has not allocated
+  CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrPageableMemoryAccess, 0));
+  std::vector<float> ordinary(n);
+  if (supported) CHECK(cudaMemPrefetchAsync(ordinary.data(), bytes, device, 0, nullptr));
   bool refused =
       cudaMemPrefetchAsync(x, bytes, no_device, 0, nullptr) == cudaErrorInvalidDevice &&
       cudaMemPrefetchAsync(x, bytes, nowhere, 0, nullptr) == cudaErrorInvalidValue &&

@@ -194,6 +194,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrManagedMemory:
       *value = p.managedMemory;
       break;
+    case cudaDevAttrPageableMemoryAccess:
+      *value = p.pageableMemoryAccess;
+      break;
     case cudaDevAttrConcurrentManagedAccess:
       *value = p.concurrentManagedAccess;
       break;

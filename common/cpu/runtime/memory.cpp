@@ -100,8 +100,9 @@ cudaError_t fill(void* to, int value, size_t bytes) {
   return cudaSuccess;
 }
 
-// Whether the range is managed memory, and the location one where it could be.
-cudaError_t check_managed(const void* address, size_t bytes, cudaMemLocation location) {
+// Whether the range is memory that moves, managed or the system's own, and the location one where
+// it could be. The system's memory cannot be judged.
+cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation location) {
   switch (location.type) {
     case cudaMemLocationTypeDevice:
       if (location.id != 0) return set_error(cudaErrorInvalidDevice);
@@ -115,11 +116,12 @@ cudaError_t check_managed(const void* address, size_t bytes, cudaMemLocation loc
   }
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
-  bool is_managed =
-      holder && holder->second.type == cudaMemoryTypeManaged && bytes > 0 &&
-      bytes <= holder->second.bytes -
-                   static_cast<size_t>(static_cast<const char*>(address) - holder->first);
-  return is_managed ? cudaSuccess : set_error(cudaErrorInvalidValue);
+  if (!address || bytes == 0) return set_error(cudaErrorInvalidValue);
+  if (!holder) return cudaSuccess;
+  auto offset = static_cast<size_t>(static_cast<const char*>(address) - holder->first);
+  const auto& [size, type] = holder->second;
+  return type == cudaMemoryTypeManaged && bytes <= size - offset ? cudaSuccess
+                                                                 : set_error(cudaErrorInvalidValue);
 }
 
 }  // namespace
@@ -184,7 +186,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 cudaError_t cudaMemPrefetchAsync(const void* address, size_t bytes, cudaMemLocation location,
                                  unsigned flags, cudaStream_t) {
   if (flags != 0) return set_error(cudaErrorInvalidValue);
-  return check_managed(address, bytes, location);
+  return check_movable(address, bytes, location);
 }
 cudaError_t cudaMemAdvise(const void* address, size_t bytes, cudaMemoryAdvise advice,
                           cudaMemLocation location) {
@@ -204,7 +206,7 @@ cudaError_t cudaMemAdvise(const void* address, size_t bytes, cudaMemoryAdvise ad
     default:
       return set_error(cudaErrorInvalidValue);
   }
-  return check_managed(address, bytes, location);
+  return check_movable(address, bytes, location);
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
