@@ -20,6 +20,7 @@ from pathlib import Path
 
 from common import build
 from common.child import Channel, Child, describe_exit, fork
+from common.cpu import trace
 from common.cpu.backend import Variant, preloaded
 from common.day import ROOT, Day
 from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
@@ -87,7 +88,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     tell("locals", outcome)
     channel.emit("stage", rung="races", stage="checking with every access traced")
     traced = _watching_memory("trace", day, platform, work)
-    tell("races", judge_trace(traced, ("race", "copy")))
+    tell("races", judge_trace(traced, trace.RACES))
     tell("unwritten", judge_trace(traced, ("unwritten",)))
     channel.emit("done")
 

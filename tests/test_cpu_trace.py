@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from common import build, toolchain, worker
+from common import build, debugger, toolchain, worker
 from common.cpu import backend, rewrite, trace
 from common.day import ROOT
+from common.debugger import Pass
 from common.outcome import FAIL, PASS, RungOutcome
 from tests.kernel_files import FOLDER, ORDERS
 
@@ -299,6 +300,13 @@ def test_an_unwritten_read_explains_wrong_results() -> None:
     outcome = judged([UNWRITTEN], FAIL)
     assert outcome.reason.startswith(worker.ACCESSES_FOUND)
     assert outcome.details[-1] == "wrong"
+
+
+@pytest.mark.parametrize("what", sorted({what for what, _ in PLANTED.values()}))
+def test_what_is_found_has_a_row_of_the_debugger(what: str) -> None:
+    outcome = judged([replace(RACE, what=what)], FAIL)
+    rows = [debugger.judge_trace(Pass([outcome]), kinds) for kinds in (trace.RACES, ("unwritten",))]
+    assert sorted(row.status for row in rows) == [FAIL, PASS]
 
 
 def test_nothing_found_changes_nothing() -> None:

@@ -39,6 +39,8 @@ _MANY_BLOCKS = (
     "another may read in the next launch, or after a __threadfence() and an atomic flag"
 )
 
+# What findings say of the order of accesses; the other kind is "unwritten".
+RACES = ("race", "copy", "fence")
 # Of two findings about the same lines, the heavier one is told.
 _WEIGHT = {"unwritten": 0, "fence": 1, "race": 2, "copy": 3}
 
