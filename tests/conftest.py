@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ def _name_of_place(place: tuple[str, int] | str) -> str:
 
 
 _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of kernels
+
+
+def pytest_configure() -> None:
+    """What a script starts in the background ignores Ctrl-C, and hands that on to programs that it
+    starts: those that tests interrupt must not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
