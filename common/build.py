@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ def _load_cuda(todo: Build) -> Path:
 
 
 def _load_cpu(todo: Build) -> Path:
-    runtime = build_runtime(todo.platform)
+    runtime, prelude = build_once(todo.platform)
     try:
         rewritten = [
             rewrite_tree(source, todo.directory / "rewritten", [ROOT])
@@ -209,7 +210,7 @@ def _load_cpu(todo: Build) -> Path:
         todo,
         rewritten,
         extra_cflags=[
-            *build_prelude(todo.platform),
+            *prelude,
             "-std=c++20",
             STABLE_ABI,
             *_cpu_flags(todo.platform),
@@ -307,6 +308,14 @@ def build_runtime(platform: Platform) -> Path:
             (path.parent / "libtsan.a").write_bytes(b"!<arch>\n")
         os.replace(partial, path)
     return path
+
+
+def build_once(platform: Platform) -> tuple[Path, list[str]]:
+    """What all days on the CPU backend share, built side by side where it is missing: the runtime
+    library's path, and the flags of `build_prelude`. Raises BuildError."""
+    with ThreadPoolExecutor(1) as pool:
+        prelude = pool.submit(build_prelude, platform)
+        return build_runtime(platform), prelude.result()
 
 
 def build_prelude(platform: Platform) -> list[str]:

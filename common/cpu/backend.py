@@ -74,7 +74,7 @@ _X86_64_V3: Final = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 def runtime_compile_command(
     compiler: str, cuda_include: Path, out: Path, variant: Variant = "plain"
 ) -> list[str]:
-    """The command that builds the runtime library (about 3 s); `out` is the `.so` to write."""
+    """The command that builds the runtime library (some 5 s); `out` is the `.so` to write."""
     return [
         compiler,
         "-shared",
