@@ -81,8 +81,9 @@ def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str
     libraries = ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
     if platform.device == "cpu":
         cpp = rewrite.rewrite_tree(source(name), folder, [ROOT])
-        runtime = backend.ldflags(build.build_runtime(platform), platform.variant)
-        command = [platform.compiler, "-shared", *build.build_prelude(platform), str(cpp), *runtime]
+        runtime, prelude = build.build_once(platform)
+        linked = backend.ldflags(runtime, platform.variant)
+        command = [platform.compiler, "-shared", *prelude, str(cpp), *linked]
         libraries.append(f"-Wl,-rpath,{TORCH / 'lib'}")
     else:
         assert platform.toolkit
@@ -121,7 +122,7 @@ class Libraries:
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
         if "cpu" in self._devices:
-            build.build_runtime(toolchain.detect("cpu"))  # before what is linked with it
+            build.build_once(toolchain.detect("cpu"))  # before what is linked with it
         for name in names:
             self._start(name)
 
