@@ -11,7 +11,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,11 +21,11 @@ from common import build
 from common.child import Channel, Child, describe_exit, fork
 from common.cpu import trace
 from common.cpu.backend import Variant, preloaded
-from common.day import ROOT, Day
+from common.day import Day
 from common.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.results import outcomes_of, read_json
 from common.toolchain import VARIANT_VARIABLE, Platform
-from common.worker import Work
+from common.worker import Work, run_this
 from common.worker import run_day as check_day
 
 ROWS = {
@@ -152,11 +151,10 @@ def _watching_memory(variant: Variant, day: Day, platform: Platform, work: Work)
 
     Without guard bands: a tensor is to end where its memory ends.
     """
-    command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", "cpu"]
-    command += ["--in-process", "--quick", "--no-bench", "--watched", "--no-color"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command += [*work.arguments, "--json", str(report)]
+        options = ("--quick", "--no-bench", "--watched", "--no-color", "--json", str(report))
+        command = run_this(day, "cpu", work, *options)
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler}
         if variant == "address":
             variables |= preloaded(platform.compiler)

@@ -17,9 +17,9 @@ from common.child import Channel
 from common.day import Day, load_lesson
 from common.draw import Draw
 from common.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
-from common.sanitize import find_tool, run_this
+from common.sanitize import find_tool
 from common.toolchain import Platform
-from common.worker import Work, load_rung
+from common.worker import Work, load_rung, run_this
 
 # Column of the table: counters of ncu, the first over the second where there are two; its unit.
 METRICS = {
@@ -122,7 +122,7 @@ def _measure(ncu: str, day: Day, work: Work) -> str:
     counters = ",".join(name for names, _ in METRICS.values() for name in names)
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
-    command += run_this(day, work, "--profiled", *(["--quick"] if work.quick else []))
+    command += run_this(day, "cuda", work, "--profiled", *(["--quick"] if work.quick else []))
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     text = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in text:

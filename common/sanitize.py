@@ -6,15 +6,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 from common import debugger
 from common.child import Channel
-from common.day import ROOT, Day, load_lesson
+from common.day import Day, load_lesson
 from common.figures import counted
 from common.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.toolchain import Platform
-from common.worker import Work
+from common.worker import Work, run_this
 
 TOOLS = {
     "memcheck": "no access out of bounds or misaligned",
@@ -47,12 +46,6 @@ def left_out(day: Day) -> list[str]:
     """Of each problem of the day that the tools cannot run: its name and why."""
     problems = load_lesson(day).problems
     return [f"left out: {p.name}: {p.unwatched}" for p in problems if p.unwatched]
-
-
-def run_this(day: Day, work: Work, *options: str) -> list[str]:
-    """A command line that runs the day in a single process."""
-    command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", "cuda"]
-    return [*command, "--in-process", *work.arguments, *options]
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
@@ -103,7 +96,7 @@ def _run_tool(
         # A block of its own for every tensor, or the tool sees one large one.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     command = tool_command(sanitizer, tool, kernels)
-    command += run_this(day, work, "--no-bench", "--quick", "--watched")
+    command += run_this(day, "cuda", work, "--no-bench", "--quick", "--watched")
     done = subprocess.run(
         command,
         env=environment,

@@ -17,6 +17,7 @@ events (see `common.child.Channel`):
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,12 @@ class Work:
     watched: bool = False
     arguments: tuple[str, ...] = ()
     debug: bool = False
+
+
+def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
+    """A command line that runs the day in a single process, for tools that watch one."""
+    command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", device]
+    return [*command, "--in-process", *work.arguments, *options]
 
 
 class BuiltOtherwise(Exception):
