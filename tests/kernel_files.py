@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from common import build, toolchain
@@ -188,7 +189,11 @@ class Call:
         emulated = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
         moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
         result = operator(*moved)
-        torch.cuda.synchronize()
+        try:
+            torch.cuda.synchronize()
+        except torch.AcceleratorError as error:
+            # Whatever this process asks of the GPU from now on fails, too.
+            pytest.exit(f"{name} has left the GPU unusable: {error}", returncode=1)
         if isinstance(result, torch.Tensor):
             result = result.cpu()
         for given, changed in zip(args, moved, strict=True):

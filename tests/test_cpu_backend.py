@@ -231,11 +231,7 @@ def test_runtime_api(call: Call) -> None:
 
 
 def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
-    library = build.build_runtime(toolchain.detect("cpu"))
-    names = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    names = "\n".join(_defined(build.build_runtime(toolchain.detect("cpu"))))
     defined = set(re.findall(r"\bT cudacpu_(cuda[A-Z]\w*)", names))
     # These are templates in a header.
     templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
@@ -248,18 +244,20 @@ def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
     assert not re.findall(r"\bT (cuda[A-Z]\w*)", names)
 
 
-def test_nvidia_s_own_runtime_library_is_not_in_the_way(
-    libraries: Libraries, tmp_path: Path
-) -> None:
-    """`import torch` loads it for the whole process where torch was built for CUDA."""
-    code = 'extern "C" int {}(...) {{ return 999; }}\n'
-    text = "".join(code.format(name) for name in ("cudaMalloc", "cudaFree", "cudaGetLastError"))
-    (tmp_path / "fake.cpp").write_text(text)
-    fake = tmp_path / "libfake.so"
+def _defined(library: Path) -> list[str]:
+    """What `nm` says of the symbols that the library exports, a line each."""
+    command = ["nm", "-D", "--defined-only", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> None:
+    """The backend works in a process that has a library with those functions, each wrong."""
+    lines = [f".globl {name}\n.type {name}, %function\n{name}:\n.long 0\n" for name in functions]
+    note = '.section .note.GNU-stack, "", %progbits\n'  # or the linker warns of its stack
+    (folder / "fake.s").write_text(".text\n" + "".join(lines) + note)
+    fake = folder / "libfake.so"
     compiler = toolchain.find_compiler()[0]
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", str(tmp_path / "fake.cpp"), "-o", str(fake)], check=True
-    )
+    subprocess.run([compiler, "-shared", str(folder / "fake.s"), "-o", str(fake)], check=True)
     program = f"""
         import ctypes, sys, torch
         sys.path.insert(0, {str(ROOT)!r})
@@ -275,6 +273,21 @@ def test_nvidia_s_own_runtime_library_is_not_in_the_way(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_nvidia_s_own_runtime_library_is_not_in_the_way(
+    libraries: Libraries, tmp_path: Path
+) -> None:
+    """`import torch` loads it for the whole process where torch was built for CUDA."""
+    _runs_behind(tmp_path, ["cudaMalloc", "cudaFree", "cudaGetLastError"], libraries)
+
+
+def test_the_runtime_calls_its_own_templates(libraries: Libraries, tmp_path: Path) -> None:
+    """A day that is loaded first may have the same ones, built with sanitizers' calls in them."""
+    lines = _defined(build.build_runtime(toolchain.detect("cpu")))
+    weak = [line.split()[-1] for line in lines if " W " in line]
+    assert weak
+    _runs_behind(tmp_path, weak, libraries)
 
 
 def test_matmul_and_softmax(call: Call) -> None:

@@ -206,7 +206,7 @@ def test_copies_in_two_stages(call: Call) -> None:
     assert torch.equal(call("staged", x), want.reshape(-1))
 
 
-@pytest.mark.parametrize(("n", "offset"), [(0, 0), (1, 0), (40, 1), (63, 1), (48, 16), (33, 3)])
+@pytest.mark.parametrize(("n", "offset"), [(0, 0), (1, 0), (40, 1), (63, 1), (48, 16), (33, 5), (33, 9)])
 def test_copies_of_bytes(call: Call, n: int, offset: int) -> None:
     x = torch.randint(-128, 127, (8 * 64,), dtype=torch.int8)
     got = call("bytes", x, n, offset).reshape(8, 64)
@@ -294,6 +294,7 @@ FAULTS = {
     "wide_tile_that_loses_a_thread": (10, "sync of a tile .* 63 of the tile's 64 threads"),
     "copies_a_part_of_a_word": (11, "memcpy_async: 7 bytes; the number must be a multiple of 4"),
     "copies_to_an_odd_address": (12, "memcpy_async: misaligned address.*multiples of 16"),
+    "copies_odd_pairs": (14, "memcpy_async: .* 2 bytes apart.* the number of bytes, 6, must be"),
 }
 
 

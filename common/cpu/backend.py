@@ -82,6 +82,9 @@ def runtime_compile_command(
         *_VARIANT_MACROS[variant],
         "-Wall",
         "-pthread",
+        # Or inlines and templates of the standard library could be those of a day that was loaded
+        # first, where sanitizers' calls are in them.
+        "-Wl,-Bsymbolic",
         str(_UNITY),
         "-o",
         str(out),

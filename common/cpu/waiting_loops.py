@@ -22,7 +22,6 @@ _TYPES = frozenset(
 )
 _COMPOUND = ("+", "-", "*", "/", "%", "&", "|", "^")
 _LEAVING = ("break", "return", "goto")
-VOLATILE_LOADS = frozenset(("__ldcv",))  # functions of CUDA that read what others may write
 
 Range = tuple[int, int]  # positions [begin, end)
 
@@ -107,7 +106,7 @@ def reads(tokens: Sequence[Token], where: Range, names: Set[str], readers: Set[s
             return True
         if token.text in names:
             return True
-        if token.text in readers | VOLATILE_LOADS and tokens[p + 1].is_op("(", "<"):
+        if token.text in readers and tokens[p + 1].is_op("(", "<"):
             return True
     return False
 

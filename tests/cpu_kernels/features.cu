@@ -458,7 +458,7 @@ __global__ void loops_kernel(volatile int* flags, int* order) {
         }
         break;
       case 5:
-        for (trips = 1; __ldcv(before) == 0; ++trips);
+        for (trips = 1; atomicAdd(before, 0) == 0; ++trips);
         break;
       case 6:
         while (true) {

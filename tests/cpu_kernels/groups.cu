@@ -427,6 +427,11 @@ __global__ void copies_to_an_odd_address(int* out) {
   cg::memcpy_async(cg::this_thread_block(), words + 1, out, Multiple<16>{16});
   cg::wait(cg::this_thread_block());
 }
+__global__ void copies_odd_pairs(int* out) {
+  __shared__ alignas(16) char bytes[16];
+  cg::memcpy_async(cg::this_thread_block(), bytes + 3, reinterpret_cast<char*>(out) + 1, 6);
+  cg::wait(cg::this_thread_block());
+}
 __global__ void reads_before_the_wait(int* out) {
   __shared__ int words[4];
   cg::memcpy_async(cg::this_thread_block(), words, out, sizeof words);
@@ -452,6 +457,7 @@ void fault(Tensor out, int64_t which) {
   if (which == 11) copies_a_part_of_a_word<<<1, 64>>>(pointer);
   if (which == 12) copies_to_an_odd_address<<<1, 64>>>(pointer);
   if (which == 13) reads_before_the_wait<<<1, 4>>>(pointer);
+  if (which == 14) copies_odd_pairs<<<1, 64>>>(pointer);
 }
 
 // The build for the CPU defines the operators; the one for a GPU adds its functions to them.

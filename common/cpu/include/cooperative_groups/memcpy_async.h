@@ -29,6 +29,15 @@ void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, si
   if (bytes % alignment)
     cudacpu::trap(site, "memcpy_async: %zu bytes; the number must be a multiple of %zu", bytes,
                   alignment);
+  // NVIDIA's header (CUDA 13.0) looks only at how far apart both are, and takes words of 2 bytes.
+  uintptr_t apart = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+  if (alignment == 1 && bytes > 1 && apart % 4 == 2 &&
+      (reinterpret_cast<uintptr_t>(to) % 2 || bytes % 2))
+    cudacpu::trap(site,
+                  "memcpy_async: the destination %p and the source %p are 2 bytes apart, but for "
+                  "multiples of 4; a GPU then copies 2 bytes at a time: the addresses and the "
+                  "number of bytes, %zu, must be even",
+                  to, from, bytes);
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
   const size_t rank = group.thread_rank(), threads = group.num_threads();
