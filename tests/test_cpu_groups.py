@@ -206,7 +206,9 @@ def test_copies_in_two_stages(call: Call) -> None:
     assert torch.equal(call("staged", x), want.reshape(-1))
 
 
-@pytest.mark.parametrize(("n", "offset"), [(0, 0), (1, 0), (40, 1), (63, 1), (48, 16), (33, 5), (33, 9)])
+@pytest.mark.parametrize(
+    ("n", "offset"), [(0, 0), (1, 0), (40, 1), (63, 1), (48, 16), (33, 5), (33, 9)]
+)
 def test_copies_of_bytes(call: Call, n: int, offset: int) -> None:
     x = torch.randint(-128, 127, (8 * 64,), dtype=torch.int8)
     got = call("bytes", x, n, offset).reshape(8, 64)
