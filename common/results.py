@@ -16,6 +16,7 @@ import os
 import platform as machine
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,7 +330,9 @@ def readme_block(stored: Sequence[Stored]) -> str:
     parts = []
     for one in stored:
         on_gpu = one.where["device"] == "cuda"
-        rows = [_readme_row(rung, on_gpu) for rung in one.rungs]
+        untimed = _only_checked(one.rungs)
+        rungs = [rung for rung in one.rungs if rung.problem not in untimed]
+        rows = [_readme_row(rung, on_gpu) for rung in rungs]
         header = [
             "problem",
             "rung",
@@ -345,7 +348,7 @@ def readme_block(stored: Sequence[Stored]) -> str:
         align = "lllrrrrrrl"
         # What no row fills is left out, and so is the problem where there is one only.
         keep = [i for i in range(1, len(header)) if any(row[i] for row in rows)]
-        if len({rung.problem for rung in one.rungs}) > 1:
+        if len({rung.problem for rung in rungs}) > 1:
             keep = [0, *keep]
         table = _table(
             [header[i] for i in keep],
@@ -353,15 +356,30 @@ def readme_block(stored: Sequence[Stored]) -> str:
             [[row[i] for i in keep] for row in rows],
         )
         cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
-        timed = f" Timed: {'; '.join(cases)}." if cases else ""
+        below = f"{versions(one.where)}."
+        if cases:
+            below += f" Timed: {'; '.join(cases)}."
+        if untimed:
+            names = (f"{name} ({counted(n, 'rung')})" for name, n in untimed.items())
+            below += f" Checked, not timed: {'; '.join(names)}."
         name = device_name(one.where)
-        lines = ["", *table, "", f"{versions(one.where)}.{timed}"]
+        lines = ["", *table, "", below]
         if on_gpu or len(stored) == 1:
             lines = [f"**{name}**", *lines]
         else:  # whoever reads on wants to compare the text with the GPU's table
             lines = [f"<details><summary>{name}</summary>", *lines, "", "</details>"]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
+    """Problems whose rungs all passed with no figure to show, and how many rungs each has.
+
+    Empty where nothing is timed: then the table shows what is checked.
+    """
+    shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
+    counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
+    return dict(counts) if any(rung.timing for rung in rungs) else {}
 
 
 def _readme_row(rung: RungOutcome, on_gpu: bool) -> list[str]:

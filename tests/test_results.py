@@ -101,6 +101,23 @@ def test_the_readme_block(root: Path) -> None:
     assert folded not in (root / "days/day02/README.md").read_text(), "alone"
 
 
+def test_what_is_only_checked_takes_a_line(root: Path) -> None:
+    outcome = passed(1)
+    outcome.rungs[:0] = [RungOutcome("odd sizes", f"add_v{i}", "", PASS, checked=3) for i in (1, 2)]
+    results.store(run(H200, outcome), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert "Timed: 1024 float32. Checked, not timed: odd sizes (2 rungs)." in text
+    assert "| odd sizes |" not in text and "| problem |" not in text
+    # A rung that was refused, or is alone, stays in the table.
+    outcome.rungs[0].status, outcome.rungs[0].reason = SKIP, "needs sm_90"
+    results.store(run(H200, outcome), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert "| odd sizes | `add_v1` |  | SKIP: needs sm_90 |" in text and "not timed" not in text
+    outcome.rungs = [RungOutcome("add", "add_v1", "plain", PASS, checked=3)]
+    results.store(run(H200, outcome), root)
+    assert "| `add_v1` | plain | checked |" in (root / "days/day01/README.md").read_text()
+
+
 def test_progress(root: Path) -> None:
     results.store(run(CPU, passed(1), passed(2)), root)
     results.store(run(H200, passed(1)), root)
