@@ -96,6 +96,85 @@ __global__ void bulk_copy_beyond(const float* x, float* out, int n, bool mended)
   if (i < n) out[i] = row[i];
 }
 
+// ---------------------------------------------------------------- addresses: copy engine, wgmma
+
+// x is 8 x 8; with the fault, the box is larger than the tile that it is copied to, or from.
+__device__ float* tile_of_box(bool mended) {
+  __shared__ __align__(128) float whole[8][8];
+  __shared__ __align__(128) float half[4][8];
+  return mended ? whole[0] : half[0];
+}
+
+__global__ void tensor_load_beyond(const __grid_constant__ ptx::TensorMap map, float* out,
+                                   bool mended) {
+  __shared__ uint64_t barrier;
+  float* tile = tile_of_box(mended);
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&barrier, 256);
+    ptx::load_tensor(tile, map, {0, 0}, &barrier);  // line: tensor_load_beyond
+  }
+  ptx::mbarrier_wait(&barrier, 0);
+  out[threadIdx.x] = tile[threadIdx.x];
+}
+
+__global__ void tensor_store_beyond(const __grid_constant__ ptx::TensorMap map, bool mended) {
+  float* tile = tile_of_box(mended);
+  if (mended || threadIdx.x < 32) tile[threadIdx.x] = threadIdx.x;
+  ptx::fence_for_copy_engine();
+  __syncthreads();
+  if (threadIdx.x) return;
+  ptx::store_tensor(map, {0, 0}, tile);  // line: tensor_store_beyond
+  ptx::bulk_commit();
+  ptx::bulk_wait<0>();
+}
+
+// The map says that the tensor has a row more.
+__global__ void tensor_map_beyond(const __grid_constant__ ptx::TensorMap map, float* out,
+                                  bool mended) {
+  __shared__ __align__(128) float tile[9][8];
+  __shared__ uint64_t barrier;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&barrier, 288);
+    ptx::load_tensor(tile, map, {0, 0}, &barrier);  // line: tensor_map_beyond
+  }
+  ptx::mbarrier_wait(&barrier, 0);
+  out[threadIdx.x] = tile[threadIdx.x / 8][threadIdx.x % 8] + (mended ? tile[8][0] : 0);
+}
+
+// b has 8 columns of 16 numbers; with the fault, twice as many are multiplied. 128 threads.
+__global__ void wgmma_beyond(const float* x, float* out, int n, bool mended) {
+  __shared__ __align__(128) __nv_bfloat16 a[8][2][8][8];
+  __shared__ __align__(128) __nv_bfloat16 b[2][8][8];
+  __shared__ __align__(128) float behind[128];
+  const int i = threadIdx.x;
+  behind[i] = 0;
+  for (int k = i; k < 1024; k += 128) a[k / 128][k / 64 % 2][k / 8 % 8][k % 8] = 1.0f;
+  b[i / 64][i / 8 % 8][i % 8] = 1.0f;
+  ptx::fence_for_copy_engine();
+  __syncthreads();
+  const uint64_t left = ptx::wgmma_descriptor(a, ptx::Swizzle::kNone, 128, 256);
+  const uint64_t right = ptx::wgmma_descriptor(b, ptx::Swizzle::kNone, 128, 256);
+  float sums[8] = {};
+  auto multiply = [&](auto& d) {
+    ptx::wgmma_fence(d);
+    ptx::wgmma<__nv_bfloat16>(d, left, right);  // line: wgmma_beyond
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>(d);
+  };
+  if (mended) {
+    float columns[4] = {};
+    multiply(columns);
+    sums[0] = columns[0];
+  } else {
+    multiply(sums);
+  }
+  if (i < n) out[i] = sums[0] + x[i] + behind[i];
+}
+
 // ---------------------------------------------------------------- addresses: shared memory, locals
 
 __global__ void shared_beyond(const float* x, float* out, int n, bool mended) {
@@ -411,6 +490,24 @@ void run(Tensor x, Tensor out, std::string name, int64_t n, bool mended) {
     if (!mended) check_cuda(cudaFree(copy), "cudaFree");
     use_after_free<<<1, THREADS>>>(from, to, count, copy);
     if (mended) check_cuda(cudaFree(copy), "cudaFree");
+  }
+  if (name == "wgmma_beyond") {
+    found = true;
+    wgmma_beyond<<<1, 128>>>(from, to, count, mended);
+  }
+  if (name == "tensor_load_beyond" || name == "tensor_store_beyond") {
+    found = true;
+    const ptx::TensorLayout layout = {.sizes = {8, 8}, .box = {8, 8}};
+    if (name == "tensor_load_beyond")
+      tensor_load_beyond<<<1, THREADS>>>(ptx::make_tensor_map(from, layout), to, mended);
+    else
+      tensor_store_beyond<<<1, THREADS>>>(ptx::make_tensor_map(to, layout), mended);
+  }
+  if (name == "tensor_map_beyond") {
+    found = true;
+    const int64_t rows = mended ? 8 : 9;
+    tensor_map_beyond<<<1, THREADS>>>(
+        ptx::make_tensor_map(from, {.sizes = {8, rows}, .box = {8, 9}}), to, mended);
   }
   STD_TORCH_CHECK(found, "name: there is no kernel ", name);
   check_launch("run");

@@ -75,12 +75,13 @@ std::string beside_local(uintptr_t address, size_t bytes) {
   auto end = local.offset + static_cast<std::ptrdiff_t>(bytes);
   auto size = static_cast<std::ptrdiff_t>(local.size);
   const char* name = local.name.c_str();
+  const std::string whole = in_bytes(local.size);
   if (local.offset < 0)
-    return format("%td bytes before the start of the local array %s (%td bytes)", -local.offset,
-                  name, size);
+    return format("%s before the start of the local array %s (%s)",
+                  in_bytes(static_cast<size_t>(-local.offset)).c_str(), name, whole.c_str());
   if (end > size)
-    return format("%td bytes beyond the end of the local array %s (%td bytes)", end - size, name,
-                  size);
+    return format("%s beyond the end of the local array %s (%s)",
+                  in_bytes(static_cast<size_t>(end - size)).c_str(), name, whole.c_str());
   return format("in the local variable %s, whose scope has ended", name);
 }
 
@@ -92,12 +93,10 @@ std::string beside_allocation(uintptr_t address, size_t bytes, bool freed) {
   __asan_locate_address(reinterpret_cast<void*>(address), name, sizeof name, &region, &size);
   if (!region) return "where nothing was allocated";
   auto begin = reinterpret_cast<uintptr_t>(region);
-  if (freed) return format("in an allocation of %zu bytes, which has been freed", size);
-  if (address < begin)
-    return format("%zu bytes before the start of an allocation of %zu bytes",
-                  static_cast<size_t>(begin - address), size);
-  return format("%zu bytes beyond the end of an allocation of %zu bytes",
-                static_cast<size_t>(address + bytes - (begin + size)), size);
+  const std::string whole = "an allocation of " + in_bytes(size);
+  if (freed) return "in " + whole + ", which has been freed";
+  if (address < begin) return in_bytes(begin - address) + " before the start of " + whole;
+  return in_bytes(address + bytes - (begin + size)) + " beyond the end of " + whole;
 }
 
 std::string where(const void* pointer, size_t bytes) {
@@ -135,9 +134,8 @@ std::string users_line(void* pc) {
 }
 
 [[noreturn]] void out_of_bounds(const void* address, size_t bytes, bool write, std::string line) {
-  std::string text =
-      format("out of bounds: this thread %s %zu bytes, ", write ? "writes" : "reads", bytes) +
-      where(address, bytes) + '\n';
+  std::string text = format("out of bounds: this thread %s ", write ? "writes" : "reads") +
+                     in_bytes(bytes) + ", " + where(address, bytes) + '\n';
   if (!line.empty()) text += "  at " + line + '\n';
   if (!current) {
     // The compiler does not expect this call to throw.
@@ -156,6 +154,11 @@ void check_access(const void* address, size_t bytes, bool write, Site site) {
     trap(site, "illegal memory access through a null pointer (address 0x%zx)", number);
   if (__asan_region_is_poisoned(const_cast<void*>(address), bytes))
     out_of_bounds(address, bytes, write, format("%s:%d", site.file, site.line));
+}
+
+void check_spans(const trace::Spans& spans, Site site) {
+  for (const trace::Span& span : spans)
+    check_access(span.begin, span.bytes, span.kind != trace::Kind::kRead, site);
 }
 
 void allow(const void* memory, size_t bytes) {

@@ -45,6 +45,8 @@ void write_for_waiter(BulkStore& store) {
 }  // namespace
 
 void queue_bulk_store(BulkStore store) {
+  check_spans(store.reads, store.site);
+  check_spans(store.writes, store.site);
   trace::work_started(store.reads, store.site);
   store.starter = trace::work_started(store.writes, store.site);
   if (worker->completes_at_once()) read(store);

@@ -187,8 +187,6 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
     trap(site,
          "%s: misaligned: %d bytes, the destination %p and the source %p must be multiples of 16",
          what, bytes, to, from);
-  check_access(to, static_cast<size_t>(bytes), true, site);
-  check_access(from, static_cast<size_t>(bytes), false, site);
 }
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
@@ -232,6 +230,7 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
   uint64_t* barrier = transfer.barrier;
   Word& word = valid_word(barrier, what, site);
   block.has_async_copies = true;
+  check_spans(transfer.spans, site);
   transfer.starter = trace::work_started(transfer.spans, site);
   block.transfers.push_back(std::move(transfer));
   if (worker->completes_at_once() || somebody_waits(barrier))

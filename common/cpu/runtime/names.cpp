@@ -36,10 +36,10 @@ std::string place(const NamedMemory& memory, uintptr_t address, size_t bytes) {
                                         offset / element, memory.bytes / memory.element)
                                : "";
   if (address < memory.begin)
-    return format("%td bytes before the start of %s", -offset, name) + outside;
+    return in_bytes(static_cast<size_t>(-offset)) + " before the start of " + name + outside;
   size_t end = static_cast<size_t>(offset) + bytes;
   if (end > memory.bytes)
-    return format("%zu bytes beyond the end of %s", end - memory.bytes, name) + outside;
+    return in_bytes(end - memory.bytes) + " beyond the end of " + name + outside;
   return counts ? format("%sindex %td of %s", from, offset / element, name)
                 : format("byte %td of %s", offset, name);
 }

@@ -35,6 +35,10 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
+std::string in_bytes(size_t n) {
+  return format(n == 1 ? "%zu byte" : "%zu bytes", n);
+}
+
 std::string describe(const Thread& thread) {
   return "  " + position(thread) + "\n";
 }

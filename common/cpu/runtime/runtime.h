@@ -590,6 +590,7 @@ void use_signal_stack();  // by this OS thread
 // ------------------------------------------------------------------ report.cpp
 
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string in_bytes(size_t n);              // "1 byte", "4 bytes"
 std::string describe(const Thread& thread);  // a line
 // Groups threads by where they wait; a line for each group.
 std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
@@ -605,12 +606,14 @@ constexpr size_t kSharedGap = 256;
 // Ends the launch if one of the bytes is out of bounds. For what the runtime itself reads and
 // writes for the running thread; its kernel's own accesses are checked by the compiler.
 void check_access(const void* address, size_t bytes, bool write, Site site);
+void check_spans(const trace::Spans& spans, Site site);
 // From now on a kernel may, or may not, touch this memory.
 void allow(const void* memory, size_t bytes);
 void forbid(const void* memory, size_t bytes);
 #else
 constexpr size_t kSharedGap = 0;
 inline void check_access(const void*, size_t, bool, Site) {}
+inline void check_spans(const trace::Spans&, Site) {}
 inline void allow(const void*, size_t) {}
 inline void forbid(const void*, size_t) {}
 #endif

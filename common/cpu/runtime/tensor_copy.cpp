@@ -156,14 +156,14 @@ void add_box(const Box& box, const char* data, uintptr_t tile) {
 // What a load reads and writes, or a store; pieces that are not in the tensor are only written.
 trace::Spans spans_in_tensor(const Box& box, bool whole, trace::Kind kind) {
   trace::Spans spans;
-  if (!trace::is_on()) return spans;
+  if (!trace::wants_spans()) return spans;
   box.each_piece(whole, [&](uint64_t, const char* place, size_t first, size_t last) {
     if (last > first) trace::add_span(spans, place + first, last - first, kind);
   });
   return spans;
 }
 void add_tile_spans(trace::Spans& spans, const Box& box, const void* tile, trace::Kind kind) {
-  if (!trace::is_on()) return;
+  if (!trace::wants_spans()) return;
   box.each_piece(true, [&](uint64_t offset, const char*, size_t first, size_t last) {
     if (kind == trace::Kind::kRead && last == first) return;
     uintptr_t piece = box.place_in_tile(reinterpret_cast<uintptr_t>(tile), offset);
@@ -280,10 +280,7 @@ void queue_tensor_store(const CUtensorMap& map, const int* at, const void* tile,
     trap(site, "%s: the tensor ends within a piece of 16 bytes, all of which the store writes",
          what);
   const auto address = reinterpret_cast<uintptr_t>(tile);
-  // A swizzle moves pieces within lines of 128 bytes.
-  uint64_t bytes =
-      (box.map.rows() * box.map.pitch() + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
-  check_access(tile, bytes, false, site);
+  const uint64_t bytes = box.map.rows() * box.map.pitch();  // a swizzle moves pieces within a row
   auto write = [=](const char* data) {
     if (add)
       add_box(box, data, address);

@@ -142,7 +142,7 @@ void add_spans(trace::Spans& spans, const char* arena, uint64_t word, bool is_mn
 // All that it reads, which is also what the tracer takes each warp to read.
 trace::Spans spans_of_tiles(const char* arena, const Wgmma& what) {
   trace::Spans spans;
-  if (!trace::is_on()) return spans;
+  if (!trace::wants_spans()) return spans;
   const unsigned per_piece = depth_of(what.type_a) / 2;
   if (!what.a_in_registers)
     add_spans(spans, arena, what.a, what.a_is_mn_major, kRowsOfWarp * kWarpsInGroup, per_piece);
@@ -328,6 +328,7 @@ void issue(Thread* lanes, uint32_t arrived) {
     for (unsigned lane = 0; lane < kWarpSize; ++lane)
       memcpy(wgmma.a[member.number][lane], issues[lane]->a, sizeof wgmma.a[0][0]);
   const char* arena = member.block.arena;
+  check_spans(wgmma.reads, site);
   wgmma.starters[member.number] = trace::work_started(wgmma.reads, site);
   if (worker->completes_at_once())
     for (size_t i = 0; i <= place; ++i) compute(arena, group.wgmmas[i], 1u << member.number);
