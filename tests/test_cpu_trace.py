@@ -312,3 +312,11 @@ def test_what_is_found_has_a_row_of_the_debugger(what: str) -> None:
 def test_nothing_found_changes_nothing() -> None:
     assert judged([], PASS).status == PASS
     assert judged([], FAIL).reason == "wrong"
+
+
+def test_faults_are_named_in_traced_builds_too() -> None:
+    """Above all their lines: the compiler likes to make one of statements that end alike."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "mistake", "tests/test_cpu_cluster.py"]
+    environment = {**os.environ, toolchain.VARIANT_VARIABLE: "trace"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -46,12 +46,15 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
         "-fno-tree-fre",
     ),
     # The compiler's calls are all that is used of the thread sanitizer: nothing of it is linked.
-    # Structures stay whole, or a float4 would be read as four floats.
+    # Structures stay whole, or a float4 would be read as four floats; equal statements stay apart,
+    # or one would be reported with the line of another.
     "trace": (
         "-fsanitize=thread",
         "--param=tsan-distinguish-volatile=1",
         "-fno-tree-sra",
         "-fno-ipa-sra",
+        "-fno-crossjumping",
+        "-fno-tree-tail-merge",
         "-fno-optimize-sibling-calls",
         "-Wno-tsan",  # fences are seen, here
     ),
