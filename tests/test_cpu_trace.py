@@ -78,6 +78,14 @@ PLANTED = {
     "last_block_without_fence": ("race", "global memory"),
     "lock_without_fence": ("race", "global memory"),
     "missing_grid_barrier": ("race", "global memory"),
+    "store_not_released": ("race", "global memory"),
+    "load_not_acquired": ("race", "global memory"),
+    "scope_too_small": ("race", "global memory"),
+    "reader_without_fence": ("race", "global memory"),
+    "lock_not_released": ("race", "global memory"),
+    "arrival_without_wait": ("race", "float row[64]"),
+    "stage_without_wait": ("copy", "float row[128]"),
+    "stage_not_acquired": ("race", "float row[64]"),
 }
 SOUND = (
     "bytes_of_a_word",
@@ -87,6 +95,7 @@ SOUND = (
     "producer_and_consumer",
     "wgmma_tile_replaced",
     "block_fences",
+    "ordered_by_atomics",
     "copied_tile_sent_on",
 )
 

@@ -185,6 +185,8 @@ def _common_flags(cuda_include: Path) -> list[str]:
         f"-I{INCLUDE_DIR}",
         "-isystem",
         str(cuda_include),
+        "-isystem",
+        str(cuda_include / "cccl"),  # libcu++, from CUDA 13 on; nvcc looks there by itself
     ]
 
 

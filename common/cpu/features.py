@@ -54,7 +54,6 @@ _TEXTURE = re.compile(
 _HEADERS = {
     "cub/": "CUB",
     "thrust/": "Thrust",
-    "cuda/": "libcu++",
     "cutlass/": "CUTLASS",
     "cute/": "CuTe",
     "cublas": "cuBLAS",
@@ -65,8 +64,7 @@ _HEADERS = {
     "cusparse": "cuSPARSE",
     "nccl": "NCCL",
     "nvrtc": "NVRTC",
-    "cuda_pipeline": "the pipeline primitives",
-    "cuda_awbarrier": "the barrier primitives",
+    "cuda_awbarrier.h": "nvcuda::experimental::awbarrier",
     "crt/": "a compiler-internal CUDA header",
     "cuda_fp6.h": "fp6",
     "cuda_fp4.h": "fp4",
@@ -74,11 +72,36 @@ _HEADERS = {
 
 
 # What to use instead of some of them.
-_INSTEAD = {"curand": "common/cuda/philox.cuh has Philox, uniform and normal numbers"}
+_INSTEAD = {
+    "curand": "common/cuda/philox.cuh has Philox, uniform and normal numbers",
+    "cuda_awbarrier.h": "cuda_awbarrier_primitives.h and <cuda/barrier> are",
+}
+
+# Of libcu++: the headers of namespace cuda that are there, and those of cuda::std that are not.
+_LIBCUDACXX = frozenset(
+    f"cuda/{name}"
+    for name in ("atomic", "barrier", "pipeline", "bit", "cmath", "functional", "numeric")
+)
+_LIBCUDACXX_STD_MISSING = frozenset(
+    f"cuda/std/{name}" for name in ("barrier", "latch", "semaphore")
+)
+
+
+def _missing_libcudacxx(path: str) -> str | None:
+    """Why this header of libcu++ cannot be used, or None."""
+    present = path.startswith("cuda/std/") and path not in _LIBCUDACXX_STD_MISSING
+    if present or path in _LIBCUDACXX:
+        return None
+    what = f"<{path}> of libcu++ is not available on the CPU backend"
+    if path == "cuda/ptx":
+        return f"{what}; common/cuda/ptx.cuh has wrappers of PTX instructions"
+    return f"{what}; of namespace cuda, it has {', '.join(sorted(_LIBCUDACXX))}"
 
 
 def missing_header(path: str) -> str | None:
     """Why `#include <path>` cannot be used on the CPU backend, or None."""
+    if path.startswith("cuda/"):
+        return _missing_libcudacxx(path)
     for prefix, feature in _HEADERS.items():
         if path.startswith(prefix):
             instead = f"; {_INSTEAD[prefix]}" if prefix in _INSTEAD else ""

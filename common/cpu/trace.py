@@ -36,7 +36,8 @@ _ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole 
 _ONE_BLOCK = "a __syncthreads() between the two lines, reached by all threads, would order them"
 _MANY_BLOCKS = (
     "blocks run in any order, and no barrier of a block orders them: what one block writes, "
-    "another may read in the next launch, or after a __threadfence() and an atomic flag"
+    "another may read in the next launch, or after a __threadfence() and an atomic flag, or a "
+    "cuda::atomic that one releases and the other acquires"
 )
 
 # What findings say of the order of accesses; the other kind is "unwritten".

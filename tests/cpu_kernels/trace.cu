@@ -5,6 +5,9 @@
 // store`. No PyTorch: the tests call run_case.
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
+#include <cuda/atomic>
+#include <cuda/barrier>
+#include <cuda/pipeline>
 #include <cuda_runtime.h>
 
 #include <string_view>
@@ -694,6 +697,120 @@ __global__ void missing_grid_barrier(float* data, float* out) {
   out[i] = data[n - 1 - i];  // missing_grid_barrier: second
 }
 
+// ------------------------------------------------------------------ libcu++
+
+using DeviceFlag = cuda::atomic_ref<int, cuda::thread_scope_device>;
+
+// One block tells the other that there is something to read. Thread 0 does, for all of its block.
+template <bool mended>
+__global__ void store_not_released(float* data, int* word, float* out) {
+  DeviceFlag flag(*word);
+  if (blockIdx.x == 0) {
+    data[threadIdx.x] = 3.0f;  // store_not_released: first
+    __syncthreads();
+    if (threadIdx.x == 0)
+      flag.store(1, mended ? cuda::memory_order_release : cuda::memory_order_relaxed);
+  } else {
+    if (threadIdx.x == 0)
+      while (flag.load(cuda::memory_order_acquire) == 0) {
+      }
+    __syncthreads();
+    out[threadIdx.x] = data[threadIdx.x];  // store_not_released: second
+  }
+}
+template <bool mended>
+__global__ void load_not_acquired(float* data, int* word, float* out) {
+  DeviceFlag flag(*word);
+  if (blockIdx.x == 0) {
+    data[0] = 3.0f;  // load_not_acquired: first
+    flag.store(1, cuda::memory_order_release);
+  } else {
+    while (!flag.load(mended ? cuda::memory_order_acquire : cuda::memory_order_relaxed)) {
+    }
+    out[0] = data[0];  // load_not_acquired: second
+  }
+}
+// A release that only the block itself sees.
+template <bool mended>
+__global__ void scope_too_small(float* data, int* word, float* out) {
+  constexpr auto scope = mended ? cuda::thread_scope_device : cuda::thread_scope_block;
+  cuda::atomic_ref<int, scope> flag(*word);
+  if (blockIdx.x == 0) {
+    data[0] = 3.0f;  // scope_too_small: first
+    flag.store(1, cuda::memory_order_release);
+  } else {
+    while (flag.load(cuda::memory_order_acquire) == 0) {
+    }
+    out[0] = data[0];  // scope_too_small: second
+  }
+}
+// The fences are there, on one side alone.
+template <bool mended>
+__global__ void reader_without_fence(float* data, int* word, float* out) {
+  DeviceFlag flag(*word);
+  if (blockIdx.x == 0) {
+    data[0] = 3.0f;  // reader_without_fence: first
+    cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
+    flag.store(1, cuda::memory_order_relaxed);
+  } else {
+    while (flag.load(cuda::memory_order_relaxed) == 0) {
+    }
+    if (mended) cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
+    out[0] = data[0];  // reader_without_fence: second
+  }
+}
+// A lock that is given back by a relaxed store.
+template <bool mended>
+__global__ void lock_not_released(int* word, float* sum) {
+  if (threadIdx.x) return;
+  DeviceFlag lock(*word);
+  for (int free = 0; !lock.compare_exchange_strong(free, 1, cuda::memory_order_acquire); free = 0) {
+  }
+  *sum += 1.0f;  // lock_not_released: both
+  lock.store(0, mended ? cuda::memory_order_release : cuda::memory_order_relaxed);
+}
+
+template <bool mended>
+__global__ void arrival_without_wait(float* out) {
+  __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+  __shared__ float row[64];
+  if (threadIdx.x == 0) init(&barrier, blockDim.x);
+  __syncthreads();
+  row[threadIdx.x] = 1.0f;  // arrival_without_wait: first
+  auto token = barrier.arrive();
+  if (mended) barrier.wait(std::move(token));
+  out[threadIdx.x] = row[63 - threadIdx.x];  // arrival_without_wait: second
+}
+template <bool mended>
+__global__ void stage_without_wait(float* out, const float* in) {
+  __shared__ float row[128];
+  __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 1> state;
+  auto block = cooperative_groups::this_thread_block();
+  auto pipeline = cuda::make_pipeline(block, &state);
+  pipeline.producer_acquire();
+  cuda::memcpy_async(block, row, in, sizeof row, pipeline);  // stage_without_wait: first
+  pipeline.producer_commit();
+  if (mended) pipeline.consumer_wait();
+  out[threadIdx.x] = row[4 * threadIdx.x];  // stage_without_wait: second
+  pipeline.consumer_release();
+}
+// The stage is filled again while others still read it.
+template <bool mended>
+__global__ void stage_not_acquired(float* out, const float* in) {
+  __shared__ float row[64];
+  __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 1> state;
+  auto block = cooperative_groups::this_thread_block();
+  auto pipeline = cuda::make_pipeline(block, &state);
+  for (int i = 0; i < 2; ++i) {
+    if (mended) pipeline.producer_acquire();
+    cuda::memcpy_async(block, row, in, sizeof row, pipeline);  // stage_not_acquired: second
+    pipeline.producer_commit();
+    pipeline.consumer_wait();
+    out[threadIdx.x] = row[63 - threadIdx.x];  // stage_not_acquired: first
+    pipeline.consumer_release();
+  }
+}
+
 // ------------------------------------------------------------------ nothing wrong
 
 // Threads write different bytes of a word.
@@ -810,6 +927,20 @@ __global__ void producer_and_consumer(float* out) {
     }
   }
   out[threadIdx.x] = sum;
+}
+
+// The block that comes last has seen what all others released.
+__global__ void ordered_by_atomics(float* data, int* words, float* out) {
+  DeviceFlag counter(words[0]), done(words[64]);
+  counter.fetch_add(1, cuda::memory_order_relaxed);
+  data[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f;
+  __syncthreads();
+  if (threadIdx.x) return;
+  if (done.fetch_add(1, cuda::memory_order_acq_rel) + 1 == static_cast<int>(gridDim.x)) {
+    float sum = 0;
+    for (unsigned i = 0; i < gridDim.x * blockDim.x; ++i) sum += data[i];
+    *out = sum;
+  }
 }
 
 // ------------------------------------------------------------------ counts
@@ -1019,6 +1150,22 @@ bool run_planted(std::string_view name) {
     last_block_without_fence<mended><<<8, 32>>>(m.a, words, m.b);
   else if (name == "lock_without_fence")
     lock_without_fence<mended><<<4, 32>>>(m.flags, m.a);
+  else if (name == "store_not_released")
+    store_not_released<mended><<<2, 32>>>(m.a, m.flags, m.b);
+  else if (name == "load_not_acquired")
+    load_not_acquired<mended><<<2, 1>>>(m.a, m.flags, m.b);
+  else if (name == "scope_too_small")
+    scope_too_small<mended><<<2, 1>>>(m.a, m.flags, m.b);
+  else if (name == "reader_without_fence")
+    reader_without_fence<mended><<<2, 1>>>(m.a, m.flags, m.b);
+  else if (name == "lock_not_released")
+    lock_not_released<mended><<<4, 32>>>(m.flags, m.a);
+  else if (name == "arrival_without_wait")
+    arrival_without_wait<mended><<<1, 64>>>(m.a);
+  else if (name == "stage_without_wait")
+    stage_without_wait<mended><<<1, 32>>>(m.a, m.b);
+  else if (name == "stage_not_acquired")
+    stage_not_acquired<mended><<<1, 64>>>(m.a, m.b);
   else if (name == "missing_grid_barrier") {
     void* arguments[] = {&m.a, &m.b};
     cudaLaunchCooperativeKernel(missing_grid_barrier<mended>, 2, 32, arguments);
@@ -1041,6 +1188,8 @@ bool run_sound(std::string_view name) {
     block_fences<<<1, 64>>>(m.a, m.flags, m.flags + 1, m.b);
   else if (name == "copied_tile_sent_on")
     copied_tile_sent_on<<<1, 32>>>(m.a, m.b);
+  else if (name == "ordered_by_atomics")
+    ordered_by_atomics<<<4, 32>>>(m.a, m.flags, m.b);
   else if (name == "wgmma_tile_replaced")
     wgmma_tile_replaced<<<1, 160>>>(m.a);
   else if (name == "producer_and_consumer")

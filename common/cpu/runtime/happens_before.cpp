@@ -146,6 +146,8 @@ void begin_clocks(BlockTrace& block) {
   for (ThreadTrace& thread : block.threads) {
     thread.clock = 1;
     thread.known = nullptr;
+    thread.seen = nullptr;
+    thread.next_order = {};
     thread.fenced.fill(nullptr);
     thread.engine_fences.clear();
     thread.known_to_engine = {};
@@ -286,30 +288,59 @@ uint32_t clock_of_current() {
 // What was done before a fence is known to whoever sees a later atomic or volatile store. Seeing it
 // is enough: the fence that the reader needs, too, is not asked for.
 void fence(Reach reach) {
+  acquire_fence();
   auto& fenced = running.thread->fenced;
   fenced[kBlock] = snapshot(*running.block, running.rank);
   if (reach == kDevice) fenced[kDevice] = fenced[kBlock];
   ++running.thread->clock;
 }
 
+void acquire_fence() {
+  ThreadTrace& thread = *running.thread;
+  thread.known = join(thread.known, std::exchange(thread.seen, nullptr));
+}
+
+namespace {
+
+void make_known_at(const void* address, const Knowledge& to_block, const Knowledge& to_all,
+                   bool replaces) {
+  Released& here = released()[address];
+  if (replaces) here = {};
+  here.to_all = join(here.to_all, to_all);
+  if (to_block == to_all) return;
+  Knowledge& there = here.to_block[running.block->number];
+  there = join(there, to_block);
+}
+
+// What was made known there to the running thread.
+Knowledge known_at(const void* address) {
+  auto found = released().find(address);
+  if (found == released().end()) return nullptr;
+  const auto& to_block = found->second.to_block.find(running.block->number);
+  return to_block == found->second.to_block.end() ? found->second.to_all
+                                                  : join(found->second.to_all, to_block->second);
+}
+
+}  // namespace
+
 void released_at(const void* address, bool replaces) {
   const auto& fenced = running.thread->fenced;
   if (!fenced[kBlock] && !replaces) return;  // as most atomics: they only count
-  Released& here = released()[address];
-  if (replaces) here = {};
-  here.to_all = join(here.to_all, fenced[kDevice]);
-  if (fenced[kBlock] == fenced[kDevice]) return;
-  Knowledge& to_block = here.to_block[running.block->number];
-  to_block = join(to_block, fenced[kBlock]);
+  make_known_at(address, fenced[kBlock], fenced[kDevice], replaces);
+}
+
+void released_all_at(const void* address, Reach reach, bool replaces) {
+  Knowledge all = snapshot(*running.block, running.rank);
+  ++running.thread->clock;
+  make_known_at(address, all, reach == kDevice ? all : running.thread->fenced[kDevice], replaces);
 }
 
 void acquired_at(const void* address) {
-  auto found = released().find(address);
-  if (found == released().end()) return;
-  Knowledge& known = running.thread->known;
-  known = join(known, found->second.to_all);
-  auto to_block = found->second.to_block.find(running.block->number);
-  if (to_block != found->second.to_block.end()) known = join(known, to_block->second);
+  running.thread->known = join(running.thread->known, known_at(address));
+}
+
+void seen_at(const void* address) {
+  running.thread->seen = join(running.thread->seen, known_at(address));
 }
 
 void fence_for_engine() {

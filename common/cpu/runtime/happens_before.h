@@ -34,9 +34,20 @@ Knowledge join(const Knowledge& a, const Knowledge& b);
 enum Reach : unsigned { kBlock, kDevice };
 constexpr unsigned kReaches = 2;
 
+// What is known of the memory order of an atomic operation. Those of CUDA's functions do not say:
+// their fences count, but a reader's own is not asked for.
+struct AtomicOrder {
+  bool acquires = true;
+  bool acquires_on_failure = true;
+  bool releases = false;
+  Reach reach = kDevice;
+};
+
 struct ThreadTrace {
   uint32_t clock;
   Knowledge known;
+  Knowledge seen;  // by relaxed atomic loads: known after a fence
+  AtomicOrder next_order;
   // What an atomic or volatile store of this thread makes known, by the reach of its fences.
   std::array<Knowledge, kReaches> fenced;
   // Its fences for the copy engine: their clocks, and what it knew at the last one.
@@ -91,13 +102,18 @@ extern Running running;
 bool is_known(uint32_t block, unsigned rank, uint32_t clock);
 
 void fence(Reach reach);
+void acquire_fence();
 void fence_for_engine();
 // Whether a fence for the copy engine lies on the way from a store of a thread to the running one:
 // the former's, if the latter knows of it, or the latter's, if it knew of the store.
 bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock);
-// An atomic access to an address, or a volatile one that counts as such.
+// An atomic access to an address, or a volatile one that counts as such. The first makes known what
+// the thread has fenced, the second all that it has done and knows; a store replaces what others
+// have made known there.
 void released_at(const void* address, bool replaces);
+void released_all_at(const void* address, Reach reach, bool replaces);
 void acquired_at(const void* address);
+void seen_at(const void* address);  // by a relaxed load
 // Forgets that, and what is known of barriers; or of those at these addresses.
 void forget_released();
 void forget_barriers(const void* begin, const void* end);

@@ -105,12 +105,16 @@ void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site sit
   }
 }
 
-void arrive(uint64_t* barrier, Word& word, int bytes, const char* what, Site site) {
+void add_bytes(Word& word, int bytes, const char* what, Site site) {
   int64_t due = word.bytes + bytes;
   if (bytes < 0 || due > kMaxArrivals)
     trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
          static_cast<int>(word.bytes), kMaxArrivals);
   word.bytes = due;
+}
+
+void arrive(uint64_t* barrier, Word& word, int bytes, const char* what, Site site) {
+  add_bytes(word, bytes, what, site);
   trace::arrived_at(barrier);
   arrive_once(barrier, word, what, site);
 }
@@ -162,6 +166,24 @@ void mbarrier_arrive(uint64_t* barrier, int bytes, Site site) {
   arrive(barrier, word_at(barrier, what, site), bytes, what, site);
 }
 
+int mbarrier_arrive_many(uint64_t* barrier, int arrivals, bool drops, const char* what, Site site) {
+  Word& word = word_at(barrier, what, site);
+  if (arrivals < 1 || static_cast<uint64_t>(arrivals) > word.pending)
+    trap(site, "%s: %d arrivals, where %u of this phase are left", what, arrivals,
+         static_cast<unsigned>(word.pending));
+  const int parity = static_cast<int>(word.parity);
+  if (drops) --word.arrivals;
+  trace::arrived_at(barrier);
+  word.pending -= static_cast<uint64_t>(arrivals);
+  end_phase_if_complete(barrier, word);
+  return parity;
+}
+
+void mbarrier_expect_bytes(uint64_t* barrier, int bytes, Site site) {
+  const char* what = "mbarrier.expect_tx";
+  add_bytes(word_at(barrier, what, site), bytes, what, site);
+}
+
 void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site) {
   const char* what = "mbarrier.arrive.shared::cluster";
   auto* there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
@@ -169,9 +191,14 @@ void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site s
   arrive(there, valid_word(there, what, site), bytes, what, site);
 }
 
-void arrive_after_copies(uint64_t* barrier, Site site) {
+void arrive_after_copies(uint64_t* barrier, bool is_extra, Site site) {
   const char* what = "cp.async.mbarrier.arrive";
   Word& word = word_at(barrier, what, site);
+  if (is_extra) {
+    if (word.pending == kMaxArrivals)
+      trap(site, "%s: more than %d arrivals are pending", what, kMaxArrivals);
+    ++word.pending;
+  }
   AsyncCopies& copies = copies_of_current();
   ResidentBlock& block = block_of(*current);
   block.has_async_copies = true;
@@ -237,8 +264,7 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
     finish_copies(block, barrier, word, site);
 }
 
-bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
-  const char* what = "mbarrier.test_wait";
+bool mbarrier_test(uint64_t* barrier, int parity, const char* what, Site site) {
   Word& word = word_at(barrier, what, site);
   finish_copies(block_of(*current), barrier, word, site);
   bool complete = static_cast<int>(word.parity) != check_parity(parity, what, site);
@@ -249,8 +275,7 @@ bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
   return complete;
 }
 
-void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
-  const char* what = "mbarrier.try_wait";
+void mbarrier_wait(uint64_t* barrier, int parity, const char* what, Site site) {
   Word& word = word_at(barrier, what, site);
   finish_copies(block_of(*current), barrier, word, site);
   if (static_cast<int>(word.parity) == check_parity(parity, what, site)) {
@@ -265,10 +290,12 @@ std::string describe_mbarrier(const Thread& thread) {
     for (const Thread* other = waiters.threads.first; other; other = other->next) {
       if (other != &thread) continue;
       const Word& word = *reinterpret_cast<const Word*>(waiters.barrier);
-      std::string text = format(", phase of parity %u, where %u of %u arrivals have come",
-                                static_cast<unsigned>(word.parity),
-                                static_cast<unsigned>(word.arrivals - word.pending),
-                                static_cast<unsigned>(word.arrivals));
+      // (Copies can add arrivals, and a thread that drops out takes one away.)
+      const uint64_t missing = std::min<uint64_t>(word.pending, word.arrivals);
+      std::string text =
+          format(", phase of parity %u, where %u of %u arrivals have come",
+                 static_cast<unsigned>(word.parity), static_cast<unsigned>(word.arrivals - missing),
+                 static_cast<unsigned>(word.arrivals));
       if (word.bytes) text += format(" and %d bytes are due", static_cast<int>(word.bytes));
       return text;
     }

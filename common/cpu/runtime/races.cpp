@@ -234,7 +234,8 @@ void check_shared(const Access& access) {
     good = check_cell(cell, mask, access);
     return good;
   });
-  if (access.kind != Kind::kWrite && good && !all_written(block, offset, access.bytes))
+  const bool reads = access.kind != Kind::kWrite && !access.is_store;
+  if (reads && good && !all_written(block, offset, access.bytes))
     report("unwritten", access,
            {access.site, running.block->number, running.rank, access.kind, access.bytes});
   if (access.kind != Kind::kRead) note_written(block, offset, access.bytes);

@@ -23,6 +23,7 @@ CUDACPU_THREAD_LOCAL Thread* current = nullptr;
 CUDACPU_THREAD_LOCAL Worker* worker = nullptr;
 CUDACPU_THREAD_LOCAL bool entry_pending = false;
 CUDACPU_THREAD_LOCAL bool polled = false;
+CUDACPU_THREAD_LOCAL Finding last_finding = {};
 
 namespace {
 

@@ -75,6 +75,7 @@ Range find_thread_locals() {
   add(&blockDim, sizeof blockDim), add(&gridDim, sizeof gridDim);
   add(&current, sizeof current), add(&worker, sizeof worker);
   add(&entry_pending, sizeof entry_pending), add(&polled, sizeof polled);
+  add(&last_finding, sizeof last_finding);
   return found;
 }
 
@@ -158,7 +159,8 @@ bool is_tracing() {
 }
 
 __attribute__((always_inline)) inline void on_access(const void* pointer, size_t bytes, Kind kind,
-                                                     bool is_volatile, const void* pc) {
+                                                     bool is_volatile, const void* pc,
+                                                     bool is_store = false) {
   if (!is_tracing()) return;
   auto address = reinterpret_cast<uintptr_t>(pointer);
   Space space;
@@ -166,7 +168,9 @@ __attribute__((always_inline)) inline void on_access(const void* pointer, size_t
   if (is_private(address, space, owner)) return;
   const auto& callers = running.thread->callers;
   uint32_t site = number_of(pc, callers.empty() ? nullptr : callers.back());
-  trace_access({address, static_cast<uint32_t>(bytes), site, kind, space, owner, is_volatile});
+  Access access{address, static_cast<uint32_t>(bytes), site, kind, space, owner, is_volatile};
+  access.is_store = is_store;
+  trace_access(access);
 }
 
 // A volatile access is one that others may make at the same time, as a flag that is waited for. Not
@@ -179,12 +183,28 @@ void on_volatile(const void* pointer, size_t bytes, Kind kind, const void* pc) {
   if (mode() == Mode::kRaces && kind == Kind::kRead) acquired_at(pointer);
 }
 
+// What an atomic operation did to memory.
+enum class Effect : uint8_t { kLoad, kStore, kUpdate, kFailed };
+
 // A loop around compare-and-swap begins with a load, which is a part of the atomic operation.
-void on_atomic(const void* pointer, size_t bytes, bool reads, bool writes, const void* pc) {
+void on_atomic(const void* pointer, size_t bytes, Effect effect, const void* pc) {
   if (!is_tracing()) return;
-  if (mode() == Mode::kRaces && writes) released_at(pointer, false);
-  if (writes || mode() == Mode::kRaces) on_access(pointer, bytes, Kind::kAtomic, false, pc);
-  if (mode() == Mode::kRaces && reads) acquired_at(pointer);
+  const AtomicOrder order = std::exchange(running.thread->next_order, AtomicOrder{});
+  const bool races = mode() == Mode::kRaces;
+  const bool stores = effect == Effect::kStore || effect == Effect::kUpdate;
+  if (races && stores) {
+    if (order.releases)
+      released_all_at(pointer, order.reach, effect == Effect::kStore);
+    else
+      released_at(pointer, effect == Effect::kStore);
+  }
+  if (races || effect != Effect::kLoad)
+    on_access(pointer, bytes, Kind::kAtomic, false, pc, effect == Effect::kStore);
+  if (!races || effect == Effect::kStore) return;
+  if (effect == Effect::kFailed ? order.acquires_on_failure : order.acquires)
+    acquired_at(pointer);
+  else
+    seen_at(pointer);
 }
 
 void access_by_runtime(const void* pointer, size_t bytes, Kind kind, Site site,
@@ -350,6 +370,17 @@ void trace_block_fence() {
 void trace_engine_fence() {
   if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_for_engine();
 }
+void trace_acquire_fence() {
+  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::acquire_fence();
+}
+void trace_order(int success, int failure, bool reaches_device) {
+  if (!trace::is_tracing()) return;
+  auto acquires = [](int order) { return order != __ATOMIC_RELAXED && order != __ATOMIC_RELEASE; };
+  const bool releases =
+      success == __ATOMIC_RELEASE || success == __ATOMIC_ACQ_REL || success == __ATOMIC_SEQ_CST;
+  trace::running.thread->next_order = {acquires(success), acquires(failure), releases,
+                                       reaches_device ? trace::kDevice : trace::kBlock};
+}
 bool trace_constants(const void* begin, const void* end) {
   auto bytes = static_cast<const char*>(end) - static_cast<const char*>(begin);
   if (bytes) trace::constants.push_back(trace::range_of(begin, static_cast<size_t>(bytes)));
@@ -426,46 +457,46 @@ void __tsan_atomic_thread_fence(int) {
 }
 void __tsan_atomic_signal_fence(int) {}
 
-#define CUDACPU_FETCH(bits, T, name)                                   \
-  T __tsan_atomic##bits##_fetch_##name(volatile T* at, T value, int) { \
-    on_atomic(const_cast<T*>(at), sizeof(T), true, true, CUDACPU_PC);  \
-    return __atomic_fetch_##name(at, value, __ATOMIC_SEQ_CST);         \
+#define CUDACPU_FETCH(bits, T, name)                                       \
+  T __tsan_atomic##bits##_fetch_##name(volatile T* at, T value, int) {     \
+    on_atomic(const_cast<T*>(at), sizeof(T), Effect::kUpdate, CUDACPU_PC); \
+    return __atomic_fetch_##name(at, value, __ATOMIC_SEQ_CST);             \
   }
-#define CUDACPU_ATOMIC(bits, T)                                                                \
-  CUDACPU_FETCH(bits, T, add)                                                                  \
-  CUDACPU_FETCH(bits, T, sub)                                                                  \
-  CUDACPU_FETCH(bits, T, and)                                                                  \
-  CUDACPU_FETCH(bits, T, or)                                                                   \
-  CUDACPU_FETCH(bits, T, xor)                                                                  \
-  T __tsan_atomic##bits##_load(const volatile T* at, int) {                                    \
-    on_atomic(const_cast<T*>(at), sizeof(T), true, false, CUDACPU_PC);                         \
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                              \
-  }                                                                                            \
-  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {                             \
-    on_atomic(const_cast<T*>(at), sizeof(T), false, true, CUDACPU_PC);                         \
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                            \
-  T __tsan_atomic##bits##_exchange(volatile T* at, T value, int) {                             \
-    on_atomic(const_cast<T*>(at), sizeof(T), true, true, CUDACPU_PC);                          \
-    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                   \
-  }                                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* expected, T value, int, \
+#define CUDACPU_SWAP(bits, T, name)                                                            \
+  int __tsan_atomic##bits##_compare_exchange_##name(volatile T* at, T* expected, T value, int, \
                                                     int) {                                     \
-    on_atomic(const_cast<T*>(at), sizeof(T), true, true, CUDACPU_PC);                          \
-    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST,           \
-                                       __ATOMIC_SEQ_CST);                                      \
-  }                                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* at, T* expected, T value, int,   \
-                                                  int) {                                       \
-    on_atomic(const_cast<T*>(at), sizeof(T), true, true, CUDACPU_PC);                          \
-    return __atomic_compare_exchange_n(at, expected, value, true, __ATOMIC_SEQ_CST,            \
-                                       __ATOMIC_SEQ_CST);                                      \
+    bool done = __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST,      \
+                                            __ATOMIC_SEQ_CST);                                 \
+    on_atomic(const_cast<T*>(at), sizeof(T), done ? Effect::kUpdate : Effect::kFailed,         \
+              CUDACPU_PC);                                                                     \
+    return done;                                                                               \
+  }
+#define CUDACPU_ATOMIC(bits, T)                                            \
+  CUDACPU_FETCH(bits, T, add)                                              \
+  CUDACPU_FETCH(bits, T, sub)                                              \
+  CUDACPU_FETCH(bits, T, and)                                              \
+  CUDACPU_FETCH(bits, T, or)                                               \
+  CUDACPU_FETCH(bits, T, xor)                                              \
+  CUDACPU_SWAP(bits, T, strong)                                            \
+  CUDACPU_SWAP(bits, T, weak)                                              \
+  T __tsan_atomic##bits##_load(const volatile T* at, int) {                \
+    on_atomic(const_cast<T*>(at), sizeof(T), Effect::kLoad, CUDACPU_PC);   \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                          \
+  }                                                                        \
+  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {         \
+    on_atomic(const_cast<T*>(at), sizeof(T), Effect::kStore, CUDACPU_PC);  \
+    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                         \
+  }                                                                        \
+  T __tsan_atomic##bits##_exchange(volatile T* at, T value, int) {         \
+    on_atomic(const_cast<T*>(at), sizeof(T), Effect::kUpdate, CUDACPU_PC); \
+    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);               \
   }
 CUDACPU_ATOMIC(8, uint8_t)
 CUDACPU_ATOMIC(16, uint16_t)
 CUDACPU_ATOMIC(32, uint32_t)
 CUDACPU_ATOMIC(64, uint64_t)
 #undef CUDACPU_ATOMIC
+#undef CUDACPU_SWAP
 #undef CUDACPU_FETCH
 
 }  // extern "C"

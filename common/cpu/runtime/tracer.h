@@ -36,6 +36,7 @@ struct Access {
   bool is_volatile = false;
   bool is_pending = false;  // it has been started, and takes place until somebody waits
   bool by_engine = false;   // by the copy engine or a tensor core
+  bool is_store = false;    // atomic, and reads nothing
 };
 
 // The launch that runs.

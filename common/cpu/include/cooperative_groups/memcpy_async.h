@@ -5,27 +5,17 @@
 // bytes is copied at once; nothing promises that, and here it is late, too.
 #pragma once
 
-#include <algorithm>
-
 #include "../cooperative_groups.h"
-#include "../cudacpu/ptx.h"
+#include "../cudacpu/group_copy.h"
 
 namespace cooperative_groups {
 
 namespace details {
 
-constexpr size_t kCopyBytes = 16;  // of one cp.async
-
-// `bytes` from global to shared memory, 16 at a time, in turn by the threads of the group. Between
-// other memories, bytes are copied at once. All three are multiples of `alignment`.
+// One call: copies, which are one group of cp.async of every thread.
 template <class Group>
 void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, size_t alignment,
                 cudacpu::Site site) {
-  if (reinterpret_cast<uintptr_t>(to) % alignment || reinterpret_cast<uintptr_t>(from) % alignment)
-    cudacpu::trap(site,
-                  "memcpy_async: misaligned address: the destination %p and the source %p must be "
-                  "multiples of %zu",
-                  to, from, alignment);
   if (bytes % alignment)
     cudacpu::trap(site, "memcpy_async: %zu bytes; the number must be a multiple of %zu", bytes,
                   alignment);
@@ -38,24 +28,8 @@ void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, si
                   "multiples of 4; a GPU then copies 2 bytes at a time: the addresses and the "
                   "number of bytes, %zu, must be even",
                   to, from, bytes);
-  char* target = static_cast<char*>(to);
-  const char* source = static_cast<const char*>(from);
-  const size_t rank = group.thread_rank(), threads = group.num_threads();
-  if (!__isShared(to) || __isShared(from)) {
-    for (size_t i = rank; i < bytes; i += threads) target[i] = source[i];
-  } else {
-    for (size_t i = rank * kCopyBytes; i < bytes; i += threads * kCopyBytes)
-      cudacpu::start_group_copy(target + i, source + i, std::min(kCopyBytes, bytes - i), site);
-  }
+  cudacpu::copy_by_group(group, to, from, bytes, alignment, site);
   cudacpu::commit_copies();
-}
-
-template <class T>
-constexpr size_t alignment_of() {
-  if constexpr (std::is_void_v<T>)
-    return 1;
-  else
-    return std::min<size_t>(alignof(T), kCopyBytes);
 }
 
 }  // namespace details
@@ -64,14 +38,14 @@ constexpr size_t alignment_of() {
 // aligned_size_t's form); the number of bytes must be a multiple of it.
 template <class Group, class T, class Size>
 void memcpy_async(const Group& group, T* to, const T* from, const Size& bytes, CUDACPU_HERE) {
-  details::copy_bytes(group, to, from, static_cast<size_t>(bytes), details::alignment_of<T>(),
+  details::copy_bytes(group, to, from, static_cast<size_t>(bytes), cudacpu::copy_alignment<T>(),
                       {file, line});
 }
 template <class Group, class T, template <size_t> class Aligned, size_t alignment>
 void memcpy_async(const Group& group, T* to, const T* from, const Aligned<alignment>& bytes,
                   CUDACPU_HERE) {
   details::copy_bytes(group, to, from, static_cast<size_t>(bytes),
-                      std::min(alignment, details::kCopyBytes), {file, line});
+                      std::min(alignment, cudacpu::kCopyBytes), {file, line});
 }
 
 // Copies as many elements as there are on both sides.
@@ -79,7 +53,7 @@ template <class Group, class T>
 void memcpy_async(const Group& group, T* to, size_t elements_to, const T* from,
                   size_t elements_from, CUDACPU_HERE) {
   details::copy_bytes(group, to, from, std::min(elements_to, elements_from) * sizeof(T),
-                      details::alignment_of<T>(), {file, line});
+                      cudacpu::copy_alignment<T>(), {file, line});
 }
 
 // Waits for the copies of all threads of the group, but for their `Stage` youngest calls.

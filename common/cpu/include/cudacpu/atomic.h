@@ -18,6 +18,24 @@ inline void atomic_progress() {
     polled = false;
 }
 
+// A thread that finds by an atomic operation what it found there last is taken to wait for another,
+// which gets its turn.
+struct Finding {
+  const Thread* thread;
+  const void* address;
+  uint64_t bits;
+};
+extern CUDACPU_THREAD_LOCAL Finding last_finding;
+
+inline void give_way_if_seen(const void* address, uint64_t bits, const char* what, Site site) {
+  if (!current) return;
+  Finding& last = last_finding;
+  if (last.thread == current && last.address == address && last.bits == bits)
+    poll(what, site);
+  else
+    last = {current, address, bits};
+}
+
 // Applies `next` to the value at `address` through compare-and-swap on an integer of its size.
 template <class Integer, class T, class Next>
 T atomic_update(T* address, Next next) {

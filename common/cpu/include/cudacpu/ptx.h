@@ -52,10 +52,26 @@ void mbarrier_init(uint64_t* barrier, int arrivals, Site site);
 void mbarrier_invalidate(uint64_t* barrier, Site site);
 // One arrival, after `bytes` more have become due.
 void mbarrier_arrive(uint64_t* barrier, int bytes, Site site);
-// One arrival, when the queued copies of the running thread have taken place.
-void arrive_after_copies(uint64_t* barrier, Site site);
-bool mbarrier_test(uint64_t* barrier, int parity, Site site);
-void mbarrier_wait(uint64_t* barrier, int parity, Site site);
+// Several arrivals; if it `drops`, one arrival fewer is needed from the next phase on. Returns the
+// parity of the phase that they are for.
+int mbarrier_arrive_many(uint64_t* barrier, int arrivals, bool drops, const char* what, Site site);
+// `bytes` more become due, with no arrival.
+void mbarrier_expect_bytes(uint64_t* barrier, int bytes, Site site);
+// One arrival, when the queued copies of the running thread have taken place: one of those that the
+// phase needs, or, if it `is_extra`, one that it needs beside them.
+void arrive_after_copies(uint64_t* barrier, bool is_extra, Site site);
+inline void arrive_after_copies(uint64_t* barrier, Site site) {
+  arrive_after_copies(barrier, false, site);
+}
+// what: the name of the call, for messages.
+bool mbarrier_test(uint64_t* barrier, int parity, const char* what, Site site);
+inline bool mbarrier_test(uint64_t* barrier, int parity, Site site) {
+  return mbarrier_test(barrier, parity, "mbarrier.test_wait", site);
+}
+void mbarrier_wait(uint64_t* barrier, int parity, const char* what, Site site);
+inline void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
+  mbarrier_wait(barrier, parity, "mbarrier.try_wait", site);
+}
 
 // An arrival at the mbarrier of block `rank` of the cluster that corresponds to this one.
 void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site);

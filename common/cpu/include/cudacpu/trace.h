@@ -16,6 +16,17 @@ void trace_write(const void* address, size_t bytes, Site site);
 void trace_fence();
 void trace_block_fence();
 void trace_engine_fence();
+// One that only lets the thread know what its relaxed atomic loads have seen.
+void trace_acquire_fence();
+// The memory order of the atomic operation that comes next (success, and failure of a
+// compare-and-swap, as __ATOMIC_RELAXED and its like), and whether it reaches other blocks. Those
+// for which nothing is said acquire, and release what was fenced.
+void trace_order(int success, int failure, bool reaches_device);
+// The fence itself, of which the tracer has been told. (One OS thread runs a launch that is
+// traced.)
+inline void untraced_fence() {
+  __asm__ volatile("" ::: "memory");
+}
 
 // __constant__ variables are one section, which each library makes known.
 bool trace_constants(const void* begin, const void* end);
@@ -39,6 +50,11 @@ inline void trace_write(const void*, size_t, Site) {}
 inline void trace_fence() {}
 inline void trace_block_fence() {}
 inline void trace_engine_fence() {}
+inline void trace_acquire_fence() {}
+inline void trace_order(int, int, bool) {}
+inline void untraced_fence() {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 }  // namespace cudacpu
 
 #endif
