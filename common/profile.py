@@ -21,7 +21,7 @@ from common.sanitize import find_tool
 from common.toolchain import Platform
 from common.worker import Work, load_rung, run_this
 
-# Column of the table: counters of ncu, the first over the second where there are two; its unit.
+# Column of the table: counters of ncu; its unit, or what is made of two counters.
 METRICS = {
     "µs": (("gpu__time_duration.sum",), "duration"),
     "DRAM %": (("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",), "percent"),
@@ -43,12 +43,11 @@ METRICS = {
         ),
         "ratio",
     ),
+    # From the addresses of each instruction. The counters l1tex__data_bank_conflicts_… also count
+    # waiting for other traffic, so that they are never quite 0 and differ from run to run.
     "bank confl.": (
-        (
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
-            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
-        ),
-        "sum",
+        ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal"),
+        "difference",
     ),
 }
 LEGEND = (
@@ -175,4 +174,6 @@ def _value(record: dict[str, str], names: Sequence[str], kind: str) -> str:
         return f"{values[0]:.1f}"
     if kind == "ratio":
         return f"{values[0] / values[1]:.2f}" if values[1] else "–"
-    return f"{sum(values):.0f}"
+    if kind == "difference":
+        return f"{values[0] - values[1]:.0f}"
+    return f"{values[0]:.0f}"

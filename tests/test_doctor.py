@@ -227,6 +227,7 @@ def test_profiles_are_read() -> None:
     values = {"gpu__time_duration.sum": "12,345", "lts__t_sector_hit_rate.pct": "33.333"}
     values |= {name: "400" for name in counters if "sectors" in name}
     values |= {name: "100" for name in counters if "requests" in name}
+    values |= {"memory_l1_wavefronts_shared": "1,054"}
     cells = [values.get(name, "7") for name in counters]
     line = ",".join(f'"{cell}"' for cell in ["0", "void twice_v1_kernel<float>(int)", *cells])
     (row,) = profile.parse(f"==PROF== noise\n{header}\n{units}\n{line}\n")
@@ -235,7 +236,8 @@ def test_profiles_are_read() -> None:
     assert shown["µs"] == "12.3"
     assert shown["L2 hit %"] == "33.3"
     assert shown["sect/ld"] == "4.00"
-    assert shown["bank confl."] == "14"
+    assert shown["bank confl."] == "1047"
+    assert shown["regs"] == "7"
 
 
 @pytest.mark.parametrize("text", ["", '"ID","Kernel Name"\n"",""\n'])
