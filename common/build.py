@@ -39,7 +39,11 @@ HALF_OPERATORS = [
     "-U__CUDA_NO_HALF2_OPERATORS__",
 ]
 BINDING = [STABLE_ABI, "-DUSE_CUDA"]
-CUDA_FLAGS = ["-O3", "-std=c++20", "-lineinfo", "--expt-relaxed-constexpr", *HALF_OPERATORS]
+# Lambdas marked __device__ can be handed to kernels, and device code calls constexpr functions.
+CUDA_FLAGS = [
+    *("-O3", "-std=c++20", "-lineinfo", "--extended-lambda", "--expt-relaxed-constexpr"),
+    *HALF_OPERATORS,
+]
 
 KEPT_PRELUDES = 2  # of 137 MB each
 KEPT_BUILDS = 3  # of one day on one platform: going back to yesterday's flags builds nothing

@@ -206,6 +206,12 @@ def test_half_precision(call: Call, dtype: torch.dtype) -> None:
         )
 
 
+def test_language(call: Call) -> None:
+    got = call("language", LIKE).tolist()
+    assert got[:11] == [34, 34, 34, 6.5, 4, 4, 9, 8, 16, 1, 127]
+    assert got[11:] == [0, 3, 6, 9, 3, 4, 5, 6, 0]
+
+
 def test_printf_keeps_blocks_and_lines_in_order(
     runtime: backend.Runtime, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +328,7 @@ FAULTS = {
     "stack_overflow": (9, "stack overflow: the local variables of a thread"),
     "trapped": (10, r"__trap\(\) was called"),
     "failed_assertion": (11, "assertion failed in failed_assertion: .*too small"),
+    "false_assumption": (24, "__builtin_assume of what is not true: .*1e30f"),
     "spin_on_memory": (12, "no thread gets on"),
     "spin_and_count": (23, "no thread gets on"),
     "spin_on_lock": (13, "no thread gets on"),

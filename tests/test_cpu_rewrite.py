@@ -64,6 +64,41 @@ def test_what_is_left_alone(text: str) -> None:
     assert _rewritten(text) == text
 
 
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("v", "v"),
+        ("v[i]", "v[i]"),
+        ("*p", "*p"),
+        ("(*p).v", "(*p).v"),
+        ("p->v[2]", "p->v[2]"),
+        ("if (c) v", "v"),
+        ("for (;;) { v", "v"),
+        ("float2 v", None),
+        ("auto v", None),
+        ("T* v", None),
+        ("int v[2]", None),
+        ("float2 u, v", None),
+    ],
+)
+def test_assignments_of_braced_pairs(target: str, named: str | None) -> None:
+    close = "}" if "{" in target else ""
+    text = f"__device__ void f() {{ {target} = {{a, b}}; {close} }}"
+    got = _rewritten(text)
+    if named is None:
+        assert got == text
+    else:
+        assert f"= ::std::remove_reference_t<decltype({named})>{{a, b}};" in got
+    assert _rewritten(text.replace("__device__ ", "")) == text.replace("__device__ ", "")
+
+
+def test_clock_in_device_code() -> None:
+    device, host = "auto t = clock();", "auto t = clock() + std::clock() + x.clock();"
+    got = _rewritten(f"__device__ void f() {{ {device} }} void g() {{ {host} }}")
+    assert "auto t = ::cudacpu::device_clock(); }" in got
+    assert host in got
+
+
 # The kernel expression of each launch, found by walking back from <<<.
 LAUNCHES = {
     "void f() { k<<<1, 2>>>(x); }": "k",

@@ -31,7 +31,7 @@ _STATEMENT_WORDS = frozenset(("return", "else", "do", "case", "goto", "throw", "
 _CONDITION_WORDS = frozenset(("if", "while", "for", "switch", "catch"))
 _ATTRIBUTE_WORDS = (
     *("alignas", "__align__", "__attribute__", "__launch_bounds__", "__cluster_dims__"),
-    "decltype",
+    *("__maxnreg__", "__block_size__", "decltype"),
 )
 _TYPE_WORDS = (
     *("typename", "class", "int", "bool", "char", "short", "long", "unsigned", "signed"),
@@ -181,6 +181,7 @@ class _File:
             self._refuse_missing(stream)
             self._replace_names(stream)
             self._edit_shared(stream)
+            self._edit_braced_pairs(stream)
             self._edit_launches(stream)
         self._edit_kernels(streams[0])
         self._edit_waiting_loops(streams[0])
@@ -435,10 +436,48 @@ class _File:
                         if _flat(tokens[cast + 1 : close]).split() in _VOID_POINTERS:
                             for q in range(cast, close + 1):
                                 self.instead[stream.indices[q]] = ""
+            elif called and token.is_word("clock") and self._on_device(stream, p):
+                # The C library has a function of this name, too, for host code.
+                if not (before and before.is_op(".", "->", "::")):
+                    self.instead[stream.indices[p]] = "::cudacpu::device_clock"
             elif token.is_word("STABLE_TORCH_LIBRARY_IMPL", "TORCH_LIBRARY_IMPL"):
                 for q in range(p + 1, min(p + 5, len(tokens))):
                     if tokens[q].is_word("CUDA"):
                         self.instead[stream.indices[q]] = "CPU"
+
+    @staticmethod
+    def _on_device(stream: _Stream, p: int) -> bool:
+        scope = stream.scopes[p]
+        return scope is not None and scope.on_device
+
+    def _edit_braced_pairs(self, stream: _Stream) -> None:
+        """Names the type in `v = {a, b};`, in device code.
+
+        For __half2 and __nv_bfloat162 the assignment is ambiguous to g++ and clang: their elements
+        convert to integers, of which NVIDIA's headers take a pair, too. nvcc does not mind.
+        """
+        tokens = stream.tokens
+        for p, token in enumerate(tokens):
+            if not (token.is_op("=") and tokens[p + 1].is_op("{") and self._on_device(stream, p)):
+                continue
+            close = self._forward(tokens, p + 1)
+            start = self._assigned_start(tokens, p)
+            if start is not None and len(self._split(tokens, p + 2, close)) == 2:
+                target = _flat(tokens[start:p])
+                self._insert_before(
+                    stream.indices[p + 1], f"::std::remove_reference_t<decltype({target})>"
+                )
+
+    def _assigned_start(self, tokens: Sequence[Token], p: int) -> int | None:
+        """Where the statement starts that assigns by the `=` at p; None in a declaration."""
+        if p == 0 or not (tokens[p - 1].is_word() or tokens[p - 1].is_op("]", ")")):
+            return None
+        start = self._expression_start(tokens, p - 1)
+        while start > 0 and tokens[start - 1].is_op("*"):
+            start -= 1
+        before = tokens[start - 1] if start > 0 else None
+        begins = before and (before.is_op(";", "{", "}", ")") or before.is_word("else", "do"))
+        return start if begins else None
 
     # Shared memory -------------------------------------------------------------------------------
 

@@ -61,6 +61,10 @@ __global__ void trapped(float* x) {
 __global__ void failed_assertion(float* x) {
   assert(x[0] > 1e30f && "too small");  // line: failed_assertion
 }
+__global__ void false_assumption(float* x) {
+  __builtin_assume(x[0] > 1e30f);  // line: false_assumption
+  x[0] = 1;
+}
 __global__ void spin_on_memory(volatile int* flag) {
   while (*flag == 0);  // line: spin_on_memory
 }
@@ -185,6 +189,9 @@ void run(Tensor x, int64_t which) {
       break;
     case 23:
       spin_and_count<<<2, 32>>>(i);
+      break;
+    case 24:
+      false_assumption<<<1, 32>>>(p);
       break;
     case 22:
       take_turns<<<4, 8>>>(i);

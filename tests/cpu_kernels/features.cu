@@ -798,6 +798,110 @@ void runtime_api(Tensor) {
   STD_TORCH_CHECK(function.maxThreadsPerBlock == 1024);
 }
 
+// ---------------------------------------------------------------- C++ in device code
+
+template <class T>
+concept Number = std::is_arithmetic_v<T>;
+template <Number... Ts>
+__device__ auto sum_of(Ts... values) {
+  return (values + ... + 0);
+}
+struct Scale {
+  float factor;
+  int shift;
+};
+struct Shape {
+  __device__ virtual float area() const { return 1; }
+};
+struct Square : Shape {
+  float side;
+  __device__ explicit Square(float x) : side(x) {}
+  __device__ float area() const override { return side * side; }
+};
+__device__ float twice(float x) {
+  return 2 * x;
+}
+
+// The elements of a pair, assigned in braces, as nvcc takes it for all of these types.
+template <class Pair>
+__device__ Pair exchanged(Pair pair) {
+  [[maybe_unused]] Pair before = {pair.x, pair.y};
+  Pair two[2];
+  Pair* last = &two[1];
+  two[0] = {pair.y, pair.x};
+  *last = {two[0].x, two[0].y};
+  if (pair.x == pair.x) pair = {last->x, last->y};
+  return pair;
+}
+
+__global__ void __maxnreg__(64)
+    language_kernel(const __grid_constant__ Scale scale, float* out, int n) {
+  __builtin_assume(n > 0);
+  auto pair_sum = [](auto pair, float weight) {
+    pair = exchanged(pair);
+    return static_cast<float>(pair.x) + weight * static_cast<float>(pair.y);
+  };
+  out[0] = pair_sum(__halves2half2(__float2half(3), __float2half(4)), 10);
+  out[1] = pair_sum(__halves2bfloat162(__float2bfloat16(3), __float2bfloat16(4)), 10);
+  out[2] = pair_sum(float2{3, 4}, 10);
+  out[3] = sum_of(1, 2.5f, 3u);
+  out[4] = scale.factor * static_cast<float>(n << scale.shift);
+
+  auto* words = static_cast<int*>(malloc(4 * sizeof(int)));
+  memset(words, 0, 4 * sizeof(int));
+  words[2] = n;
+  auto* copies = new int[4];
+  memcpy(copies, words, 4 * sizeof(int));
+  out[5] = static_cast<float>(copies[1] + copies[2]);
+  free(words);
+  delete[] copies;
+
+  const Shape* shape = new Square(3);
+  out[6] = shape->area();
+  delete static_cast<const Square*>(shape);
+  float (*function)(float) = n > 0 ? twice : nullptr;
+  out[7] = function(4);
+
+  float sum = 0;
+  constexpr int kTimes = 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum += 1;
+#pragma unroll kTimes
+  for (int i = 0; i < 4; ++i) sum += 1;
+#pragma unroll(kTimes * 2)
+  for (int i = 0; i < 4; ++i) sum += 1;
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) sum += 1;
+  out[8] = sum;
+
+  const clock_t begin = clock();
+  const long long begin64 = clock64();
+  __nanosleep(100);
+  out[9] = clock() != begin && clock64() > begin64;
+  union {
+    float value;
+    unsigned bits;
+  } word;
+  word.value = 1;
+  out[10] = static_cast<float>(word.bits >> 23);
+  if (__builtin_expect(n == 0, 0)) __trap();
+}
+template <class Function>
+__global__ void apply_kernel(Function function) {
+  function(threadIdx.x);
+}
+Tensor language(Tensor like) {
+  Tensor out = torch::stable::new_zeros(like, {20});
+  float* p = mutable_data<float>(out);
+  language_kernel<<<1, 1>>>(Scale{0.5f, 1}, p, 4);
+  const float factor = 3;
+  apply_kernel<<<1, 4>>>([=] __device__(unsigned i) { p[11 + i] = factor * i; });
+  auto both = [p, factor] __host__ __device__(unsigned i) { p[15 + i] = factor + i; };
+  apply_kernel<<<1, 4>>>(both);
+  check_launch("language");
+  return out;
+}
+
 // ---------------------------------------------------------------- speed
 
 __global__ void empty_kernel() {}
@@ -884,6 +988,7 @@ STABLE_TORCH_LIBRARY(test_features, m) {
   m.def("bits(Tensor like) -> Tensor");
   m.def("half_math(Tensor x) -> Tensor");
   m.def("print(Tensor like, int blocks) -> ()");
+  m.def("language(Tensor like) -> Tensor");
   m.def("launch_errors(Tensor like) -> Tensor");
   m.def("runtime_api(Tensor like) -> ()");
   m.def("launch_empty(int blocks, int threads) -> ()");
@@ -914,6 +1019,7 @@ STABLE_TORCH_LIBRARY_IMPL(test_features, CUDA, m) {
   m.impl("atomics", TORCH_BOX(&atomics));
   m.impl("bits", TORCH_BOX(&bits));
   m.impl("print", TORCH_BOX(&print));
+  m.impl("language", TORCH_BOX(&language));
   m.impl("launch_errors", TORCH_BOX(&launch_errors));
   m.impl("runtime_api", TORCH_BOX(&runtime_api));
 }

@@ -286,6 +286,7 @@ __global__ void turn_round_kernel(const float* in, float* out, int n) {
       cuda::memcpy_async(row + i, in + i, cuda::aligned_size_t<4>(4), barrier);
   }
   if constexpr (how == 3) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     BlockBarrier::arrival_token token;
     if (threadIdx.x == 0) {
       cuda::device::memcpy_async_tx(row, in, cuda::aligned_size_t<16>(n * sizeof(float)), barrier);
@@ -294,6 +295,7 @@ __global__ void turn_round_kernel(const float* in, float* out, int n) {
       token = barrier.arrive();
     }
     barrier.wait(cuda::std::move(token));
+#endif
   } else {
     barrier.arrive_and_wait();
   }

@@ -32,6 +32,7 @@
 #include "cudacpu/trace.h"
 
 #include "cudacpu/api.h"
+#include "cudacpu/assume.h"
 #include "cudacpu/atomic.h"
 #include "cudacpu/cluster.h"
 #include "cudacpu/convert.h"

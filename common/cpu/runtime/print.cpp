@@ -48,5 +48,8 @@ void assertion_failed(const char* expression, const char* file, int line, const 
   if (!current) __assert_fail(expression, file, static_cast<unsigned>(line), function);
   trap({file, line}, "assertion failed in %s: %s", function, expression);
 }
+void assumption_failed(const char* expression, const char* file, int line) {
+  trap({file, line}, "__builtin_assume of what is not true: %s", expression);
+}
 
 }  // namespace cudacpu

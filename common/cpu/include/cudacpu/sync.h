@@ -101,3 +101,9 @@ inline long long clock64() {
   return ticks;
 #endif
 }
+namespace cudacpu {
+// clock(), in device code.
+inline long device_clock() {
+  return static_cast<long>(clock64());
+}
+}  // namespace cudacpu
