@@ -228,15 +228,18 @@ def _dead(found: Pass) -> RungOutcome:
     return RungOutcome("sanitize", "", "", FAIL, found.died, output)
 
 
+def _remarks(found: Pass, about: str) -> list[str]:
+    """What the rungs remark about that, each once: a rung may be there for several problems."""
+    told = (f"{rung.rung}: {r}" for rung in found.rungs for r in rung.remarks if about in r)
+    return list(dict.fromkeys(told))
+
+
 def judge_orders(ordered: Pass) -> RungOutcome:
     """The row "orders": results that differ, or are wrong in every order."""
     if ordered.died:
         return _dead(ordered)
     outcome = _row(ordered, [rung for rung in ordered.failed() if not _thrown(rung)])
-    for rung in ordered.rungs:
-        outcome.remarks += [
-            f"{rung.rung}: {remark}" for remark in rung.remarks if "bit for bit" in remark
-        ]
+    outcome.remarks += _remarks(ordered, "bit for bit")
     return outcome
 
 
@@ -297,6 +300,5 @@ def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
                 details += [finding["summary"], *(f"  {line}" for line in finding["details"])]
             failures.append(replace(rung, reason=first["summary"], details=details))
     outcome = _row(traced, failures)
-    for rung in traced.rungs:
-        outcome.remarks += [f"{rung.rung}: {r}" for r in rung.remarks if "looked at" in r]
+    outcome.remarks += _remarks(traced, "looked at")
     return outcome

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from common import debugger
 from common.backend import MORE_SCHEDULES, SCHEDULES, Schedule
 from common.cpu import backend
 from common.day import ROOT
+from common.outcome import PASS, RungOutcome
 from tests import sanitize_worker
 from tests.command_line import CommandLine
 from tests.kernel_files import ORDERS, source
@@ -181,6 +183,12 @@ def test_waits_in_vain(runtime: backend.Runtime, name: str) -> None:
 def test_a_compiler_without_an_address_sanitizer_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"clang\+\+-19: .* needs g\+\+"):
         backend.preloaded("/usr/bin/clang++-19")
+
+
+def test_a_remark_of_a_rung_in_two_problems_is_told_once() -> None:
+    remark = "two runs are not compared bit for bit: atomics"
+    rungs = [RungOutcome(name, "sum_v1", "", PASS, remarks=[remark]) for name in ("one", "two")]
+    assert debugger.judge_orders(debugger.Pass(rungs)).remarks == [f"sum_v1: {remark}"]
 
 
 # ---------------------------------------------------------------- the command
