@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from common import build
 from common.child import Channel, Child, describe_exit, fork
@@ -290,15 +291,19 @@ def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if traced.died:
         return _dead(traced)
-    failures = []
+    # Rungs share code, and one rung may serve several problems: each pair of lines is told once.
+    found: dict[tuple[str, ...], tuple[dict[str, Any], list[str]]] = {}
     for rung in traced.rungs:
-        found = [finding for finding in rung.findings if finding["what"] in kinds]
-        if found:
-            first, *others = found
-            details = list(first["details"])
-            for finding in others:
-                details += [finding["summary"], *(f"  {line}" for line in finding["details"])]
-            failures.append(replace(rung, reason=first["summary"], details=details))
-    outcome = _row(traced, failures)
+        for finding in rung.findings:
+            if finding["what"] in kinds:
+                _, names = found.setdefault(tuple(finding["places"]), (finding, []))
+                names.append(rung.rung)
+    outcome = _row(traced, [])
+    if found:
+        lines = []
+        for finding, names in found.values():
+            lines.append(f"{', '.join(dict.fromkeys(names))}: {finding['summary']}")
+            lines += finding["details"]
+        outcome.status, outcome.reason, outcome.details = FAIL, lines[0], lines[1:_SHOWN]
     outcome.remarks += _remarks(traced, "looked at")
     return outcome

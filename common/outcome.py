@@ -47,8 +47,9 @@ class RungOutcome:
     status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
     failure; checked: number of cases; bad_inputs: how many were tried; remarks: what was not tried
     and why. build_s: seconds that its build took, where it has one of its own. findings: what the
-    CPU backend's tracer found, each {"what": …, "summary": a line, "details": lines}. counts: of
-    its accesses to memory, by line, where these were counted (common.cpu.trace.LineCounts).
+    CPU backend's tracer found, each {"what": …, "places": two, "summary": a line, "details":
+    lines}. counts: of its accesses to memory, by line, where these were counted
+    (common.cpu.trace.LineCounts).
     """
 
     problem: str

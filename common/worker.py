@@ -243,7 +243,12 @@ def take_findings(run: _Run, outcome: RungOutcome) -> None:
         else:
             told.append(finding)
     outcome.findings = [
-        {"what": found.what, "summary": found.summary(), "details": found.details()}
+        {
+            "what": found.what,
+            "places": found.places(),
+            "summary": found.summary(),
+            "details": found.details(),
+        }
         for found in told
     ]
     if not told:

@@ -295,7 +295,12 @@ def test_a_race_fails_a_rung_with_right_results() -> None:
     assert outcome.status == FAIL
     assert outcome.reason == f"{worker.ACCESSES_FOUND} race on x: a.cu:3 and a.cu:4"
     assert outcome.findings == [
-        {"what": "race", "summary": RACE.summary(), "details": RACE.details()}
+        {
+            "what": "race",
+            "places": RACE.places(),
+            "summary": RACE.summary(),
+            "details": RACE.details(),
+        }
     ]
 
 
@@ -316,6 +321,17 @@ def test_what_is_found_has_a_row_of_the_debugger(what: str) -> None:
     outcome = judged([replace(RACE, what=what)], FAIL)
     rows = [debugger.judge_trace(Pass([outcome]), kinds) for kinds in (trace.RACES, ("unwritten",))]
     assert sorted(row.status for row in rows) == [FAIL, PASS]
+
+
+def test_a_race_of_several_rungs_is_told_once() -> None:
+    swapped = replace(RACE, first=RACE.second, second=RACE.first)
+    rungs = [judged([RACE], FAIL), judged([swapped], PASS), judged([RACE], PASS)]
+    for rung, name in zip(rungs, ("v1", "v2", "v1"), strict=True):
+        rung.rung = name
+    row = debugger.judge_trace(Pass(rungs), trace.RACES)
+    assert row.status == FAIL
+    assert row.reason == f"v1, v2: {RACE.summary()}"
+    assert row.details == RACE.details()
 
 
 def test_nothing_found_changes_nothing() -> None:

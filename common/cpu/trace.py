@@ -92,6 +92,10 @@ class Finding:
     first: Access
     second: Access
 
+    def places(self) -> list[str]:
+        """The two lines, whichever came first; findings that share them are alike."""
+        return sorted((self.first.place(), self.second.place()))
+
     def summary(self) -> str:
         """One line."""
         if self.what == "unwritten":
@@ -198,8 +202,7 @@ def take(runtime: Runtime) -> Trace:
         # Code that is inlined in several places, or a template, makes several of one line. A copy
         # that nobody waits for also races with what ran before it was started, and where a barrier
         # is missing it matters less that a fence is.
-        places = sorted((finding.first.place(), finding.second.place()))
-        key = (finding.what == "unwritten", *places)
+        key = (finding.what == "unwritten", *finding.places())
         known = findings.get(key)
         if known is None or _WEIGHT[finding.what] > _WEIGHT[known.what]:
             findings[key] = finding
