@@ -130,7 +130,7 @@ def test_the_kernel_of_a_launch(text: str) -> None:
     kernel = LAUNCHES[text]
     assert f"CUDACPU_TEXT({kernel}), __FILE__" in got
     assert "<<<" not in re.sub(r"//.*", "", got)
-    assert "[&](auto&... cudacpu_args) { " in got
+    assert "[=](auto&... cudacpu_args) mutable { " in got
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ REFUSED = [
     ("__device__ void f() { __shared__ int x[2] = {1, 2}; }", 1, "initialiser"),
     ("texture<float, 2> t;", 1, "textures"),
     ("__device__ float f() { return tex2D<float>(t, 0, 0); }", 1, "textures"),
-    ("void f() { cudaGraphLaunch(g, s); }", 1, "cudaGraphLaunch"),
+    ("void f() { cudaGraphAddNode(n, g, d, 0, 0, p); }", 1, "cudaGraphAddNode"),
     ("void f() {\n\n cuCtxSynchronize(); }", 3, "driver API"),
     ("__global__ void f(int n,\n const ptx::TensorMap map) {}", 2, "__grid_constant__"),
     ("#define PAIRS __cluster_dims__(2, 1, 1)", 1, "in a macro"),

@@ -40,6 +40,7 @@ ADDRESSES = {
     "vector_tail": (61, "reads 16 bytes, 12 bytes beyond the end of argument x: from index 60", 15),
     "atomic_beyond": (61, "4 bytes beyond the end of argument out: index 61", 60),
     "use_after_free": (61, "in an allocation of 256 bytes, which has been freed", 0),
+    "graph_memory": (61, "in an allocation of 256 bytes, which has been freed", 0),
     "device_variable": (64, "4 bytes beyond the end of the variable device_table", 63),
     "constant_variable": (64, "4 bytes beyond the end of the variable constant_table", 5),
     "copy_beyond": (61, "reads 16 bytes, 12 bytes beyond the end of argument x: from index 60", 15),

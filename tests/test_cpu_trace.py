@@ -31,6 +31,7 @@ SOURCE = FOLDER / "trace.cu"
 # What is found, and in which memory.
 PLANTED = {
     "missing_barrier": ("race", "float row[64]"),
+    "missing_barrier_in_graph": ("race", "float row[64]"),
     "missing_barrier_after": ("race", "float row[64]"),
     "missing_barrier_between_trips": ("race", "float part[128]"),
     "neighbour_without_syncwarp": ("race", "float lane[32]"),
@@ -88,6 +89,7 @@ PLANTED = {
     "stage_not_acquired": ("race", "float row[64]"),
 }
 SOUND = (
+    "node_of_a_graph",
     "bytes_of_a_word",
     "warp_sums",
     "float_atomics",

@@ -108,11 +108,15 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
         # #pragma unroll and its like are for nvcc.
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
-        # Or g++ makes variables of templates one for the whole process: two days that each have a
-        # kernel of some name would share the description of its shared memory. (clang never does.)
-        *([] if "clang" in Path(compiler).name else ["-fno-gnu-unique"]),
+        *([] if "clang" in Path(compiler).name else _GCC_FLAGS),
     ]
 
+
+# -fno-gnu-unique: or g++ makes variables of templates one for the whole process: two days that each
+# have a kernel of some name would share the description of its shared memory. (clang never does.)
+# -fno-ipa-icf: of functions that are equal, two launches of one kernel, all but one would lose
+# their lines.
+_GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
 
 # What the address sanitizer's checks call; runtime/addresses.cpp has functions in their place.
 _ADDRESS_CALLS: Final = (

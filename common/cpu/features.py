@@ -22,7 +22,19 @@ _RUNTIME_API = """
     cudaPointerGetAttributes cudaMemPrefetchAsync cudaMemAdvise
     cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
     cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaStreamGetPriority
-    cudaStreamGetFlags cudaStreamAddCallback cudaLaunchHostFunc cudaStreamIsCapturing
+    cudaStreamGetFlags cudaStreamAddCallback cudaLaunchHostFunc
+    cudaStreamBeginCapture cudaStreamEndCapture cudaStreamIsCapturing cudaStreamGetCaptureInfo
+    cudaThreadExchangeStreamCaptureMode
+    cudaGraphCreate cudaGraphDestroy cudaGraphClone cudaGraphNodeFindInClone
+    cudaGraphAddKernelNode cudaGraphAddMemcpyNode1D cudaGraphAddMemsetNode cudaGraphAddHostNode
+    cudaGraphAddEmptyNode cudaGraphAddChildGraphNode cudaGraphChildGraphNodeGetGraph
+    cudaGraphAddDependencies cudaGraphGetNodes cudaGraphGetRootNodes cudaGraphGetEdges
+    cudaGraphNodeGetType cudaGraphKernelNodeGetParams cudaGraphKernelNodeSetParams
+    cudaGraphDebugDotPrint cudaGraphInstantiate cudaGraphInstantiateWithFlags
+    cudaGraphUpload cudaGraphLaunch cudaGraphExecDestroy cudaGraphExecUpdate
+    cudaGraphExecKernelNodeSetParams cudaGraphExecMemcpyNodeSetParams1D
+    cudaGraphExecMemsetNodeSetParams cudaGraphExecHostNodeSetParams
+    cudaGraphNodeSetEnabled cudaGraphNodeGetEnabled
     cudaEventCreate cudaEventCreateWithFlags cudaEventDestroy cudaEventRecord
     cudaEventRecordWithFlags cudaEventSynchronize cudaEventQuery cudaEventElapsedTime
     cudaFuncSetAttribute cudaFuncGetAttributes cudaFuncSetCacheConfig

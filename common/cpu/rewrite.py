@@ -3,8 +3,8 @@
 Four things in CUDA C++ are no C++, and each is replaced where it stands, so that every line keeps
 its number and every compiler message points into the `.cu`:
 
-    k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [&](auto&... a) { k<T>(a...); },
-                                                           grid, block)(x, n);
+    k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) mutable {
+                                                           k<T>(a...); }, grid, block)(x, n);
     __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
     extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
     __global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
@@ -25,7 +25,10 @@ from common.cpu.lexer import Token, directives, tokenize
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _OPENING = {close: opening for opening, close in _CLOSING.items()}
-_LAUNCH_FUNCTIONS = ("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel")
+_LAUNCH_FUNCTIONS = (
+    *("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"),
+    "cudaGraphAddKernelNode",
+)
 _VOID_POINTERS = (["void*"], ["const", "void*"], ["void", "const*"])
 _STATEMENT_WORDS = frozenset(("return", "else", "do", "case", "goto", "throw", "new", "delete"))
 _CONDITION_WORDS = frozenset(("if", "while", "for", "switch", "catch"))
@@ -627,9 +630,10 @@ class _File:
                 raise self.error(token, "a launch needs a grid and a block: <<<grid, block>>>")
             kernel = _flat(tokens[start:p])
             line = "__LINE__" if stream.is_macro else str(tokens[start].line)
+            # By value: a graph may run it when the caller's variables are gone.
             self.before[indices[start]] = (
                 f"::cudacpu::launcher({{CUDACPU_TEXT({kernel}), __FILE__, {line}}}, "
-                "[&](auto&... cudacpu_args) { "
+                "[=](auto&... cudacpu_args) mutable { "
             ) + self.before.get(indices[start], "")
             self.instead[indices[p]] = "(cudacpu_args...); }, "
             self.instead[indices[close]] = ")"

@@ -55,6 +55,32 @@ __global__ void use_after_free(const float* x, float* out, int n, const float* c
   if (i < n) out[i] = x[i] + copy[i];  // line: use_after_free
 }
 
+// `copy` is allocated and freed by the graph that this runs in.
+__global__ void graph_memory(const float* x, float* out, int n, const float* copy) {
+  const int i = threadIdx.x;
+  if (i < n) out[i] = x[i] + copy[i];  // line: graph_memory
+}
+void run_graph_memory(const float* x, float* out, int n, bool mended) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  float* copy = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  check_cuda(cudaMallocAsync(&copy, sizeof(float) * THREADS, stream), "cudaMallocAsync");
+  check_cuda(cudaMemcpyAsync(copy, x, sizeof(float) * n, cudaMemcpyDefault, stream), "copy");
+  if (!mended) check_cuda(cudaFreeAsync(copy, stream), "cudaFreeAsync");
+  graph_memory<<<1, THREADS, 0, stream>>>(x, out, n, copy);
+  if (mended) check_cuda(cudaFreeAsync(copy, stream), "cudaFreeAsync");
+  check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  for (int i = 0; i < 2; ++i) check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
 __device__ float device_table[THREADS];
 __constant__ float constant_table[5] = {1, 2, 3, 4, 5};
 
@@ -508,6 +534,10 @@ void run(Tensor x, Tensor out, std::string name, int64_t n, bool mended) {
     const int64_t rows = mended ? 8 : 9;
     tensor_map_beyond<<<1, THREADS>>>(
         ptx::make_tensor_map(from, {.sizes = {8, rows}, .box = {8, 9}}), to, mended);
+  }
+  if (name == "graph_memory") {
+    found = true;
+    run_graph_memory(from, to, count, mended);
   }
   STD_TORCH_CHECK(found, "name: there is no kernel ", name);
   check_launch("run");

@@ -29,6 +29,18 @@ __global__ void missing_barrier(float* out) {
   out[threadIdx.x] = row[63 - threadIdx.x];  // missing_barrier: second
 }
 
+// A graph keeps the arguments until it runs: they are no memory that threads could share.
+struct Terms {
+  float of[64];
+};
+template <bool mended>
+__global__ void missing_barrier_in_graph(float* out, Terms terms) {
+  __shared__ float row[64];
+  row[threadIdx.x] = terms.of[threadIdx.x];  // missing_barrier_in_graph: first
+  if (mended) __syncthreads();
+  out[threadIdx.x] = row[63 - threadIdx.x];  // missing_barrier_in_graph: second
+}
+
 // Each trip writes what the one before may still read.
 template <bool mended>
 __global__ void missing_barrier_after(float* out) {
@@ -1086,12 +1098,44 @@ bool run_planted_on_hopper(std::string_view name) {
   return true;
 }
 
+// Captured as it is launched, or added as a node.
+void run_in_graph(void (*kernel)(float*, Terms), float* out, bool captured) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  Terms terms = {};
+  if (captured) {
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    kernel<<<1, 64, 0, stream>>>(out, terms);
+    cudaStreamEndCapture(stream, &graph);
+  } else {
+    void* arguments[] = {&out, &terms};
+    cudaKernelNodeParams parameters = {};
+    parameters.func = reinterpret_cast<void*>(kernel);
+    parameters.gridDim = dim3(1);
+    parameters.blockDim = dim3(64);
+    parameters.kernelParams = arguments;
+    cudaGraphNode_t node;
+    cudaGraphCreate(&graph, 0);
+    cudaGraphAddKernelNode(&node, graph, nullptr, 0, &parameters);
+  }
+  cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphLaunch(executable, stream);
+  cudaStreamSynchronize(stream);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 template <bool mended>
 bool run_planted(std::string_view name) {
   Buffers m;
   auto* words = reinterpret_cast<unsigned*>(m.flags);
   if (name == "missing_barrier")
     missing_barrier<mended><<<1, 64>>>(m.a);
+  else if (name == "missing_barrier_in_graph")
+    run_in_graph(missing_barrier_in_graph<mended>, m.a, true);
   else if (name == "missing_barrier_after")
     missing_barrier_after<mended><<<1, 64>>>(m.a);
   else if (name == "missing_barrier_between_trips")
@@ -1176,7 +1220,9 @@ bool run_planted(std::string_view name) {
 
 bool run_sound(std::string_view name) {
   Buffers m;
-  if (name == "bytes_of_a_word")
+  if (name == "node_of_a_graph")
+    run_in_graph(missing_barrier_in_graph<true>, m.a, false);
+  else if (name == "bytes_of_a_word")
     bytes_of_a_word<<<1, 64>>>(reinterpret_cast<unsigned char*>(m.a));
   else if (name == "warp_sums")
     warp_sums<<<1, 128>>>(m.a);

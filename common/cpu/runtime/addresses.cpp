@@ -94,7 +94,9 @@ std::string beside_allocation(uintptr_t address, size_t bytes, bool freed) {
   if (!region) return "where nothing was allocated";
   auto begin = reinterpret_cast<uintptr_t>(region);
   const std::string whole = "an allocation of " + in_bytes(size);
-  if (freed) return "in " + whole + ", which has been freed";
+  // What a graph has freed stays allocated, and is forbidden.
+  bool inside = address >= begin && address + bytes <= begin + size;
+  if (freed || inside) return "in " + whole + ", which has been freed";
   if (address < begin) return in_bytes(begin - address) + " before the start of " + whole;
   return in_bytes(address + bytes - (begin + size)) + " beyond the end of " + whole;
 }

@@ -29,6 +29,8 @@
 #include "device.cpp"
 #include "memory.cpp"
 #include "stream.cpp"
+#include "graph.cpp"
+#include "capture.cpp"
 #ifdef CUDACPU_TRACE
 #include "tracer.cpp"
 #include "happens_before.cpp"

@@ -12,6 +12,10 @@ Kernel& kernel_at(const void* address) {
   return kernels[address];
 }
 
+KnownKernel::KnownKernel(const KernelType& type) : KernelType(type) {
+  kernel_at(address).type.store(this);
+}
+
 namespace {
 
 constexpr size_t kReservedShared = 1024;  // of each block, by the system

@@ -1,5 +1,6 @@
-// A launch: refused as a GPU refuses it, run, and its outcome.
-#include "runtime.h"
+// A launch: refused as a GPU refuses it, run, and its outcome; or recorded, if its stream is
+// captured.
+#include "graph.h"
 
 #include <cstdarg>
 #include <numeric>
@@ -76,6 +77,11 @@ void Launch::refuse(cudaError_t code, std::string reason) {
   stop.store(Stop::kRefused);
 }
 
+void Launch::end_probe() {
+  std::lock_guard lock(mutex);
+  if (!stopping()) stop.store(Stop::kProbed);
+}
+
 void Launch::restart(dim3 cluster) {
   std::lock_guard lock(mutex);
   if (stopping()) return;
@@ -103,27 +109,31 @@ std::string Launch::describe() const {
 
 namespace {
 
-// Runs it. Returns the cluster that its kernel asks for, if it has to be run again with that one.
-std::optional<dim3> run_once(const LaunchSite& site, const Configuration& config,
-                             void (*loop)(void*), void* call) {
-  if (cudaError_t problem = check(config); problem != cudaSuccess) {
-    set_error(problem);
-    return std::nullopt;
-  }
-  if (std::string wrong = wrong_with_cluster(config); !wrong.empty()) {
-    set_error(cudaErrorInvalidClusterSize,
-              format("%s, at %s:%d", wrong.c_str(), site.file, site.line));
-    return std::nullopt;
-  }
+struct Outcome {
+  cudaError_t status = cudaSuccess;
+  std::optional<dim3> cluster;  // it has to be run again with this one, which its kernel asks for
+  const KernelType* type = nullptr;
+};
+
+// `probe`: only up to the kernel's first instruction.
+Outcome run_once(const KernelWork& work, bool probe) {
+  const auto& [site, config] = std::tie(work.site, work.config);
+  if (cudaError_t problem = check(config); problem != cudaSuccess) return {set_error(problem)};
+  if (std::string wrong = wrong_with_cluster(config); !wrong.empty())
+    return {set_error(cudaErrorInvalidClusterSize,
+                      format("%s, at %s:%d", wrong.c_str(), site.file, site.line))};
   Launch launch;
   launch.site = site;
   launch.config = config;
-  launch.loop = loop;
-  launch.call = call;
+  launch.loop = work.loop;
+  launch.call = work.call;
+  launch.call_bytes = work.call_bytes;
+  launch.probe = probe;
   launch.schedule = settings().schedule.load();
   launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
   launch.cluster_size = blocks_of(config.cluster);
-  launch.clusters = launch.blocks / launch.cluster_size;
+  launch.clusters = probe ? 1 : launch.blocks / launch.cluster_size;
+  if (probe) launch.config.cooperative = false;  // which would have all blocks begin
   launch.threads = config.block.x * config.block.y * config.block.z;
   if (launch.schedule.blocks == Order::kRandom) choose_random_order(launch);
   install_fault_handlers();
@@ -136,12 +146,12 @@ std::optional<dim3> run_once(const LaunchSite& site, const Configuration& config
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {
     case Stop::kNo:
-      return std::nullopt;
+    case Stop::kProbed:
+      return {cudaSuccess, std::nullopt, launch.type.load()};
     case Stop::kRestart:
-      return launch.kernel_cluster;
+      return {cudaSuccess, launch.kernel_cluster};
     case Stop::kRefused:
-      set_error(launch.refusal, launch.refusal_reason);
-      return std::nullopt;
+      return {set_error(launch.refusal, launch.refusal_reason)};
     default:
       throw KernelError("CUDA on CPU: " + launch.error + launch.describe());
   }
@@ -149,20 +159,39 @@ std::optional<dim3> run_once(const LaunchSite& site, const Configuration& config
 
 }  // namespace
 
-void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(void*),
-              void* call) {
-  if (current) trap({site.file, site.line}, "a kernel was launched from device code");
-  std::optional<dim3> cluster = run_once(site, config, loop, call);
-  if (!cluster) return;
-  Configuration with_cluster = config;
-  with_cluster.cluster = *cluster;
-  run_once(site, with_cluster, loop, call);
+cudaError_t perform(const KernelWork& work) {
+  Outcome outcome = run_once(work, false);
+  if (!outcome.cluster) return outcome.status;
+  KernelWork with_cluster = work;
+  with_cluster.config.cluster = *outcome.cluster;
+  return run_once(with_cluster, false).status;
 }
 
-void enter_kernel(const void* address, const char* signature, unsigned max_threads, dim3 cluster) {
+cudaError_t probe(KernelWork& work) {
+  Outcome outcome = run_once(work, true);
+  if (outcome.cluster) {
+    work.config.cluster = *outcome.cluster;
+    outcome = run_once(work, true);
+  }
+  work.type = outcome.type;
+  return outcome.status;
+}
+
+cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
+                     void* call) {
+  if (current) trap({site.file, site.line}, "a kernel was launched from device code");
+  KernelWork work{site, config, type.loop, call, type.bytes};
+  if (nobody_captures()) [[likely]]
+    return perform(work);
+  return submit_launch(std::move(work), type);
+}
+
+void enter_kernel(const KernelType* type, const char* signature, unsigned max_threads,
+                  dim3 cluster) {
   entry_pending = false;
   Launch& launch = *worker->launch();
   launch.signature.store(signature);
+  launch.type.store(type);
   const unsigned size = launch.cluster_size;
   if (blocks_of(cluster) > 1) {
     const dim3& now = launch.config.cluster;
@@ -181,8 +210,8 @@ void enter_kernel(const void* address, const char* signature, unsigned max_threa
   cudaError_t problem = cudaSuccess;
   std::string reason;
   if (max_threads && launch.threads > max_threads) problem = cudaErrorLaunchOutOfResources;
-  if (address) {
-    Kernel& kernel = kernel_at(address);
+  if (type) {
+    Kernel& kernel = kernel_at(type->address);
     launch.kernel.store(&kernel);
     if (max_threads) kernel.max_threads.store(max_threads);
     if (launch.config.shared_bytes > kernel.max_dynamic()) problem = cudaErrorInvalidValue;
@@ -195,8 +224,12 @@ void enter_kernel(const void* address, const char* signature, unsigned max_threa
           size, kPortableClusterSize, kMaxClusterSize);
     }
   }
-  if (problem == cudaSuccess) return;
-  launch.refuse(problem, std::move(reason));
+  if (problem != cudaSuccess)
+    launch.refuse(problem, std::move(reason));
+  else if (launch.probe)
+    launch.end_probe();
+  else
+    return;
   worker->abandon();
 }
 
@@ -212,8 +245,11 @@ void read_attributes(const cudaLaunchConfig_t& from, Configuration& config) {
         config.cluster = {cluster.x, cluster.y, cluster.z};
         break;
       }
+      case cudaLaunchAttributeProgrammaticStreamSerialization:
+        config.programmatic = attribute.val.programmaticStreamSerializationAllowed != 0;
+        break;
       default:
-        break;  // orders or tunes the launch, which is run at once
+        break;
     }
   }
 }

@@ -1,5 +1,5 @@
-// Device memory, which is host memory here, and copies, which are done when they are called.
-#include "runtime.h"
+// Device memory, which is host memory here, and work on it: copies and fills.
+#include "graph.h"
 
 #include <map>
 
@@ -9,10 +9,18 @@ namespace {
 
 constexpr size_t kAlignment = 256;  // of cudaMalloc
 constexpr size_t kPitch = 512;
+constexpr char kFreed[] = "of memory that a graph has freed";
+
+enum class Owner : uint8_t {
+  kProgram,
+  kGraph,      // a graph that has allocated it, or will, at this address
+  kGraphFreed  // the same, but freed since
+};
 
 struct Allocation {
   size_t bytes;
   cudaMemoryType type;
+  Owner owner = Owner::kProgram;
 };
 
 struct Memory {
@@ -56,11 +64,30 @@ cudaError_t release(void* address, cudaMemoryType type) {
   if (!address) return cudaSuccess;
   std::lock_guard lock(memory().mutex);
   auto found = memory().allocations.find(static_cast<char*>(address));
-  if (found == memory().allocations.end() || found->second.type != type)
+  if (found == memory().allocations.end() || found->second.type != type ||
+      found->second.owner == Owner::kGraphFreed)
     return set_error(cudaErrorInvalidValue);
+  if (found->second.owner == Owner::kGraph) {
+    found->second.owner = Owner::kGraphFreed;
+    memset(address, 0xff, found->second.bytes);
+    forbid(address, found->second.bytes);
+    return cudaSuccess;
+  }
   memory().allocations.erase(found);
   free(address);
   return cudaSuccess;
+}
+
+// Device memory, or managed.
+cudaError_t release_device(void* address) {
+  if (!address) return cudaSuccess;
+  {
+    std::lock_guard lock(memory().mutex);
+    const auto* holder = find(address);
+    if (holder && holder->second.type == cudaMemoryTypeManaged)
+      memory().allocations.at(holder->first).type = cudaMemoryTypeDevice;
+  }
+  return release(address, cudaMemoryTypeDevice);
 }
 
 // False if the range begins in an allocation of ours and ends beyond it. Memory that this library
@@ -72,32 +99,56 @@ bool fits(const void* address, size_t bytes) {
          static_cast<const char*>(address) + bytes <= holder->first + holder->second.bytes;
 }
 
-cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault)
-    return set_error(cudaErrorInvalidMemcpyDirection);
-  if (bytes == 0) return cudaSuccess;
-  if (!to || !from || !fits(to, bytes) || !fits(from, bytes))
-    return set_error(cudaErrorInvalidValue);
-  memmove(to, from, bytes);
-  return cudaSuccess;
+// Bytes from the first of a row to the last of the last row.
+size_t extent(size_t pitch, size_t width, size_t height) {
+  return (height - 1) * pitch + width;
 }
 
-cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                      size_t height, cudaMemcpyKind kind) {
-  if (width > to_pitch || width > from_pitch) return set_error(cudaErrorInvalidPitchValue);
-  for (size_t row = 0; row < height; ++row) {
-    cudaError_t status = copy(static_cast<char*>(to) + row * to_pitch,
-                              static_cast<const char*>(from) + row * from_pitch, width, kind);
-    if (status != cudaSuccess) return status;
+// Whether it is memory that a graph has freed, or not allocated yet.
+bool is_freed(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  return holder && holder->second.owner == Owner::kGraphFreed;
+}
+
+Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return {to, bytes, from, bytes, bytes, 1, kind};
+}
+Fill row(void* to, int value, size_t bytes) {
+  return {to, bytes, static_cast<unsigned>(value), 1, bytes, 1};
+}
+
+// No graph allocates at this address any more. What is not freed is the program's to free.
+void leave_to_program(void* address) {
+  std::lock_guard lock(memory().mutex);
+  auto found = memory().allocations.find(static_cast<char*>(address));
+  if (found->second.owner == Owner::kGraph) {
+    found->second.owner = Owner::kProgram;
+    return;
   }
-  return cudaSuccess;
+  allow(address, found->second.bytes);
+  memory().allocations.erase(found);
+  free(address);
 }
 
-cudaError_t fill(void* to, int value, size_t bytes) {
-  if (bytes == 0) return cudaSuccess;
-  if (!to || !fits(to, bytes)) return set_error(cudaErrorInvalidValue);
-  memset(to, value, bytes);
-  return cudaSuccess;
+// The node of a capture that allocates, and its address from now on.
+cudaError_t capture_allocation(void** address, size_t bytes, cudaStream_t stream) {
+  if (cudaError_t error = allocate(address, bytes, cudaMemoryTypeDevice); error != cudaSuccess)
+    return error;
+  if (!*address) return cudaSuccess;
+  {
+    std::lock_guard lock(memory().mutex);
+    memory().allocations.at(static_cast<char*>(*address)).owner = Owner::kGraphFreed;
+    forbid(*address, bytes);
+  }
+  return record(stream, Allocate{std::shared_ptr<void>(*address, leave_to_program)});
+}
+
+// For a function that waits until it is done, on the legacy default stream.
+template <class W>
+cudaError_t submit_and_wait(const W& work, const char* function) {
+  if (cudaError_t error = refuse_on_legacy_stream(function); error != cudaSuccess) return error;
+  return perform(work);
 }
 
 // Whether the range is memory that moves, managed or the system's own, and the location one where
@@ -119,12 +170,94 @@ cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation loc
   if (!address || bytes == 0) return set_error(cudaErrorInvalidValue);
   if (!holder) return cudaSuccess;
   auto offset = static_cast<size_t>(static_cast<const char*>(address) - holder->first);
-  const auto& [size, type] = holder->second;
-  return type == cudaMemoryTypeManaged && bytes <= size - offset ? cudaSuccess
-                                                                 : set_error(cudaErrorInvalidValue);
+  const Allocation& allocation = holder->second;
+  bool fits = allocation.type == cudaMemoryTypeManaged && bytes <= allocation.bytes - offset;
+  return fits ? cudaSuccess : set_error(cudaErrorInvalidValue);
 }
 
 }  // namespace
+
+cudaError_t check(const Copy& copy) {
+  if (copy.kind < cudaMemcpyHostToHost || copy.kind > cudaMemcpyDefault)
+    return set_error(cudaErrorInvalidMemcpyDirection);
+  if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
+    return set_error(cudaErrorInvalidPitchValue);
+  if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+  if (!copy.to || !copy.from || !fits(copy.to, extent(copy.to_pitch, copy.width, copy.height)) ||
+      !fits(copy.from, extent(copy.from_pitch, copy.width, copy.height)))
+    return set_error(cudaErrorInvalidValue);
+  return cudaSuccess;
+}
+
+cudaError_t perform(const Copy& copy) {
+  if (cudaError_t error = check(copy); error != cudaSuccess) return error;
+  if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
+  if (copy.width == 0) return cudaSuccess;
+  for (size_t y = 0; y < copy.height; ++y)
+    memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
+            static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
+  return cudaSuccess;
+}
+
+cudaError_t check(const Fill& fill) {
+  size_t bytes = fill.width * fill.element_bytes;
+  if (fill.element_bytes != 1 && fill.element_bytes != 2 && fill.element_bytes != 4)
+    return set_error(cudaErrorInvalidValue);
+  if (fill.height > 1 && bytes > fill.pitch) return set_error(cudaErrorInvalidPitchValue);
+  if (bytes == 0 || fill.height == 0) return cudaSuccess;
+  bool aligned = reinterpret_cast<uintptr_t>(fill.to) % fill.element_bytes == 0 &&
+                 (fill.height == 1 || fill.pitch % fill.element_bytes == 0);
+  if (!fill.to || !aligned || !fits(fill.to, extent(fill.pitch, bytes, fill.height)))
+    return set_error(cudaErrorInvalidValue);
+  return cudaSuccess;
+}
+
+cudaError_t perform(const Fill& fill) {
+  if (cudaError_t error = check(fill); error != cudaSuccess) return error;
+  if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
+  for (size_t y = 0; y < fill.height; ++y) {
+    char* row = static_cast<char*>(fill.to) + y * fill.pitch;
+    if (fill.element_bytes == 1) {
+      if (fill.width) memset(row, static_cast<int>(fill.value), fill.width);
+    } else if (fill.element_bytes == 2) {
+      std::fill_n(reinterpret_cast<uint16_t*>(row), fill.width, static_cast<uint16_t>(fill.value));
+    } else {
+      std::fill_n(reinterpret_cast<uint32_t*>(row), fill.width, fill.value);
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t perform(const Allocate& allocate) {
+  void* address = allocate.memory.get();
+  std::lock_guard lock(memory().mutex);
+  Allocation& allocation = memory().allocations.at(static_cast<char*>(address));
+  if (allocation.owner == Owner::kGraph)
+    return set_error(cudaErrorInvalidValue, "what the graph's last launch allocated is not freed");
+  allocation.owner = Owner::kGraph;
+  allow(address, allocation.bytes);
+  return cudaSuccess;
+}
+
+void release_again(const Allocate& allocate) {
+  std::unique_lock lock(memory().mutex);
+  void* address = allocate.memory.get();
+  if (memory().allocations.at(static_cast<char*>(address)).owner != Owner::kGraph) return;
+  lock.unlock();
+  release(address, cudaMemoryTypeDevice);
+}
+
+cudaError_t check(const Release& release) {
+  std::lock_guard lock(memory().mutex);
+  auto found = memory().allocations.find(static_cast<char*>(release.address));
+  if (found != memory().allocations.end() && found->second.owner != Owner::kProgram)
+    return cudaSuccess;
+  return set_error(cudaErrorInvalidValue, "a graph frees only what a graph has allocated");
+}
+cudaError_t perform(const Release& release) {
+  return release_device(release.address);
+}
+
 }  // namespace cudacpu
 
 using namespace cudacpu;
@@ -132,48 +265,58 @@ using namespace cudacpu;
 extern "C" {
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
+  if (cudaError_t error = refuse_unsafe("cudaMalloc"); error != cudaSuccess) return error;
   return allocate(address, bytes, cudaMemoryTypeDevice);
 }
-cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t) {
-  return allocate(address, bytes, cudaMemoryTypeDevice);
+cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  switch (nobody_captures() ? Fate::kRun : fate_of(stream, error)) {
+    case Fate::kRun:
+      return allocate(address, bytes, cudaMemoryTypeDevice);
+    case Fate::kRecord:
+      return capture_allocation(address, bytes, stream);
+    default:
+      return error;
+  }
 }
 cudaError_t cudaMallocHost(void** address, size_t bytes) {
+  if (cudaError_t error = refuse_unsafe("cudaMallocHost"); error != cudaSuccess) return error;
   return allocate(address, bytes, cudaMemoryTypeHost);
 }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+  if (cudaError_t error = refuse_unsafe("cudaHostAlloc"); error != cudaSuccess) return error;
   return allocate(address, bytes, cudaMemoryTypeHost);
 }
 cudaError_t cudaMallocManaged(void** address, size_t bytes, unsigned) {
+  if (cudaError_t error = refuse_unsafe("cudaMallocManaged"); error != cudaSuccess) return error;
   return allocate(address, bytes, cudaMemoryTypeManaged);
 }
 
 cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t height) {
+  if (cudaError_t error = refuse_unsafe("cudaMallocPitch"); error != cudaSuccess) return error;
   if (!pitch) return set_error(cudaErrorInvalidValue);
   *pitch = (width + kPitch - 1) / kPitch * kPitch;
   return allocate(address, *pitch * height, cudaMemoryTypeDevice);
 }
 
 cudaError_t cudaFree(void* address) {
-  if (!address) return cudaSuccess;
-  {
-    std::lock_guard lock(memory().mutex);
-    const auto* holder = find(address);
-    if (holder && holder->second.type == cudaMemoryTypeManaged)
-      memory().allocations.at(holder->first).type = cudaMemoryTypeDevice;
-  }
-  return release(address, cudaMemoryTypeDevice);
+  if (cudaError_t error = refuse_unsafe("cudaFree"); error != cudaSuccess) return error;
+  return release_device(address);
 }
-cudaError_t cudaFreeAsync(void* address, cudaStream_t) {
-  return cudaFree(address);
+cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
+  return submit(stream, Release{address});
 }
 cudaError_t cudaFreeHost(void* address) {
+  if (cudaError_t error = refuse_unsafe("cudaFreeHost"); error != cudaSuccess) return error;
   return release(address, cudaMemoryTypeHost);
 }
 
 cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
+  if (cudaError_t error = refuse_unsafe("cudaHostRegister"); error != cudaSuccess) return error;
   return address && bytes ? cudaSuccess : set_error(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostUnregister(void* address) {
+  if (cudaError_t error = refuse_unsafe("cudaHostUnregister"); error != cudaSuccess) return error;
   return address ? cudaSuccess : set_error(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
@@ -184,7 +327,9 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 
 // Where managed memory is makes no difference here: these two only look at their arguments.
 cudaError_t cudaMemPrefetchAsync(const void* address, size_t bytes, cudaMemLocation location,
-                                 unsigned flags, cudaStream_t) {
+                                 unsigned flags, cudaStream_t stream) {
+  if (cudaError_t error = refuse_in_capture(stream, "cudaMemPrefetchAsync"); error != cudaSuccess)
+    return error;
   if (flags != 0) return set_error(cudaErrorInvalidValue);
   return check_movable(address, bytes, location);
 }
@@ -225,58 +370,61 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return copy(to, from, bytes, kind);
+  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpy");
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t) {
-  return copy(to, from, bytes, kind);
+                            cudaStream_t stream) {
+  return submit(stream, row(to, from, bytes, kind));
 }
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind);
+  return submit_and_wait(Copy{to, to_pitch, from, from_pitch, width, height, kind}, "cudaMemcpy2D");
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t) {
-  return copy_rows(to, to_pitch, from, from_pitch, width, height, kind);
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  return submit(stream, Copy{to, to_pitch, from, from_pitch, width, height, kind});
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return fill(to, value, bytes);
+  return submit_and_wait(row(to, value, bytes), "cudaMemset");
 }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  return fill(to, value, bytes);
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return submit(stream, row(to, value, bytes));
 }
 cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
-  if (width > pitch) return set_error(cudaErrorInvalidPitchValue);
-  for (size_t row = 0; row < height; ++row) {
-    cudaError_t status = fill(static_cast<char*>(to) + row * pitch, value, width);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  return submit_and_wait(Fill{to, pitch, static_cast<unsigned>(value), 1, width, height},
+                         "cudaMemset2D");
 }
 cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height,
-                              cudaStream_t) {
-  return cudaMemset2D(to, pitch, value, width, height);
+                              cudaStream_t stream) {
+  return submit(stream, Fill{to, pitch, static_cast<unsigned>(value), 1, width, height});
 }
 
 // A __device__ or __constant__ variable is a variable.
 cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                                cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  return copy(static_cast<char*>(const_cast<void*>(symbol)) + offset, from, bytes, kind);
+  char* to = static_cast<char*>(const_cast<void*>(symbol)) + offset;
+  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpyToSymbol");
 }
 cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
                                  cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  return copy(to, static_cast<const char*>(symbol) + offset, bytes, kind);
+  const char* from = static_cast<const char*>(symbol) + offset;
+  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpyFromSymbol");
 }
 cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
-                                    size_t offset, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+                                    size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (!symbol) return set_error(cudaErrorInvalidSymbol);
+  char* to = static_cast<char*>(const_cast<void*>(symbol)) + offset;
+  return submit(stream, row(to, from, bytes, kind));
 }
 cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
-                                      cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
+                                      cudaMemcpyKind kind, cudaStream_t stream) {
+  if (!symbol) return set_error(cudaErrorInvalidSymbol);
+  const char* from = static_cast<const char*>(symbol) + offset;
+  return submit(stream, row(to, from, bytes, kind));
 }
 cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
   if (!address || !symbol) return set_error(cudaErrorInvalidSymbol);

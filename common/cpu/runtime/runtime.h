@@ -321,6 +321,7 @@ struct Kernel {
   std::atomic<size_t> static_shared{0};  // bytes of __shared__ variables, as far as met
   std::atomic<unsigned> max_threads{kMaxThreadsPerBlock};
   std::atomic<bool> any_cluster_size{false};  // also one that is not portable
+  std::atomic<const KernelType*> type{nullptr};
 
   size_t max_dynamic() const {
     size_t limit = dynamic_limit.load();
@@ -335,6 +336,7 @@ enum class Stop : uint8_t {
   kNo,
   kRefused,
   kRestart,  // with the cluster that the kernel asks for; nothing of it has run
+  kProbed,   // nothing of it was to run
   kFailed,
   kTimeLimit,
   kInterrupted
@@ -345,6 +347,8 @@ struct Launch {
   Configuration config;
   void (*loop)(void*);
   void* call;
+  size_t call_bytes;  // of what is at `call`: the kernel's arguments, in some form
+  bool probe;         // only up to the kernel's first instruction
   Schedule schedule;
   uint64_t blocks = 0;
   unsigned cluster_size = 1;  // in blocks
@@ -355,6 +359,7 @@ struct Launch {
   std::atomic<uint64_t> next_position{0};
   std::atomic<Kernel*> kernel{nullptr};
   std::atomic<const char*> signature{nullptr};
+  std::atomic<const KernelType*> type{nullptr};  // null, too, if the kernel cannot tell
   std::atomic<Stop> stop{Stop::kNo};
   std::atomic<size_t> printed_bytes{0};
   std::mutex mutex;  // guards what follows
@@ -372,6 +377,8 @@ struct Launch {
   void add(const std::string& detail);
   // Ends it as a GPU does that cannot run it: an error code and no effect.
   void refuse(cudaError_t code, std::string reason = "");
+  // Ends it when it has come to the kernel's first instruction, which was all that it was for.
+  void end_probe();
   // Ends it before anything has run, because the kernel asks for this cluster.
   void restart(dim3 cluster);
   uint64_t cluster_at(uint64_t position) const;

@@ -1,16 +1,7 @@
 // Streams and events. All work is done when it is called, which is one of the orders that streams
-// allow; an event is the time at which it was recorded.
-#include "runtime.h"
-
-// NVIDIA's headers name these types and leave them open.
-struct CUstream_st {
-  unsigned flags;
-  int priority;
-};
-struct CUevent_st {
-  unsigned flags;
-  double recorded_at;  // s; negative: never
-};
+// allow; an event is the time at which it was recorded. In a capture (capture.cpp), it stands for
+// nodes of a graph.
+#include "graph.h"
 
 using namespace cudacpu;
 
@@ -27,7 +18,27 @@ bool is_default(cudaStream_t stream) {
   return reinterpret_cast<uintptr_t>(stream) <= 2;
 }
 
+// An error if an event cannot be asked how far it is.
+cudaError_t check_waiting_for(cudaEvent_t event, const char* function) {
+  if (!event) return set_error(cudaErrorInvalidResourceHandle);
+  if (event->capture) return refuse_captured_event(event, function);
+  return refuse_unsafe(function);
+}
+
 }  // namespace
+
+namespace cudacpu {
+
+cudaError_t check(const HostCall& call) {
+  return call.function ? cudaSuccess : set_error(cudaErrorInvalidValue);
+}
+cudaError_t perform(const HostCall& call) {
+  if (cudaError_t error = check(call); error != cudaSuccess) return error;
+  call.function(call.data);
+  return cudaSuccess;
+}
+
+}  // namespace cudacpu
 
 extern "C" {
 
@@ -42,17 +53,25 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (is_default(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  if (!nobody_captures()) leave_capture(stream);
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return refuse_waiting_for(stream, "cudaStreamSynchronize");
 }
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return refuse_waiting_for(stream, "cudaStreamQuery");
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
-  return event ? cudaSuccess : set_error(cudaErrorInvalidResourceHandle);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  if (!event) return set_error(cudaErrorInvalidResourceHandle);
+  if (flags > cudaEventWaitExternal) return set_error(cudaErrorInvalidValue);
+  cudaError_t status = cudaSuccess;
+  if (flags == cudaEventWaitExternal &&
+      (status = refuse_in_capture(stream, "cudaEventWaitExternal")) != cudaSuccess)
+    return status;
+  captured_wait(stream, event, status);
+  return status;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   if (!priority) return set_error(cudaErrorInvalidValue);
@@ -64,21 +83,16 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
   *flags = is_default(stream) ? 0 : stream->flags;
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  if (!status) return set_error(cudaErrorInvalidValue);
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
   if (!callback) return set_error(cudaErrorInvalidValue);
+  if (cudaError_t error = refuse_in_capture(stream, "cudaStreamAddCallback"); error != cudaSuccess)
+    return error;
   callback(stream, cudaSuccess, data);
   return cudaSuccess;
 }
-cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
-  if (!function) return set_error(cudaErrorInvalidValue);
-  function(data);
-  return cudaSuccess;
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return submit(stream, HostCall{function, data});
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -94,19 +108,24 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);
-  event->recorded_at = seconds();
-  return cudaSuccess;
+  if (flags > cudaEventRecordExternal) return set_error(cudaErrorInvalidValue);
+  cudaError_t status = cudaSuccess;
+  if (flags == cudaEventRecordExternal &&
+      (status = refuse_in_capture(stream, "cudaEventRecordExternal")) != cudaSuccess)
+    return status;
+  if (!captured_record(event, stream, status)) event->recorded_at = seconds();
+  return status;
 }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  return cudaEventRecord(event, stream);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return event ? cudaSuccess : set_error(cudaErrorInvalidResourceHandle);
+  return check_waiting_for(event, "cudaEventSynchronize");
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event ? cudaSuccess : set_error(cudaErrorInvalidResourceHandle);
+  return check_waiting_for(event, "cudaEventQuery");
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (!milliseconds) return set_error(cudaErrorInvalidValue);

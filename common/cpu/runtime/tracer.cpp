@@ -2,8 +2,8 @@
 //
 // The names are those that -fsanitize=thread makes the compiler call; nothing of its own runtime is
 // linked. Passed over: host code, a thread's own stack, the built-in variables, kernel arguments
-// (on the stack of the OS thread) and the scheduler's structures, which the headers of this backend
-// read. What is left is shared memory, by its address, or global memory.
+// (on the stack of the OS thread, or kept by a graph) and the scheduler's structures, which the
+// headers of this backend read. What is left is shared memory, by its address, or global memory.
 #include "tracer.h"
 
 #include <link.h>
@@ -30,7 +30,7 @@ Range range_of(const void* begin, size_t bytes) {
   return {address, address + bytes};
 }
 
-Range fiber_stacks, host_stack, own_library, thread_locals;
+Range fiber_stacks, host_stack, kernel_arguments, own_library, thread_locals;
 std::vector<Range> constants;  // __constant__ variables of each library
 
 Range find_host_stack() {
@@ -133,7 +133,7 @@ bool is_private(uintptr_t address, Space& space, ResidentBlock*& owner) {
     fiber_stacks = {reinterpret_cast<uintptr_t>(begin), reinterpret_cast<uintptr_t>(end)};
   }
   if (fiber_stacks.holds(address) || thread_locals.holds(address) || host_stack.holds(address) ||
-      own_library.holds(address))
+      kernel_arguments.holds(address) || own_library.holds(address))
     return true;
   const auto& threads = block.threads;
   if (range_of(&block, sizeof block).holds(address) ||
@@ -249,6 +249,7 @@ void launch_begins(Launch& launch) {
   one_launch.lock();
   if (!own_library.end) own_library = find_own_library();
   host_stack = find_host_stack();
+  kernel_arguments = range_of(launch.call, launch.call_bytes);
   thread_locals = find_thread_locals();
   traced.launch = &launch;
   forget_released();

@@ -38,14 +38,18 @@ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t
 template <class T>
 cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes,
                                     size_t offset = 0, cudaMemcpyKind kind = cudaMemcpyHostToDevice,
-                                    cudaStream_t /*stream*/ = nullptr) {
-  return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+                                    cudaStream_t stream = nullptr) {
+  if (!cudacpu::within(symbol, bytes, offset)) return cudacpu::set_error(cudaErrorInvalidValue);
+  return ::cudaMemcpyToSymbolAsync(static_cast<const void*>(&symbol), from, bytes, offset, kind,
+                                   stream);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, size_t bytes, size_t offset = 0,
                                       cudaMemcpyKind kind = cudaMemcpyDeviceToHost,
-                                      cudaStream_t /*stream*/ = nullptr) {
-  return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
+                                      cudaStream_t stream = nullptr) {
+  if (!cudacpu::within(symbol, bytes, offset)) return cudacpu::set_error(cudaErrorInvalidValue);
+  return ::cudaMemcpyFromSymbolAsync(to, static_cast<const void*>(&symbol), bytes, offset, kind,
+                                     stream);
 }
 template <class T>
 cudaError_t cudaGetSymbolAddress(void** address, const T& symbol) {

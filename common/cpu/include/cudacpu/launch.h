@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include "cudacpu/thread.h"
@@ -15,9 +16,9 @@
 // First line of every kernel. The first thread of a launch on each OS thread reports which kernel
 // it is in: the launch itself may not know, for template arguments can have been deduced. After the
 // address and the limit on threads come the extents of __cluster_dims__, where the kernel has them.
-#define CUDACPU_ENTRY(address, max_threads, ...)                                      \
-  if (::cudacpu::entry_pending) [[unlikely]]                                          \
-    ::cudacpu::enter_kernel((const void*)address, __PRETTY_FUNCTION__, (max_threads), \
+#define CUDACPU_ENTRY(address, max_threads, ...)                                                   \
+  if (::cudacpu::entry_pending) [[unlikely]]                                                       \
+    ::cudacpu::enter_kernel(::cudacpu::kernel_type<address>(), __PRETTY_FUNCTION__, (max_threads), \
                             dim3{__VA_ARGS__});
 
 namespace cudacpu {
@@ -32,13 +33,83 @@ struct Configuration {
   dim3 grid;
   dim3 block;
   size_t shared_bytes;
+  cudaStream_t stream = nullptr;
   bool cooperative =
       false;  // all blocks are resident at once, so that they may wait for each other
-  dim3 cluster = {1, 1, 1};  // blocks that are resident together and share their shared memory
+  dim3 cluster = {1, 1, 1};   // blocks that are resident together and share their shared memory
+  bool programmatic = false;  // it may begin before the kernel in front of it has ended
 };
 
+// The type of a kernel's parameter, or of the argument given for it, as far as the runtime can make
+// one from the other.
+enum class ArgumentKind : uint8_t { kBool, kSigned, kUnsigned, kFloat, kPointer, kNull, kOther };
+struct ArgumentType {
+  ArgumentKind kind;
+  size_t bytes;
+  size_t alignment;
+  const std::type_info* type;
+};
+
+template <class T>
+constexpr ArgumentKind argument_kind() {
+  if constexpr (std::is_enum_v<T>)
+    return argument_kind<std::underlying_type_t<T>>();
+  else if constexpr (std::is_same_v<T, bool>)
+    return ArgumentKind::kBool;
+  else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
+    return ArgumentKind::kFloat;
+  else if constexpr (std::is_integral_v<T> && sizeof(T) <= 8)
+    return std::is_signed_v<T> ? ArgumentKind::kSigned : ArgumentKind::kUnsigned;
+  else if constexpr (std::is_null_pointer_v<T>)
+    return ArgumentKind::kNull;
+  else
+    return std::is_pointer_v<T> ? ArgumentKind::kPointer : ArgumentKind::kOther;
+}
+template <class T>
+constexpr ArgumentType argument_type() {
+  return {argument_kind<T>(), sizeof(T), alignof(T), &typeid(T)};
+}
+
+// What a kernel's address alone does not tell. Every kernel that is instantiated makes its own
+// known when its library is loaded, for nodes of graphs, which get an address and untyped
+// arguments.
+struct KernelType {
+  const void* address;
+  void (*call)(void** arguments);
+  const ArgumentType* parameters;
+  size_t count;
+};
+struct KnownKernel : KernelType {
+  explicit KnownKernel(const KernelType& type);
+};
+
+template <auto kernel>
+struct KernelTypeOf;
+template <class... P, void (*kernel)(P...)>
+struct KernelTypeOf<kernel> {
+  template <size_t... I>
+  static void call_with(void** arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+  }
+  static void call(void** arguments) { call_with(arguments, std::index_sequence_for<P...>{}); }
+  static inline const ArgumentType parameters[] = {argument_type<std::remove_cv_t<P>>()...,
+                                                   argument_type<std::nullptr_t>()};
+  static inline const KnownKernel type{
+      KernelType{reinterpret_cast<const void*>(kernel), &call, parameters, sizeof...(P)}};
+};
+
+// Null for a kernel that is overloaded, and cannot name itself.
+template <auto kernel>
+const KernelType* kernel_type() {
+  if constexpr (std::is_null_pointer_v<decltype(kernel)>)
+    return nullptr;
+  else
+    return &KernelTypeOf<kernel>::type;
+}
+
 extern CUDACPU_THREAD_LOCAL bool entry_pending;
-void enter_kernel(const void* address, const char* signature, unsigned max_threads, dim3 cluster);
+void enter_kernel(const KernelType* type, const char* signature, unsigned max_threads,
+                  dim3 cluster);
 
 // Ends the thread that ran before and makes the next one current. False when this fiber should
 // return to the scheduler, because no thread is left to start or others should run first.
@@ -47,50 +118,86 @@ bool next_thread();
 // A C++ exception left the kernel.
 void thread_threw();
 
-// Runs the whole grid. `loop` calls the kernel once for each thread that next_thread() gives it.
-void run_grid(const LaunchSite& site, const Configuration& config, void (*loop)(void*), void* call);
+// What the runtime can do with a call: a kernel together with the arguments of a launch.
+struct CallType {
+  void (*loop)(void* call);  // calls the kernel once for each thread that next_thread() gives it
+  size_t bytes;
+  void* (*copy)(const void* call);
+  void (*destroy)(void* call);
+  void (*find_arguments)(void* call, void** arguments);
+  const ArgumentType* arguments;
+  size_t count;
+};
 
-template <class Call, class Arguments>
-struct BoundCall {
-  const Call& call;
-  Arguments& arguments;
+// Runs the whole grid, or keeps a copy of the call in a graph if the stream is being captured.
+cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
+                     void* call);
+
+template <class Function, class... A>
+struct Call {
+  Function function;
+  std::tuple<A...> arguments;
+
+  // (Not std::apply, which takes a compiler longer.)
+  template <size_t... I>
+  void run(std::index_sequence<I...>) {
+    function(std::get<I>(arguments)...);
+  }
+  template <size_t... I>
+  void find(void** found, std::index_sequence<I...>) {
+    ((found[I] = const_cast<void*>(static_cast<const void*>(&std::get<I>(arguments)))), ...);
+  }
 
   static void loop(void* self) {
-    auto& bound = *static_cast<BoundCall*>(self);
+    auto& call = *static_cast<Call*>(self);
     while (next_thread()) {
       try {
-        std::apply(bound.call, bound.arguments);
+        call.run(std::index_sequence_for<A...>{});
       } catch (...) {
         thread_threw();
       }
     }
   }
+  static void* copy(const void* self) { return new Call(*static_cast<const Call*>(self)); }
+  static void destroy(void* self) { delete static_cast<Call*>(self); }
+  static void find_arguments(void* self, void** found) {
+    static_cast<Call*>(self)->find(found, std::index_sequence_for<A...>{});
+  }
+  static inline const ArgumentType types[] = {argument_type<A>()...,
+                                              argument_type<std::nullptr_t>()};
+  static inline const CallType type{&loop,           sizeof(Call), &copy,       &destroy,
+                                    &find_arguments, types,        sizeof...(A)};
 };
 
-template <class Call>
+template <class Function>
 class Launcher {
  public:
-  Launcher(const LaunchSite& site, Call call, const Configuration& config)
-      : site_(site), call_(std::move(call)), config_(config) {}
+  Launcher(const LaunchSite& site, Function function, const Configuration& config)
+      : site_(site), function_(std::move(function)), config_(config) {}
 
   // The arguments are evaluated once and copied, as a launch copies them to the device.
   template <class... A>
   void operator()(A&&... arguments) const {
-    std::tuple<std::decay_t<A>...> copies(std::forward<A>(arguments)...);
-    BoundCall<Call, decltype(copies)> bound{call_, copies};
-    run_grid(site_, config_, &decltype(bound)::loop, &bound);
+    launch(std::forward<A>(arguments)...);
+  }
+  template <class... A>
+  cudaError_t launch(A&&... arguments) const {
+    using Arguments = std::tuple<std::decay_t<A>...>;
+    Call<Function, std::decay_t<A>...> call{function_, Arguments(std::forward<A>(arguments)...)};
+    return run_grid(site_, config_, call.type, &call);
   }
 
  private:
   LaunchSite site_;
-  Call call_;
+  Function function_;
   Configuration config_;
 };
 
-template <class Call>
-Launcher<Call> launcher(const LaunchSite& site, Call call, dim3 grid, dim3 block,
-                        size_t shared_bytes = 0, cudaStream_t /*stream*/ = nullptr) {
-  return Launcher<Call>(site, std::move(call), Configuration{grid, block, shared_bytes});
+template <class Function>
+Launcher<Function> launcher(const LaunchSite& site, Function function, dim3 grid, dim3 block,
+                            size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+  return Launcher<Function>(site, std::move(function),
+                            Configuration{grid, block, shared_bytes, stream});
 }
 
 // Why a GPU would refuse this cooperative launch, set as the last error; cudaSuccess if it would
@@ -101,48 +208,50 @@ namespace detail {
 template <class... P, size_t... I>
 cudaError_t launch_pointers(Site site, void (*kernel)(P...), const Configuration& config,
                             void** arguments, std::index_sequence<I...>) {
-  auto call = [&](auto&... a) { kernel(a...); };
-  Launcher<decltype(call)>({nullptr, site.file, site.line}, call,
-                           config)(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
-  return cudaPeekAtLastError();
+  auto call = [=](auto&... a) { kernel(a...); };
+  return Launcher<decltype(call)>({nullptr, site.file, site.line}, call, config)
+      .launch(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
 }
 }  // namespace detail
 
-// The rewriter puts the place of the call in front of the arguments of these three.
+// The rewriter puts the place of the call in front of the arguments of these functions.
 template <class... P>
 cudaError_t cudaLaunchKernel(Site site, void (*kernel)(P...), dim3 grid, dim3 block,
                              void** arguments, size_t shared_bytes = 0,
-                             cudaStream_t /*stream*/ = nullptr) {
-  return detail::launch_pointers(site, kernel, {grid, block, shared_bytes}, arguments,
+                             cudaStream_t stream = nullptr) {
+  return detail::launch_pointers(site, kernel, {grid, block, shared_bytes, stream}, arguments,
                                  std::index_sequence_for<P...>{});
 }
 template <class... P>
 cudaError_t cudaLaunchCooperativeKernel(Site site, void (*kernel)(P...), dim3 grid, dim3 block,
                                         void** arguments, size_t shared_bytes = 0,
-                                        cudaStream_t /*stream*/ = nullptr) {
-  Configuration config{grid, block, shared_bytes, true};
+                                        cudaStream_t stream = nullptr) {
+  Configuration config{grid, block, shared_bytes, stream, true};
   cudaError_t status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
   if (status != cudaSuccess) return status;
   return detail::launch_pointers(site, kernel, config, arguments, std::index_sequence_for<P...>{});
 }
 
-// Launch attributes that only order or tune the launch are met by running it at once. The others,
-// `cooperative` and the extents of a cluster, are put into `config`.
+// Puts `cooperative`, the extents of a cluster and programmatic dependence into `config`.
+// Attributes that only tune the launch have no meaning here.
 void read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(Site site, const cudaLaunchConfig_t* from, void (*kernel)(P...),
                                A&&... arguments) {
-  Configuration config{from->gridDim, from->blockDim, from->dynamicSmemBytes};
+  Configuration config{from->gridDim, from->blockDim, from->dynamicSmemBytes, from->stream};
   read_attributes(*from, config);
   if (config.cooperative) {
     cudaError_t status = check_cooperative(reinterpret_cast<const void*>(kernel), config);
     if (status != cudaSuccess) return status;
   }
-  auto call = [&](auto&... a) { kernel(a...); };
-  Launcher<decltype(call)>({nullptr, site.file, site.line}, call,
-                           config)(static_cast<std::remove_cv_t<P>>(std::forward<A>(arguments))...);
-  return cudaPeekAtLastError();
+  auto call = [=](auto&... a) { kernel(a...); };
+  return Launcher<decltype(call)>({nullptr, site.file, site.line}, call, config)
+      .launch(static_cast<std::remove_cv_t<P>>(std::forward<A>(arguments))...);
 }
+
+cudaError_t cudaGraphAddKernelNode(Site site, cudaGraphNode_t* node, cudaGraph_t graph,
+                                   const cudaGraphNode_t* dependencies, size_t count,
+                                   const cudaKernelNodeParams* parameters);
 
 }  // namespace cudacpu

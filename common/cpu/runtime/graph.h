@@ -1,0 +1,222 @@
+// Work for a stream, which is done at once or kept in a graph; graphs, streams and their capture.
+//
+// Every function of the runtime API that gives a stream something to do describes it as a Work and
+// calls submit() (capture.cpp): so what a captured stream records is the same as what another runs.
+#pragma once
+
+#include "runtime.h"
+
+#include <thread>
+#include <variant>
+
+namespace cudacpu {
+
+// ------------------------------------------------------------------ work
+
+// Rows of bytes to copy (memory.cpp).
+struct Copy {
+  void* to;
+  size_t to_pitch;  // bytes from one row to the next
+  const void* from;
+  size_t from_pitch;
+  size_t width;  // bytes of a row
+  size_t height;
+  cudaMemcpyKind kind;
+};
+
+// Rows of elements to set (memory.cpp).
+struct Fill {
+  void* to;
+  size_t pitch;
+  unsigned value;
+  unsigned element_bytes;
+  size_t width;  // elements of a row
+  size_t height;
+};
+
+struct HostCall {
+  cudaHostFn_t function;
+  void* data;
+};
+
+// Memory that a graph allocates each time that it runs, always at the same address, and frees, or
+// leaves to cudaFree (memory.cpp).
+struct Allocate {
+  std::shared_ptr<void> memory;  // kept as long as a graph has it
+};
+struct Release {
+  void* address;
+};
+
+struct Empty {};
+
+// A launch (launch.cpp).
+struct KernelWork {
+  LaunchSite site;
+  Configuration config;
+  void (*loop)(void* call);
+  void* call;
+  size_t call_bytes;
+  // What follows is known of work that is kept.
+  std::shared_ptr<void> owner = {};     // of `call`
+  const CallType* call_type = nullptr;  // null once `call` is a bound one (graph.cpp)
+  const KernelType* type = nullptr;     // null, too, if the kernel cannot name itself
+};
+
+// A graph as a node of another.
+struct ChildGraph {
+  std::shared_ptr<CUgraph_st> graph;
+};
+
+using Work = std::variant<KernelWork, Copy, Fill, HostCall, ChildGraph, Empty, Allocate, Release>;
+
+// Whether it can be done, with the error set if not.
+cudaError_t check(const Copy& copy);
+cudaError_t check(const Fill& fill);
+cudaError_t check(const HostCall& call);
+cudaError_t check(const Release& release);
+// Does it; checks it first.
+cudaError_t perform(const Copy& copy);
+cudaError_t perform(const Fill& fill);
+cudaError_t perform(const HostCall& call);
+cudaError_t perform(const Allocate& allocate);
+cudaError_t perform(const Release& release);
+cudaError_t perform(const KernelWork& work);
+cudaError_t perform(const ChildGraph& child);
+inline cudaError_t perform(const Empty&) {
+  return cudaSuccess;
+}
+
+// Frees what the graph allocated when it ran last, as far as nobody else has.
+void release_again(const Allocate& allocate);
+
+// What a GPU checks of a launch when it is told of one that takes place later. Runs the kernel up
+// to its first instruction, and fills in what that tells: the type, the cluster. launch.cpp
+cudaError_t probe(KernelWork& work);
+
+// ------------------------------------------------------------------ graph.cpp
+
+struct Dependency {
+  cudaGraphNode_t on;
+  cudaGraphEdgeData data = {};
+};
+
+}  // namespace cudacpu
+
+// NVIDIA's headers name these types and leave them open.
+struct CUgraphNode_st {
+  CUgraph_st* graph;
+  cudacpu::Work work;
+  std::vector<cudacpu::Dependency> dependencies = {};
+  CUgraphNode_st* original = nullptr;  // in a clone: what it is a copy of
+  bool enabled = true;                 // in an executable graph: else, it does nothing
+  size_t index = 0;                    // in the graph
+};
+
+struct CUgraph_st {
+  std::vector<std::unique_ptr<CUgraphNode_st>> nodes;  // as they were added
+  // The order in which they ran last; it is kept until the schedule or an edge changes.
+  std::vector<CUgraphNode_st*> order = {};
+  cudacpu::Schedule order_for = {};
+};
+
+struct CUgraphExec_st {
+  std::unique_ptr<CUgraph_st> graph;  // a clone of what was instantiated
+  bool releases_first = false;        // what its last launch has allocated and not freed
+};
+
+namespace cudacpu {
+
+cudaGraphNode_t add_node(CUgraph_st& graph, Work work, std::vector<Dependency> dependencies);
+std::unique_ptr<CUgraph_st> clone(const CUgraph_st& graph);
+// Runs it in an order that its dependencies allow.
+cudaError_t run(CUgraph_st& graph);
+// Takes over the caller's arguments, so that the work can be done later.
+KernelWork keep(KernelWork work, const CallType& type);
+
+// ------------------------------------------------------------------ capture.cpp
+
+// A capture sequence: the streams that take part, and the graph that they record.
+struct Capture {
+  unsigned long long id;
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;  // that began it
+  CUstream_st* origin;
+  std::unique_ptr<CUgraph_st> graph;
+  std::vector<CUstream_st*> streams;         // the origin is the first
+  std::vector<cudaGraphNode_t> left_behind;  // by streams that were destroyed since
+  std::string why_invalid;                   // "" while it is not
+  bool ended = false;
+};
+
+}  // namespace cudacpu
+
+struct CUstream_st {
+  unsigned flags;
+  int priority;
+  std::shared_ptr<cudacpu::Capture> capture = {};
+  // While it is captured: what the next node depends on, in two forms.
+  std::vector<cudaGraphNode_t> tail = {};
+  std::vector<cudaGraphEdgeData> tail_data = {};
+};
+
+struct CUevent_st {
+  unsigned flags;
+  double recorded_at;                              // s; negative: never, or in a capture
+  std::shared_ptr<cudacpu::Capture> capture = {};  // in which it was recorded last
+  std::vector<cudaGraphNode_t> nodes = {};         // of it, that it waits for
+};
+
+namespace cudacpu {
+
+extern std::atomic<int> captures_in_progress;
+inline bool nobody_captures() {
+  return captures_in_progress.load(std::memory_order_relaxed) == 0;
+}
+
+// The stream itself; null for the legacy default stream.
+CUstream_st* stream_at(cudaStream_t stream);
+
+// A stream that is to be destroyed takes part no longer; without its origin, a capture ends.
+void leave_capture(cudaStream_t stream);
+
+// What becomes of work for this stream; the error says why it is refused.
+enum class Fate { kRun, kRecord, kRefuse };
+Fate fate_of(cudaStream_t stream, cudaError_t& error);
+cudaError_t record(cudaStream_t stream, Work work);
+cudaError_t submit_launch(KernelWork work, const CallType& type);
+
+template <class W>
+cudaError_t submit(cudaStream_t stream, const W& work) {
+  if (nobody_captures()) return perform(work);
+  cudaError_t error = cudaSuccess;
+  switch (fate_of(stream, error)) {
+    case Fate::kRun:
+      return perform(work);
+    case Fate::kRecord:
+      if (cudaError_t problem = check(work); problem != cudaSuccess) return problem;
+      return record(stream, work);
+    default:
+      return error;
+  }
+}
+
+// The error of a call that does what no capture sees (cudaMalloc), that uses the legacy stream and
+// waits for it (cudaMemcpy), or that waits for the whole device; cudaSuccess if nothing is captured
+// that forbids it. Otherwise, the capture is invalid from now on.
+cudaError_t refuse_unsafe(const char* function);
+cudaError_t refuse_on_legacy_stream(const char* function);
+cudaError_t refuse_for_device(const char* function);
+// The same of a call that asks a stream how far it is, or waits for it.
+cudaError_t refuse_waiting_for(cudaStream_t stream, const char* function);
+// The same of one that no captured stream knows.
+cudaError_t refuse_in_capture(cudaStream_t stream, const char* function);
+
+// The same of one that asks an event which was recorded in a capture.
+cudaError_t refuse_captured_event(cudaEvent_t event, const char* function);
+
+// Events of streams that are captured. False if that has nothing to do with it.
+bool captured_record(cudaEvent_t event, cudaStream_t stream, cudaError_t& status);
+bool captured_wait(cudaStream_t stream, cudaEvent_t event, cudaError_t& status);
+
+}  // namespace cudacpu
