@@ -20,9 +20,15 @@ _RUNTIME_API = """
     cudaMemsetAsync cudaMemset2D cudaMemset2DAsync cudaMemcpyToSymbol cudaMemcpyFromSymbol
     cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync cudaGetSymbolAddress cudaGetSymbolSize
     cudaPointerGetAttributes cudaMemPrefetchAsync cudaMemAdvise
+    cudaMalloc3D cudaMemset3D cudaMemset3DAsync cudaMemcpy3D cudaMemcpy3DAsync
+    cudaMemcpyPeer cudaMemcpyPeerAsync cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess
+    cudaDeviceGetDefaultMemPool cudaDeviceGetMemPool cudaDeviceSetMemPool cudaMemPoolCreate
+    cudaMemPoolDestroy cudaMemPoolGetAttribute cudaMemPoolSetAttribute cudaMemPoolTrimTo
+    cudaMallocFromPoolAsync cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle
+    cudaProfilerStart cudaProfilerStop
     cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
     cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaStreamGetPriority
-    cudaStreamGetFlags cudaStreamAddCallback cudaLaunchHostFunc
+    cudaStreamGetFlags cudaStreamGetId cudaStreamAddCallback cudaLaunchHostFunc
     cudaStreamBeginCapture cudaStreamEndCapture cudaStreamIsCapturing cudaStreamGetCaptureInfo
     cudaThreadExchangeStreamCaptureMode
     cudaGraphCreate cudaGraphDestroy cudaGraphClone cudaGraphNodeFindInClone

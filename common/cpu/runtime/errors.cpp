@@ -36,6 +36,7 @@ constexpr ErrorText kErrors[] = {
     CUDACPU_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
     CUDACPU_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     CUDACPU_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    CUDACPU_ERROR(cudaErrorDeviceUninitialized, "invalid device context"),
     CUDACPU_ERROR(cudaErrorInvalidKernelImage, "device kernel image is invalid"),
     CUDACPU_ERROR(cudaErrorNoKernelImageForDevice,
                   "no kernel image is available for execution on the device"),

@@ -7,7 +7,8 @@ namespace cudacpu {
 
 namespace {
 
-constexpr size_t kAlignment = 256;  // of cudaMalloc
+constexpr size_t kAlignment = 256;
+constexpr size_t kPage = 4096;
 constexpr size_t kPitch = 512;
 constexpr char kFreed[] = "of memory that a graph has freed";
 
@@ -43,6 +44,12 @@ const std::pair<char* const, Allocation>* find(const void* address) {
                                                                                  : nullptr;
 }
 
+// Of address and size. Processes share whole pages; but where addresses are watched, the end of an
+// allocation is to be seen.
+size_t alignment_of(cudaMemoryType type) {
+  return type == cudaMemoryTypeDevice && !kWatchesAddresses ? kPage : kAlignment;
+}
+
 cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (!address) return set_error(cudaErrorInvalidValue);
   *address = nullptr;
@@ -51,7 +58,8 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   // Linux hands out more than there is and kills the process later: ask first.
   if (bytes >= size_t{64} << 20 && (cudaMemGetInfo(&free, nullptr), bytes > free))
     return set_error(cudaErrorMemoryAllocation);
-  void* block = aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  const size_t alignment = alignment_of(type);
+  void* block = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (!block) return set_error(cudaErrorMemoryAllocation);
   memset(block, 0xff, bytes);  // fresh device memory holds anything: here NaN
   std::lock_guard lock(memory().mutex);
@@ -74,6 +82,8 @@ cudaError_t release(void* address, cudaMemoryType type) {
     return cudaSuccess;
   }
   memory().allocations.erase(found);
+  leave_pool(address);
+  stop_sharing(address);
   free(address);
   return cudaSuccess;
 }
@@ -258,6 +268,23 @@ cudaError_t perform(const Release& release) {
   return release_device(release.address);
 }
 
+std::pair<void*, size_t> pages_of_allocation(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  if (!holder || holder->second.type != cudaMemoryTypeDevice ||
+      holder->second.owner != Owner::kProgram)
+    return {nullptr, 0};
+  return {holder->first, (holder->second.bytes + kPage - 1) / kPage * kPage};
+}
+
+cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured) {
+  cudaError_t error = cudaSuccess;
+  const Fate fate = nobody_captures() ? Fate::kRun : fate_of(stream, error);
+  captured = fate == Fate::kRecord;
+  if (fate == Fate::kRun) return allocate(address, bytes, cudaMemoryTypeDevice);
+  return captured ? capture_allocation(address, bytes, stream) : error;
+}
+
 }  // namespace cudacpu
 
 using namespace cudacpu;
@@ -267,17 +294,6 @@ extern "C" {
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   if (cudaError_t error = refuse_unsafe("cudaMalloc"); error != cudaSuccess) return error;
   return allocate(address, bytes, cudaMemoryTypeDevice);
-}
-cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t stream) {
-  cudaError_t error = cudaSuccess;
-  switch (nobody_captures() ? Fate::kRun : fate_of(stream, error)) {
-    case Fate::kRun:
-      return allocate(address, bytes, cudaMemoryTypeDevice);
-    case Fate::kRecord:
-      return capture_allocation(address, bytes, stream);
-    default:
-      return error;
-  }
 }
 cudaError_t cudaMallocHost(void** address, size_t bytes) {
   if (cudaError_t error = refuse_unsafe("cudaMallocHost"); error != cudaSuccess) return error;

@@ -617,7 +617,9 @@ void check_spans(const trace::Spans& spans, Site site);
 // From now on a kernel may, or may not, touch this memory.
 void allow(const void* memory, size_t bytes);
 void forbid(const void* memory, size_t bytes);
+constexpr bool kWatchesAddresses = true;
 #else
+constexpr bool kWatchesAddresses = false;
 constexpr size_t kSharedGap = 0;
 inline void check_access(const void*, size_t, bool, Site) {}
 inline void check_spans(const trace::Spans&, Site) {}
@@ -648,6 +650,27 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
+
+// ------------------------------------------------------------------ memory.cpp
+
+// For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
+// is the graph's.
+cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);
+// The whole pages of the device memory that holds the address; null if none does.
+std::pair<void*, size_t> pages_of_allocation(const void* address);
+
+// ------------------------------------------------------------------ memory_pool.cpp
+
+// The memory at this address is freed, or not a pool's.
+void leave_pool(const void* address);
+bool is_of_pool(const void* address);
+
+// ------------------------------------------------------------------ shared_between_processes.cpp
+
+// Whether this process has memory that others use, too, so that one may wait for them.
+bool shares_memory();
+// The memory at this address is about to be freed.
+void stop_sharing(void* address);
 
 // ------------------------------------------------------------------ print.cpp
 

@@ -455,8 +455,10 @@ void Worker::poll(const Wait& wait) {
   self.polling = false;
 }
 
-// True when all workers of the launch have done nothing but poll for some time.
+// True when all workers of the launch have done nothing but poll for some time, and no other
+// process can end that.
 bool Worker::endless_spin() {
+  if (shares_memory()) return false;
   double now = seconds();
   if (polls_ == kPollsPerLook) polling_since.store(now);
   polling_at.store(now);

@@ -78,6 +78,12 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   *priority = is_default(stream) ? 0 : stream->priority;
   return cudaSuccess;
 }
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  if (!id) return set_error(cudaErrorInvalidValue);
+  const auto number = reinterpret_cast<uintptr_t>(stream);
+  *id = number ? number : reinterpret_cast<uintptr_t>(cudaStreamLegacy);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
   if (!flags) return set_error(cudaErrorInvalidValue);
   *flags = is_default(stream) ? 0 : stream->flags;

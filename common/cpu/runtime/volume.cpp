@@ -1,0 +1,74 @@
+// 3D memory and copies: slices of rows, each slice as a 2D copy; and copies between devices, of
+// which there is one.
+#include "runtime.h"
+
+using namespace cudacpu;
+
+namespace {
+
+// The first byte of slice z.
+char* slice(const cudaPitchedPtr& memory, const cudaPos& at, size_t z) {
+  return static_cast<char*>(memory.ptr) + ((at.z + z) * memory.ysize + at.y) * memory.pitch + at.x;
+}
+
+bool is_device(int device) {
+  return device == 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc3D(cudaPitchedPtr* memory, cudaExtent extent) {
+  if (!memory) return set_error(cudaErrorInvalidValue);
+  *memory = {nullptr, 0, extent.width, extent.height};
+  return cudaMallocPitch(&memory->ptr, &memory->pitch, extent.width, extent.height * extent.depth);
+}
+cudaError_t cudaMemset3DAsync(cudaPitchedPtr memory, int value, cudaExtent extent,
+                              cudaStream_t stream) {
+  for (size_t z = 0; z < extent.depth; ++z) {
+    cudaError_t status = cudaMemset2DAsync(slice(memory, {}, z), memory.pitch, value, extent.width,
+                                           extent.height, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent) {
+  return cudaMemset3DAsync(memory, value, extent, nullptr);
+}
+
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream) {
+  if (!copy) return set_error(cudaErrorInvalidValue);
+  if (copy->srcArray || copy->dstArray)
+    return set_error(cudaErrorNotSupported, "arrays, which are for textures");
+  for (size_t z = 0; z < copy->extent.depth; ++z) {
+    cudaError_t status =
+        cudaMemcpy2DAsync(slice(copy->dstPtr, copy->dstPos, z), copy->dstPtr.pitch,
+                          slice(copy->srcPtr, copy->srcPos, z), copy->srcPtr.pitch,
+                          copy->extent.width, copy->extent.height, copy->kind, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy) {
+  return cudaMemcpy3DAsync(copy, nullptr);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
+                                size_t bytes, cudaStream_t stream) {
+  if (!is_device(to_device) || !is_device(from_device)) return set_error(cudaErrorInvalidDevice);
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device,
+                           size_t bytes) {
+  return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, nullptr);
+}
+// A device is no peer of itself, and there is no other.
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned flags) {
+  return set_error(flags ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceDisablePeerAccess(int) {
+  return set_error(cudaErrorInvalidDevice);
+}
+
+}  // extern "C"
