@@ -3,8 +3,8 @@
 Four things in CUDA C++ are no C++, and each is replaced where it stands, so that every line keeps
 its number and every compiler message points into the `.cu`:
 
-    k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) mutable {
-                                                           k<T>(a...); }, grid, block)(x, n);
+    k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) { k<T>(a...); },
+                                                           grid, block)(x, n);
     __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
     extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
     __global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
@@ -630,13 +630,32 @@ class _File:
                 raise self.error(token, "a launch needs a grid and a block: <<<grid, block>>>")
             kernel = _flat(tokens[start:p])
             line = "__LINE__" if stream.is_macro else str(tokens[start].line)
-            # By value: a graph may run it when the caller's variables are gone.
-            self.before[indices[start]] = (
-                f"::cudacpu::launcher({{CUDACPU_TEXT({kernel}), __FILE__, {line}}}, "
-                "[=](auto&... cudacpu_args) mutable { "
-            ) + self.before.get(indices[start], "")
-            self.instead[indices[p]] = "(cudacpu_args...); }, "
+            # By value: a graph may run it when the caller's variables are gone. A kernel's name may
+            # stand for a template, or for several kernels, until the arguments are known.
+            if self._is_name(tokens, start, p):
+                head, call = "[=](auto&... cudacpu_args) { ", "(cudacpu_args...); }, "
+            else:
+                head = "[cudacpu_kernel = "
+                call = "](auto&... cudacpu_args) { cudacpu_kernel(cudacpu_args...); }, "
+            self._insert_before(
+                indices[start],
+                f"::cudacpu::launcher({{CUDACPU_TEXT({kernel}), __FILE__, {line}}}, {head}",
+            )
+            self.instead[indices[p]] = call
             self.instead[indices[close]] = ")"
+
+    def _is_name(self, tokens: Sequence[Token], start: int, end: int) -> bool:
+        """Whether [start, end) is a name, perhaps in parentheses, and no other expression."""
+        if tokens[start].is_op("(") and self._forward(tokens, start) == end - 1:
+            return self._is_name(tokens, start + 1, end - 1)
+        q = start
+        while q < end:
+            if tokens[q].is_op("<"):
+                q = self._angle_forward(tokens, q)
+            elif not tokens[q].is_word() and not tokens[q].is_op("::"):
+                return False
+            q += 1
+        return True
 
     def _configuration_end(self, tokens: Sequence[Token], p: int) -> int:
         """The position of the `>>>` that ends the configuration opened at p."""

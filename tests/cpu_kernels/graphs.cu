@@ -209,6 +209,14 @@ Tensor captured_line(Tensor like) {
   return y;  // (((0 + 5) * 2 + 5) * 2 + 5) * 2 = 70, and 0 in the first element
 }
 
+struct Steps {
+  std::vector<void (*)(float*, float, int)> kernels{add};
+  void launch(cudaStream_t stream, float* p) const {
+    for (size_t i = 0; i < kernels.size(); ++i)
+      kernels[i]<<<1, THREADS, 0, stream>>>(p, 1, THREADS);
+  }
+};
+
 // Its locals are gone when the graph runs.
 cudaGraph_t capture_forms(cudaStream_t stream, float* p, bool hopper) {
   OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -216,6 +224,10 @@ cudaGraph_t capture_forms(cudaStream_t stream, float* p, bool hopper) {
   int which = 1;
   table[which]<<<1, THREADS, 0, stream>>>(p, 1, THREADS);  // 1
   which = 0, table[1] = nullptr;
+  void (*pointer)(float*, float, int) = add;
+  pointer<<<1, THREADS, 0, stream>>>(p, -1, THREADS);  // 0
+  pointer = nullptr;
+  Steps().launch(stream, p);                          // 1
   multiply<float><<<1, THREADS, 0, stream>>>(p, 10);  // 10
   overloaded<<<1, THREADS, 0, stream>>>(p, 2);        // 12
   overloaded<<<1, THREADS, 0, stream>>>(p, 0.5f);     // 12.5
@@ -269,7 +281,7 @@ Tensor captured_forms(Tensor like) {
     auto programmatic = std::count_if(data.begin(), data.end(), [](const cudaGraphEdgeData& edge) {
       return edge.type == cudaGraphDependencyTypeProgrammatic;
     });
-    STD_TORCH_CHECK(count == 8 && programmatic == 1);
+    STD_TORCH_CHECK(count == 10 && programmatic == 1);
   }
   run_and_destroy(graph, stream);
   return x;
@@ -283,13 +295,13 @@ Tensor captured_copies(Tensor like) {
   OK(cudaMallocHost(&pinned, THREADS * sizeof(float)));
   for (int i = 0; i < THREADS; ++i) pinned[i] = static_cast<float>(i);
   constexpr size_t row = 8 * sizeof(float);
+  void* from = nullptr;
+  OK(cudaGetSymbolAddress(&from, on_device));
   Stream stream;
   stream.begin();
   OK(cudaMemcpyToSymbolAsync(on_device, pinned, THREADS * sizeof(float), 0, cudaMemcpyHostToDevice,
                              stream));
   // The left halves of its 8 rows become the left halves of 8 rows of 16.
-  void* from = nullptr;
-  OK(cudaGetSymbolAddress(&from, on_device));
   OK(cudaMemcpy2DAsync(p, 2 * row, from, row, row / 2, 8, cudaMemcpyDeviceToDevice, stream));
   OK(cudaMemset2DAsync(p + 8, 2 * row, 1, row, 8, stream));
   OK(cudaMemcpyFromSymbolAsync(p + 2 * THREADS - 2, on_device, 2 * sizeof(float), 3 * sizeof(float),
