@@ -62,9 +62,8 @@ __global__ void overloaded(float* out, float value) {
 __global__ void __launch_bounds__(THREADS) bounded(float* out) {
   out[threadIdx.x] += 1;
 }
-__global__ void write_through_null(float* out) {
-  float* nowhere = nullptr;
-  if (out[threadIdx.x] >= 0) nowhere[threadIdx.x] = 1;  // line: the access
+__global__ void write_through_null(const float* x, float* nowhere) {
+  nowhere[threadIdx.x] = x[threadIdx.x];  // line: the access
 }
 __device__ float on_device[THREADS];
 
@@ -755,7 +754,7 @@ void faulty(Tensor like) {
   Stream stream;
   stream.begin();
   add<<<1, THREADS, 0, stream>>>(p, 1.f, THREADS);
-  write_through_null<<<1, 1, 0, stream>>>(p);  // line: the launch
+  write_through_null<<<1, 1, 0, stream>>>(p, nullptr);  // line: the launch
   run_and_destroy(stream.end(), stream);
 }
 
