@@ -751,10 +751,11 @@ void described(Tensor like, std::string path) {
 void faulty(Tensor like) {
   Tensor x = zeros(like);
   float* p = settled(x);
+  float* nowhere = nullptr;
   Stream stream;
   stream.begin();
   add<<<1, THREADS, 0, stream>>>(p, 1.f, THREADS);
-  write_through_null<<<1, 1, 0, stream>>>(p, nullptr);  // line: the launch
+  write_through_null<<<1, 1, 0, stream>>>(p, nowhere);  // line: the launch
   run_and_destroy(stream.end(), stream);
 }
 
