@@ -120,7 +120,7 @@ def test_an_update_takes_over_arguments_of_the_same_graph_only(call: Call) -> No
 
 
 def test_graphs_in_graphs(call: Call) -> None:
-    assert call("nested", LIKE).tolist() == [94.0] * THREADS
+    assert call("nested", LIKE).tolist() == [6.0] * THREADS
 
 
 def test_memory_that_a_graph_allocates(call: Call) -> None:

@@ -653,7 +653,7 @@ Tensor updated(Tensor like) {
   return x;
 }
 
-// A launch of a graph is captured as a node, and a graph can be added as one.
+// A graph can be added to another as a node; the launch of one cannot be captured.
 Tensor nested(Tensor like) {
   Tensor x = zeros(like);
   float* p = settled(x);
@@ -666,11 +666,12 @@ Tensor nested(Tensor like) {
   OK(cudaGraphInstantiate(&executable, inner, 0));
   stream.begin();
   add<<<1, THREADS, 0, stream>>>(p, 10.f, THREADS);
-  OK(cudaGraphLaunch(executable, stream));
-  OK(cudaGraphLaunch(executable, stream));
-  cudaGraph_t outer = stream.end();
-  STD_TORCH_CHECK(count_types(outer)[cudaGraphNodeTypeGraph] == 2);
-  run_and_destroy(outer, stream);  // ((10 + 1) * 2 + 1) * 2 = 46
+  EXPECT(cudaGraphLaunch(executable, stream), cudaErrorStreamCaptureUnsupported);
+  cudaGraph_t outer = nullptr;
+  EXPECT(cudaStreamEndCapture(stream, &outer), cudaErrorStreamCaptureInvalidated);
+  STD_TORCH_CHECK(outer == nullptr);
+  OK(cudaGraphLaunch(executable, stream));  // (0 + 1) * 2 = 2
+  OK(cudaStreamSynchronize(stream));
   OK(cudaGraphExecDestroy(executable));
 
   cudaGraph_t graph = nullptr, child = nullptr;
@@ -680,7 +681,7 @@ Tensor nested(Tensor like) {
   OK(cudaGraphDestroy(inner));
   OK(cudaGraphChildGraphNodeGetGraph(node, &child));
   STD_TORCH_CHECK(count_types(child)[cudaGraphNodeTypeKernel] == 2);
-  run_and_destroy(graph, stream);  // (46 + 1) * 2 = 94
+  run_and_destroy(graph, stream);  // (2 + 1) * 2 = 6
   return x;
 }
 

@@ -81,7 +81,9 @@ void pools(Tensor) {
   STD_TORCH_CHECK(reuse == 1);
   EXPECT(cudaMemPoolGetAttribute(own, cudaMemPoolAttrUsedMemCurrent, nullptr),
          cudaErrorInvalidValue);
-  EXPECT(cudaDeviceGetMemPool(&current, 9999), cudaErrorInvalidDevice);
+  EXPECT(cudaDeviceGetMemPool(&current, 9999), cudaErrorInvalidValue);
+  EXPECT(cudaDeviceGetDefaultMemPool(&current, 9999), cudaErrorInvalidValue);
+  EXPECT(cudaDeviceSetMemPool(9999, own), cudaErrorInvalidValue);
   EXPECT(cudaMemPoolDestroy(own), cudaSuccess);
   EXPECT(cudaStreamDestroy(stream), cudaSuccess);
 #ifdef CUDA_ON_CPU  // NVIDIA's library takes a handle that is none as it comes

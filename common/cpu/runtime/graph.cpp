@@ -638,18 +638,8 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (!executable) return set_error(cudaErrorInvalidValue);
-  if (nobody_captures()) return launch(*executable);
-  cudaError_t error = cudaSuccess;
-  switch (fate_of(stream, error)) {
-    case Fate::kRun:
-      return launch(*executable);
-    case Fate::kRecord:
-      if (has_memory_nodes(*executable->graph))
-        return set_error(cudaErrorNotSupported, kMemoryNodes);
-      return record(stream, ChildGraph{clone(*executable->graph)});
-    default:
-      return error;
-  }
+  cudaError_t error = refuse_in_capture(stream, "cudaGraphLaunch");  // as on an H200
+  return error != cudaSuccess ? error : launch(*executable);
 }
 
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,

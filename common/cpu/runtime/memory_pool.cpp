@@ -123,20 +123,18 @@ using namespace cudacpu;
 extern "C" {
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
-  if (!pool) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (!pool || device != 0) return set_error(cudaErrorInvalidValue);  // as on an H200
   *pool = pools().standard;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
-  if (!pool) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (!pool || device != 0) return set_error(cudaErrorInvalidValue);  // as on an H200
   std::lock_guard lock(pools().mutex);
   *pool = pools().current;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (device != 0) return set_error(cudaErrorInvalidValue);
   std::lock_guard lock(pools().mutex);
   if (!pools().knows(pool)) return set_error(cudaErrorInvalidValue);
   pools().current = pool;
