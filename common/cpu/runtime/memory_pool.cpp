@@ -122,13 +122,15 @@ using namespace cudacpu;
 
 extern "C" {
 
+// The codes for a device that is not there are an H200's.
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
-  if (!pool || device != 0) return set_error(cudaErrorInvalidValue);  // as on an H200
+  if (!pool) return set_error(cudaErrorInvalidValue);
+  if (device != 0) return set_error(cudaErrorInvalidDevice);
   *pool = pools().standard;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
-  if (!pool || device != 0) return set_error(cudaErrorInvalidValue);  // as on an H200
+  if (!pool || device != 0) return set_error(cudaErrorInvalidValue);
   std::lock_guard lock(pools().mutex);
   *pool = pools().current;
   return cudaSuccess;
