@@ -33,6 +33,8 @@
 #include "shared_between_processes.cpp"
 #include "stream.cpp"
 #include "graph.cpp"
+#include "kernel_node.cpp"
+#include "executable_graph.cpp"
 #include "capture.cpp"
 #ifdef CUDACPU_TRACE
 #include "tracer.cpp"

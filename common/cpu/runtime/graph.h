@@ -59,7 +59,7 @@ struct KernelWork {
   size_t call_bytes;
   // What follows is known of work that is kept.
   std::shared_ptr<void> owner = {};     // of `call`
-  const CallType* call_type = nullptr;  // null once `call` is a bound one (graph.cpp)
+  const CallType* call_type = nullptr;  // null once `call` is a bound one (kernel_node.cpp)
   const KernelType* type = nullptr;     // null, too, if the kernel cannot name itself
 };
 
@@ -128,11 +128,39 @@ struct CUgraphExec_st {
 namespace cudacpu {
 
 cudaGraphNode_t add_node(CUgraph_st& graph, Work work, std::vector<Dependency> dependencies);
+// The same for the functions of the API, which give dependencies as an array.
+cudaError_t add(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* nodes,
+                size_t count, Work work);
 std::unique_ptr<CUgraph_st> clone(const CUgraph_st& graph);
+cudaGraphNodeType type_of(const CUgraphNode_st& node);
+// All nodes, each after what it depends on; fewer if they depend on each other in a circle. Of
+// those that may come next: the one that was added first, last, or any.
+std::vector<CUgraphNode_st*> order_of(const CUgraph_st& graph, const Schedule& schedule);
+// What a clone, or a child graph in it, has made of this node; null if nothing.
+CUgraphNode_st* find_in_clone(const CUgraph_st& clone, const CUgraphNode_st* original);
+
+// The work of a node, if it is of this kind.
+template <class W>
+W* work_of(CUgraphNode_st* node) {
+  return node ? std::get_if<W>(&node->work) : nullptr;
+}
+
+inline Copy copy_of(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return {to, bytes, from, bytes, bytes, 1, kind};
+}
+inline Fill fill_of(const cudaMemsetParams& p) {
+  return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};
+}
+
 // Runs it in an order that its dependencies allow.
 cudaError_t run(CUgraph_st& graph);
 // Takes over the caller's arguments, so that the work can be done later.
 KernelWork keep(KernelWork work, const CallType& type);
+
+// ------------------------------------------------------------------ kernel_node.cpp
+
+// Changes kernel, grid, block, shared memory and arguments; the rest of the launch stays.
+cudaError_t set_parameters(KernelWork& work, const cudaKernelNodeParams* parameters);
 
 // ------------------------------------------------------------------ capture.cpp
 
