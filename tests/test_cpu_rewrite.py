@@ -1,12 +1,16 @@
 """The rewriter of the CPU backend: what it edits, what it leaves alone, what it refuses."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from common.cpu import backend
 from common.cpu.lexer import tokenize
 from common.cpu.rewrite import RewriteError, rewrite, rewrite_tree
+from common.day import ROOT
 
 KERNELS = Path(__file__).resolve().parent / "cpu_kernels"
 
@@ -173,6 +177,7 @@ def test_lines_of_launches() -> None:
         ("__shared__ float a[N];", ["a"]),
         ("__shared__ float a[N][M + 1], b[2];", ["a", "b"]),
         ("volatile __shared__ int x, *y;", ["x", "y"]),
+        ("__shared__ static __shared__ int x;", ["x"]),
         ("static __shared__ alignas(128) std::array<T, N> s[2];", ["s"]),
         ("__shared__ __align__(16) typename Foo<T, 3>::Storage s;", ["s"]),
         ("__shared__ float (*p)[32];", ["p"]),
@@ -430,3 +435,14 @@ def test_an_error_in_a_header_names_the_header(project: Path, tmp_path: Path) ->
     with pytest.raises(RewriteError) as caught:
         rewrite_tree(project / "day" / "day.cu", tmp_path / "out", [project])
     assert (caught.value.file, caught.value.line) == (str(header), 3)
+
+
+def test_every_module_of_the_rewriter_counts_in_a_build() -> None:
+    """A day that was built by other edits has to be built again."""
+    imported = "import sys, common.cpu.rewrite; print(*sorted(sys.modules))"
+    modules = subprocess.run(
+        [sys.executable, "-c", imported], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    files = {f"{name.rpartition('.')[2]}.py" for name in modules if name.startswith("common.cpu.")}
+    assert {"rewrite.py", "lexer.py", "launches.py"} <= files
+    assert files <= {path.name for path in backend.RUNTIME_SOURCES}

@@ -18,14 +18,14 @@ _UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of t
 
 HEADERS: Final = tuple(sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()))
 
+# Modules that only use what was built. All others count, so that a new one cannot be forgotten.
+_NOT_FOR_BUILDING: Final = ("__init__.py", "__main__.py", "trace.py")
+
 # Every file that decides what a build comes out as: the runtime, the headers, the rewriter.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *HEADERS,
-    *(
-        _HERE / name
-        for name in ("rewrite.py", "lexer.py", "waiting_loops.py", "features.py", "backend.py")
-    ),
+    *(path for path in sorted(_HERE.glob("*.py")) if path.name not in _NOT_FOR_BUILDING),
     _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
 )
 

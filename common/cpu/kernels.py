@@ -1,0 +1,126 @@
+"""The first statement of each kernel tells the runtime which kernel it is.
+
+__global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
+
+A launch alone cannot tell: template arguments may have been deduced. The runtime wants the address
+for what cudaFuncSetAttribute set for it, the limit of __launch_bounds__ and the extents of
+__cluster_dims__.
+"""
+
+from collections.abc import Sequence
+
+from common.cpu.lexer import Token
+from common.cpu.stream import Stream
+from common.cpu.syntax import (
+    ATTRIBUTE_WORDS,
+    TokenError,
+    angle_closing,
+    angle_opening,
+    closing,
+    flat,
+    split,
+    statement_start,
+)
+
+_TYPE_WORDS = (
+    *("typename", "class", "int", "bool", "char", "short", "long", "unsigned", "signed"),
+    *("float", "double", "auto", "size_t"),
+)
+
+
+def edit(stream: Stream) -> None:
+    """Opens every kernel with its CUDACPU_ENTRY."""
+    tokens = stream.tokens
+    kernels: list[tuple[int, str, bool, list[str]]] = []
+    for p, token in enumerate(tokens):
+        if not token.is_op("{"):
+            continue
+        head = statement_start(tokens, p)
+        if any(t.is_word("__global__") for t in tokens[head:p]):
+            _refuse_copied_maps(tokens[head:p])
+            kernels.append((p, *_identity(tokens, head, p)))
+    for p, name, specialised, limits in kernels:
+        overloads = sum(other[1] == name for other in kernels)
+        known = name and (overloads == 1 or specialised)
+        address = f"(&{name})" if known else "(nullptr)"
+        stream.insert_after(p, f" CUDACPU_ENTRY({', '.join([address, *limits])})")
+
+
+def _refuse_copied_maps(head: Sequence[Token]) -> None:
+    """A tensor map has to be a parameter that stays where it is.
+
+    On a GPU, the copy engine would not find the copy that a thread has of a plain parameter.
+    """
+    for p, token in enumerate(head):
+        if not token.is_word("TensorMap", "CUtensorMap"):
+            continue
+        start = p
+        while start > 0 and not head[start - 1].is_op("(", ","):
+            start -= 1
+        following = head[p + 1] if p + 1 < len(head) else token
+        in_place = any(t.is_word("__grid_constant__") for t in head[start : p + 2])
+        if not in_place and not following.is_op("*", "&"):
+            raise TokenError(
+                token, "a kernel takes a tensor map as `const __grid_constant__ ptx::TensorMap`"
+            )
+
+
+def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool, list[str]]:
+    """Name with template arguments (or ""), whether specialised, and what bounds a launch.
+
+    That is the number of threads (0: any), and then the extents of a cluster, if there are any.
+    """
+    parameters: list[str] | None = []
+    specialised = False
+    bound = "0"
+    cluster: list[str] = []
+    q = head
+    while q < body:
+        token = tokens[q]
+        if token.is_word("template") and tokens[q + 1].is_op("<"):
+            close = angle_closing(tokens, q + 1)
+            parameters = _parameter_names(tokens, q + 2, close)
+            specialised = close == q + 2
+            q = close
+        elif token.is_word("__launch_bounds__") and tokens[q + 1].is_op("("):
+            close = closing(tokens, q + 1)
+            parts = split(tokens, q + 2, close)
+            bound = flat(tokens[slice(*parts[0])]) if parts else "0"
+            q = close
+        elif token.is_word("__cluster_dims__") and tokens[q + 1].is_op("("):
+            close = closing(tokens, q + 1)
+            cluster = [flat(tokens[slice(*part)]) for part in split(tokens, q + 2, close)]
+            q = close
+        elif token.is_word(*ATTRIBUTE_WORDS, "requires") and tokens[q + 1].is_op("("):
+            q = closing(tokens, q + 1)
+        elif token.is_op("(") and q > head:
+            if any(t.is_word("__global__") for t in tokens[head:q]):
+                break
+            q = closing(tokens, q)  # a macro before the kernel, with no semicolon
+        q += 1
+    start = q - 1
+    if tokens[start].is_op(">", ">>"):
+        start = angle_opening(tokens, start) - 1
+        specialised = True
+    if not tokens[start].is_word() or parameters is None:
+        return "", False, [bound, *cluster]
+    name = flat(tokens[start:q])
+    if parameters and not specialised:
+        name += f"<{', '.join(parameters)}>"
+    return name, specialised, [bound, *cluster]
+
+
+def _parameter_names(tokens: Sequence[Token], start: int, end: int) -> list[str] | None:
+    """Template parameters as template arguments; None if one of them has no name."""
+    names = []
+    for begin, stop in split(tokens, start, end):
+        q = begin
+        while q < stop and not tokens[q].is_op("="):
+            q = angle_closing(tokens, q) if tokens[q].is_op("<") else q
+            q += 1
+        last = tokens[q - 1]
+        unnamed = q - 1 == begin or not last.is_word() or last.text in _TYPE_WORDS
+        if unnamed or tokens[q - 2].is_op("::"):
+            return None
+        names.append(last.text + ("..." if tokens[q - 2].is_op(".") else ""))
+    return names

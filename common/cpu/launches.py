@@ -1,0 +1,78 @@
+"""Launches become calls of an object that holds the kernel and the launch's configuration.
+
+k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) { k<T>(a...); },
+                                                       grid, block)(x, n);
+
+Launches by a function, as cudaLaunchKernel, are in names.py: only what they call changes.
+"""
+
+from collections.abc import Sequence
+
+from common.cpu.lexer import Token
+from common.cpu.stream import Stream
+from common.cpu.syntax import TokenError, angle_closing, closing, expression_start, flat, split
+
+
+def edit(stream: Stream) -> None:
+    """Turns each launch into a call of the object that `cudacpu::launcher` makes."""
+    tokens = stream.tokens
+    for p, token in enumerate(tokens):
+        if not token.is_op("<<<") or (p > 0 and tokens[p - 1].is_word("operator")):
+            continue
+        if stream.on_device(p):
+            raise TokenError(token, "a launch from device code is not supported on the CPU backend")
+        if p == 0:
+            raise TokenError(token, "a launch without a kernel")
+        start = expression_start(tokens, p - 1)
+        close = _configuration_end(tokens, p)
+        if len(split(tokens, p + 1, close)) < 2:
+            raise TokenError(token, "a launch needs a grid and a block: <<<grid, block>>>")
+        kernel = flat(tokens[start:p])
+        line = stream.line_of(start)
+        # By value: a graph may run it when the caller's variables are gone. A kernel's name may
+        # stand for a template, or for several kernels, until the arguments are known.
+        if _is_name(tokens, start, p):
+            head, call = "[=](auto&... cudacpu_args) { ", "(cudacpu_args...); }, "
+        else:
+            head = "[cudacpu_kernel = "
+            call = "](auto&... cudacpu_args) { cudacpu_kernel(cudacpu_args...); }, "
+        stream.insert_before(
+            start,
+            f"::cudacpu::launcher({{CUDACPU_TEXT({kernel}), __FILE__, {line}}}, {head}",
+        )
+        stream.replace(p, call)
+        stream.replace(close, ")")
+
+
+def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
+    """Whether [start, end) is a name, perhaps in parentheses, and no other expression."""
+    if tokens[start].is_op("(") and closing(tokens, start) == end - 1:
+        return _is_name(tokens, start + 1, end - 1)
+    q = start
+    while q < end:
+        if tokens[q].is_op("<"):
+            q = angle_closing(tokens, q)
+        elif not tokens[q].is_word() and not tokens[q].is_op("::"):
+            return False
+        q += 1
+    return True
+
+
+def _configuration_end(tokens: Sequence[Token], p: int) -> int:
+    """The position of the `>>>` that ends the configuration opened at p."""
+    templates = 0  # open template brackets within the configuration
+    q = p + 1
+    while q < len(tokens) and not tokens[q].is_op(";", "<<<"):
+        token = tokens[q]
+        if token.is_op("(", "[", "{"):
+            q = closing(tokens, q)
+        elif token.is_op("<") and tokens[q - 1].is_word():
+            templates += 1
+        elif token.is_op(">", ">>"):
+            templates = max(0, templates - len(token.text))
+        elif token.is_op(">>>") and q + 1 < len(tokens) and tokens[q + 1].is_op("("):
+            if templates < 3:
+                return q
+            templates -= 3
+        q += 1
+    raise TokenError(tokens[p], "this launch has no matching '>>>(…)'")

@@ -1,0 +1,111 @@
+"""Names: those that the backend does not have are refused, some are replaced by the backend's own.
+
+Calls of `printf`, of `clock` in device code and of functions that launch a kernel go to the
+backend's; operators registered for CUDA become operators for the CPU.
+"""
+
+from collections.abc import Set
+
+from common.cpu import features
+from common.cpu.stream import Stream
+from common.cpu.syntax import STATEMENT_WORDS, TokenError, closing, flat
+
+_LAUNCH_FUNCTIONS = (
+    *("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"),
+    "cudaGraphAddKernelNode",
+)
+_VOID_POINTERS = (["void*"], ["const", "void*"], ["void", "const*"])
+
+
+def collect_declared(stream: Stream, declared: set[str]) -> None:
+    """Adds the functions and macros that a stream defines under a CUDA-like name."""
+    tokens = stream.tokens
+    if stream.is_macro:
+        declared.add(tokens[0].text)
+        return
+    for p in range(1, len(tokens) - 1):
+        if tokens[p].is_word() and tokens[p].text.startswith("cu") and tokens[p + 1].is_op("("):
+            before = tokens[p - 1]
+            if before.is_word() and before.text not in STATEMENT_WORDS:
+                declared.add(tokens[p].text)
+
+
+def refuse_missing(stream: Stream, declared: Set[str]) -> None:
+    """Raises TokenError at what the backend does not have, but for names in `declared`."""
+    tokens = stream.tokens
+    for p, token in enumerate(tokens):
+        if not token.is_word():
+            continue
+        if token.text in ("asm", "__asm__", "__asm"):
+            raise TokenError(
+                token,
+                "inline PTX cannot run on the CPU: use the wrapper in common/cuda, or put it "
+                "under #ifndef CUDA_ON_CPU with the same in C++ for the CPU",
+            )
+        if token.text == "__cluster_dims__" and stream.is_macro and p > 0:
+            raise TokenError(
+                token, "__cluster_dims__ in a macro is not seen here: write it at the kernel"
+            )
+        if p > 0 and tokens[p - 1].is_op(".", "->"):
+            continue
+        following = tokens[p + 1] if p + 1 < len(tokens) else token
+        reason = features.missing_name(
+            token.text, called=following.is_op("("), template=following.is_op("<")
+        )
+        if reason is not None and token.text not in declared:
+            raise TokenError(token, reason)
+
+
+def edit(stream: Stream) -> None:
+    """Replaces the names that stand for something else on the CPU."""
+    tokens = stream.tokens
+    for p, token in enumerate(tokens):
+        if not token.is_word():
+            continue
+        before = tokens[p - 1] if p > 0 else None
+        called = p + 1 < len(tokens) and tokens[p + 1].is_op("(")
+        if token.text == "__noinline__" and not (before and before.is_op("(")):
+            # No macro can do this: libstdc++ itself writes __attribute__((__noinline__)).
+            stream.replace(p, "__attribute__((noinline))")
+        elif called and token.is_word("printf"):
+            _call_backend(stream, p)
+        elif called and token.is_word(*_LAUNCH_FUNCTIONS):
+            if _call_backend(stream, p):
+                _tell_line_and_types(stream, p)
+        elif called and token.is_word("clock") and stream.on_device(p):
+            # The C library has a function of this name, too, for host code.
+            if not (before and before.is_op(".", "->", "::")):
+                stream.replace(p, "::cudacpu::device_clock")
+        elif token.is_word("STABLE_TORCH_LIBRARY_IMPL", "TORCH_LIBRARY_IMPL"):
+            for q in range(p + 1, min(p + 5, len(tokens))):
+                if tokens[q].is_word("CUDA"):
+                    stream.replace(q, "CPU")
+
+
+def _call_backend(stream: Stream, p: int) -> bool:
+    """Lets the call at p reach the backend's function of that name; False if it is another's."""
+    tokens = stream.tokens
+    before = tokens[p - 1] if p > 0 else None
+    if before and before.is_op(".", "->"):
+        return False
+    qualified = before is not None and before.is_op("::")
+    if qualified and p > 1 and tokens[p - 2].is_word():
+        if tokens[p - 2].text != "std":
+            return False
+        stream.replace(p - 2, "")
+    prefix = "" if qualified else "::"
+    stream.replace(p, f"{prefix}cudacpu::{tokens[p].text}")
+    return True
+
+
+def _tell_line_and_types(stream: Stream, p: int) -> None:
+    """Gives the launch function called at p the file and line, and the kernel with its type."""
+    tokens = stream.tokens
+    stream.insert_after(p + 1, f"{{__FILE__, {stream.line_of(p)}}}, ")
+    # `(void*)kernel` would lose the types of the arguments.
+    cast = p + 2
+    if tokens[cast].is_op("("):
+        close = closing(tokens, cast)
+        if flat(tokens[cast + 1 : close]).split() in _VOID_POINTERS:
+            for q in range(cast, close + 1):
+                stream.replace(q, "")

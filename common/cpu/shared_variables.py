@@ -1,0 +1,162 @@
+"""Declarations of `__shared__` variables become references into the memory of a block.
+
+__shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
+extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
+
+A lambda that captures by value is told to capture them by reference.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common.cpu.lexer import Token
+from common.cpu.stream import Stream
+from common.cpu.syntax import (
+    ATTRIBUTE_WORDS,
+    TokenError,
+    angle_closing,
+    closing,
+    semicolons,
+    split,
+    statement_start,
+)
+
+
+@dataclass(slots=True)
+class _Variable:
+    """A `__shared__` variable and the part of the stream that sees it."""
+
+    name: str
+    position: int
+    end: int
+
+
+def edit(stream: Stream, numbers: Iterator[int]) -> None:
+    """Edits every declaration, and the lambdas that would copy what it declares.
+
+    numbers: of the file; each declaration takes one, for the names of its types.
+    """
+    tokens = stream.tokens
+    variables: list[_Variable] = []
+    end = 0  # of the declaration before
+    for p, token in enumerate(tokens):
+        if not token.is_word("__shared__") or p < end:  # or said twice in one declaration
+            continue
+        scope = stream.scopes[p]
+        if not stream.is_macro and not (scope and scope.in_function):
+            raise TokenError(
+                token,
+                "a __shared__ variable outside of a function is not supported on the CPU "
+                "backend: declare it in the kernel",
+            )
+        start = statement_start(tokens, p)
+        if stream.is_macro:
+            start = _macro_statement_start(tokens, start, p)
+        end = next(semicolons(tokens, p, len(tokens)), len(tokens))
+        if end == len(tokens):
+            raise TokenError(token, "this __shared__ declaration has no ';'")
+        names = _edit_declaration(stream, start, end, next(numbers))
+        scope_end = closing(tokens, scope.start) if scope else len(tokens)
+        variables += [_Variable(name, p, scope_end) for name in names]
+    if variables:
+        _edit_copying_lambdas(stream, variables)
+
+
+def _macro_statement_start(tokens: Sequence[Token], start: int, shared: int) -> int:
+    """Where a declaration starts that may be the first thing in a macro's body."""
+    while start < shared and not tokens[start].is_word("extern", "static", "volatile", "const"):
+        start += 1
+    return start
+
+
+def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list[str]:
+    """Edits the declaration at [start, end), whose `;` is at end, and returns what it declares."""
+    tokens = stream.tokens
+    words = {token.text for token in tokens[start:end] if token.kind == "word"}
+    name_positions = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
+    names = [tokens[p].text for p in name_positions]
+    for p in range(start, end):
+        if tokens[p].is_word("__shared__", "extern", "static"):
+            stream.replace(p, "")
+    if "extern" in words:
+        if len(names) > 1:
+            raise TokenError(
+                tokens[start], "one `extern __shared__` variable a declaration, please"
+            )
+        _drop_alignment(stream, start, end)
+        stream.insert_before(start, "typedef ")
+        stream.replace(name_positions[0], f"cudacpu_type_{number}")
+        stream.insert_after(
+            end, f" auto& {names[0]} = ::cudacpu::dynamic_shared<cudacpu_type_{number}>();"
+        )
+    else:
+        stream.insert_before(start, f"CUDACPU_SHARED({number}, ")
+        references = "".join(f" auto& {name} = cudacpu_shared_{number}.{name};" for name in names)
+        stream.replace(end, ")" + references)
+    return names
+
+
+def _drop_alignment(stream: Stream, start: int, end: int) -> None:
+    """Takes requests for alignment out of a declaration.
+
+    Dynamic shared memory starts at a multiple of 1024 bytes, so that none is needed.
+    """
+    for p in range(start, end):
+        if stream.tokens[p].is_word("alignas", "__align__", "__attribute__"):
+            for q in range(p, closing(stream.tokens, p + 1) + 1):
+                stream.replace(q, "")
+
+
+def _declared_name(tokens: Sequence[Token], start: int, end: int) -> int:
+    """The position of the name that a declarator (and its type, for the first) declares."""
+    name = -1
+    q = start
+    while q < end:
+        token = tokens[q]
+        if token.is_op("="):
+            raise TokenError(token, "a __shared__ variable cannot have an initialiser")
+        if token.is_op("["):
+            q = closing(tokens, q)
+        elif token.is_op("<"):
+            q = angle_closing(tokens, q)
+        elif token.is_op("{"):
+            if not any(t.is_word("struct", "union", "class") for t in tokens[start:q]):
+                raise TokenError(token, "a __shared__ variable cannot have an initialiser")
+            q = closing(tokens, q)
+        elif token.is_op("("):
+            close = closing(tokens, q)
+            if not tokens[q - 1].is_word(*ATTRIBUTE_WORDS):
+                # A pointer or reference to an array: float (*tile)[32].
+                return _declared_name(tokens, q + 1, close)
+            q = close
+        elif token.is_word() and not token.is_word(*ATTRIBUTE_WORDS):
+            name = q
+        q += 1
+    if name < 0:
+        raise TokenError(tokens[start], "cannot find the name of this __shared__ variable")
+    return name
+
+
+def _edit_copying_lambdas(stream: Stream, variables: Sequence[_Variable]) -> None:
+    """Lets `[=]` lambdas see shared variables rather than a copy of them.
+
+    In CUDA a shared variable is static and is never captured; here it is a reference, which
+    `[=]` would copy together with the whole array.
+    """
+    tokens = stream.tokens
+    for p in range(len(tokens) - 2):
+        if not (tokens[p].is_op("[") and tokens[p + 1].is_op("=")):
+            continue
+        if not tokens[p + 2].is_op("]", ","):
+            continue
+        body = closing(tokens, p) + 1
+        while body < len(tokens) and not tokens[body].is_op("{", ";"):
+            body = closing(tokens, body) if tokens[body].is_op("(") else body
+            body += 1
+        if body == len(tokens) or tokens[body].is_op(";"):
+            continue
+        used = {t.text for t in tokens[body : closing(tokens, body)] if t.is_word()}
+        seen = sorted({v.name for v in variables if v.position < p < v.end and v.name in used})
+        if seen:
+            captures = "".join(f", &{name}" for name in seen)
+            stream.insert_after(p + 1, captures)
