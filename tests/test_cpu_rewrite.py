@@ -1,5 +1,6 @@
 """The rewriter of the CPU backend: what it edits, what it leaves alone, what it refuses."""
 
+import random
 import re
 import subprocess
 import sys
@@ -446,3 +447,18 @@ def test_every_module_of_the_rewriter_counts_in_a_build() -> None:
     files = {f"{name.rpartition('.')[2]}.py" for name in modules if name.startswith("common.cpu.")}
     assert {"rewrite.py", "lexer.py", "launches.py"} <= files
     assert files <= {path.name for path in backend.RUNTIME_SOURCES}
+
+
+def test_code_that_ends_anywhere_is_rewritten_or_refused() -> None:
+    """A learner saves a file in the midst of a line: then the compiler is to speak, or we are."""
+    numbers = random.Random(1)
+    texts = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
+    refused = 0
+    for _ in range(1000):
+        text = numbers.choice(texts)
+        start = numbers.randrange(len(text))
+        try:
+            rewrite(text[start : start + numbers.randrange(2000)], "half.cu")
+        except RewriteError:
+            refused += 1
+    assert 0 < refused < 1000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from common.cpu.lexer import Token
 from common.cpu.stream import Stream
-from common.cpu.syntax import closing, expression_start, flat, split
+from common.cpu.syntax import closing, expression_start, flat, is_op_at, split
 
 
 def edit(stream: Stream) -> None:
@@ -15,7 +15,7 @@ def edit(stream: Stream) -> None:
     """
     tokens = stream.tokens
     for p, token in enumerate(tokens):
-        if not (token.is_op("=") and tokens[p + 1].is_op("{") and stream.on_device(p)):
+        if not (token.is_op("=") and is_op_at(tokens, p + 1, "{") and stream.on_device(p)):
             continue
         close = closing(tokens, p + 1)
         start = _assigned_start(tokens, p)

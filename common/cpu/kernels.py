@@ -18,6 +18,7 @@ from common.cpu.syntax import (
     angle_opening,
     closing,
     flat,
+    is_op_at,
     split,
     statement_start,
 )
@@ -77,21 +78,21 @@ def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool,
     q = head
     while q < body:
         token = tokens[q]
-        if token.is_word("template") and tokens[q + 1].is_op("<"):
+        if token.is_word("template") and is_op_at(tokens, q + 1, "<"):
             close = angle_closing(tokens, q + 1)
             parameters = _parameter_names(tokens, q + 2, close)
             specialised = close == q + 2
             q = close
-        elif token.is_word("__launch_bounds__") and tokens[q + 1].is_op("("):
+        elif token.is_word("__launch_bounds__") and is_op_at(tokens, q + 1, "("):
             close = closing(tokens, q + 1)
             parts = split(tokens, q + 2, close)
             bound = flat(tokens[slice(*parts[0])]) if parts else "0"
             q = close
-        elif token.is_word("__cluster_dims__") and tokens[q + 1].is_op("("):
+        elif token.is_word("__cluster_dims__") and is_op_at(tokens, q + 1, "("):
             close = closing(tokens, q + 1)
             cluster = [flat(tokens[slice(*part)]) for part in split(tokens, q + 2, close)]
             q = close
-        elif token.is_word(*ATTRIBUTE_WORDS, "requires") and tokens[q + 1].is_op("("):
+        elif token.is_word(*ATTRIBUTE_WORDS, "requires") and is_op_at(tokens, q + 1, "("):
             q = closing(tokens, q + 1)
         elif token.is_op("(") and q > head:
             if any(t.is_word("__global__") for t in tokens[head:q]):

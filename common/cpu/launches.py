@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from common.cpu.lexer import Token
 from common.cpu.stream import Stream
-from common.cpu.syntax import TokenError, angle_closing, closing, expression_start, flat, split
+from common.cpu.syntax import (
+    TokenError,
+    angle_closing,
+    closing,
+    expression_start,
+    flat,
+    is_op_at,
+    split,
+)
 
 
 def edit(stream: Stream) -> None:
@@ -70,7 +78,7 @@ def _configuration_end(tokens: Sequence[Token], p: int) -> int:
             templates += 1
         elif token.is_op(">", ">>"):
             templates = max(0, templates - len(token.text))
-        elif token.is_op(">>>") and q + 1 < len(tokens) and tokens[q + 1].is_op("("):
+        elif token.is_op(">>>") and is_op_at(tokens, q + 1, "("):
             if templates < 3:
                 return q
             templates -= 3

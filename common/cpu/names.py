@@ -8,7 +8,7 @@ from collections.abc import Set
 
 from common.cpu import features
 from common.cpu.stream import Stream
-from common.cpu.syntax import STATEMENT_WORDS, TokenError, closing, flat
+from common.cpu.syntax import STATEMENT_WORDS, TokenError, closing, flat, is_op_at
 
 _LAUNCH_FUNCTIONS = (
     *("cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"),
@@ -24,7 +24,7 @@ def collect_declared(stream: Stream, declared: set[str]) -> None:
         declared.add(tokens[0].text)
         return
     for p in range(1, len(tokens) - 1):
-        if tokens[p].is_word() and tokens[p].text.startswith("cu") and tokens[p + 1].is_op("("):
+        if tokens[p].is_word() and tokens[p].text.startswith("cu") and is_op_at(tokens, p + 1, "("):
             before = tokens[p - 1]
             if before.is_word() and before.text not in STATEMENT_WORDS:
                 declared.add(tokens[p].text)
@@ -63,7 +63,7 @@ def edit(stream: Stream) -> None:
         if not token.is_word():
             continue
         before = tokens[p - 1] if p > 0 else None
-        called = p + 1 < len(tokens) and tokens[p + 1].is_op("(")
+        called = is_op_at(tokens, p + 1, "(")
         if token.text == "__noinline__" and not (before and before.is_op("(")):
             # No macro can do this: libstdc++ itself writes __attribute__((__noinline__)).
             stream.replace(p, "__attribute__((noinline))")

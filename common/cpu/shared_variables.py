@@ -16,6 +16,7 @@ from common.cpu.syntax import (
     TokenError,
     angle_closing,
     closing,
+    is_op_at,
     semicolons,
     split,
     statement_start,
@@ -145,9 +146,9 @@ def _edit_copying_lambdas(stream: Stream, variables: Sequence[_Variable]) -> Non
     """
     tokens = stream.tokens
     for p in range(len(tokens) - 2):
-        if not (tokens[p].is_op("[") and tokens[p + 1].is_op("=")):
+        if not (tokens[p].is_op("[") and is_op_at(tokens, p + 1, "=")):
             continue
-        if not tokens[p + 2].is_op("]", ","):
+        if not is_op_at(tokens, p + 2, "]", ","):
             continue
         body = closing(tokens, p) + 1
         while body < len(tokens) and not tokens[body].is_op("{", ";"):

@@ -40,6 +40,11 @@ def flat(tokens: Sequence[Token]) -> str:
     return text
 
 
+def is_op_at(tokens: Sequence[Token], p: int, *texts: str) -> bool:
+    """Whether one of these operators is at p; nothing is beyond the last token."""
+    return p < len(tokens) and tokens[p].is_op(*texts)
+
+
 # Brackets -----------------------------------------------------------------------------------------
 
 
@@ -173,6 +178,8 @@ def statement_start(tokens: Sequence[Token], p: int) -> int:
 
 def statement_end(tokens: Sequence[Token], p: int) -> int:
     """The position of the last token of the statement that begins at p, or of all tokens."""
+    if p >= len(tokens):
+        return len(tokens) - 1
     if tokens[p].is_op("{"):
         return closing(tokens, p, or_last=True)
     if tokens[p].is_word("do"):

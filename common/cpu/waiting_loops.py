@@ -17,7 +17,14 @@ from dataclasses import dataclass
 
 from common.cpu.lexer import Token
 from common.cpu.stream import Stream
-from common.cpu.syntax import closing, semicolons, statement_end, statement_start, top_level
+from common.cpu.syntax import (
+    closing,
+    is_op_at,
+    semicolons,
+    statement_end,
+    statement_start,
+    top_level,
+)
 
 _TYPES = frozenset(
     ("int", "unsigned", "signed", "char", "short", "long", "bool", "float", "double", "auto")
@@ -109,7 +116,7 @@ def _volatile_readers(
     for brace in bodies:
         body = (brace, closing(tokens, brace, or_last=True))
         returns = any(
-            tokens[p].is_word("return") and not tokens[p + 1].is_op(";") for p in range(*body)
+            tokens[p].is_word("return") and not is_op_at(tokens, p + 1, ";") for p in range(*body)
         )
         q = brace - 1
         while q > 0 and tokens[q].is_word():  # const, noexcept
@@ -136,7 +143,7 @@ def _reads(tokens: Sequence[Token], where: _Range, names: Set[str], readers: Set
             return True
         if token.text in names:
             return True
-        if token.text in readers and tokens[p + 1].is_op("(", "<"):
+        if token.text in readers and is_op_at(tokens, p + 1, "(", "<"):
             return True
     return False
 
@@ -149,7 +156,7 @@ def _loop_at(tokens: Sequence[Token], p: int) -> _Loop | None:
         if not (end + 2 < len(tokens) and tokens[end + 1].is_word("while")):
             return None
         return _Loop("do", (end + 3, closing(tokens, end + 2, or_last=True)), 0, (p + 1, end + 1))
-    if not word.is_word("while", "for") or not tokens[p + 1].is_op("("):
+    if not word.is_word("while", "for") or not is_op_at(tokens, p + 1, "("):
         return None
     close = closing(tokens, p + 1, or_last=True)
     body = (close + 1, statement_end(tokens, close + 1) + 1)
@@ -178,7 +185,7 @@ def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[s
     if _reads(tokens, loop.condition, seen, readers):
         return True
     for p in range(*body):
-        if tokens[p].is_word("if") and tokens[p + 1].is_op("("):
+        if tokens[p].is_word("if") and is_op_at(tokens, p + 1, "("):
             close = closing(tokens, p + 1, or_last=True)
             then = (close + 1, statement_end(tokens, close + 1) + 1)
             leaves = any(token.is_word(*_LEAVING) for token in tokens[slice(*then)])
@@ -212,9 +219,9 @@ def _writes(tokens: Sequence[Token], body: _Range) -> bool:
 
 def _steps_memory(tokens: Sequence[Token], p: int) -> bool:
     """Whether what the ++ or -- at p changes may be in memory."""
-    before, after = tokens[p - 1], tokens[p + 1]
+    before, after = tokens[p - 1], tokens[min(p + 1, len(tokens) - 1)]
     if before.is_word() and not before.is_word("else", "do"):  # x++, y->x++
         return tokens[p - 2].is_op("->")
     if after.is_word():  # ++x, ++x[i], ++x->y
-        return tokens[p + 2].is_op("[", "->")
+        return is_op_at(tokens, p + 2, "[", "->")
     return before.is_op("]", ")") or after.is_op("*", "(")
