@@ -117,7 +117,10 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         )
         todo = build.plan(day, platform)
         if not todo.library.is_file():
-            raise BuiltOtherwise(f"{day.source.name} changed after it was built; run the day again")
+            raise BuiltOtherwise(
+                f"{day.source.name}, or what it is built with, changed after it was built; run the "
+                "day again"
+            )
         runtime = build.build_runtime(platform) if platform.device == "cpu" else None
         run = _Run(day, platform, work, channel, todo, backends.make(platform, runtime, work.debug))
         operators = build.load(todo)
