@@ -62,6 +62,11 @@ PLANTED = {
     "tensor_store_with_old_fence": ("fence", "float tile[8][8]"),
     "wgmma_without_fence": ("fence", "tile[2][64][8]"),
     "fence_by_another": ("fence", "float tile[64]"),
+    "mbarrier_without_fence": ("mbarrier", "uint64_t full"),
+    "mbarrier_after_fence": ("mbarrier", "uint64_t full"),
+    "mbarrier_fenced_by_another": ("mbarrier", "uint64_t full"),
+    "tile_with_mbarrier_fence": ("fence", "float tile[64]"),
+    "mbarrier_begun_again": ("copy", "uint64_t full"),
     "tile_too_small": ("race", "float lane[32]"),
     "wide_tile_too_small": ("race", "float tile_row[128]"),
     "write_between_arrival_and_wait": ("race", "float row[64]"),
@@ -99,6 +104,8 @@ SOUND = (
     "block_fences",
     "ordered_by_atomics",
     "copied_tile_sent_on",
+    "mbarrier_of_many_copies",
+    "copy_engine_at_cuda_barrier",
 )
 
 # Of marked lines: kind, requests, lanes, sectors, bank conflicts.
@@ -228,7 +235,7 @@ def test_planted_faults_are_found_in_every_order(races: Results, name: str, sche
         assert (
             not same
             or finding["first"]["thread"] != finding["second"]["thread"]
-            or what in ("copy", "fence")
+            or what in ("copy", "fence", "mbarrier")
         )
 
 
@@ -259,6 +266,19 @@ def test_a_race_is_explained(races: Results) -> None:
     assert re.fullmatch(
         r"in kernel missing_barrier<false>, launched at \S+trace.cu:\d+", details[3]
     )
+
+
+def test_a_missing_fence_of_an_mbarrier_is_explained(races: Results) -> None:
+    (finding,) = races["mbarrier_without_fence", False, "forward,0"]["findings"]
+    first, second = (
+        f"tests/cpu_kernels/trace.cu:{lines_marked(f'mbarrier_without_fence: {side}')[0]}"
+        for side in ("first", "second")
+    )
+    assert finding["summary"].startswith(
+        f"no fence between the mbarrier's initialisation at {first} and the copy that completes at "
+        f"it, {second}: "
+    )
+    assert "fence_mbarrier_init() or fence_for_copy_engine()" in finding["details"][2]
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,11 @@ _FENCE = (
     "the copy engine and wgmma see what threads have stored only after a fence: each thread calls "
     "fence_for_copy_engine() after its stores and before the barrier"
 )
+_MBARRIER_FENCE = (
+    "the copy engine sees a new mbarrier only after a fence: the thread that initialises it calls "
+    "fence_mbarrier_init() or fence_for_copy_engine() then, before the barrier that lets others "
+    "use it"
+)
 _ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole block"
 _ONE_BLOCK = "a __syncthreads() between the two lines, reached by all threads, would order them"
 _MANY_BLOCKS = (
@@ -41,9 +46,9 @@ _MANY_BLOCKS = (
 )
 
 # What findings say of the order of accesses; the other kind is "unwritten".
-RACES = ("race", "copy", "fence")
+RACES = ("race", "copy", "fence", "mbarrier")
 # Of two findings about the same lines, the heavier one is told.
-_WEIGHT = {"unwritten": 0, "fence": 1, "race": 2, "copy": 3}
+_WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,8 @@ class Access:
 class Finding:
     """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for,
     or changed while one from it, or a wgmma, is under way; "fence", where the copy engine or wgmma
-    reads what was stored without fence_for_copy_engine; or "unwritten", where shared memory is read
+    reads what was stored without fence_for_copy_engine; "mbarrier", where a copy completes at an
+    mbarrier with no fence after its initialisation; or "unwritten", where shared memory is read
     that no thread of the block has written.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
@@ -115,6 +121,11 @@ class Finding:
                 f"no fence_for_copy_engine between {self.first.place()}, which stores to "
                 f"{self.memory}, and {self.second.place()}"
             )
+        if self.what == "mbarrier":
+            return (
+                f"no fence between the mbarrier's initialisation at {self.first.place()} and the "
+                f"copy that completes at it, {self.second.place()}: {self.memory}"
+            )
         return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
 
     def details(self) -> list[str]:
@@ -127,6 +138,8 @@ class Finding:
             return [self.first.describe(), self.second.describe(), wait, where]
         if self.what == "fence":
             return [self.first.describe(), self.second.describe(), _FENCE, where]
+        if self.what == "mbarrier":
+            return [self.first.describe(), self.second.describe(), _MBARRIER_FENCE, where]
         return [self.first.describe(), self.second.describe(), self._advice(), where]
 
     def _advice(self) -> str:

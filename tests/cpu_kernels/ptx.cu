@@ -548,6 +548,7 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
     case 32:
       if (t == 0) {
         ptx::mbarrier_init(&barrier, 1);
+        ptx::fence_mbarrier_init();
         ptx::mbarrier_arrive_expect_bytes(&barrier, 512);
         ptx::copy_bulk(tile, x, 256, &barrier);
       }
@@ -563,12 +564,14 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
     case 34:
       if (t == 0) {
         ptx::mbarrier_init(&barrier, 1);
+        ptx::fence_mbarrier_init();
         ptx::copy_bulk(tile, x + 1, 128, &barrier);  // line: misaligned bulk copy
       }
       break;
     case 4:  // does not wait for the phase at all
       if (t == 0) {
         ptx::mbarrier_init(&barrier, 1);
+        ptx::fence_mbarrier_init();
         ptx::mbarrier_arrive_expect_bytes(&barrier, 256);
         ptx::copy_bulk(tile[0], x, 256, &barrier);
       }

@@ -112,7 +112,7 @@ __global__ void bulk_copy_beyond(const float* x, float* out, int n, bool mended)
   __shared__ uint64_t barrier;
   const int i = threadIdx.x, bytes = mended ? n / 4 * 16 : THREADS * 4;
   row[i] = 0;
-  if (i == 0) ptx::mbarrier_init(&barrier, 1);
+  if (i == 0) ptx::mbarrier_init(&barrier, 1), ptx::fence_mbarrier_init();
   __syncthreads();
   if (i == 0) {
     ptx::mbarrier_arrive_expect_bytes(&barrier, bytes);
@@ -135,7 +135,7 @@ __global__ void tensor_load_beyond(const __grid_constant__ ptx::TensorMap map, f
                                    bool mended) {
   __shared__ uint64_t barrier;
   float* tile = tile_of_box(mended);
-  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1);
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1), ptx::fence_mbarrier_init();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(&barrier, 256);
@@ -161,7 +161,7 @@ __global__ void tensor_map_beyond(const __grid_constant__ ptx::TensorMap map, fl
                                   bool mended) {
   __shared__ __align__(128) float tile[9][8];
   __shared__ uint64_t barrier;
-  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1);
+  if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1), ptx::fence_mbarrier_init();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(&barrier, 288);
@@ -409,7 +409,7 @@ __global__ void too_few_bytes(const float* x, float* out, int n, bool mended) {
   __shared__ __align__(128) float row[THREADS];
   __shared__ uint64_t barrier;
   const int i = threadIdx.x;
-  if (i == 0) ptx::mbarrier_init(&barrier, 1);
+  if (i == 0) ptx::mbarrier_init(&barrier, 1), ptx::fence_mbarrier_init();
   __syncthreads();
   if (i == 0) {
     ptx::mbarrier_arrive_expect_bytes(&barrier, mended ? 128 : 256);

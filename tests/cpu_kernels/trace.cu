@@ -174,7 +174,7 @@ template <bool mended>
 __global__ void bulk_copy_without_wait(float* out, const float* in) {
   __shared__ __align__(16) float row[64];
   __shared__ uint64_t full;
-  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1);
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_for_copy_engine();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
@@ -550,6 +550,97 @@ __global__ void fence_by_another(float* out) {
   }
 }
 
+template <bool mended>
+__global__ void mbarrier_without_fence(float* out, const float* in) {
+  __shared__ __align__(16) float row[64];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&full, 1);  // mbarrier_without_fence: first
+    if (mended) ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 32) {
+    ptx::mbarrier_arrive_expect_bytes(&full, 256);
+    ptx::copy_bulk(row, in, 256, &full);  // mbarrier_without_fence: second
+  }
+  ptx::mbarrier_wait(&full, 0);
+  out[threadIdx.x] = row[threadIdx.x];
+}
+
+// A fence before an mbarrier begins is of no use to it.
+template <bool mended>
+__global__ void mbarrier_after_fence(const __grid_constant__ ptx::TensorMap map, float* out) {
+  __shared__ __align__(128) float tile[8][8];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    if (!mended) ptx::fence_for_copy_engine(), ptx::fence_mbarrier_init();
+    ptx::mbarrier_init(&full, 1);  // mbarrier_after_fence: first
+    if (mended) ptx::fence_for_copy_engine();
+    ptx::mbarrier_arrive_expect_bytes(&full, 256);
+    ptx::load_tensor(tile, map, {0, 0}, &full);  // mbarrier_after_fence: second
+  }
+  __syncthreads();
+  ptx::mbarrier_wait(&full, 0);
+  out[threadIdx.x] = tile[threadIdx.x / 8][threadIdx.x % 8];
+}
+
+// fence_mbarrier_init is for mbarriers that its thread has begun, and for nothing else. The thread
+// that copies may have the other fence instead.
+template <bool mended>
+__global__ void __cluster_dims__(2, 1, 1) mbarrier_fenced_by_another(float* out) {
+  __shared__ __align__(16) float from[32], to[32];
+  __shared__ uint64_t full;
+  from[threadIdx.x] = 1.0f;
+  ptx::fence_for_copy_engine();
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1);  // mbarrier_fenced_by_another: first
+  ptx::cluster_sync();
+  uint32_t other = ptx::cluster_block_rank() ^ 1;
+  if (threadIdx.x == 1) {
+    if (mended)
+      ptx::fence_for_copy_engine();
+    else
+      ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes_at_rank(&full, other, 128);
+    ptx::copy_bulk_to_rank(to, other, from, 128, &full);  // mbarrier_fenced_by_another: second
+  }
+  ptx::mbarrier_wait_cluster(&full, 0);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = to[threadIdx.x];
+  ptx::cluster_sync();
+}
+
+template <bool mended>
+__global__ void tile_with_mbarrier_fence(float* out) {
+  __shared__ __align__(16) float tile[64];
+  tile[threadIdx.x] = 1.0f;  // tile_with_mbarrier_fence: first
+  if (mended)
+    ptx::fence_for_copy_engine();
+  else
+    ptx::fence_mbarrier_init();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::store_bulk(out, tile, 256);  // tile_with_mbarrier_fence: second
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+// An mbarrier may not begin again while a copy is still to be counted there.
+template <bool mended>
+__global__ void mbarrier_begun_again(float* out, const float* in) {
+  __shared__ __align__(16) float row[64];
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_mbarrier_init();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_bytes(&full, 256);
+    ptx::copy_bulk(row, in, 256, &full);  // mbarrier_begun_again: first
+  }
+  if (mended) ptx::mbarrier_wait(&full, 0);
+  __syncthreads();
+  if (threadIdx.x == 32) ptx::mbarrier_init(&full, 1);  // mbarrier_begun_again: second
+  if (mended) out[threadIdx.x] = row[threadIdx.x];
+}
+
 // Two warpgroups read one tile, and the second does not wait before it says that it is done.
 template <bool mended>
 __global__ void second_warpgroup_without_wait(float* out) {
@@ -890,6 +981,49 @@ __global__ void copied_tile_sent_on(const float* in, float* out) {
   }
 }
 
+// Many threads copy at one mbarrier; another that begins at its place after the last wait has a
+// fence of its own. Where only cp.async uses one, it needs none.
+__global__ void mbarrier_of_many_copies(float* out, const float* in) {
+  __shared__ __align__(16) float tile[256][4];
+  __shared__ uint64_t full;
+  float sum = 0;
+  for (int trip = 0; trip < 3; ++trip) {
+    if (threadIdx.x == 64 * trip) ptx::mbarrier_init(&full, 256), ptx::fence_mbarrier_init();
+    __syncthreads();
+    for (int phase = 0; phase < 2; ++phase) {
+      ptx::mbarrier_arrive_expect_bytes(&full, 16);
+      ptx::copy_bulk(tile[threadIdx.x], in, 16, &full);
+      ptx::mbarrier_wait(&full, phase);
+      sum += tile[threadIdx.x ^ 255][phase];
+      __syncthreads();
+    }
+    if (threadIdx.x == 32) ptx::mbarrier_invalidate(&full);
+    __syncthreads();
+  }
+  if (threadIdx.x == 100) ptx::mbarrier_init(&full, 256);
+  __syncthreads();
+  ptx::cp_async<16>(tile[threadIdx.x], in);
+  ptx::cp_async_arrive(&full);
+  ptx::mbarrier_wait(&full, 0);
+  out[threadIdx.x] = sum + tile[threadIdx.x ^ 255][0];
+}
+
+// A cuda::barrier as in NVIDIA's examples, which have no fence.
+__global__ void copy_engine_at_cuda_barrier(float* out, const float* in) {
+  __shared__ __align__(16) float row[64];
+  __shared__ cuda::barrier<cuda::thread_scope_block> full;
+  if (threadIdx.x == 0) init(&full, blockDim.x);
+  __syncthreads();
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    cuda::device::memcpy_async_tx(row, in, cuda::aligned_size_t<16>(256), full);
+    cuda::device::barrier_expect_tx(full, 256);
+  }
+#endif
+  full.arrive_and_wait();
+  out[threadIdx.x] = row[63 - threadIdx.x];
+}
+
 // One thread says for its warpgroup that the tile may be replaced: who has waited for a wgmma knows
 // that all four warps' parts of it are complete.
 __global__ void wgmma_tile_replaced(float* out) {
@@ -1091,6 +1225,16 @@ bool run_planted_on_hopper(std::string_view name) {
     wgmma_without_fence<mended><<<1, 128>>>(m.a);
   else if (name == "fence_by_another")
     fence_by_another<mended><<<1, 64>>>(m.a);
+  else if (name == "mbarrier_without_fence")
+    mbarrier_without_fence<mended><<<1, 64>>>(m.a, m.b);
+  else if (name == "mbarrier_after_fence")
+    mbarrier_after_fence<mended><<<1, 64>>>(map, m.b);
+  else if (name == "mbarrier_fenced_by_another")
+    mbarrier_fenced_by_another<mended><<<2, 32>>>(m.a);
+  else if (name == "tile_with_mbarrier_fence")
+    tile_with_mbarrier_fence<mended><<<1, 64>>>(m.a);
+  else if (name == "mbarrier_begun_again")
+    mbarrier_begun_again<mended><<<1, 64>>>(m.a, m.b);
   else if (name == "second_warpgroup_without_wait")
     second_warpgroup_without_wait<mended><<<1, 256>>>(m.a);
   else
@@ -1234,6 +1378,10 @@ bool run_sound(std::string_view name) {
     block_fences<<<1, 64>>>(m.a, m.flags, m.flags + 1, m.b);
   else if (name == "copied_tile_sent_on")
     copied_tile_sent_on<<<1, 32>>>(m.a, m.b);
+  else if (name == "mbarrier_of_many_copies")
+    mbarrier_of_many_copies<<<1, 256>>>(m.a, m.b);
+  else if (name == "copy_engine_at_cuda_barrier")
+    copy_engine_at_cuda_barrier<<<1, 64>>>(m.a, m.b);
   else if (name == "ordered_by_atomics")
     ordered_by_atomics<<<4, 32>>>(m.a, m.flags, m.b);
   else if (name == "wgmma_tile_replaced")

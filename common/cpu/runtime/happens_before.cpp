@@ -151,6 +151,7 @@ void begin_clocks(BlockTrace& block) {
     thread.fenced.fill(nullptr);
     thread.engine_fences.clear();
     thread.known_to_engine = {};
+    thread.mbarrier_fences.clear();
   }
   for (WarpTrace& warp : block.warps) memset(warp.lanes, 0, sizeof warp.lanes);
   forget_barriers(block.block, block.block + 1);  // its named barriers
@@ -352,7 +353,12 @@ void fence_for_engine() {
   seen.known = thread.known;
 }
 
-bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock) {
+void fence_mbarrier_init() {
+  ThreadTrace& thread = *running.thread;
+  thread.mbarrier_fences.push_back(thread.clock++);
+}
+
+bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool begins_mbarrier) {
   const auto& seen = running.thread->known_to_engine;
   if (is_in(seen.floor, seen.lanes, seen.known, block, rank, clock)) return true;
   const BlockTrace* writer = running.block;
@@ -363,11 +369,13 @@ bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock) {
                      [=](const ResidentBlock* one) { return one->trace->number == block; });
     writer = (*other)->trace.get();
   }
-  const auto& fences = writer->threads[rank].engine_fences;
-  auto after = std::lower_bound(fences.begin(), fences.end(), clock);
-  if (after == fences.end()) return false;
-  bool mine = writer == running.block && rank == running.rank;
-  return mine || is_known(block, rank, *after);
+  const bool mine = writer == running.block && rank == running.rank;
+  auto fenced_by = [&](const std::vector<uint32_t>& fences) {
+    auto after = std::lower_bound(fences.begin(), fences.end(), clock);
+    return after != fences.end() && (mine || is_known(block, rank, *after));
+  };
+  const ThreadTrace& thread = writer->threads[rank];
+  return fenced_by(thread.engine_fences) || (begins_mbarrier && fenced_by(thread.mbarrier_fences));
 }
 
 void forget_released() {

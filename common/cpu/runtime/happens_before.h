@@ -57,8 +57,9 @@ struct ThreadTrace {
     uint32_t lanes[kWarpSize];
     Knowledge known;
   } known_to_engine;
-  std::vector<const void*> callers;  // of the functions that it is in
-  uintptr_t read_address = 0;        // of its latest plain read, and where that stands
+  std::vector<uint32_t> mbarrier_fences;  // those for mbarriers that it has begun: their clocks
+  std::vector<const void*> callers;       // of the functions that it is in
+  uintptr_t read_address = 0;             // of its latest plain read, and where that stands
   uint32_t read_site = 0;
 };
 
@@ -104,9 +105,11 @@ bool is_known(uint32_t block, unsigned rank, uint32_t clock);
 void fence(Reach reach);
 void acquire_fence();
 void fence_for_engine();
+void fence_mbarrier_init();
 // Whether a fence for the copy engine lies on the way from a store of a thread to the running one:
-// the former's, if the latter knows of it, or the latter's, if it knew of the store.
-bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock);
+// the former's, if the latter knows of it, or the latter's, if it knew of the store. For the store
+// that begins an mbarrier, the former's fence may also be the one for those.
+bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool begins_mbarrier);
 // An atomic access to an address, or a volatile one that counts as such. The first makes known what
 // the thread has fenced, the second all that it has done and knows; a store replaces what others
 // have made known there.

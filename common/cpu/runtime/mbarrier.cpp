@@ -224,7 +224,9 @@ void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, S
   check_bulk_copy(to, from, bytes, what, site);
   auto size = static_cast<size_t>(bytes);
   auto copy = [=] { memcpy(to, from, size); };
-  auto spans = trace::spans_of({{from, size, trace::Kind::kRead}, {to, size, trace::Kind::kWrite}});
+  auto spans = trace::spans_of({{from, size, trace::Kind::kRead},
+                                {to, size, trace::Kind::kWrite},
+                                trace::mbarrier_span(barrier)});
   queue_transfer({barrier, bytes, copy, spans}, block_of(*current), what, site);
 }
 
@@ -238,8 +240,9 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
   auto* barrier_there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
   auto size = static_cast<size_t>(bytes);
   auto copy = [=] { memcpy(there, from, size); };
-  auto spans =
-      trace::spans_of({{from, size, trace::Kind::kRead}, {there, size, trace::Kind::kWrite}});
+  auto spans = trace::spans_of({{from, size, trace::Kind::kRead},
+                                {there, size, trace::Kind::kWrite},
+                                trace::mbarrier_span(barrier_there)});
   queue_transfer({barrier_there, bytes, copy, spans}, running_block_around(there, what, site), what,
                  site);
 }
@@ -248,6 +251,7 @@ void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site sit
   const char* what = "st.async";
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };
+  // This is a thread's store, not one of the copy engine: its mbarrier needs no fence.
   auto spans = trace::spans_of({{to, sizeof value, trace::Kind::kWrite}});
   queue_transfer({barrier, sizeof value, store, spans}, running_block_around(barrier, what, site),
                  what, site);

@@ -51,7 +51,8 @@ struct Place {
   uint32_t bytes;
 };
 struct Finding {
-  const char* what;  // "race", "copy" (of what is under way), "fence", "unwritten"
+  // "race", "copy" (of what is under way), "fence", "mbarrier" (its fence), "unwritten"
+  const char* what;
   uint32_t kernel;
   dim3 block_shape, grid;
   Space space;
@@ -167,8 +168,9 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     }
     bool stored = past.kind != kRead && !past.copied;
     if (known && stored && reads && access.by_engine && access.space == Space::kShared &&
-        past.mask & mask && !is_fenced_for_engine(past.block, past.rank, past.clock)) {
-      report("fence", access, place_of(past));
+        past.mask & mask &&
+        !is_fenced_for_engine(past.block, past.rank, past.clock, access.at_mbarrier)) {
+      report(access.at_mbarrier ? "mbarrier" : "fence", access, place_of(past));
       good = false;
     }
     // What this access makes out of date: whoever races with that races with this access as well.

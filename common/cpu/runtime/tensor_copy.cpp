@@ -248,6 +248,7 @@ void queue_tensor_load(void* tile, const CUtensorMap& map, const int* at, uint64
   auto queue = [&](ResidentBlock& block, uint64_t* barrier_there, char* tile_there) {
     trace::Spans spans = spans_in_tensor(box, false, trace::Kind::kRead);
     add_tile_spans(spans, box, tile_there, trace::Kind::kWrite);
+    if (trace::wants_spans()) spans.push_back(trace::mbarrier_span(barrier_there));
     auto load = [=] { load_box(box, tile_there); };
     queue_transfer({barrier_there, bytes, load, std::move(spans)}, block, what, site);
   };

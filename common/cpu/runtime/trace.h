@@ -31,8 +31,16 @@ struct Span {
   const void* begin;
   size_t bytes;
   Kind kind;
+  bool is_mbarrier = false;
 };
 using Spans = std::vector<Span>;
+
+// A copy, while it is under way, relies on the mbarrier where its bytes are counted: a read, so
+// that it must have been initialised before, with a fence, and may not be initialised anew
+// meanwhile.
+inline Span mbarrier_span(const uint64_t* barrier) {
+  return {barrier, sizeof *barrier, Kind::kRead, true};
+}
 
 // Adds one, or makes the last one longer.
 inline void add_span(Spans& spans, const void* begin, size_t bytes, Kind kind) {

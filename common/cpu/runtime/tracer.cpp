@@ -208,7 +208,7 @@ void on_atomic(const void* pointer, size_t bytes, Effect effect, const void* pc)
 }
 
 void access_by_runtime(const void* pointer, size_t bytes, Kind kind, Site site,
-                       bool is_pending = false, bool by_engine = false) {
+                       bool is_pending = false, bool by_engine = false, bool at_mbarrier = false) {
   if (!is_tracing() || bytes == 0) return;
   auto address = reinterpret_cast<uintptr_t>(pointer);
   Space space;
@@ -218,6 +218,7 @@ void access_by_runtime(const void* pointer, size_t bytes, Kind kind, Site site,
   Access access{address, static_cast<uint32_t>(bytes), number, kind, space, owner};
   access.is_pending = is_pending;
   access.by_engine = by_engine;
+  access.at_mbarrier = at_mbarrier;
   trace_access(access);
 }
 
@@ -335,7 +336,7 @@ void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes
 Starter work_started(const Spans& spans, Site site) {
   if (mode() != Mode::kRaces) return {};
   for (const Span& span : spans)
-    access_by_runtime(span.begin, span.bytes, span.kind, site, true, true);
+    access_by_runtime(span.begin, span.bytes, span.kind, site, true, true, span.is_mbarrier);
   return {running.block->number, static_cast<uint16_t>(running.rank), running.thread->clock++};
 }
 
@@ -370,6 +371,9 @@ void trace_block_fence() {
 }
 void trace_engine_fence() {
   if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_for_engine();
+}
+void trace_mbarrier_fence() {
+  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_mbarrier_init();
 }
 void trace_acquire_fence() {
   if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::acquire_fence();

@@ -34,9 +34,10 @@ struct Access {
   Space space;
   ResidentBlock* owner;  // of this shared memory
   bool is_volatile = false;
-  bool is_pending = false;  // it has been started, and takes place until somebody waits
-  bool by_engine = false;   // by the copy engine or a tensor core
-  bool is_store = false;    // atomic, and reads nothing
+  bool is_pending = false;   // it has been started, and takes place until somebody waits
+  bool by_engine = false;    // by the copy engine or a tensor core
+  bool at_mbarrier = false;  // of which the copy engine counts bytes
+  bool is_store = false;     // atomic, and reads nothing
 };
 
 // The launch that runs.

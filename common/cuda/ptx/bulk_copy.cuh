@@ -10,8 +10,9 @@
 namespace ptx {
 
 // Makes what this thread wrote to shared memory, an mbarrier's initialisation included, visible to
-// the copy engine. Between mbarrier_init and the first copy_bulk, and wherever stores are followed
-// by a copy. On the CPU only the tracer asks for it; a trap before sm_90.
+// the copy engine: wherever stores are followed by a copy, and between mbarrier_init and the first
+// copy_bulk, where fence_mbarrier_init will do, too. On the CPU only the tracer asks for it; a trap
+// before sm_90.
 // PTX: fence.proxy.async.shared::cta;
 __device__ __forceinline__ void fence_for_copy_engine() {
 #ifdef CUDA_ON_CPU

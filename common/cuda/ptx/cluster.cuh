@@ -290,16 +290,4 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int par
 #endif
 }
 
-// Makes this thread's mbarrier_init visible to the other blocks of the cluster and to the copy
-// engine: between it and the cluster_sync after which they use the mbarrier. Nothing on the CPU.
-// PTX: fence.mbarrier_init.release.cluster;
-__device__ __forceinline__ void fence_mbarrier_init() {
-#ifdef CUDA_ON_CPU
-#elif __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-
 }  // namespace ptx

@@ -7,7 +7,8 @@
 // new barrier returns at once.
 //
 // Every address is that of a `uint64_t` in the block's shared memory. One thread initialises it;
-// the others may use it after a __syncthreads().
+// the others may use it after a __syncthreads(). The copy engine may if that thread has called
+// fence_mbarrier_init (or fence_for_copy_engine) in between.
 #pragma once
 
 #include "common/cuda/ptx/site.cuh"
@@ -22,6 +23,20 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals PT
 #else
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
+#endif
+}
+
+// Makes this thread's mbarrier_init visible to the copy engine and to the other blocks of the
+// cluster: between it and the __syncthreads() or cluster_sync after which they use the mbarrier.
+// cp.async needs none. On the CPU only the tracer asks for it; a trap before sm_90.
+// PTX: fence.mbarrier_init.release.cluster;
+__device__ __forceinline__ void fence_mbarrier_init() {
+#ifdef CUDA_ON_CPU
+  cudacpu::trace_mbarrier_fence();
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+  __trap();
 #endif
 }
 

@@ -12,10 +12,12 @@ namespace cudacpu {
 // An access that the runtime makes for the running thread, and that the compiler does not see.
 void trace_read(const void* address, size_t bytes, Site site);
 void trace_write(const void* address, size_t bytes, Site site);
-// Fences: for all threads of the device, for those of the block, for the copy engine.
+// Fences: for all threads of the device, for those of the block, for the copy engine, and for what
+// uses the mbarriers that the thread has begun.
 void trace_fence();
 void trace_block_fence();
 void trace_engine_fence();
+void trace_mbarrier_fence();
 // One that only lets the thread know what its relaxed atomic loads have seen.
 void trace_acquire_fence();
 // The memory order of the atomic operation that comes next (success, and failure of a
@@ -50,6 +52,7 @@ inline void trace_write(const void*, size_t, Site) {}
 inline void trace_fence() {}
 inline void trace_block_fence() {}
 inline void trace_engine_fence() {}
+inline void trace_mbarrier_fence() {}
 inline void trace_acquire_fence() {}
 inline void trace_order(int, int, bool) {}
 inline void untraced_fence() {
