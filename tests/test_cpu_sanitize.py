@@ -69,7 +69,7 @@ def watched() -> dict[str, Any]:
     except FileNotFoundError as error:
         pytest.skip(str(error))
     elements = {name: elements for name, (elements, _, _) in ADDRESSES.items()}
-    elements |= dict.fromkeys(LOCALS, 64)
+    elements |= dict.fromkeys([*LOCALS, "tensor_from_nowhere"], 64)
     command = [sys.executable, "-m", "tests.sanitize_worker", json.dumps(elements)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -92,6 +92,16 @@ def test_accesses_out_of_bounds(watched: dict[str, Any], name: str, order: tuple
     if order[0] == "forward":
         assert re.search(message, said), said
         assert f"thread ({thread},0,0)" in said
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")
+def test_a_tensor_that_is_not_there(watched: dict[str, Any], order: tuple[str, int]) -> None:
+    found = watched[f"tensor_from_nowhere {order[0]} {order[1]}"]
+    assert found["mended"]["said"] == ""
+    said = found["planted"]["said"]
+    assert "illegal memory access at address 0x" in said
+    # The line of the copy, and not one of the runtime where it takes place later.
+    assert f"tests/cpu_kernels/sanitize.cu:{LINES['tensor_load_beyond']}\n" in said
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")

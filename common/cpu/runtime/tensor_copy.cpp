@@ -220,10 +220,13 @@ void check_tensor_map(const char* what, const CUtensorMap& map, int rank, Site s
 }
 
 std::pair<const char*, const char*> ends_of_box(const char* what, const CUtensorMap& map,
-                                                const int* at, int rank, Site site) {
+                                                const int* at, int rank, bool write, Site site) {
   check_tensor_map(what, map, rank, site);
   check_start(what, decode(map), at, site);
   const Box box(decode(map), at);
+  if constexpr (kWatchesAddresses)
+    check_spans(spans_in_tensor(box, write, write ? trace::Kind::kWrite : trace::Kind::kRead),
+                site);
   const int64_t first = box.first() * box.map.element_bytes,
                 last = box.last() * box.map.element_bytes;
   const char *begin = nullptr, *end = nullptr;
