@@ -71,7 +71,6 @@ void add_to_tail(CUstream_st& stream, const std::vector<cudaGraphNode_t>& nodes)
   for (cudaGraphNode_t node : nodes)
     if (std::find(stream.tail.begin(), stream.tail.end(), node) == stream.tail.end())
       stream.tail.push_back(node);
-  stream.tail_data.assign(stream.tail.size(), {});
 }
 
 void join(const std::shared_ptr<Capture>& capture, CUstream_st& stream) {
@@ -103,7 +102,6 @@ void end(Capture& capture) {
   for (CUstream_st* stream : capture.streams) {
     stream->capture.reset();
     stream->tail.clear();
-    stream->tail_data.clear();
   }
   capture.ended = true;
   auto& active = captures().active;
@@ -185,7 +183,6 @@ cudaError_t record(cudaStream_t handle, Work work) {
     dependencies.push_back(dependency);
   }
   stream.tail = {add_node(*stream.capture->graph, std::move(work), std::move(dependencies))};
-  stream.tail_data.assign(1, {});
   return cudaSuccess;
 }
 
@@ -359,7 +356,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
   if (id) *id = stream->capture->id;
   if (graph) *graph = stream->capture->graph.get();
   if (dependencies) *dependencies = stream->tail.data();
-  if (edges) *edges = stream->tail_data.data();
+  if (edges) {
+    stream->tail_data.assign(stream->tail.size(), {});
+    *edges = stream->tail_data.data();
+  }
   if (count) *count = stream->tail.size();
   return cudaSuccess;
 }

@@ -45,10 +45,6 @@ cudaDeviceProp model() {
   return p;
 }
 
-cudaError_t check_device(int device) {
-  return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
-}
-
 size_t available_memory() {
   FILE* file = fopen("/proc/meminfo", "r");
   size_t kilobytes = 0;
@@ -111,14 +107,14 @@ cudaError_t cudaGetDeviceFlags(unsigned* flags) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (!properties) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
   *properties = model();
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (!value) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
   const cudaDeviceProp p = model();
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
@@ -285,7 +281,7 @@ cudaError_t cudaProfilerStop() {
 
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   if (!id || length < 13) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
   snprintf(id, static_cast<size_t>(length), "0000:00:00.0");
   return cudaSuccess;
 }

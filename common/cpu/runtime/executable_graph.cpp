@@ -146,7 +146,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t executable, cudaGra
 cudaError_t cudaGraphExecMemcpyNodeSetParams1D(cudaGraphExec_t executable, cudaGraphNode_t node,
                                                void* to, const void* from, size_t bytes,
                                                cudaMemcpyKind kind) {
-  return set_in_executable(executable, node, copy_of(to, from, bytes, kind));
+  return set_in_executable(executable, node, row(to, from, bytes, kind));
 }
 cudaError_t cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t executable, cudaGraphNode_t node,
                                              const cudaMemsetParams* parameters) {

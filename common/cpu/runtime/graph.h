@@ -145,7 +145,8 @@ W* work_of(CUgraphNode_st* node) {
   return node ? std::get_if<W>(&node->work) : nullptr;
 }
 
-inline Copy copy_of(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+// One row of bytes.
+inline Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return {to, bytes, from, bytes, bytes, 1, kind};
 }
 inline Fill fill_of(const cudaMemsetParams& p) {
@@ -183,9 +184,8 @@ struct CUstream_st {
   unsigned flags;
   int priority;
   std::shared_ptr<cudacpu::Capture> capture = {};
-  // While it is captured: what the next node depends on, in two forms.
-  std::vector<cudaGraphNode_t> tail = {};
-  std::vector<cudaGraphEdgeData> tail_data = {};
+  std::vector<cudaGraphNode_t> tail = {};  // while it is captured: what the next node depends on
+  std::vector<cudaGraphEdgeData> tail_data = {};  // of it, as cudaStreamGetCaptureInfo gave it last
 };
 
 struct CUevent_st {

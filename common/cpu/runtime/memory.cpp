@@ -121,9 +121,6 @@ bool is_freed(const void* address) {
   return holder && holder->second.owner == Owner::kGraphFreed;
 }
 
-Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return {to, bytes, from, bytes, bytes, 1, kind};
-}
 Fill row(void* to, int value, size_t bytes) {
   return {to, bytes, static_cast<unsigned>(value), 1, bytes, 1};
 }
@@ -141,6 +138,12 @@ void leave_to_program(void* address) {
   free(address);
 }
 
+// For a function that allocates at once, which a capture may forbid.
+cudaError_t allocate_now(const char* function, void** address, size_t bytes, cudaMemoryType type) {
+  if (cudaError_t error = refuse_unsafe(function); error != cudaSuccess) return error;
+  return allocate(address, bytes, type);
+}
+
 // The node of a capture that allocates, and its address from now on.
 cudaError_t capture_allocation(void** address, size_t bytes, cudaStream_t stream) {
   if (cudaError_t error = allocate(address, bytes, cudaMemoryTypeDevice); error != cudaSuccess)
@@ -152,6 +155,11 @@ cudaError_t capture_allocation(void** address, size_t bytes, cudaStream_t stream
     forbid(*address, bytes);
   }
   return record(stream, Allocate{std::shared_ptr<void>(*address, leave_to_program)});
+}
+
+// A __device__ or __constant__ variable is a variable.
+char* in_symbol(const void* symbol, size_t offset) {
+  return static_cast<char*>(const_cast<void*>(symbol)) + offset;
 }
 
 // For a function that waits until it is done, on the legacy default stream.
@@ -166,7 +174,7 @@ cudaError_t submit_and_wait(const W& work, const char* function) {
 cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation location) {
   switch (location.type) {
     case cudaMemLocationTypeDevice:
-      if (location.id != 0) return set_error(cudaErrorInvalidDevice);
+      if (cudaError_t error = check_device(location.id); error != cudaSuccess) return error;
       break;
     case cudaMemLocationTypeHost:
     case cudaMemLocationTypeHostNuma:
@@ -292,20 +300,16 @@ using namespace cudacpu;
 extern "C" {
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
-  if (cudaError_t error = refuse_unsafe("cudaMalloc"); error != cudaSuccess) return error;
-  return allocate(address, bytes, cudaMemoryTypeDevice);
+  return allocate_now("cudaMalloc", address, bytes, cudaMemoryTypeDevice);
 }
 cudaError_t cudaMallocHost(void** address, size_t bytes) {
-  if (cudaError_t error = refuse_unsafe("cudaMallocHost"); error != cudaSuccess) return error;
-  return allocate(address, bytes, cudaMemoryTypeHost);
+  return allocate_now("cudaMallocHost", address, bytes, cudaMemoryTypeHost);
 }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
-  if (cudaError_t error = refuse_unsafe("cudaHostAlloc"); error != cudaSuccess) return error;
-  return allocate(address, bytes, cudaMemoryTypeHost);
+  return allocate_now("cudaHostAlloc", address, bytes, cudaMemoryTypeHost);
 }
 cudaError_t cudaMallocManaged(void** address, size_t bytes, unsigned) {
-  if (cudaError_t error = refuse_unsafe("cudaMallocManaged"); error != cudaSuccess) return error;
-  return allocate(address, bytes, cudaMemoryTypeManaged);
+  return allocate_now("cudaMallocManaged", address, bytes, cudaMemoryTypeManaged);
 }
 
 cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t height) {
@@ -417,30 +421,25 @@ cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, s
   return submit(stream, Fill{to, pitch, static_cast<unsigned>(value), 1, width, height});
 }
 
-// A __device__ or __constant__ variable is a variable.
 cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                                cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  char* to = static_cast<char*>(const_cast<void*>(symbol)) + offset;
-  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpyToSymbol");
+  return submit_and_wait(row(in_symbol(symbol, offset), from, bytes, kind), "cudaMemcpyToSymbol");
 }
 cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
                                  cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  const char* from = static_cast<const char*>(symbol) + offset;
-  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpyFromSymbol");
+  return submit_and_wait(row(to, in_symbol(symbol, offset), bytes, kind), "cudaMemcpyFromSymbol");
 }
 cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
                                     size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  char* to = static_cast<char*>(const_cast<void*>(symbol)) + offset;
-  return submit(stream, row(to, from, bytes, kind));
+  return submit(stream, row(in_symbol(symbol, offset), from, bytes, kind));
 }
 cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
                                       cudaMemcpyKind kind, cudaStream_t stream) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  const char* from = static_cast<const char*>(symbol) + offset;
-  return submit(stream, row(to, from, bytes, kind));
+  return submit(stream, row(to, in_symbol(symbol, offset), bytes, kind));
 }
 cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
   if (!address || !symbol) return set_error(cudaErrorInvalidSymbol);

@@ -125,7 +125,7 @@ extern "C" {
 // The codes for a device that is not there are an H200's.
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   if (!pool) return set_error(cudaErrorInvalidValue);
-  if (device != 0) return set_error(cudaErrorInvalidDevice);
+  if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
   *pool = pools().standard;
   return cudaSuccess;
 }
@@ -147,7 +147,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wante
   if (!pool || !wanted || wanted->allocType != cudaMemAllocationTypePinned ||
       wanted->location.type != cudaMemLocationTypeDevice)
     return set_error(cudaErrorInvalidValue);
-  if (wanted->location.id != 0) return set_error(cudaErrorInvalidDevice);
+  if (cudaError_t error = check_device(wanted->location.id); error != cudaSuccess) return error;
   if (wanted->handleTypes != cudaMemHandleTypeNone)
     return set_error(cudaErrorNotSupported, "a pool that processes share");
   *pool = new CUmemPoolHandle_st;

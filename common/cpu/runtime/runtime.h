@@ -650,6 +650,10 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
+// There is one device, number 0.
+inline cudaError_t check_device(int device) {
+  return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
 
 // ------------------------------------------------------------------ memory.cpp
 

@@ -11,10 +11,6 @@ char* slice(const cudaPitchedPtr& memory, const cudaPos& at, size_t z) {
   return static_cast<char*>(memory.ptr) + ((at.z + z) * memory.ysize + at.y) * memory.pitch + at.x;
 }
 
-bool is_device(int device) {
-  return device == 0;
-}
-
 }  // namespace
 
 extern "C" {
@@ -56,7 +52,8 @@ cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy) {
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
                                 size_t bytes, cudaStream_t stream) {
-  if (!is_device(to_device) || !is_device(from_device)) return set_error(cudaErrorInvalidDevice);
+  for (int device : {to_device, from_device})
+    if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device,
