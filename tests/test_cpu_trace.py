@@ -175,13 +175,10 @@ def libraries() -> tuple[Path, Path]:
     if not library.is_file():
         source = rewrite.rewrite_tree(SOURCE, folder, [ROOT])
         partial = folder / f"{os.getpid()}"
-        # Two commands: linking with these flags would bring the thread sanitizer's own library.
-        for words in (
-            ["-c", str(source), *flags, f"-I{ROOT}", "-o", f"{partial}.o"],
-            ["-shared", f"{partial}.o", *backend.ldflags(runtime), "-o", f"{partial}.so"],
-        ):
-            done = subprocess.run([platform.compiler, *words], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:4000]
+        command = [platform.compiler, "-shared", str(source), *flags, f"-I{ROOT}"]
+        command += [*backend.ldflags(runtime, "trace"), "-o", f"{partial}.so"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
         os.replace(f"{partial}.so", library)
     return runtime, library
 

@@ -157,6 +157,9 @@ void trace_access(const Access& access) {
 bool is_tracing() {
   return current && running.thread;
 }
+bool looks_for_races() {
+  return is_tracing() && mode() == Mode::kRaces;
+}
 
 __attribute__((always_inline)) inline void on_access(const void* pointer, size_t bytes, Kind kind,
                                                      bool is_volatile, const void* pc,
@@ -364,19 +367,19 @@ void trace_write(const void* address, size_t bytes, Site site) {
   trace::access_by_runtime(address, bytes, trace::Kind::kWrite, site);
 }
 void trace_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence(trace::kDevice);
+  if (trace::looks_for_races()) trace::fence(trace::kDevice);
 }
 void trace_block_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence(trace::kBlock);
+  if (trace::looks_for_races()) trace::fence(trace::kBlock);
 }
 void trace_engine_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_for_engine();
+  if (trace::looks_for_races()) trace::fence_for_engine();
 }
 void trace_mbarrier_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::fence_mbarrier_init();
+  if (trace::looks_for_races()) trace::fence_mbarrier_init();
 }
 void trace_acquire_fence() {
-  if (trace::is_tracing() && trace::mode() == trace::Mode::kRaces) trace::acquire_fence();
+  if (trace::looks_for_races()) trace::acquire_fence();
 }
 void trace_order(int success, int failure, bool reaches_device) {
   if (!trace::is_tracing()) return;
