@@ -199,13 +199,13 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
-    from common.day import DAYS
+    from common.base.paths import DAYS
 
     root = (args.root or DAYS).resolve()
     if args.list:
         return list_days(args.days, root)
     if args.doctor:
-        from common import doctor
+        from common.run import doctor
 
         return doctor.main(colour=not args.no_color)
     if args.merge or args.source or (args.write and not args.days):
@@ -213,12 +213,12 @@ def main(argv: list[str] | None = None) -> int:
     if not args.days:
         p.error("name a day, a range, a topic, or all; --list shows what there is")
 
-    from common import runner
+    from common.run import command
 
     modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
     modes["profiled"] = args.profiled
-    return runner.run(
-        runner.Options(
+    return command.run(
+        command.Options(
             wanted=tuple(args.days),
             shard=args.shard,
             device=args.device,
@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def list_days(wanted: list[str], root: Path) -> int:
     """`--list`."""
-    from common.select import SelectionError, listing
+    from common.run.selection import SelectionError, listing
 
     try:
         text, broken = listing(wanted, root)
@@ -249,16 +249,16 @@ def list_days(wanted: list[str], root: Path) -> int:
         return 2
     if text:
         print(text)
-    for error in broken:
-        print(f"not a proper day: {error}", file=sys.stderr)
+    for each in broken:
+        print(f"not a proper day: {each}", file=sys.stderr)
     return 1 if broken else 0
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
     """`--merge`, `--write --from` and `--write` alone."""
-    from common import runner
+    from common.run import command
 
-    return runner.use_reports(
+    return command.use_reports(
         args.merge or ([args.source] if args.source else []),
         root.parent if args.write else None,
         args.json,

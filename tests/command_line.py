@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from common.build import cache_directory
-from common.day import ROOT
+from common.base.cache import cache_directory
+from common.base.paths import ROOT
 
 FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
 

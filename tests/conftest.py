@@ -19,11 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from common import build, toolchain
+from common.base import toolchain
 from common.cpu import backend
+from common.cpu import libraries as shared
 from tests import wrapper_table
 from tests.command_line import FIXTURE_DAYS, CommandLine
+from tests.compilations import Compilations
 from tests.kernel_files import ORDERS, Call, Libraries
+from tests.remembered import Remembered
 
 
 def _name_of_place(place: tuple[str, int] | str) -> str:
@@ -33,11 +36,46 @@ def _name_of_place(place: tuple[str, int] | str) -> str:
 _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of kernels
 
 
-def pytest_configure() -> None:
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+_COMPILATIONS = pytest.StashKey[Compilations]()
+_REMEMBERED = pytest.StashKey[Remembered]()
+
+
+class _Noter:
+    """Hears of every test's outcome."""
+
+    def __init__(self, remembered: Remembered):
+        self._remembered = remembered
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._remembered.note(report)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """What a script starts in the background ignores Ctrl-C, and hands that on to programs that it
     starts: those that tests interrupt must not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
+    config.stash[_COMPILATIONS] = Compilations()
+    config.stash[_REMEMBERED] = Remembered()
+    config.pluginmanager.register(_Noter(config.stash[_REMEMBERED]), "remembered")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what need not run again, and begins to compile what the others need."""
+    config.stash[_REMEMBERED].skip_passed(items, config.getoption("--all"))
+    if config.getoption("collectonly"):
+        return
+    compilations = config.stash[_COMPILATIONS]
+    for item in items:
+        if item.get_closest_marker("skip"):
+            continue
+        if name := getattr(getattr(item, "module", None), "KERNELS", None):
+            Libraries(compilations, DEVICES).begin([name])
+        if begin := getattr(getattr(item, "function", None), "begin", None):
+            begin(compilations, **item.callspec.params)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--record",
         action="store_true",
         help="store which PTX wrappers were proven on this machine's GPU (wrapper_table.py)",
+    )
+    parser.addoption(
+        "--all", action="store_true", help="run also what passed before with the same sources"
     )
 
 
@@ -60,7 +101,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With --record, stores what was proven: files of kernels whose tests all passed."""
+    """Remembers what passed; with --record, stores which files of kernels were proven."""
+    session.config.stash[_COMPILATIONS].close()
+    session.config.stash[_REMEMBERED].save()
     if session.config.getoption("--record"):
         proven = [name for name, passed in _outcomes_on_gpu.items() if all(passed)]
         if not proven:
@@ -89,7 +132,7 @@ def cpu_library() -> backend.Runtime:
         platform = toolchain.detect("cpu")
     except toolchain.ToolchainError as error:
         pytest.skip(str(error))
-    return backend.Runtime(build.build_runtime(platform))
+    return backend.Runtime(shared.build_runtime(platform))
 
 
 @pytest.fixture
@@ -111,14 +154,15 @@ def cpu_ordered(request: pytest.FixtureRequest, cpu_runtime: backend.Runtime) ->
 
 
 @pytest.fixture(scope="session")
-def libraries(request: pytest.FixtureRequest, cpu_library: backend.Runtime) -> Iterator[Libraries]:
-    """The files of kernels that the collected tests name, being built."""
-    modules = {getattr(item, "module", None) for item in request.session.items}
-    names = {getattr(module, "KERNELS", None) for module in modules}
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    found = Libraries(sorted(name for name in names if isinstance(name, str)), devices)
-    yield found
-    found.close()
+def compilations(request: pytest.FixtureRequest) -> Compilations:
+    """What is being compiled in the background."""
+    return request.config.stash[_COMPILATIONS]
+
+
+@pytest.fixture(scope="session")
+def libraries(cpu_library: backend.Runtime, compilations: Compilations) -> Libraries:
+    """The files of kernels, being built."""
+    return Libraries(compilations, DEVICES)
 
 
 @pytest.fixture

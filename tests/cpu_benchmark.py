@@ -19,9 +19,13 @@ from pathlib import Path
 
 import torch
 
-from common import build, results, toolchain
+from common.base import toolchain
+from common.base.paths import DAYS, ROOT
+from common.base.where import processor
 from common.cpu import backend
-from common.day import DAYS, ROOT
+from common.cpu import libraries as shared
+from common.report.files import write_atomically
+from tests.compilations import Compilations
 from tests.kernel_files import Libraries
 
 README = ROOT / "common" / "cpu" / "README.md"
@@ -48,10 +52,11 @@ def _build_seconds() -> tuple[float, float]:
     the headers."""
     code = (
         "import sys, time, torch.utils.cpp_extension; from pathlib import Path\n"
-        "from common import build, toolchain; from common.day import read_day\n"
+        "from common.base import toolchain; from common.base.days import read_day\n"
+        "from common.build import day_build; from common.cpu import libraries\n"
         "platform = toolchain.detect('cpu'); start = time.monotonic()\n"
-        "build.build_once(platform); ready = time.monotonic()\n"
-        "build.build(read_day(Path(sys.argv[1])), platform)\n"
+        "libraries.build_shared(platform); ready = time.monotonic()\n"
+        "day_build.build(read_day(Path(sys.argv[1])), platform)\n"
         "print(time.monotonic() - ready, ready - start)\n"
     )
     with tempfile.TemporaryDirectory() as cache:
@@ -116,8 +121,8 @@ def main() -> None:
     if args.write and load > cores / 2:
         parser.error(f"--write: the machine is busy (load {load:.1f} on {cores} cores)")
     platform = toolchain.detect("cpu")
-    runtime = backend.Runtime(build.build_runtime(platform))
-    libraries = Libraries(FILES, ["cpu"])
+    runtime = backend.Runtime(shared.build_runtime(platform))
+    libraries = Libraries(Compilations(), ["cpu"])
     for name in FILES:
         libraries.operators(name)  # built before the clock starts
     lines = ["| what | figure | mark |", "|---|---|---|"]
@@ -129,14 +134,14 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines += [
         "",
-        f"{results.processor()}, {platform.compiler_version}, {today}; load {load:.1f} before.",
+        f"{processor()}, {platform.compiler_version}, {today}; load {load:.1f} before.",
     ]
     text = "\n".join(lines)
     print(text)
     if args.write:
         before, rest = README.read_text(encoding="utf-8").split(BEGIN)
         after = rest.split(END)[1]
-        results.write_atomically(README, f"{before}{BEGIN}\n{text}\n{END}{after}")
+        write_atomically(README, f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 if __name__ == "__main__":

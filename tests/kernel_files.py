@@ -7,29 +7,28 @@ stays in the cache of builds until its source, the backend or a compiler changes
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from common import build, toolchain
-from common.cpu import backend, rewrite
-from common.day import ROOT
-from common.toolchain import Platform
+from common.base import compiling, toolchain
+from common.base.cache import Entry, cached, digest
+from common.base.paths import ROOT
+from common.build import nvcc
+from common.cpu import backend
+from common.cpu import libraries as shared
+from tests.compilations import Compilations
 
 FOLDER = Path(__file__).resolve().parent / "cpu_kernels"
 TORCH = Path(torch.__file__).parent
 ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-KEPT = 3  # libraries of one file on one device: going back to an older source builds nothing
 
 
 def source(name: str) -> Path:
@@ -40,58 +39,33 @@ def source(name: str) -> Path:
 def library(name: str, device: str) -> Path:
     """Builds `cpu_kernels/<name>.cu` for "cpu" or "cuda" if need be; returns the library.
 
-    Raises build.BuildError with the compiler's message, ToolchainError if there is none.
+    Raises compiling.BuildError with the compiler's message, ToolchainError if there is none.
     """
     platform = toolchain.detect(device)
-    flags = _flags(platform)
-    files = build.sources_of(source(name))
+    includes = [word for path in compiling.torch_includes() for word in ("-isystem", str(path))]
     if device == "cpu":
-        files = [*files, *backend.RUNTIME_SOURCES]
-    digest = hashlib.sha256("\0".join([platform.label(), *flags]).encode())
-    for file in files:
-        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
-    folder = build.cache_directory() / f"test-{name}-{device}"
-    result = folder / f"{digest.hexdigest()[:16]}.so"
-    if result.is_file():
-        return result
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = result.with_suffix(f".{os.getpid()}")
-    command = _command(name, platform, folder / f"rewritten-{result.stem}", partial)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise build.BuildError(build.compiler_message(done.stderr))
-    os.replace(partial, result)
-    for old in sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        old.unlink(missing_ok=True)
-    return result
-
-
-def _flags(platform: Platform) -> list[str]:
-    if platform.device == "cpu":
-        own = [
-            build.STABLE_ABI,
-            *backend.cflags(platform.cuda_include, platform.compiler, platform.variant),
-        ]
-    else:
-        own = [*build.BINDING, *build.cuda_flags([platform.arch])]
-    return [*own, f"-I{ROOT}"]
-
-
-def _command(name: str, platform: Platform, folder: Path, out: Path) -> list[str]:
-    includes = [word for path in build.torch_includes() for word in ("-isystem", str(path))]
-    libraries = ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
-    if platform.device == "cpu":
-        cpp = rewrite.rewrite_tree(source(name), folder, [ROOT])
-        runtime, prelude = build.build_once(platform)
-        linked = backend.ldflags(runtime, platform.variant)
-        command = [platform.compiler, "-shared", *prelude, str(cpp), *linked]
-        libraries.append(f"-Wl,-rpath,{TORCH / 'lib'}")
+        kept = f"test-{name}"
+        cpp = shared.rewritten(kept, source(name), compiling.sources_of(source(name)), [ROOT])
+        files = [*shared.texts(cpp), *backend.HEADERS]
+        runtime, prelude = shared.build_shared(platform)
+        command = [platform.compiler, "-shared", *prelude, str(cpp)]
+        command += [*backend.ldflags(runtime, platform.variant), compiling.STABLE_ABI]
+        command += shared.flags(platform)
+        linked = [f"-Wl,-rpath,{TORCH / 'lib'}"]
     else:
         assert platform.toolkit
+        files = compiling.sources_of(source(name))
         command = [str(platform.toolkit.nvcc), "-shared", "-Xcompiler", "-fPIC", str(source(name))]
-        command += ["-cudart", "shared", f"-L{build.link_directory(platform.toolkit)}"]
-        libraries += ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={TORCH / 'lib'}"]
-    return [*command, *_flags(platform), *includes, "-o", str(out), *libraries]
+        command += ["-cudart", "shared", f"-L{nvcc.link_directory(platform.toolkit)}"]
+        command += [*nvcc.BINDING, *nvcc.cuda_flags([platform.arch]), "-ccbin", platform.compiler]
+        linked = ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={TORCH / 'lib'}"]
+    command += [f"-I{ROOT}", *includes]
+    linked += ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
+    key = digest([platform.label(), *command, *linked], files)
+    entry = Entry(f"test-{name}-{device}", key, f"{name}.so")
+    return cached(
+        entry, lambda _: compiling.run_compiler([*command, "-o", str(entry.path), *linked])
+    )
 
 
 def names_line(message: str, name: str, marker: str) -> bool:
@@ -113,28 +87,26 @@ def best_of_three(call: Callable[[], object]) -> float:
 
 
 class Libraries:
-    """Builds files of kernels in the background, and loads each when it is first asked for."""
+    """Builds files of kernels in the background, and loads each when it is first needed."""
 
-    def __init__(self, names: Iterable[str], devices: Iterable[str]) -> None:
-        """Starts to build: as many files at a time as half the cores allow."""
+    def __init__(self, compilations: Compilations, devices: Iterable[str]) -> None:
+        self._compilations = compilations
         self._devices = tuple(devices)
-        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
-        self._builds: dict[str, list[Future[Path]]] = {}
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
-        if "cpu" in self._devices:
-            build.build_once(toolchain.detect("cpu"))  # before what is linked with it
-        for name in names:
-            self._start(name)
 
-    def _start(self, name: str) -> list[Future[Path]]:
-        if name not in self._builds:
-            self._builds[name] = [self._pool.submit(library, name, d) for d in self._devices]
-        return self._builds[name]
+    def begin(self, names: Iterable[str]) -> None:
+        """Begins to build these files."""
+        for name in names:
+            for device in self._devices:
+                self._begin(name, device)
+
+    def _begin(self, name: str, device: str) -> Future[Path]:
+        return self._compilations.begin((name, device), lambda: library(name, device))
 
     def path(self, name: str, device: str) -> Path:
         """The library of that file, built."""
-        return self._start(name)[self._devices.index(device)].result()
+        return self._begin(name, device).result()
 
     def operators(self, name: str) -> Any:
         """torch.ops.test_<name>, for tensors of every device that is there."""
@@ -144,10 +116,6 @@ class Libraries:
                     torch.ops.load_library(str(self.path(name, device)))
                 self._loaded.add(name)
         return getattr(torch.ops, f"test_{name}")
-
-    def close(self) -> None:
-        """Gives up what has not begun."""
-        self._pool.shutdown(cancel_futures=True)
 
 
 def _check_same(what: str, gpu: Any, cpu: Any) -> None:

@@ -14,8 +14,8 @@ import sys
 
 import torch
 
-from common import build, toolchain
-from common.cpu import backend
+from common.base import toolchain
+from common.cpu import backend, libraries
 from tests import kernel_files
 from tests.kernel_files import ORDERS
 
@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 
     Raises FileNotFoundError where the compiler has no address sanitizer.
     """
-    compiler, _ = toolchain.find_compiler()
+    compiler = toolchain.find_compiler().path
     variant = {toolchain.VARIANT_VARIABLE: "address"}
     return {**os.environ, **variant, **backend.preloaded(compiler)}
 
@@ -53,7 +53,7 @@ def attempt(runtime: backend.Runtime, name: str, elements: int, mended: bool) ->
 def main() -> None:
     toolchain.leave_preload()
     platform = toolchain.detect("cpu")
-    runtime = backend.Runtime(build.build_runtime(platform))
+    runtime = backend.Runtime(libraries.build_runtime(platform))
     runtime.set_threads(1)  # so that the first bad access of an order is always the same
     torch.ops.load_library(str(kernel_files.library("sanitize", "cpu")))
     found = {}

@@ -13,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from common.cpu import trace
 from common.cpu.backend import Runtime
+from common.cpu.findings import take
 
 
 def main(runtime_path: str, library_path: str, mode: str, *cases: str) -> None:
@@ -30,7 +30,7 @@ def main(runtime_path: str, library_path: str, mode: str, *cases: str) -> None:
         runtime.set_schedule(order, int(seed))
         if not library.run_case(name.encode(), mended == "1"):
             sys.exit(f"no case {name!r}")
-        found = trace.take(runtime)
+        found = take(runtime)
         findings = [
             {**finding.to_json(), "summary": finding.summary(), "details": finding.details()}
             for finding in found.findings

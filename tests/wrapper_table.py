@@ -18,8 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import results, toolchain
-from common.day import DAYS, ROOT
+from common.base import toolchain
+from common.base.paths import DAYS, ROOT
+from common.base.where import slug, where
+from common.report.files import write_atomically
 from tests.kernel_files import FOLDER
 
 HEADERS = ROOT / "common" / "cuda" / "ptx"
@@ -120,18 +122,16 @@ def used_by(source: Path) -> set[str]:
 def record(kernels: Iterable[str]) -> Path:
     """Stores that the wrappers which these files of kernels use were proven here, today."""
     used = set().union(*(used_by(FOLDER / f"{name}.cu") for name in kernels))
-    where = results.describe(toolchain.detect("cuda"), [], True)["where"]
-    path = RESULTS / results.slug(where) / "ptx.json"
+    here = where(toolchain.detect("cuda"))
+    path = RESULTS / slug(here) / "ptx.json"
     proven = json.loads(path.read_text())["wrappers"] if path.is_file() else {}
     for wrapper in wrappers():
         if wrapper.name in used:
             proven[wrapper.name] = {
-                "date": where["date"],
+                "date": here["date"],
                 "code": wrapper.code,
             }
-    results.write_atomically(
-        path, json.dumps({"where": where, "wrappers": proven}, indent=2) + "\n"
-    )
+    write_atomically(path, json.dumps({"where": here, "wrappers": proven}, indent=2) + "\n")
     return path
 
 
@@ -161,5 +161,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    results.write_atomically(README, table())
+    write_atomically(README, table())
     print(f"wrote {README.relative_to(ROOT)}")

@@ -8,7 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from common import build, program, toolchain
+from common.base import toolchain
+from common.base.compiling import BuildError
+from common.cpu import program
 
 _EPILOG = """examples:
   python -m common.cpu vector_add.cu                    build, kept in the cache, and run
@@ -53,7 +55,7 @@ def main(words: list[str]) -> int:
     flags = [f"-{kind}{value}" for kind in "IDl" for value in getattr(args, kind)]
     try:
         built = program.executable(args.source, toolchain.detect("cpu"), flags)
-    except (build.BuildError, toolchain.ToolchainError) as error:
+    except (BuildError, toolchain.ToolchainError) as error:
         print(error, file=sys.stderr)
         return 2
     if args.out is not None:

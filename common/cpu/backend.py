@@ -10,7 +10,9 @@ import functools
 import platform
 import subprocess
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
+
+from common.base.toolchain import Variant
 
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
@@ -18,21 +20,20 @@ _UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of t
 
 HEADERS: Final = tuple(sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()))
 
-# Modules that only use what was built. All others count, so that a new one cannot be forgotten.
-_NOT_FOR_BUILDING: Final = ("__init__.py", "__main__.py", "trace.py")
-
-# Every file that decides what a build comes out as: the runtime, the headers, the rewriter.
+# What the runtime library is made of.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *HEADERS,
-    *(path for path in sorted(_HERE.glob("*.py")) if path.name not in _NOT_FOR_BUILDING),
     _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
 )
 
-# A way of building the runtime and the days on it. "plain" is for running and timing; the others
-# watch memory: "address" by the compiler's address sanitizer, "trace" by calling the runtime at
-# every access (runtime/trace.cpp).
-Variant = Literal["plain", "address", "trace"]
+# What decides how a file is rewritten. All modules but those that only use what was built, so that
+# a new one cannot be forgotten.
+_NOT_REWRITING: Final = ("__init__.py", "__main__.py", "findings.py", "program.py", "libraries.py")
+REWRITER: Final[tuple[Path, ...]] = tuple(
+    path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
+)
+
 _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
     # Checks stay inline, where the name of what they call can be changed (see ldflags). Locals
@@ -285,7 +286,7 @@ class Runtime:
         self._library.cudacpu_set_trace(_TRACE_MODES[mode])
 
     def take_trace(self) -> str:
-        """What was found since the last call, as JSON; common/cpu/trace.py makes sense of it."""
+        """What was found since the last call, as JSON; common/cpu/findings.py makes sense of it."""
         return self._library.cudacpu_take_trace().decode()
 
     def _limit(self, which: str, seconds: float) -> None:

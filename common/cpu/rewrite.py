@@ -9,6 +9,7 @@ and line (features.py).
 """
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,9 +50,8 @@ def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path]) -> Path:
     """Rewrites a source and every project header that it reaches, and returns the `.cpp`.
 
     An `#include "…"` is looked for beside the including file, then in each of `roots`; what is
-    found is a project header, and the rewritten include names its rewritten copy in `out_dir`. A
-    file there is only written when its text differs, so that nothing is built in vain. Raises
-    RewriteError for a feature that the backend does not have.
+    found is a project header, and the rewritten include names its rewritten copy in `out_dir`.
+    Raises RewriteError for a feature that the backend does not have.
     """
     tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots])
     return tree.add(source.resolve(), is_source=True)
@@ -115,11 +115,11 @@ class _Tree:
         for name in includes.quoted(tokenize(text)):
             found = self._find(name, path.parent)
             if found is not None:
-                copies[name] = self.add(found).as_posix()
+                # Relative, so that the text is the same wherever it is written.
+                copies[name] = os.path.relpath(self.add(found), output.parent)
         rewritten = _rewrite_file(text, str(path), copies, self.project)
         output.parent.mkdir(parents=True, exist_ok=True)
-        if not output.exists() or output.read_text(encoding="utf-8") != rewritten:
-            output.write_text(rewritten, encoding="utf-8")
+        output.write_text(rewritten, encoding="utf-8")
         return output
 
     def _find(self, name: str, beside: Path) -> Path | None:

@@ -6,8 +6,7 @@ import time
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
-from common.outcome import Skip
+from common.day import Case, Cost, Problem, Rung, Skip, grid
 
 TITLE = "One operator, three ways to build it"
 TEACHES = "An operator as JIT, setup.py and CMake build it; opcheck, autograd, torch.compile"

@@ -2,8 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
-from common.outcome import Skip
+from common.day import Case, Cost, Problem, Rung, Skip, Target, Tolerance, grid
 
 TITLE = "cuBLAS"
 TEACHES = "Handles, streams, column-major matrices, epilogues: library calls beside own kernels"

@@ -1,6 +1,6 @@
 """A day that needs what no machine has."""
 
-from common.outcome import Skip
+from common.day import Skip
 
 TITLE = "Skips"
 TEACHES = "That SKIP is not PASS"

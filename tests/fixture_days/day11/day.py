@@ -1,7 +1,6 @@
 """A day that passes, though one of its rungs is skipped, and prints something."""
 
-from common.day import Rung
-from common.outcome import Skip
+from common.day import Rung, Skip
 from tests.fixture_days import parts
 
 TITLE = "Passes in part"

@@ -1,0 +1,170 @@
+"""The cache of everything that is built: what it is named, who may build it, what is kept.
+
+An entry is a directory `<kind>-<key>`. The key covers all that the entry is made of, so what is
+there is never stale; a change makes another entry. One process builds an entry while others wait,
+and an entry counts only when all of it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT = 3  # entries of one kind: going back to yesterday's flags builds nothing
+_STAMP = "complete.json"  # written last: the sizes of the products, and the seconds it took
+_LOCK = ".lock"
+_IN_USE = 600.0  # seconds: longer than a compilation takes that uses an entry
+
+
+def cache_directory() -> Path:
+    """Where builds are kept: HUNDRED_DAYS_CACHE, else the user's cache directory. Absolute."""
+    if given := os.environ.get("HUNDRED_DAYS_CACHE"):
+        return Path(given).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hundred-days-of-cuda"
+
+
+def digest(parts: Sequence[str], files: Sequence[Path] = ()) -> str:
+    """16 hexadecimal digits for these words and the names and contents of these files.
+
+    Raises OSError if a file cannot be read.
+    """
+    found = hashlib.sha256("\0".join(parts).encode())
+    for file in files:
+        found.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that is built once and kept.
+
+    kind: what it is, e.g. "day05-cpu"; older entries of the same kind are pruned. key: see
+    `digest`. product: the file that users of the entry open, relative to `directory`.
+    kept: entries of this kind that stay.
+    """
+
+    kind: str
+    key: str
+    product: str
+    kept: int = KEPT
+
+    @property
+    def directory(self) -> Path:
+        return cache_directory() / f"{self.kind}-{self.key}"
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.product
+
+    @property
+    def ready(self) -> bool:
+        """True where the product is there, as long as it was when it was built."""
+        return self._stamp() is not None
+
+    @property
+    def seconds(self) -> float:
+        """How long building it took. Raises LookupError where it is not built."""
+        stamp = self._stamp()
+        if stamp is None:
+            raise LookupError(f"{self.directory} is not built")
+        return float(stamp["seconds"])
+
+    def _stamp(self) -> dict[str, float] | None:
+        try:
+            stamp: dict[str, float] = json.loads((self.directory / _STAMP).read_bytes())
+            return stamp if self.path.stat().st_size == stamp["bytes"] else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # absent, or cut short by a crash: it is built again
+
+
+def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
+    """The entry's product, made first where it is not there.
+
+    make: gets an empty directory, the entry's own, and leaves the product in it. Two processes
+    never make one entry at a time, and a process that dies, however it dies, leaves it unmade and
+    unlocked. What `make` raises passes through. Raises OSError if the disk is full or the cache
+    cannot be written.
+    """
+    if entry.ready:  # without the lock: a cache that is only read serves all that it holds
+        _touch(entry)
+        return entry.path
+    directory = entry.directory
+    with _locked(directory):
+        if entry.ready:
+            return entry.path
+        _clear(directory)  # what a killed process has left
+        started = time.monotonic()
+        make(directory)
+        stamp = {"bytes": entry.path.stat().st_size, "seconds": time.monotonic() - started}
+        partial = directory / f"{_STAMP}.partial"
+        partial.write_text(json.dumps(stamp))
+        os.replace(partial, directory / _STAMP)
+    _prune(entry)
+    return entry.path
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the directory for this process. The kernel lets go when the process dies."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / _LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is(lock.fileno(), directory / _LOCK):
+                yield
+                return
+            # It was pruned while we waited: the lock that we hold is of a file that is gone.
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()
+
+
+def _touch(entry: Entry) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(entry.directory / _STAMP)
+
+
+def _prune(newest: Entry) -> None:
+    """Removes the entries of this kind that were used longest ago, beyond `kept` of them.
+
+    Never the newest, nor one that is being made, nor one used so lately that another checkout may
+    be compiling with it.
+    """
+    name = re.compile(rf"{re.escape(newest.kind)}-[0-9a-f]{{16}}")
+    found = [p for p in cache_directory().iterdir() if name.fullmatch(p.name)]
+    others = sorted((p for p in found if p != newest.directory), key=_used)
+    for old in others[: max(0, len(found) - newest.kept)]:
+        if time.time() - _used(old) < _IN_USE:
+            continue
+        with contextlib.suppress(OSError), open(old / _LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _used(directory: Path) -> float:
+    for file in (directory / _STAMP, directory):
+        with contextlib.suppress(FileNotFoundError):
+            return file.stat().st_mtime
+    return 0.0

@@ -1,0 +1,155 @@
+"""How days are found and loaded: the folder is the registry.
+
+Listing a hundred days reads their metadata from the syntax tree of each `day.py`, without running
+it and without importing torch, and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.declaration import Problem
+from common.base.paths import DAYS
+
+
+class DayError(Exception):
+    """A day's folder or its day.py is not what the runner needs; the message names the file.
+
+    folder: the day's folder, where `discover` met the error.
+    """
+
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day as `--list` needs it: read from day.py without running it.
+
+    number: from the folder's name. title, teaches (one line for progress.md), topics, source
+    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
+    optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
+    library; the others are what rungs with a `load` of their own build.
+    """
+
+    number: int
+    folder: Path
+    title: str
+    teaches: str
+    topics: tuple[str, ...]
+    source: Path
+    extra_sources: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which is also the operators' namespace: "day05", "day100"."""
+        return self.folder.name
+
+    @property
+    def library_sources(self) -> tuple[Path, ...]:
+        """The .cu files that the day's library is made of, `source` first."""
+        return (self.source, *(path for path in self.extra_sources if path.suffix == ".cu"))
+
+    @property
+    def other_sources(self) -> tuple[Path, ...]:
+        """The files that rungs build in a way of their own."""
+        return tuple(path for path in self.extra_sources if path.suffix != ".cu")
+
+
+METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
+OPTIONAL = {"EXTRA_SOURCES": tuple}
+
+
+def read_day(folder: Path) -> Day:
+    """The metadata of the day in `folder`. Raises DayError naming what is missing or wrong."""
+    file = folder / "day.py"
+    number = folder.name.removeprefix("day")
+    if not number.isdigit() or folder.name != f"day{int(number):02d}":
+        raise DayError(f"{folder}: a day's folder is named day01 to day100")
+    if not file.is_file():
+        raise DayError(f"{folder}: day.py is missing")
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except SyntaxError as error:
+        raise DayError(f"{file}:{error.lineno}: {error.msg}") from None
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in METADATA or name in OPTIONAL:
+                try:
+                    found[name] = ast.literal_eval(node.value)
+                except ValueError:
+                    raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
+    for name, kind in (METADATA | OPTIONAL).items():
+        if name in OPTIONAL and name not in found:
+            continue
+        if name not in found:
+            raise DayError(f"{file}: {name} is missing")
+        if not isinstance(found[name], kind) or not found[name]:
+            raise DayError(f"{file}: {name} must be a non-empty {kind.__name__}")
+    sources = [folder / name for name in (found["SOURCE"], *found.get("EXTRA_SOURCES", ()))]
+    for source in sources:
+        if not source.is_file():
+            raise DayError(f"{file}: names {source.name}, which is not in the folder")
+    return Day(
+        int(number),
+        folder,
+        found["TITLE"],
+        found["TEACHES"],
+        tuple(found["TOPICS"]),
+        sources[0],
+        tuple(sources[1:]),
+    )
+
+
+def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
+    """All days under `root` in order, and an error for each folder that is not a proper day."""
+    days: list[Day] = []
+    errors: list[DayError] = []
+    folders = [p for p in root.glob("day*") if p.is_dir()] if root.is_dir() else []
+    for folder in sorted(folders, key=lambda p: (len(p.name), p.name)):
+        try:
+            days.append(read_day(folder))
+        except DayError as error:
+            error.folder = folder
+            errors.append(error)
+    return days, errors
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What running a day's day.py gives: its PROBLEMS, and its function `show`, if it has one.
+
+    show: (operators, device) -> None, called after the checks; it prints what the day has to show.
+    """
+
+    problems: tuple[Problem, ...]
+    show: Callable[[Any, Any], None] | None = None
+
+
+def load_lesson(day: Day) -> Lesson:
+    """Runs the day's day.py. Raises DayError where what it declares is not what is needed."""
+    file = day.folder / "day.py"
+    spec = importlib.util.spec_from_file_location(f"days.{day.name}", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    problems = getattr(module, "PROBLEMS", None)
+    if not isinstance(problems, tuple) or not problems:
+        raise DayError(f"{file}: PROBLEMS must be a non-empty tuple of Problem")
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise DayError(f"{file}: PROBLEMS holds a {type(problem).__name__}, not a Problem")
+        if not problem.rungs or not problem.cases:
+            raise DayError(f"{file}: problem {problem.name!r} has no rungs or no cases")
+    show = getattr(module, "show", None)
+    if show is not None and not callable(show):
+        raise DayError(f"{file}: show must be a function, got a {type(show).__name__}")
+    return Lesson(problems, show)

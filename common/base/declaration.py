@@ -1,0 +1,143 @@
+"""What a day's day.py declares, as plain data: cases, costs, rungs, problems.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input to check or to time.
+
+    shape: sizes that the day's `inputs` understands, e.g. (rows, columns).
+    dtype: name of a torch dtype, e.g. "float32", "bfloat16".
+    values: which numbers are drawn, a key of `common.check.draw.VALUES`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    values: str = "normal"
+
+    def __str__(self) -> str:
+        text = f"{'×'.join(map(str, self.shape))} {self.dtype}"
+        return text if self.values == "normal" else f"{text} {self.values}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least work that a case can take: bytes over the memory bus, operations on the units.
+
+    bytes: each input read once and each output written once.
+    flops: floating-point operations, a fused multiply-add counted as two.
+    unit: the ceiling for flops, "fp32" or "tensor".
+    """
+
+    bytes: int = 0
+    flops: int = 0
+    unit: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may be from the float64 reference.
+
+    ulps: units in the last place of the output's dtype that are always allowed.
+    factor: how many times the error that PyTorch's own operator makes is allowed on top.
+    why: the reason, required where a day departs from the default.
+    """
+
+    ulps: float = 4.0
+    factor: float = 4.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a rung must reach on the GPU that the curriculum names; reported, never enforced.
+
+    of: "copy" or "read" (share of that measured bandwidth), "pytorch" or "compile" (speed over
+        theirs in the same run), or the name of another rung (speed over that rung).
+    """
+
+    at_least: float
+    of: str
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g} × {self.of}"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One variant of a day's ladder.
+
+    name: the operator's name in torch.ops.dayNN.
+    idea: what this rung does, in a few words, for the report.
+    dtypes: the dtypes it takes, where they are fewer than the cases'.
+    not_captured: why it cannot be captured in a CUDA graph ("" if it can, and then it is tried).
+    not_repeatable: why two runs may differ in bits ("" if they may not, and then it is tried).
+    host_timed: True where the call itself waits for the GPU (copies to and from the host), so
+        that the clock of the host is the right one.
+    timed: False where a time says nothing (a rung that prints).
+    target: what this rung must reach.
+    load: for a rung that is built some other way: takes a `common.build.own_way.Builder`, returns
+        the callable. The default is torch.ops.dayNN.<name>.
+    """
+
+    name: str
+    idea: str
+    dtypes: tuple[str, ...] = ()
+    not_captured: str = ""
+    not_repeatable: str = ""
+    host_timed: bool = False
+    timed: bool = True
+    target: Target | None = None
+    load: Callable[[Any], Callable[..., Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One function that a day computes, and the ladder of rungs that compute it.
+
+    name: what is computed, e.g. "softmax".
+    inputs: (case, draw) -> tuple of arguments for a rung; `draw` is a `common.check.draw.Draw`.
+    reference: the same mathematics in PyTorch, called with the same arguments. Called with
+        float64 tensors it is the truth; called as they are it is PyTorch's own operator, whose
+        error and time the rungs are compared with. Returns a tensor or a tuple of tensors.
+    cases: what is checked. bench: what is timed on a GPU. bench_cpu: what is timed on the CPU.
+    cost: case -> Cost.
+    pytorch: timed as PyTorch's, where the reference is not how one would call it.
+    pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, where it cannot.
+    compiled: whether torch.compile is timed beside it too.
+    outputs_exact: outputs must be equal to the last bit (integers, copies).
+    gradients: whether the operator has a backward, checked against float64 autograd.
+    unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
+        out, and the report says why.
+    """
+
+    name: str
+    inputs: Callable[[Case, Any], tuple[Any, ...]]
+    reference: Callable[..., Any]
+    rungs: tuple[Rung, ...]
+    cases: tuple[Case, ...]
+    bench: Case
+    bench_cpu: Case
+    cost: Callable[[Case], Cost]
+    pytorch: Callable[..., Any] | None = None
+    pytorch_not_captured: str = ""
+    compiled: bool = False
+    outputs_exact: bool = False
+    gradients: bool = False
+    unwatched: str = ""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+
+def grid(
+    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+) -> tuple[Case, ...]:
+    """Every shape with every dtype, as cases."""
+    return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

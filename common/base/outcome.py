@@ -1,0 +1,106 @@
+"""What happened to a rung and to a day: plain data, sent from worker to runner as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
+
+
+class Skip(Exception):
+    """Raised by a day.py, or by a rung's `load`, where something optional is missing.
+
+    The message says what, and the command that installs it.
+    """
+
+
+@dataclass
+class Timing:
+    """A measured time on the timing case.
+
+    case: the case, as text. ms: median of one call. spread: half the interquartile range over the
+    median. samples: how many were taken. gbs: GB/s (1e9) of the declared bytes. tflops: of the
+    declared operations. bound: the ceiling it is held against ("copy", "read", "fp32",
+    "tensor"), share: the rate over that ceiling (None where none is known, as on the CPU).
+    pytorch_ms, compile_ms: the same call in PyTorch, eager and compiled, interleaved with it.
+    note: how it was timed ("events", "graph of 32 calls", "host clock").
+    """
+
+    case: str
+    ms: float
+    spread: float
+    samples: int
+    gbs: float | None = None
+    tflops: float | None = None
+    bound: str = ""
+    share: float | None = None
+    pytorch_ms: float | None = None
+    compile_ms: float | None = None
+    note: str = ""
+
+
+@dataclass
+class RungOutcome:
+    """One line of the report.
+
+    status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
+    failure; checked: number of cases; bad_inputs: how many were tried; remarks: what was not tried
+    and why. build_s: seconds that its build took, where it has one of its own. findings: what the
+    CPU backend's tracer found, each {"what": …, "places": two, "summary": a line, "details":
+    lines}. counts: of its accesses to memory, by line, where these were counted
+    (common.cpu.findings.LineCounts).
+    """
+
+    problem: str
+    rung: str
+    idea: str
+    status: str
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    checked: int = 0
+    bad_inputs: int = 0
+    build_s: float | None = None
+    timing: Timing | None = None
+    target: str = ""
+    target_met: bool | None = None
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> RungOutcome:
+        timing = Timing(**data["timing"]) if data.get("timing") else None
+        return RungOutcome(**{**data, "timing": timing})
+
+
+@dataclass
+class DayOutcome:
+    """A day's run: its rungs, or the reason why there are none.
+
+    status: FAIL if any rung failed or the day did not build, crashed or hung; SKIP if every rung
+    was skipped. build_s, run_s: seconds. output: what the day printed, its middle left out where it
+    is long.
+    """
+
+    number: int
+    name: str
+    title: str
+    status: str
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    rungs: list[RungOutcome] = field(default_factory=list)
+    build_s: float = 0.0
+    run_s: float = 0.0
+    output: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> DayOutcome:
+        rungs = [RungOutcome.from_json(rung) for rung in data["rungs"]]
+        return DayOutcome(**{**data, "rungs": rungs})

@@ -1,0 +1,6 @@
+"""Where the repository and its days are."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DAYS = ROOT / "days"

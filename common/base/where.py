@@ -1,0 +1,57 @@
+"""Where something was measured: the machine and the versions, as stored with results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform as machine
+import re
+from pathlib import Path
+
+from common.base.figures import counted
+from common.base.toolchain import Platform, torch_cuda
+
+
+def where(platform: Platform) -> dict[str, str]:
+    """The machine, versions and today's date, each as text; "" where it does not apply."""
+    cuda = platform.device == "cuda"
+    return {
+        "device": platform.device,
+        "gpu": platform.gpu if cuda else "",
+        "arch": platform.arch if cuda else "",
+        "driver": driver() if cuda else "",
+        "driver_cuda": platform.driver if cuda else "",
+        "nvcc": platform.toolkit.version if cuda and platform.toolkit else "",
+        "torch": platform.torch,
+        "torch_cuda": torch_cuda() if cuda else "",
+        "compiler": platform.compiler_version,
+        "python": machine.python_version(),
+        "processor": "" if cuda else processor(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def driver() -> str:
+    """The NVIDIA driver's version, e.g. "580.95.05"; "" where the system does not tell."""
+    file = Path("/proc/driver/nvidia/version")
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return match.group(1) if match else ""
+
+
+def processor() -> str:
+    """The processor's name and the cores this process may use, e.g. "AMD EPYC 9354, 2 cores"."""
+    name = machine.processor() or machine.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file() and (
+        match := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+    ):
+        name = match.group(1).strip()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {counted(cores or 1, 'core')}"
+
+
+def slug(where: dict[str, str]) -> str:
+    """The folder of a device's results: "nvidia-h200", "cpu"."""
+    name = where["gpu"] if where["device"] == "cuda" else "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,325 @@
+"""Times the rungs of a problem beside PyTorch, interleaved, and holds the rates against ceilings.
+
+Every contender is called in turn, a b c a b c, because a GPU lowers its clock under load: what is
+timed later in a row would look slower. Before each timed call the L2 cache is overwritten, so
+that inputs come from memory, and so that a kernel pays for the write-back of dirty lines as it
+does in a running program. The copy that the ceiling comes from pays it too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from common.base.declaration import Cost, Problem, Rung
+from common.base.outcome import Timing
+from common.bench.ceilings import Ceilings
+from common.check.device import Backend
+from common.check.draw import Draw
+from common.check.expected import signature_of
+from common.check.rungs import check_outputs
+
+PYTORCH, COMPILED = "pytorch", "compile"
+
+SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
+MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
+USUAL_BALANCE = 15  # operations a byte from which arithmetic bounds, where no ceiling is known
+MIN_ROUNDS, MAX_ROUNDS = 10, 200
+PRECISE = 0.003  # stop when the median's error is below this share
+
+
+class MeasuringFault(Exception):
+    """A time that cannot be right, such as a rate above the machine's ceiling."""
+
+
+@dataclass
+class Contender:
+    """Something to time. run: one timed unit, which makes `calls` calls. samples: seconds a call.
+
+    output: what the last call returned, and arguments: what it was called with, to be checked
+    again. restore: gives back, before each unit, what the last one wrote into its arguments.
+    """
+
+    name: str
+    run: Callable[[], None]
+    calls: int
+    note: str
+    host_timed: bool
+    output: Callable[[], Any]
+    arguments: tuple[Any, ...]
+    restore: Callable[[], None]
+    samples: list[float] = field(default_factory=list)
+
+
+def time_problem(
+    problem: Problem,
+    calls: dict[str, Callable[..., Any]],
+    backend: Backend,
+    ceilings: Ceilings | None,
+    *,
+    quick: bool = False,
+) -> dict[str, Timing | str]:
+    """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
+
+    ceilings: None where none are known (the CPU). A call that the host's clock times is held
+    against none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
+    that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
+    Raises MeasuringFault where PyTorch's own call fails.
+    """
+    case = problem.bench if backend.name == "cuda" else problem.bench_cpu
+    seconds = 0.1 if quick or backend.name == "cpu" else 2.0
+    inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
+    rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
+    reference = problem.pytorch or problem.reference
+    # Where one rung writes an argument, PyTorch's call may write it too: each has its own.
+    signatures = [signature_of(calls[name], problem.reference) for name in rungs]
+    writes = sorted({place for signature in signatures for place in signature.writes})
+    contenders = [_prepare(backend, rungs[name], calls[name], inputs, writes) for name in rungs]
+    plain = Rung(
+        PYTORCH,
+        "",
+        not_captured=problem.pytorch_not_captured,
+        host_timed=any(rung.host_timed for rung in rungs.values()),
+    )
+    try:
+        contenders.append(_prepare(backend, plain, reference, inputs, writes))
+    except RuntimeError as error:
+        raise MeasuringFault(
+            "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
+            f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
+        ) from error
+    if problem.compiled and backend.name == "cuda" and not quick:
+        compiled = torch.compile(problem.reference, dynamic=False)
+        contenders.append(_prepare(backend, Rung(COMPILED, ""), compiled, inputs, writes))
+
+    _interleave(backend, contenders, seconds)
+
+    medians = {c.name: statistics.median(c.samples) for c in contenders}
+    cost = problem.cost(case)
+    results: dict[str, Timing | str] = {}
+    for contender in contenders:
+        if contender.name not in rungs:
+            continue
+        call = calls[contender.name]
+        wrong = check_outputs(problem, call, inputs, contender.arguments, contender.output())
+        if wrong is not None:
+            results[contender.name] = f"wrong after timing: {wrong}"
+            continue
+        timing = Timing(
+            case=str(case),
+            ms=medians[contender.name] * 1e3,
+            spread=_spread(contender.samples),
+            samples=len(contender.samples),
+            pytorch_ms=medians[PYTORCH] * 1e3,
+            compile_ms=medians[COMPILED] * 1e3 if COMPILED in medians else None,
+            note=contender.note,
+        )
+        try:
+            rate(timing, cost, None if contender.host_timed else ceilings)
+        except MeasuringFault as fault:
+            results[contender.name] = str(fault)
+        else:
+            results[contender.name] = timing
+    return results
+
+
+def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
+    """Fills in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
+
+    Raises MeasuringFault if the rate is above that ceiling.
+    """
+    seconds = timing.ms / 1e3
+    timing.gbs = cost.bytes / seconds / 1e9 if cost.bytes else None
+    timing.tflops = cost.flops / seconds / 1e12 if cost.flops else None
+    if ceilings is None:
+        timing.bound = cost.unit if cost.flops > USUAL_BALANCE * cost.bytes else "copy"
+        return
+    if not (cost.bytes or cost.flops):
+        return
+    peak_flops = ceilings.tensor if cost.unit == "tensor" else ceilings.fp32
+    if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
+        if cost.bytes < 4 * ceilings.l2_bytes:
+            timing.note += ", mostly in L2"  # so the memory's bandwidth is not its bound
+            return
+        timing.bound, reached, ceiling = "copy", timing.gbs, ceilings.copy
+    else:
+        timing.bound, reached, ceiling = cost.unit, timing.tflops, peak_flops
+    assert reached is not None
+    timing.share = reached / ceiling
+    # Reading alone is faster than copying, for the memory bus need not turn around.
+    most = max(ceiling, ceilings.read) if timing.bound == "copy" else ceiling
+    if reached > MARGIN * most:
+        raise MeasuringFault(
+            f"{timing.share:.2f} of the {timing.bound} ceiling: no kernel is that fast, "
+            "so the time or the declared cost is wrong"
+        )
+
+
+def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
+    """Whether `rung` reached its target in these results. Without a target or a time: False."""
+    mine = results.get(rung.name)
+    if rung.target is None or not isinstance(mine, Timing):
+        return False
+    of = rung.target.of
+    if of in ("copy", "read"):
+        if ceilings is None or mine.gbs is None:
+            return False
+        reached = mine.gbs / getattr(ceilings, of)
+    else:
+        other = results.get(of)
+        theirs = {PYTORCH: mine.pytorch_ms, COMPILED: mine.compile_ms}.get(
+            of, other.ms if isinstance(other, Timing) else None
+        )
+        if theirs is None:
+            return False
+        reached = theirs / mine.ms
+    return reached >= rung.target.at_least
+
+
+def _prepare(
+    backend: Backend,
+    rung: Rung,
+    call: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    writes: list[int],
+) -> Contender:
+    """writes: positions of arguments that a call may write, so that it needs copies of them."""
+    last: list[Any] = [None]
+    arguments = _with_copies(inputs, writes)
+
+    def contender(
+        run: Callable[[], None], calls: int, note: str, host_timed: bool, used: list[Any]
+    ) -> Contender:
+        def restore() -> None:
+            for one in used:
+                for place in writes:
+                    if isinstance(one[place], torch.Tensor):
+                        one[place].copy_(inputs[place])
+
+        return Contender(
+            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore
+        )
+
+    def with_inputs(arguments: tuple[Any, ...]) -> Callable[[], None]:
+        def run() -> None:
+            last[0] = call(*arguments)
+
+        return run
+
+    once = with_inputs(arguments)
+    for _ in range(2):
+        once()
+    backend.synchronize()
+    if backend.name == "cpu" or rung.host_timed:
+        single = _host_seconds(backend, once)
+        # What it has written cannot be given back between the calls of one unit.
+        repeats = max(1, round(0.002 / single)) if backend.name == "cpu" and not writes else 1
+        return contender(_repeat(once, repeats), repeats, "host clock", True, [arguments])
+    if rung.not_captured:
+        return contender(once, 1, "events", False, [arguments])
+
+    graph = _capture([once])
+    single = _event_seconds(graph.replay)
+    if single >= SHORT:
+        return contender(graph.replay, 1, "events", False, [arguments])
+    # Each call of the batch has inputs of its own, or it would find the last call's in the cache.
+    batch = min(32, max(2, round(10 * SHORT / single)))
+    copies = [tuple(_clone(value) for value in inputs) for _ in range(batch)]
+    graph = _capture([with_inputs(arguments) for arguments in copies])
+    return contender(graph.replay, batch, f"graph of {batch} calls", False, copies)
+
+
+def _with_copies(inputs: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
+    return tuple(_clone(value) if i in places else value for i, value in enumerate(inputs))
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _repeat(call: Callable[[], None], repeats: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(repeats):
+            call()
+
+    return run
+
+
+def _capture(calls: Iterable[Callable[[], None]]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _host_seconds(backend: Backend, run: Callable[[], None]) -> float:
+    backend.synchronize()
+    start = time.perf_counter()
+    run()
+    backend.synchronize()
+    return time.perf_counter() - start
+
+
+def _event_seconds(run: Callable[[], None]) -> float:
+    times = []
+    for _ in range(5):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return statistics.median(times)
+
+
+def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -> None:
+    """Fills every contender's samples, a round at a time, until they are precise or time is up."""
+    flush = None
+    if backend.name == "cuda":
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda")
+    deadline = time.perf_counter() + seconds * len(contenders)
+    for done in range(MAX_ROUNDS):
+        if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):
+            break
+        if done >= 3 and time.perf_counter() > deadline:
+            break
+        pending = []
+        for contender in contenders:
+            contender.restore()
+            if flush is not None:
+                flush.zero_()
+            if contender.host_timed:
+                sample = _host_seconds(backend, contender.run) / contender.calls
+                contender.samples.append(sample)
+            else:
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                contender.run()
+                stop.record()
+                pending.append((contender, start, stop))
+        backend.synchronize()
+        for contender, start, stop in pending:
+            contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
+
+
+def _spread(samples: list[float]) -> float:
+    """Half the interquartile range over the median: how far a usual sample lies from it."""
+    if len(samples) < 4:
+        return (max(samples) - min(samples)) / 2 / statistics.median(samples)
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / middle
+
+
+def _precise(samples: list[float]) -> bool:
+    # The median's standard error is about 1.25 σ/√n, and σ about 1.5 × the half-quartile range.
+    return 1.9 * _spread(samples) / len(samples) ** 0.5 < PRECISE

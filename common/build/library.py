@@ -1,0 +1,194 @@
+"""A day's .cu files as a library of PyTorch operators, built once for each content and platform.
+
+`torch.utils.cpp_extension.load` does the work. What it builds is kept (common.base.cache) under a
+key that covers the day, platform, flags, versions and the content of every source reached.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.base.cache import Entry, cached, digest
+from common.base.compiling import (
+    STABLE_ABI,
+    BuildError,
+    compiler_message,
+    sources_of,
+    torch_includes,
+)
+from common.base.days import Day
+from common.base.paths import ROOT
+from common.base.toolchain import Platform
+from common.build import nvcc
+from common.cpu import backend as cpu
+from common.cpu import libraries
+
+
+@dataclass(frozen=True)
+class Build:
+    """What building a day comes to. sources: what the compiler gets. entry: its place in the
+    cache; the product is the library."""
+
+    day: Day
+    platform: Platform
+    sources: tuple[Path, ...]
+    entry: Entry = field(repr=False)
+
+    @property
+    def library(self) -> Path:
+        return self.entry.path
+
+
+def kind(name: str, platform: Platform) -> str:
+    """What entries of the cache are called that belong to this platform: "day05-cpu"."""
+    words = [name, platform.device]
+    if platform.device == "cuda":
+        words.append(platform.arch)
+    if platform.variant != "plain":
+        words.append(platform.variant)
+    return "-".join(words)
+
+
+def plan(day: Day, platform: Platform) -> Build:
+    """Where the day's library is or will be. Compiles nothing.
+
+    Raises OSError if a source cannot be read, BuildError for what the CPU backend does not have.
+    """
+    parts = [platform.device, platform.compiler_version, platform.torch, str(day.folder)]
+    if platform.device == "cuda":
+        assert platform.toolkit
+        sources = day.library_sources
+        files = sorted({path for source in sources for path in sources_of(source)})
+        parts += [str(platform.toolkit.home), platform.toolkit.version]
+        parts += nvcc.cuda_flags([platform.arch]) + nvcc.BINDING
+    else:
+        sources = tuple(
+            libraries.rewritten(f"{day.name}-{source.stem}", source, sources_of(source), [ROOT])
+            for source in day.library_sources
+        )
+        files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]
+        parts += [*libraries.flags(platform), str(libraries.runtime(platform).path)]
+    entry = Entry(kind(day.name, platform), digest(parts, files), f"{day.name}.so")
+    return Build(day, platform, sources, entry)
+
+
+def build_library(todo: Build) -> Path:
+    """Builds the day's library if it is not there yet and returns its path.
+
+    Loads the library into this process as a side effect, so call it in a process of its own.
+    Raises BuildError with the compiler's message, OSError if the disk is full.
+    """
+    make = _make_cuda if todo.platform.device == "cuda" else _make_cpu
+    return cached(todo.entry, lambda directory: make(todo, directory))
+
+
+def _make_cuda(todo: Build, directory: Path) -> None:
+    toolkit = todo.platform.toolkit
+    assert toolkit
+    _load(
+        todo,
+        directory,
+        extra_cuda_cflags=[
+            *nvcc.cuda_flags([todo.platform.arch]),
+            *nvcc.BINDING,
+            f"-I{ROOT}",
+        ],
+        extra_ldflags=[f"-L{nvcc.link_directory(toolkit)}"],
+    )
+
+
+def _make_cpu(todo: Build, directory: Path) -> None:
+    runtime, prelude = libraries.build_shared(todo.platform)
+    _load(
+        todo,
+        directory,
+        extra_cflags=[
+            *prelude,
+            "-std=c++20",
+            STABLE_ABI,
+            *libraries.flags(todo.platform),
+            f"-I{ROOT}",
+        ],
+        extra_ldflags=cpu.ldflags(runtime, todo.platform.variant),
+    )
+
+
+def _load(todo: Build, directory: Path, **flags: list[str]) -> None:
+    name = f"{todo.day.name}_build"
+    sources = [str(source) for source in todo.sources]
+    with_compilers(
+        todo.platform,
+        lambda load: load(
+            name,
+            sources,
+            build_directory=str(directory),
+            is_python_module=False,
+            **flags,
+        ),
+    )
+    os.replace(directory / f"{name}.so", directory / todo.entry.product)
+
+
+def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
+    """call(cpp_extension.load) with this platform's compilers; its result.
+
+    Raises BuildError with the compiler's message.
+    """
+    from torch.utils import cpp_extension
+
+    if platform.toolkit is not None:
+        cpp_extension.CUDA_HOME = str(platform.toolkit.home)  # read once, when torch was imported
+    # CC too: cpp_extension hands it to nvcc as the compiler of host code.
+    os.environ["CXX"] = os.environ["CC"] = platform.compiler
+    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
+    try:
+        return call(cpp_extension.load)
+    except RuntimeError as error:
+        raise BuildError(compiler_message(str(error))) from None
+
+
+def load(todo: Build) -> Any:
+    """Loads a built day into this process; returns its operators, torch.ops.dayNN.
+
+    A library that does not load is taken out of the cache, so that the next run builds it again.
+    """
+    import torch
+
+    try:
+        torch.ops.load_library(str(todo.library))
+    except OSError as error:
+        shutil.rmtree(todo.entry.directory, ignore_errors=True)
+        raise BuildError(
+            f"{todo.library} does not load, and was removed; run the day again\n{error}"
+        ) from None
+    return getattr(torch.ops, todo.day.name)
+
+
+def unset_locals(day: Day, platform: Platform) -> list[str]:
+    """Local variables that may be read before they are set, as far as the compiler sees it: a line
+    each, "file:line: variable 'sum' may be read before it is set". For the variant "address", whose
+    compiler flags leave such reads as they stand."""
+    found: dict[str, None] = {}
+    for source in plan(day, platform).sources:
+        command = [platform.compiler, "-c", str(source), "-o", os.devnull, STABLE_ABI]
+        command += [*libraries.flags(platform), f"-I{ROOT}"]
+        command += [f"-I{path}" for path in torch_includes()]
+        command += ["-Wuninitialized", "-Wmaybe-uninitialized"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for place, variable in _UNSET.findall(done.stderr):
+            if Path(place.split(":")[0]).is_relative_to(ROOT):
+                place = place.removeprefix(f"{ROOT}/")
+                found[f"{place}: variable {variable} may be read before it is set"] = None
+    return list(found)
+
+
+_UNSET = re.compile(
+    r"^(.+?:\d+):\d+: warning: [‘'](.+?)[’'] (?:is|may be) used uninitialized", re.MULTILINE
+)

@@ -1,0 +1,77 @@
+"""Compiling with nvcc: its flags, and compilations that need no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.base.cache import Entry, cached, digest
+from common.base.compiling import STABLE_ABI, BuildError, run_compiler, sources_of, torch_includes
+from common.base.days import Day
+from common.base.paths import ROOT
+from common.base.toolchain import ToolchainError, Toolkit, find_compiler, find_toolkit, sm
+
+# PyTorch switches the operators of half types off for its own code; a course wants `a + b`.
+HALF_OPERATORS = [
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+]
+BINDING = [STABLE_ABI, "-DUSE_CUDA"]
+# Lambdas marked __device__ can be handed to kernels, and device code calls constexpr functions.
+CUDA_FLAGS = [
+    *("-O3", "-std=c++20", "-lineinfo", "--extended-lambda", "--expt-relaxed-constexpr"),
+    *HALF_OPERATORS,
+]
+
+
+def cuda_flags(archs: list[str]) -> list[str]:
+    """nvcc's flags for these architectures, e.g. ["8.0", "9.0a"]."""
+    codes = [f"-gencode=arch=compute_{sm(arch)},code=sm_{sm(arch)}" for arch in archs]
+    return [*CUDA_FLAGS, *codes]
+
+
+def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
+    """Compiles the day's .cu files for every architecture: see `compile_source`."""
+    for source in day.library_sources:
+        compile_source(day.name, source, archs, toolkit)
+
+
+def compile_source(
+    name: str, source: Path, archs: list[str], toolkit: Toolkit | None = None
+) -> None:
+    """Compiles a .cu for every architecture, without a GPU and without linking.
+
+    name: of its entry in the cache: a success is remembered, so that the same content is not
+    compiled again. archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use.
+    Raises BuildError with nvcc's message, ToolchainError if there is no nvcc.
+    """
+    toolkit = toolkit or find_toolkit()
+    if toolkit is None:
+        raise ToolchainError("no nvcc: python -m pip install -r requirements.txt brings it")
+    compiler = find_compiler()
+    flags = [*cuda_flags(archs), *BINDING, "-ccbin", compiler.path]
+    key = digest([toolkit.version, str(toolkit.home), compiler.version, *flags], sources_of(source))
+    entry = Entry(f"{name}-{source.stem}-compiled", key, "compiled")
+    command: list[str | Path] = [toolkit.nvcc, "-fatbin", source, *flags, f"-I{ROOT}"]
+    command += [f"-I{path}" for path in torch_includes()]
+
+    def make(directory: Path) -> None:
+        code = directory / "code.fatbin"
+        run_compiler([*command, "-o", code])
+        code.unlink()
+        entry.path.touch()
+
+    cached(entry, make)
+
+
+def link_directory(toolkit: Toolkit) -> Path:
+    """A directory with a libcudart.so to link against. The wheels have libcudart.so.13 only."""
+    for place in ("lib64", "lib"):
+        if (toolkit.home / place / "libcudart.so").exists():
+            return toolkit.home / place
+    versioned = sorted((toolkit.home / "lib").glob("libcudart.so.*"))
+    if not versioned:
+        raise BuildError(f"{toolkit.home}: neither lib64 nor lib holds libcudart.so")
+    entry = Entry("link", digest([str(versioned[-1])]), "libcudart.so")
+    return cached(entry, lambda _: entry.path.symlink_to(versioned[-1])).parent

@@ -1,0 +1,213 @@
+"""What a rung gets that is built in a way of its own (`Rung.load`): day 6 binds by pybind11, day 12
+with setuptools and CMake."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.cache import Entry, cached, digest
+from common.base.compiling import BuildError, compiler_message, sources_of
+from common.base.paths import ROOT
+from common.base.toolchain import Platform, sm
+from common.build.library import Build, kind, load, with_compilers
+from common.build.nvcc import cuda_flags, link_directory
+from common.cpu import backend as cpu
+from common.cpu import libraries
+from common.cpu.rewrite import RewriteError, rewrite
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a day builds a library in a way of its own: see `Builder.library`.
+
+    directory: holds copies of the sources, and whatever is built. kernel: the .cu, or the .cpp that
+    the CPU backend makes of it. flags: (macros) -> keywords for torch.utils.cpp_extension.load.
+    """
+
+    directory: Path
+    kernel: Path
+    platform: Platform
+    flags: Callable[[list[str]], dict[str, list[str]]]
+
+    @property
+    def sm(self) -> str:
+        """The GPU's architecture as CMake and nvcc write it, "90a"; "" on the CPU."""
+        return sm(self.platform.arch) if self.platform.device == "cuda" else ""
+
+    def run(self, command: list[Any], **variables: Any) -> None:
+        """Runs a command in the directory, with this platform's compilers in its environment.
+
+        variables: further environment variables. Raises BuildError with what the command printed.
+        """
+        compiler = self.platform.compiler
+        found = {**os.environ, "CXX": compiler, "CC": compiler}
+        flags = self.flags([])
+        if self.platform.toolkit is not None and self.platform.device == "cuda":
+            found["CUDA_HOME"] = str(self.platform.toolkit.home)
+            found["CUDACXX"] = str(self.platform.toolkit.nvcc)
+            found["CUDAHOSTCXX"] = compiler
+            found["TORCH_CUDA_ARCH_LIST"] = self.platform.arch
+        else:
+            found["CFLAGS"] = found["CXXFLAGS"] = shlex.join(flags["extra_cflags"])
+        # Libraries may stand before the objects that need them.
+        found["LDFLAGS"] = shlex.join(["-Wl,--no-as-needed", *flags["extra_ldflags"]])
+        found |= {name: str(value) for name, value in variables.items()}
+        words = [str(word) for word in command]
+        done = subprocess.run(words, cwd=self.directory, env=found, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"{shlex.join(words)}\n{compiler_message(done.stdout + done.stderr)}")
+
+
+class Builder:
+    """What `Rung.load` is called with.
+
+    seconds: how long the last thing that it handed out took to build, when it was built.
+    """
+
+    def __init__(self, todo: Build):
+        self._todo = todo
+        self.device = todo.platform.device
+        self.seconds: float | None = None
+
+    def operators(self) -> Any:
+        """The day's operators, torch.ops.dayNN, built from its SOURCE through the stable ABI."""
+        self.seconds = self._todo.entry.seconds
+        return load(self._todo)
+
+    def module(self, name: str, sources: list[str], defines: list[str]) -> Any:
+        """A Python module of the day's own `sources` with pybind11 and torch/extension.h.
+
+        defines: macros set for all of them. Raises BuildError.
+        """
+        files = [self._todo.day.folder / source for source in sources]
+        reached = sorted({path for file in files for path in sources_of(file)})
+        macros = [f"-D{name}" for name in defines]
+
+        def compile_into(directory: Path) -> Any:
+            paths = [self._on_this_device(f) if f.suffix == ".cu" else f for f in files]
+            return with_compilers(
+                self._todo.platform,
+                lambda load: load(
+                    name,
+                    [str(path) for path in paths],
+                    build_directory=str(directory),
+                    **self._flags(macros),
+                ),
+            )
+
+        return self._module(name, compile_into, reached, macros)
+
+    def inline(self, name: str, declarations: str, source: str, functions: list[str]) -> Any:
+        """A Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
+
+        declarations: C++ declarations of `functions`, which become the module's. Raises BuildError.
+        """
+
+        def compile_into(directory: Path) -> Any:
+            from torch.utils import cpp_extension
+
+            on_gpu = self.device == "cuda"
+            try:
+                text = (
+                    source if on_gpu else rewrite(source, f"{self._todo.day.name}, inline source")
+                )
+            except RewriteError as error:
+                raise BuildError(str(error)) from None
+            return with_compilers(
+                self._todo.platform,
+                lambda _: cpp_extension.load_inline(
+                    name,
+                    cpp_sources=[declarations] if on_gpu else [declarations, text],
+                    cuda_sources=[text] if on_gpu else [],
+                    functions=functions,
+                    build_directory=str(directory),
+                    **self._flags([]),
+                ),
+            )
+
+        return self._module(name, compile_into, [], [declarations, source, *functions])
+
+    def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
+        """The operators torch.ops.<namespace> of a library that the day builds itself.
+
+        sources: files of the day's folder, copied to where it is built; one of them is the .cu.
+        make: builds the library and returns its path. It is part of day.py, so that it is built
+        again when that changes. Raises BuildError.
+        """
+        import torch
+
+        day, platform = self._todo.day, self._todo.platform
+        files = [day.folder / source for source in sources]
+        reached = sorted({path for file in files for path in sources_of(file)})
+        entry = self._entry(namespace, [*reached, day.folder / "day.py"], [], f"{namespace}.so")
+
+        def compile_into(directory: Path) -> None:
+            site = directory / "site"
+            site.mkdir()
+            for file in files:
+                shutil.copy(file, site)
+            kernel = self._on_this_device(day.source)
+            kernel = site / day.source.name if kernel == day.source else kernel
+            built = with_compilers(
+                platform, lambda _: make(Site(site, kernel, platform, self._flags))
+            )
+            os.replace(built, directory / entry.product)
+
+        library = cached(entry, compile_into)
+        self.seconds = entry.seconds
+        torch.ops.load_library(str(library))
+        return getattr(torch.ops, namespace)
+
+    def _entry(self, name: str, files: list[Path], parts: list[str], product: str) -> Entry:
+        key = digest([self._todo.entry.key, *parts], files)
+        return Entry(kind(f"{self._todo.day.name}-{name}", self._todo.platform), key, product)
+
+    def _on_this_device(self, file: Path) -> Path:
+        if self.device == "cuda":
+            return file
+        name = f"{self._todo.day.name}-{file.stem}"
+        return libraries.rewritten(name, file, sources_of(file), [ROOT])
+
+    def _flags(self, macros: list[str]) -> dict[str, list[str]]:
+        platform = self._todo.platform
+        if self.device == "cuda":
+            toolkit = platform.toolkit
+            assert toolkit
+            return {
+                "extra_cflags": ["-O2", *macros],
+                "extra_cuda_cflags": [*cuda_flags([platform.arch]), *macros],
+                "extra_ldflags": [f"-L{link_directory(toolkit)}"],
+                "extra_include_paths": [str(toolkit.include)],
+            }
+        runtime = libraries.build_runtime(platform)
+        return {
+            "extra_cflags": [*libraries.flags(platform), *macros],
+            "extra_ldflags": cpu.ldflags(runtime, platform.variant),
+        }
+
+    def _module(
+        self,
+        name: str,
+        compile_into: Callable[[Path], Any],
+        files: list[Path],
+        parts: list[str],
+    ) -> Any:
+        entry = self._entry(name, files, parts, f"{name}.so")
+        made: list[Any] = []
+        library = cached(entry, lambda directory: made.append(compile_into(directory)))
+        self.seconds = entry.seconds
+        if made:
+            return made[0]  # loaded already: a second copy could not register what it registers
+        spec = importlib.util.spec_from_file_location(name, library)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module

@@ -1,0 +1,211 @@
+"""One guarded call of a rung, and the judgement of what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from common.base.declaration import Case, Problem
+from common.check.compare import Mismatch, compare, same_values
+from common.check.expected import Signature, Wanted, map_tensors, message_of, tensors_of
+from common.check.guard import GuardedAllocations, GuardedMemory, bits
+
+if TYPE_CHECKING:
+    from common.check.device import Backend
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong. summary: one line that names the case. details: lines that explain it."""
+
+    summary: str
+    details: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *(f"    {line}" for line in self.details)])
+
+    def about(self, case: Case | str) -> Failure:
+        """The same, naming the case."""
+        return replace(self, summary=f"{case}: {self.summary}")
+
+
+@dataclass
+class Call:
+    """One call of a rung that came back: its arguments as they are now, and its outputs."""
+
+    args: tuple[Any, ...]
+    outputs: list[Tensor]
+    names: list[str]
+    memory: GuardedMemory
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def outputs_of(
+    result: Any, args: tuple[Any, ...], signature: Signature
+) -> tuple[list[Tensor], list[str]]:
+    """The outputs as `common.check.expected` defines them, and what to call each."""
+    returned = tensors_of(result)
+    outputs = list(returned)
+    many = len(returned) > 1
+    names = [f"output {place}" if many else "the output" for place in range(len(returned))]
+    for place in signature.writes:
+        argument = args[place]
+        if not isinstance(argument, Tensor):
+            continue
+        for i, tensor in enumerate(returned):
+            if tensor is argument or (tensor.numel() and _storage(tensor) == _storage(argument)):
+                names[i] = f"argument {signature.names[place]}, returned"
+                break
+        else:
+            outputs.append(argument)
+            names.append(f"argument {signature.names[place]}")
+    return outputs, names
+
+
+def call_guarded(
+    call: Callable[..., Any],
+    signature: Signature,
+    args: tuple[Any, ...],
+    backend: Backend,
+    variant: int = 0,
+) -> Call:
+    """Calls a rung on copies of `args` in guarded memory, its own allocations guarded as well.
+
+    variant: what fresh memory holds, see `GuardedMemory`. Raises what the call raises, and the
+    error that the device reports after it.
+    """
+    memory = GuardedMemory(backend.device, variant, backend.namer())
+    copies = list(args)
+    for place, value in enumerate(args):
+        name = f"argument {signature.names[place]}"
+        copies[place] = map_tensors(
+            lambda tensor, name=name: (
+                memory.copy_of(tensor, name) if tensor.device.type != "meta" else tensor
+            ),
+            (value,),
+        )[0]
+    with torch.no_grad(), GuardedAllocations(memory):
+        result = call(*copies)
+    backend.synchronize()
+    outputs, names = outputs_of(result, tuple(copies), signature)
+    for tensor, name in zip(outputs, names, strict=True):
+        if tensor.device.type != "meta" and not name.startswith("argument"):
+            memory.rename(tensor, name)
+    return Call(tuple(copies), outputs, names, memory)
+
+
+def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> Failure | None:
+    """Memory written where the call had no business to write."""
+    outside = done.memory.violations()
+    if outside:
+        return Failure("memory outside its tensors was written", outside)
+    for place, (now, was) in enumerate(zip(done.args, before, strict=True)):
+        if place in signature.writes:
+            continue
+        pairs = zip(tree_leaves(now), tree_leaves(was), strict=True)
+        for mine, theirs in pairs:
+            if not isinstance(mine, Tensor) or mine.device.type == "meta":
+                continue
+            name = signature.names[place]
+            changed = bits(mine) != bits(theirs)
+            if bool(changed.any()):
+                index = tuple(changed.nonzero()[0].tolist())
+                return Failure(
+                    f"argument {name} was modified, and the schema does not mark it as written",
+                    [
+                        f"{int(changed.sum()):,} of {changed.numel():,} elements, the first at "
+                        f"{index}: {theirs[index].item()} became {mine[index].item()}"
+                    ],
+                )
+            for output, title in zip(done.outputs, done.names, strict=True):
+                if output.numel() and _storage(output) == _storage(mine):
+                    return Failure(f"{title} shares its memory with argument {name}")
+    return None
+
+
+def judge(
+    problem: Problem,
+    wanted: Wanted,
+    outputs: Sequence[Tensor],
+    names: Sequence[str],
+    signature: Signature,
+    samples: Callable[[], Sequence[Wanted]] = tuple,
+    strides: bool = True,
+) -> Failure | None:
+    """Compares outputs with what is wanted.
+
+    samples: makes those of further inputs, for PyTorch's error; called where an output is not
+    right without. strides: whether those of a returned tensor must be as PyTorch's are; those of
+    an argument are what they were.
+    """
+    pairs = wanted.pairs(len(outputs))
+    if pairs is None:
+        return Failure(
+            f"the rung gives {len(outputs)} tensors ({', '.join(names) or 'none'}), "
+            f"the reference {len(wanted.returned)}"
+        )
+
+    def mismatch(place: int, against: int) -> Mismatch | None:
+        got, (truth, own) = outputs[place], pairs[against]
+        if not strides or names[place].startswith("argument"):
+            got, truth, own = got.contiguous(), truth.contiguous(), own.contiguous()
+        more = list(wanted.rough[against : against + 1])
+        found = compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
+        further = samples() if found is not None and found.kind == "values" else ()
+        for sample in further:
+            others = sample.pairs(len(outputs)) or []
+            more += [*others[against : against + 1], *sample.rough[against : against + 1]]
+        if further:
+            found = compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
+        return found
+
+    for place, name in enumerate(names):
+        found = mismatch(place, place)
+        if found is None:
+            continue
+        details = list(found.details)
+        for other in range(len(outputs)):
+            if other != place and mismatch(place, other) is None:
+                details.insert(0, f"hint: it is what {names[other]} should be: swapped?")
+                break
+        for position, argument in enumerate(wanted.args):
+            if isinstance(argument, Tensor) and argument.numel() > 1:
+                output = outputs[place]
+                if argument.device == output.device and same_values(argument, output):
+                    details.insert(0, f"hint: it is argument {signature.names[position]} unchanged")
+                    break
+        return Failure(f"{name}: {found.summary}", details)
+    return None
+
+
+def raised(error: Exception, where: str = "") -> Failure:
+    """A call that raised, as a failure; where: in front of it, with a comma and a blank."""
+    lines = message_of(error).splitlines()
+    kind = "" if type(error) in (RuntimeError, Exception) else f"{type(error).__name__}: "
+    return Failure(f"{where}it raised {kind}{lines[0]}", lines[1:])
+
+
+def first_difference(
+    before: Sequence[Tensor], after: Sequence[Tensor], names: Sequence[str]
+) -> str | None:
+    """Where two lists of tensors first differ in bits (any NaN equal to any), in words."""
+    for old, new, name in zip(before, after, names, strict=True):
+        if same_values(old, new):
+            continue
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"{name}: {old.dtype} {tuple(old.shape)} and {new.dtype} {tuple(new.shape)}"
+        different = bits(old) != bits(new)
+        index = tuple(different.nonzero()[0].tolist())
+        return (
+            f"{name}: {int(different.sum()):,} of {different.numel():,} elements, the first at "
+            f"{index}: {old[index].item()!r} and {new[index].item()!r}"
+        )
+    return None

@@ -1,0 +1,532 @@
+"""Compares a rung's output with the truth, and explains a difference so that one can act on it.
+
+The truth is the reference in float64. How far a result may be from it is set beside the error
+that PyTorch's own operator makes on outputs of similar size:
+
+    |got - truth| <= ulps · eps · max(|truth|, tiny) + factor · E(|truth|)
+
+E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that nobody can
+avoid, over outputs in the binade of m and the three above it, and further until sixteen elements
+are seen. Thus one element that PyTorch happens to get exactly does not make the bound zero, and
+small outputs cannot hide behind the error of large ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.base.declaration import Tolerance
+from common.check.guard import bits, is_poison
+
+CHUNK = 1 << 22  # elements looked at together: bounds the memory that a comparison takes
+WORST = 4  # how many wrong elements are shown
+BINADES = 3  # how far above an output PyTorch's error still counts for it
+ENOUGH = 16  # elements that an error is taken from
+NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
+
+_NEARLY_RIGHT = (
+    "hint: all are nearly right: a sum of many terms in one fp32 accumulator rounds more than "
+    "PyTorch's tree does; if that is this day's method, its Tolerance says so"
+)
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Why an output was not accepted.
+
+    kind: "shape", "dtype", "device", "strides" or "values". summary: one line. details: lines
+    with the worst elements, their surroundings and, where a pattern is seen, what it hints at.
+    wrong: number of wrong elements.
+    """
+
+    kind: str
+    summary: str
+    details: list[str] = field(default_factory=list)
+    wrong: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *self.details])
+
+
+def compare(
+    got: Tensor,
+    truth: Tensor,
+    own: Tensor,
+    tolerance: Tolerance,
+    exact: bool = False,
+    samples: Sequence[Pair] = (),
+) -> Mismatch | None:
+    """None where `got` is accepted.
+
+    got: a rung's output. truth: the reference's in float64 (of any dtype where the output is no
+    floating one). own: PyTorch's own result in the dtype of the rung; it says which shape, dtype,
+    device and strides are expected, and how large an error is ordinary.
+    exact: equal to the last bit; NaN equals NaN. Always so where the output is not floating.
+    samples: more pairs of (truth, own), from other inputs, for outputs of so few elements that
+        PyTorch's error on them is a matter of luck. A sample whose `own` has a longer eps than
+        `got` counts with its error scaled down by the ratio.
+    Raises ValueError naming the argument if `truth` and `own` do not have the same shape or are
+    not on one device.
+    """
+    if truth.shape != own.shape:
+        raise ValueError(f"truth: shape {tuple(truth.shape)} is not own's {tuple(own.shape)}")
+    if truth.device != own.device:
+        raise ValueError(f"truth: on {truth.device}, but own is on {own.device}")
+    metadata = _compare_metadata(got, own)
+    if metadata is not None or got.device.type == "meta":
+        return metadata
+    if got.dtype.is_complex:
+        raise ValueError(f"got: complex outputs cannot be compared yet, got {got.dtype}")
+    bound = None
+    if got.dtype.is_floating_point and not exact:
+        bound = _Bound(got.dtype, tolerance, [(truth, own), *samples])
+    return _compare_values(got, truth, own, bound)
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype agree bit for bit, any NaN equal to any other."""
+    return a.shape == b.shape and a.dtype == b.dtype and not bool(_differ(a, b).any())
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    different = bits(a) != bits(b)
+    if a.dtype.is_floating_point:
+        different &= ~(_wide(a).isnan() & _wide(b).isnan())
+    return different
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In a dtype that every operation knows: float8 has few of its own."""
+    one_byte = tensor.dtype.is_floating_point and tensor.element_size() == 1
+    return tensor.float() if one_byte else tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _compare_metadata(got: Tensor, own: Tensor) -> Mismatch | None:
+    if got.device != own.device:
+        return Mismatch("device", f"the output is on {got.device}, expected on {own.device}")
+    if got.dtype != own.dtype:
+        return Mismatch("dtype", f"the output is {_name(got.dtype)}, expected {_name(own.dtype)}")
+    if got.shape != own.shape:
+        hint = []
+        if sorted(got.shape) == sorted(own.shape):
+            hint.append("the same sizes in another order: are two dimensions swapped?")
+        return Mismatch(
+            "shape", f"the output has shape {tuple(got.shape)}, expected {tuple(own.shape)}", hint
+        )
+    if got.numel() == 0:
+        return None
+    # The stride of a dimension of one element never matters.
+    strides = [
+        (mine, theirs)
+        for mine, theirs, size in zip(got.stride(), own.stride(), got.shape, strict=True)
+        if size > 1
+    ]
+    if any(mine != theirs for mine, theirs in strides):
+        return Mismatch(
+            "strides",
+            f"the output has strides {got.stride()}, expected {own.stride()} "
+            f"for shape {tuple(got.shape)}",
+        )
+    return None
+
+
+# ---------------------------------------------------------------- the bound
+
+
+def _power_of_two_below(magnitude: Tensor) -> Tensor:
+    """2^floor(log2 m) for float64 m >= 0, by clearing the mantissa: exact, and fast anywhere."""
+    return (magnitude.view(torch.int64) & (0x7FF << 52)).view(torch.float64)
+
+
+def _ulp(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance of neighbouring numbers of `dtype` around a float64 magnitude; float64."""
+    limits = torch.finfo(dtype)
+    return _power_of_two_below(magnitude).clamp(min=limits.smallest_normal) * limits.eps
+
+
+def _binade(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """The biased exponent of float64 magnitudes, 0 to 2047; below the smallest normal number of
+    `dtype` all are one binade."""
+    smallest = torch.finfo(dtype).smallest_normal
+    return magnitude.clamp(min=smallest).view(torch.int64) >> 52
+
+
+class _Errors:
+    """The largest error and the number of elements for each binade of the truth."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+        self.largest = np.zeros(2048)
+        self.count = np.zeros(2048, dtype=np.int64)
+
+    def add(self, truth: Tensor, own: Tensor) -> None:
+        """Takes in one result of PyTorch's. Elements that are not finite say nothing."""
+        eps = torch.finfo(own.dtype).eps
+        scale = min(1.0, torch.finfo(self.dtype).eps / eps)
+        flat_truth, flat_own = truth.reshape(-1), own.reshape(-1)
+        for start in range(0, flat_truth.numel(), CHUNK):
+            t = flat_truth[start : start + CHUNK].double()
+            o = flat_own[start : start + CHUNK].double()
+            magnitude = t.abs()
+            error = ((o - t).abs() - 0.5 * _ulp(magnitude, own.dtype)).clamp_(min=0) * scale
+            binade = _binade(magnitude, self.dtype)
+            # Not finite: into the last binade, which no finite truth has.
+            usable = error.isfinite()
+            binade = torch.where(usable, binade, 2047)
+            error = torch.where(usable, error, 0.0)
+            self._add_chunk(binade, error)
+        self.count[2047] = 0
+
+    def _add_chunk(self, binade: Tensor, error: Tensor) -> None:
+        count = torch.bincount(binade, minlength=2048)
+        largest = torch.zeros(2048, dtype=torch.float64, device=error.device)
+        if error.device.type == "cpu":
+            largest.scatter_reduce_(0, binade, error, "amax")
+        else:
+            # Atomic maxima of millions of elements in a handful of places would crawl.
+            for present in count.nonzero().flatten().tolist():
+                largest[present] = torch.where(binade == present, error, 0.0).max()
+        self.count += count.cpu().numpy()
+        self.largest = np.maximum(self.largest, largest.cpu().numpy())
+
+    def table(self) -> np.ndarray:
+        """E by binade, float64, 2048 long."""
+        result = np.zeros(2048)
+        present = np.flatnonzero(self.count)
+        for binade in present:
+            top = int(binade)
+            seen = 0
+            error = 0.0
+            while top < 2047 and (top <= binade + BINADES or seen < ENOUGH):
+                seen += int(self.count[top])
+                error = max(error, float(self.largest[top]))
+                top += 1
+            # At the upper end there is no more above: go on below.
+            low = int(binade) - 1
+            while low >= 0 and seen < ENOUGH:
+                seen += int(self.count[low])
+                error = max(error, float(self.largest[low]))
+                low -= 1
+            result[binade] = error
+        return result
+
+
+class _Bound:
+    """The allowed error of an element, from the magnitude of its truth."""
+
+    def __init__(self, dtype: torch.dtype, tolerance: Tolerance, pairs: Sequence[Pair]):
+        self.dtype = dtype
+        self.tolerance = tolerance
+        self.pairs = pairs
+        self._table: Tensor | None = None
+
+    def always(self, magnitude: Tensor) -> Tensor:
+        """The part that does not depend on PyTorch's error; float64."""
+        limits = torch.finfo(self.dtype)
+        return magnitude.clamp(min=limits.smallest_normal) * (self.tolerance.ulps * limits.eps)
+
+    def allowed(self, magnitude: Tensor) -> Tensor:
+        """All that is allowed; float64. PyTorch's errors are looked at on the first call."""
+        if self._table is None:
+            errors = _Errors(self.dtype)
+            for pair in self.pairs:
+                errors.add(*pair)
+            self._table = torch.from_numpy(errors.table()).to(magnitude.device)
+        own = self._table[_binade(magnitude, self.dtype)]
+        return self.always(magnitude) + self.tolerance.factor * own
+
+
+# ---------------------------------------------------------------- the values
+
+
+def _wrong_floating(
+    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound
+) -> tuple[Tensor, Tensor]:
+    """Flat tensors -> (wrong, |got - truth| over what is allowed, float64)."""
+    limits = torch.finfo(got.dtype)
+    g, t, o = got.double(), truth.double(), own.double()
+    magnitude = t.abs()
+    finite = t.isfinite()
+    allowed = bound.allowed(torch.where(finite, magnitude, 0.0))
+    difference = (g - t).abs()
+    right = g.isfinite() & (difference <= allowed)
+    # Infinity is right where the truth, or what is allowed around it, overflows the dtype.
+    overflow = limits.max * (1 + limits.eps / 4)
+    right |= g.isinf() & (g.sign() == t.sign()) & (magnitude + allowed >= overflow)
+    right = torch.where(finite, right, (g == t) | (g.isnan() & t.isnan()))
+    # Where PyTorch's own result leaves the finite numbers though the truth does not, so may ours.
+    strayed = finite & ~o.isfinite()
+    right |= strayed & ((g == o) | (g.isnan() & o.isnan()))
+    # A number for a NaN or the other way round is worse than any distance.
+    severity = difference / allowed
+    return ~right, torch.where(severity.isnan(), math.inf, severity)
+
+
+def _wrong_in_chunk(
+    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None
+) -> tuple[Tensor, Tensor]:
+    """Flat chunks -> (indices of wrong elements, how wrong each is, float64)."""
+    if bound is None:
+        wrong = _differ(got, truth.to(got.dtype)).nonzero().flatten()
+        severity = (got[wrong].double() - truth[wrong].double()).abs()
+        return wrong, torch.where(severity.isnan(), math.inf, severity)
+    # Most elements of a right output are within the part of the bound that costs nothing to know.
+    t = truth.double()
+    near = (got.double() - t).abs_() <= bound.always(t.abs())
+    near &= t.isfinite()
+    if bool(near.all()):
+        suspects = torch.zeros(0, dtype=torch.int64, device=got.device)
+        return suspects, suspects.double()
+    suspects = (~near).nonzero().flatten()
+    wrong, severity = _wrong_floating(got[suspects], truth[suspects], own[suspects], bound)
+    return suspects[wrong], severity[wrong]
+
+
+def _compare_values(
+    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None
+) -> Mismatch | None:
+    flat_got, flat_truth, flat_own = got.reshape(-1), truth.reshape(-1), own.reshape(-1)
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, flat_got.numel(), CHUNK):
+        part = slice(start, start + CHUNK)
+        wrong, severity = _wrong_in_chunk(flat_got[part], flat_truth[part], flat_own[part], bound)
+        if wrong.numel():
+            found.append((wrong + start, severity))
+    if not found:
+        return None
+    places = torch.cat([wrong for wrong, _ in found])
+    severity = torch.cat([severity for _, severity in found])
+    # Of equally wrong ones the first, so that the report of a failure is stable.
+    top = severity.topk(min(64 * WORST, severity.numel())).indices.sort().values
+    order = severity[top].argsort(descending=True, stable=True)[:WORST]
+    worst = places[top[order]].tolist()
+    mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape)
+    if bound is not None and float(severity.max()) < NEARLY:
+        mismatch.details.insert(0, _NEARLY_RIGHT)
+    return mismatch
+
+
+# ---------------------------------------------------------------- the explanation
+
+
+def _explain(
+    got: Tensor,
+    truth: Tensor,
+    places: Tensor,
+    worst: list[int],
+    bound: _Bound | None,
+    shape: torch.Size,
+) -> Mismatch:
+    """Flat tensors, flat indices of the wrong elements in order, and of the worst."""
+    total, count = got.numel(), places.numel()
+    if total == 1:
+        summary = "the only element is wrong"
+    elif count == total:
+        summary = f"all {total:,} elements are wrong"
+    else:
+        verb = "is" if count == 1 else "are"
+        summary = f"{count:,} of {total:,} elements {verb} wrong ({100 * count / total:.3g} %)"
+    lines = [f"hint: {text}" for text in _hints(got, truth, places, shape)]
+    lines += _table(got, truth, worst, bound, shape)
+    lines += _neighbourhood(got, truth, places, worst[0], shape)
+    return Mismatch("values", summary, lines, count)
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, tuple(shape))) if shape else ()
+
+
+def _number(value: float, dtype: torch.dtype) -> str:
+    """Digits enough to tell neighbouring numbers of the dtype apart."""
+    if not dtype.is_floating_point:
+        return str(bool(value)) if dtype == torch.bool else str(int(value))
+    digits = math.ceil(1 - math.log10(torch.finfo(dtype).eps)) + 1
+    return f"{value:.{digits}g}"
+
+
+def _table(
+    got: Tensor, truth: Tensor, worst: list[int], bound: _Bound | None, shape: torch.Size
+) -> list[str]:
+    """The worst elements in columns, with a heading."""
+    dtype = got.dtype
+    rows = [("index", "got", "wanted", "difference", "allowed")]
+    for flat in worst:
+        place = str(_index(flat, shape)) if shape else "()"
+        have, want = got[flat].item(), truth[flat].item()
+        difference, allowed = "", ""
+        if dtype.is_floating_point:
+            here = truth[flat : flat + 1].double()
+            ulp = float(_ulp(here.abs(), dtype))
+            distance = abs(have - want)
+            if math.isfinite(distance):
+                difference = f"{distance:.3g} = {distance / ulp:.3g} ulp"
+            if bound is not None and math.isfinite(want):
+                most = float(bound.allowed(here.abs()))
+                allowed = f"{most:.3g} = {most / ulp:.3g} ulp"
+        elif dtype != torch.bool:
+            difference = f"{int(have) - int(want):+d}"
+        wanted = _number(want, dtype)
+        if dtype.is_floating_point and math.isfinite(want):
+            rounded = truth[flat : flat + 1].double().to(dtype).double().item()
+            if math.isinf(rounded):
+                wanted = f"{rounded} ({wanted} overflows {_name(dtype)})"
+        rows.append((place, _number(have, dtype), wanted, difference, allowed))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _neighbourhood(
+    got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size
+) -> list[str]:
+    """What lies around an element in its row, wanted above got, wrong ones marked."""
+    width = shape[-1] if len(shape) else 1
+    row = flat - flat % width
+    first = max(row, flat - 3)
+    last = min(row + width, first + 7)
+    first = max(row, last - 7)
+    if last - first < 2:
+        return []
+    wrong = set(places[(places >= first) & (places < last)].tolist())
+    place = _index(first, shape)
+    where = ", ".join([*map(str, place[:-1]), f"{place[-1]}:{place[-1] + last - first}"])
+    cells = [[f"around it, [{where}]", "wanted", "got"]]
+    for i in range(first, last):
+        mark = "*" if i in wrong else ""
+        if got.dtype.is_floating_point:
+            pair = [f"{truth[i].item():.5g}", f"{got[i].item():.5g}{mark}"]
+        else:
+            pair = [_number(truth[i].item(), got.dtype), _number(got[i].item(), got.dtype) + mark]
+        cells.append(["", *pair])
+    widths = [max(len(text) for text in column[1:]) for column in cells]
+    lines = [f"{cells[0][0]}  (* wrong)"]
+    for line in (1, 2):
+        texts = [column[line].rjust(w) for column, w in zip(cells, widths, strict=True)]
+        lines.append("  " + "  ".join(texts))
+    return lines
+
+
+_HINT_SIZE = 1 << 22  # patterns are looked for in at most so many elements
+
+
+def _hints(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> list[str]:
+    """What the pattern of wrong elements suggests, the most telling first; at most three."""
+    hints: list[str] = []
+    floating = got.dtype.is_floating_point
+    total, count = got.numel(), places.numel()
+    bad = got[places]
+    poisoned = bool(is_poison(bad).all())
+    wide = _wide(bad)
+    if poisoned:
+        hints.append("they hold the poison that fresh memory is filled with: never written")
+    elif floating and bool(wide.isnan().any()):
+        some = f"{int(wide.isnan().sum()):,} of them are" if not wide.isnan().all() else "they are"
+        hints.append(f"{some} NaN: inf - inf, 0/0, or computed from memory never written")
+    elif floating and bool(wide.isinf().all()):
+        hints.append("they are infinite: an overflow, or a division by zero")
+    elif not bool(bad.any()) and count > 1:
+        hints.append("they are all zero")
+    hints += _where_wrong(places, count, total, shape)
+    if total > 1 and not poisoned:
+        hints += _relation(got, truth, places, shape)
+    return hints[:3]
+
+
+def _where_wrong(places: Tensor, count: int, total: int, shape: torch.Size) -> list[str]:
+    first, last = int(places[0]), int(places[-1])
+    if count == total or total == 1:
+        return []
+    if last == total - 1 and count == total - first:
+        return [f"exactly the tail is wrong: all from flat index {first} to the end ({count:,})"]
+    if first == 0 and last == count - 1:
+        return [f"exactly the beginning is wrong: all before flat index {count}"]
+    if len(shape) < 2:
+        return []
+    width = shape[-1]
+    columns = torch.unique(places % width)
+    rows = torch.unique(places // width)
+    low, high = int(columns[0]), int(columns[-1])
+    if low > 0 and high == width - 1 and columns.numel() == width - low and low >= width // 2:
+        return [f"only columns {low} to {high} are wrong, the tail of each row of {width}"]
+    if columns.numel() == 1:
+        return [f"only column {low} of {width} is wrong"]
+    if rows.numel() == 1:
+        return [f"only row {int(rows[0])} of {total // width} is wrong"]
+    height = total // width
+    if int(rows[0]) >= height // 2 and int(rows[-1]) == height - 1:
+        return [f"only rows {int(rows[0])} to {int(rows[-1])} of {height} are wrong, the last ones"]
+    return []
+
+
+def _relation(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> list[str]:
+    """How the wrong values relate to the wanted ones."""
+    if got.numel() > _HINT_SIZE:
+        return []
+    g, t = got.double(), truth.double()
+    usable = g.isfinite() & t.isfinite()
+    if not bool(usable.any()):
+        return []
+    size = t[usable].abs().max()
+    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        """Equal but for rounding, and not because all is one value."""
+        if a.numel() < 2 or bool((b == b[0]).all()):
+            return False
+        return bool(torch.isclose(a, b, rtol=64 * eps, atol=float(size) * 16 * eps).all())
+
+    if len(shape) == 2 and min(shape) > 1 and alike(g, t.view(*shape).t().reshape(-1)):
+        return ["got is the transpose of what is wanted"]
+    if alike(g[1:], t[:-1]):
+        return ["got is what is wanted, shifted one element towards the end"]
+    if alike(g[:-1], t[1:]):
+        return ["got is what is wanted, shifted one element towards the start"]
+    if g.numel() > 2 and alike(g, t.flip(0)):
+        return ["got is what is wanted in reversed order"]
+    if alike(g, -t):
+        return ["got is what is wanted with the opposite sign"]
+    wrong = places[usable[places]]
+    gw, tw = g[wrong], t[wrong]
+    nonzero = (tw != 0) & (gw != 0)
+    if int(nonzero.sum()) >= 3:
+        ratio = gw[nonzero] / tw[nonzero]
+        middle = float(ratio.median())
+        if abs(middle - 1) > 0.01 and bool(((ratio / middle - 1).abs() < 1e-3 + 8 * eps).all()):
+            return [f"got is {middle:.5g} times what is wanted"]
+        offset = gw - tw
+        middle = float(offset.median())
+        spread = float((offset - middle).abs().max())
+        far = abs(middle) > 0.01 * float(size)
+        if far and spread < 1e-3 * abs(middle) + 8 * eps * float(size):
+            return [f"got is what is wanted {middle:+.5g}"]
+    return _lower_precision(gw, tw, got.dtype) if got.dtype.is_floating_point else []
+
+
+def _lower_precision(got: Tensor, truth: Tensor, dtype: torch.dtype) -> list[str]:
+    normal = truth.abs() > torch.finfo(dtype).smallest_normal
+    if int(normal.sum()) < 8:
+        return []
+    relative = float(((got - truth).abs() / truth.abs())[normal].median())
+    kinds = (("float32", 2.0**-23), ("float16 or tf32", 2.0**-10), ("bfloat16", 2.0**-7))
+    for narrow, eps in kinds:
+        # One rounding errs by a sixth of eps in the median, several by a little more.
+        if eps > torch.finfo(dtype).eps and eps / 16 < relative <= eps / 2:
+            return [
+                f"the errors are the size of {narrow}'s rounding: is something on the way kept in "
+                f"{narrow}, although the result is {_name(dtype)}?"
+            ]
+    return []

@@ -1,0 +1,141 @@
+"""The device that rungs run on: the GPU, or the CPU backend with its thread orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.base.toolchain import Platform, Variant
+from common.cpu import findings, libraries
+from common.cpu.backend import Runtime
+from common.cpu.findings import Trace
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which threads and blocks run on the CPU backend; a GPU has only its own.
+
+    order, seed, blocks, completion: see `common.cpu.backend.Runtime.set_schedule`.
+    """
+
+    order: str
+    seed: int = 0
+    blocks: str = ""
+    completion: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.order} {self.seed}" if self.order == "random" else self.order
+        if self.blocks:
+            seed = f" {self.seed}" if self.blocks == "random" != self.order else ""
+            text += f" (blocks {self.blocks}{seed})"
+        return f"{text} (copies {self.completion})" if self.completion else text
+
+
+SCHEDULES = (Schedule("forward"), Schedule("reverse"), Schedule("random", 1))
+
+# What the debugger adds: further seeds, orders of blocks that are not those of the threads, and
+# asynchronous copies early, late and mixed.
+MORE_SCHEDULES = (
+    Schedule("random", 2),
+    Schedule("random", 3, completion="late"),
+    Schedule("random", 4, completion="early"),
+    Schedule("forward", blocks="reverse"),
+    Schedule("reverse", blocks="forward", completion="early"),
+    Schedule("forward", 5, blocks="random", completion="mixed"),
+    Schedule("reverse", 6, blocks="random", completion="mixed"),
+    Schedule("random", 7, blocks="forward"),
+)
+
+TRACED_TIME_LIMIT = 300.0  # seconds that a launch may take where every access is looked at
+
+
+class Backend:
+    """A device, and what checking and timing need of it.
+
+    name: "cuda" or "cpu". device: where tensors live. variant: how the CPU backend was built.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime | None = None,
+        variant: Variant = "plain",
+        schedules: tuple[Schedule, ...] = SCHEDULES,
+    ):
+        self.name = name
+        self.device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
+        self._runtime = runtime
+        self._variant = variant
+        self._schedules = (Schedule("hardware"),) if runtime is None else schedules
+
+    def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
+        """The orders that a check goes through: one on a GPU, several on the CPU; where it is to be
+        quick, one, unless more were asked for than usual."""
+        return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
+
+    def use(self, schedule: Schedule) -> None:
+        """Runs the following launches in this order."""
+        if self._runtime is not None:
+            self._runtime.set_schedule(
+                schedule.order, schedule.seed, schedule.blocks, schedule.completion
+            )
+
+    def namer(self) -> Callable[[Tensor, str], None] | None:
+        """Gives a tensor's memory its name in messages, until this is called anew. None where no
+        message names memory."""
+        if self._runtime is None or self._variant == "plain":
+            return None
+        runtime = self._runtime
+        runtime.forget_names()
+
+        def name(tensor: Tensor, text: str) -> None:
+            size = tensor.numel() * tensor.element_size()
+            runtime.name_memory(tensor.data_ptr(), size, tensor.element_size(), text)
+
+        return name
+
+    def trace(self, mode: str) -> None:
+        """What accesses are watched for from now on, where they are traced: "off", "races" or
+        "profile". Elsewhere, nothing."""
+        if self._runtime is not None and self._variant == "trace":
+            self._runtime.set_trace(mode)
+
+    def take_trace(self) -> Trace:
+        """What was found since the last call; nothing where accesses are not traced."""
+        if self._runtime is None or self._variant != "trace":
+            return Trace([], [], [])
+        return findings.take(self._runtime)
+
+    def synchronize(self) -> None:
+        """Waits for the device; errors of earlier launches surface here."""
+        if self.name == "cuda":
+            torch.cuda.synchronize()
+
+
+# Seconds: how long all threads may wait in loops, and how long one may run without reaching a
+# barrier or its end, where that is looked for. Builds that watch memory take longer.
+SPIN_LIMIT = 0.5
+STUCK_LIMIT = {"plain": 1.0, "address": 5.0, "trace": 10.0}
+
+
+def make(platform: Platform, debug: bool = False) -> Backend:
+    """The backend of this platform; on the CPU, its runtime library is built if need be.
+
+    debug: on the CPU, go through more orders and end early what hangs, as builds that watch memory
+    always do. Raises BuildError.
+    """
+    if platform.device == "cuda":
+        return Backend("cuda")
+    runtime = Runtime(libraries.build_runtime(platform))
+    if debug or platform.variant != "plain":
+        runtime.set_spin_limit(SPIN_LIMIT)
+        runtime.set_stuck_limit(STUCK_LIMIT[platform.variant])
+    schedules = (*SCHEDULES, *MORE_SCHEDULES) if debug else SCHEDULES
+    backend = Backend("cpu", runtime, platform.variant, schedules)
+    if platform.variant == "trace":
+        runtime.set_time_limit(TRACED_TIME_LIMIT)
+        backend.trace("races")
+    return backend

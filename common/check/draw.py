@@ -1,0 +1,210 @@
+"""Random inputs of a case: the same numbers on every device, in the memory that is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from common.base.declaration import Case
+
+if TYPE_CHECKING:
+    from common.check.device import Backend
+
+Allocator = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
+
+
+def dtype_named(name: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of that name, e.g. "bfloat16". Raises ValueError naming what it was."""
+    if isinstance(name, torch.dtype):
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        known = [key for key in vars(torch) if isinstance(getattr(torch, key), torch.dtype)]
+        near = difflib.get_close_matches(name, known, 1)
+        raise ValueError(
+            f"dtype: {name!r} is no dtype of torch" + (f"; {near[0]!r} is" if near else "")
+        )
+    return dtype
+
+
+class _Source:
+    """Random numbers of one draw: float64 on the CPU, or, where speed counts, on the device."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int):
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.precision = torch.float64
+
+    def normal(self) -> Tensor:
+        empty = torch.empty(self.shape, dtype=self.precision, device=self.device)
+        return empty.normal_(generator=self.generator)
+
+    def uniform(self) -> Tensor:
+        """In [0, 1)."""
+        empty = torch.empty(self.shape, dtype=self.precision, device=self.device)
+        return empty.uniform_(generator=self.generator)
+
+    def integers(self, low: int, high: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """In [low, high)."""
+        return torch.randint(
+            low, high, self.shape, generator=self.generator, device=self.device, dtype=dtype
+        )
+
+
+def _tiny(source: _Source) -> Tensor:
+    scale = torch.finfo(source.dtype).smallest_normal
+    small = source.normal() * scale
+    return torch.where(source.uniform() < 0.5, small, source.normal())
+
+
+def _extreme(source: _Source) -> Tensor:
+    limits = torch.finfo(source.dtype)
+    kind = source.integers(0, 6)
+    sign = source.integers(0, 2) * 2.0 - 1.0
+    # Below the maximum by a factor that survives the rounding to the dtype.
+    values = source.normal()
+    values = torch.where(kind == 0, limits.max * (1 - 0.5 * source.uniform()) * sign, values)
+    values = torch.where(kind == 1, limits.max * sign, values)
+    values = torch.where(kind == 2, 0.0, values)
+    values = torch.where(kind == 3, -0.0, values)
+    return torch.where(kind == 4, limits.smallest_normal * sign, values)
+
+
+def _nonfinite(source: _Source) -> Tensor:
+    kind = source.integers(0, 24)
+    values = torch.where(kind == 0, math.nan, source.normal())
+    values = torch.where(kind == 1, math.inf, values)
+    return torch.where(kind == 2, -math.inf, values)
+
+
+def _constant(source: _Source) -> Tensor:
+    value = torch.empty((), dtype=source.precision, device=source.device)
+    return value.normal_(generator=source.generator).expand(source.shape)
+
+
+# What `values` may be, for floating dtypes. Integers are uniform, see `Draw`.
+VALUES: dict[str, Callable[[_Source], Tensor]] = {
+    "normal": _Source.normal,  # N(0, 1)
+    "uniform": _Source.uniform,  # [0, 1)
+    "offset": lambda source: source.normal() + 1e4,  # a mean far from 0: cancellation
+    "large": lambda source: source.normal() * 50,  # exp overflows unless the maximum is subtracted
+    "tiny": _tiny,  # half of them around the smallest normal number, subnormals among them
+    "extreme": _extreme,  # ± the largest, 0, -0, ± the smallest normal, some ordinary
+    "nonfinite": _nonfinite,  # one in eight NaN, +inf or -inf
+    "constant": _constant,  # one value everywhere
+}
+
+
+def _plain_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+class Draw:
+    """Draws the tensors of one case, one after the other; given to a problem's `inputs`.
+
+    case: gives the dtype and the values where a call names none.
+    seed: with the number of the call and the case, fixes the numbers. They are drawn on the CPU
+        in float64 and rounded, so that every device gets the same ones.
+    allocator: (shape, dtype, device) -> tensor that is filled; plain memory by default.
+    fast: draw on the device, in float32 at most, for the large tensors of a timing. The numbers
+        then depend on the device.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        backend: Backend,
+        seed: int = 0,
+        allocator: Allocator = _plain_memory,
+        fast: bool = False,
+    ):
+        self.case = case
+        self.device = torch.device(backend.device)
+        self.seed = seed
+        self.allocator = allocator
+        self.fast = fast
+        self.calls = 0
+
+    def __call__(
+        self,
+        *shape: int,
+        dtype: str | torch.dtype | None = None,
+        values: str | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        device: str | torch.device | None = None,
+        pinned: bool = False,
+    ) -> Tensor:
+        """A contiguous tensor of that shape.
+
+        dtype: the case's where None; a name or a torch dtype.
+        values: a key of VALUES; the case's where None. Integer dtypes are uniform: over all of
+            their range for "extreme", else in [-100, 100] (uint8: [0, 255]); bool is even.
+        low, high: uniform in [low, high) instead, integers and floating alike.
+        device: the backend's where None; "cpu" for a host array.
+        pinned: a host array in page-locked memory, where there is a GPU that gains by it.
+        Raises ValueError naming the argument for an unknown dtype or values, a negative size, a
+        range that is empty or of which one end is missing.
+        """
+        kind = dtype_named(self.case.dtype if dtype is None else dtype)
+        name = self.case.values if values is None else values
+        if name not in VALUES:
+            near = difflib.get_close_matches(name, VALUES, 1, cutoff=0.0)[0]
+            raise ValueError(
+                f"values: {name!r} is unknown, did you mean {near!r}? (one of {', '.join(VALUES)})"
+            )
+        if any(size < 0 for size in shape):
+            raise ValueError(f"shape: sizes must not be negative, got {shape}")
+        if (low is None) != (high is None):
+            raise ValueError(f"low, high: give both or none, got low={low}, high={high}")
+        if low is not None and high is not None and not low < high:
+            raise ValueError(f"low, high: low must be less than high, got low={low}, high={high}")
+
+        place = self.device if device is None else torch.device(device)
+        if pinned and place.type != "cpu":
+            raise ValueError(f"pinned: only host arrays can be, got device={place}")
+        source_device = place if self.fast else torch.device("cpu")
+        # 1,000,003 calls of one Draw before two seeds share a stream of numbers.
+        source = _Source(shape, kind, source_device, self.seed * 1_000_003 + self.calls)
+        self.calls += 1
+        if self.fast and kind != torch.float64:
+            source.precision = torch.float32
+        result = self.allocator(tuple(shape), kind, place)
+        if pinned and self.device.type == "cuda":
+            result = result.pin_memory()
+        with torch.no_grad():
+            result.copy_(_numbers(source, name, low, high))
+        return result
+
+
+def _numbers(source: _Source, name: str, low: float | None, high: float | None) -> Tensor:
+    kind = source.dtype
+    if kind == torch.bool:
+        return source.integers(0, 2).to(torch.bool)
+    if not kind.is_floating_point:
+        limits = torch.iinfo(kind)
+        if low is not None and high is not None:
+            if low < limits.min or high - 1 > limits.max:
+                raise ValueError(
+                    f"low, high: {kind} holds {limits.min} to {limits.max}, got [{low}, {high})"
+                )
+            return source.integers(int(low), int(high))
+        if name == "extreme":
+            # All bit patterns; randint's upper end is exclusive and cannot be 2^63.
+            bits = source.integers(-(2**63), 2**63 - 1)
+            return bits.to(kind)
+        if kind == torch.uint8:
+            return source.integers(0, 256)
+        return source.integers(max(-100, limits.min), 101)
+    if low is not None and high is not None:
+        values = low + (high - low) * source.uniform()
+        # Rounding to a short dtype may reach `high`, which is excluded.
+        return torch.where(values.to(kind) >= high, low, values)
+    return VALUES[name](source)

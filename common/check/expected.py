@@ -1,0 +1,302 @@
+"""What a rung should give: the reference in float64, beside PyTorch's own in the rung's dtype.
+
+The outputs of a rung are the tensors that it returns, in order, followed by each argument that its
+schema marks as written, `Tensor(a!)`, and that is not itself among those returned. The reference
+is called with copies of the same arguments. It returns as many tensors in the same order; or it
+writes into the arguments it was given, as the rung does, and returns only what the rung returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from common.base.declaration import Problem
+from common.check.compare import ENOUGH, Pair
+
+SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
+
+
+class ProblemError(Exception):
+    """The day's declaration, not a rung, is at fault; the message says what to change."""
+
+
+# ---------------------------------------------------------------- what is called
+
+
+@dataclass(frozen=True)
+class Signature:
+    """names: of the arguments in order. writes: positions of those that the call may write."""
+
+    names: tuple[str, ...]
+    writes: tuple[int, ...] = ()
+
+
+def signature_of(call: Callable[..., Any], like: Callable[..., Any] | None = None) -> Signature:
+    """The signature of an operator of torch.ops, from its schema, or of a Python function.
+
+    A Python function writes the arguments that its attribute `writes` names, if it has one.
+    like: has the names where `call` is compiled and does not tell them.
+    """
+    if isinstance(call, torch._ops.OpOverloadPacket):
+        overloads = call.overloads()
+        call = getattr(call, "default" if "default" in overloads else overloads[0])
+    if isinstance(call, torch._ops.OpOverload):
+        arguments = call._schema.arguments
+        writes = [
+            place
+            for place, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        return Signature(tuple(argument.name for argument in arguments), tuple(writes))
+    try:
+        names = tuple(inspect.signature(call).parameters)
+    except ValueError:
+        if like is None:
+            raise
+        names = tuple(inspect.signature(like).parameters)
+    return Signature(names, tuple(names.index(name) for name in getattr(call, "writes", ())))
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors that a call returned, in order. Raises TypeError for anything else in there."""
+    leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"a rung and its reference return tensors, got {type(leaf).__name__}")
+    return leaves
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with `function` of each tensor in its place, also inside lists and tuples."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, args)
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's own words, without the C++ stack that PyTorch may add."""
+    text = re.split(r"\n?(?:Exception raised from|C\+\+ CapturedTraceback)", str(error))[0]
+    return text.strip() or type(error).__name__
+
+
+# ---------------------------------------------------------------- what is wanted
+
+
+@dataclass
+class Wanted:
+    """What a rung should give for `args`.
+
+    args: the arguments, never written. returned, written: for what the reference returned and
+    for the arguments that the rung writes, pairs of (truth, PyTorch's own in the rung's dtype).
+    rough: like returned + written, with PyTorch's in float32 where its own is the truth itself.
+    """
+
+    args: tuple[Any, ...]
+    returned: list[Pair]
+    written: list[Pair]
+    rough: list[Pair]
+    remark: str = ""
+
+    def pairs(self, outputs: int) -> list[Pair] | None:
+        """A pair for each of so many outputs; None if that is not their number."""
+        if len(self.returned) == outputs:
+            return self.returned
+        together = self.returned + self.written
+        return together if len(together) == outputs else None
+
+    def bytes(self) -> int:
+        pairs = [tensor for pair in self.returned + self.written for tensor in pair]
+        leaves = [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Tensor)]
+        return sum(tensor.nbytes for tensor in pairs + leaves)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """So that a reference that makes floating numbers out of integers makes them of this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _reference(
+    problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...], dtype: torch.dtype | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(returned, written) of the reference on copies, floating ones in `dtype` unless None."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        same = dtype is None or not tensor.is_floating_point()
+        return tensor.to(tensor.dtype if same else dtype, copy=True)
+
+    copies = map_tensors(copy, args)
+    with torch.no_grad(), _default_dtype(dtype or torch.get_default_dtype()):
+        returned = tensors_of(problem.reference(*copies))
+    return returned, [copies[place] for place in writes]
+
+
+def _rounded(tensors: list[Tensor], half: torch.dtype) -> list[Tensor]:
+    return [t.to(half) if t.dtype == torch.float32 else t for t in tensors]
+
+
+def _lacks_kernel(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+
+
+def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> Wanted:
+    """The reference on `args`, in float64 and as they are.
+
+    writes: positions of the arguments that the rung writes.
+    Raises whatever the reference raises; ProblemError if it does not compute in float64 when
+    it is given float64.
+    """
+    floating = [
+        leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    truths = _reference(problem, args, writes, torch.float64)
+    remark = ""
+    try:
+        own = _reference(problem, args, writes, None)
+    except (RuntimeError, NotImplementedError) as error:
+        short = [t.dtype for t in floating if t.element_size() < 4]
+        if not short or not _lacks_kernel(error):
+            raise
+        own = _reference(problem, args, writes, torch.float32)
+        half = short[0]
+        written, returned = own
+        own = _rounded(written, half), _rounded(returned, half)
+        name = str(short[0]).removeprefix("torch.")
+        remark = (
+            f"PyTorch has no kernel for {name} here: its error is taken from float32, then rounded"
+        )
+    pairs = [list(zip(truth, mine, strict=True)) for truth, mine in zip(truths, own, strict=True)]
+    rough: list[Pair] = []
+    for truth, mine in pairs[0] + pairs[1]:
+        exact = problem.outputs_exact or not mine.is_floating_point()
+        if not exact and truth.dtype != torch.float64:
+            raise ProblemError(
+                f"the reference of {problem.name!r} gives {truth.dtype} for float64 arguments, so "
+                "the truth is not known: let it compute in the dtype of its arguments (or in "
+                "torch.promote_types(x.dtype, torch.float32), or torch.get_default_dtype())"
+            )
+    if any(mine.dtype == torch.float64 for _, mine in pairs[0] + pairs[1]):
+        # PyTorch's own is the truth itself and shows no error; float32's, scaled, shows how much
+        # the computation amplifies rounding.
+        single = _reference(problem, args, writes, torch.float32)
+        both = zip(pairs[0] + pairs[1], single[0] + single[1], strict=True)
+        rough = [(truth, mine) for (truth, _), mine in both]
+    return Wanted(args, pairs[0], pairs[1], rough, remark)
+
+
+def samples_needed(problem: Problem, wanted: Wanted) -> int:
+    """How many further inputs it takes until PyTorch's error is no matter of luck.
+
+    Not only outputs of few elements need them: all elements of a row may share one error, that
+    of their sum, and a few rows are few errors. 0 where nothing floating is compared.
+    """
+    owns = [own for _, own in wanted.returned + wanted.written]
+    sizes = [own.numel() for own in owns if own.is_floating_point() and own.numel()]
+    if not sizes or problem.outputs_exact:
+        return 0
+    leaves = [leaf for leaf in tree_leaves(wanted.args) if isinstance(leaf, Tensor)]
+    large = sum(leaf.numel() for leaf in leaves) > 1 << 22
+    return 4 if large else max(SAMPLES, -(-ENOUGH // min(sizes)))
+
+
+def rolled_samples(problem: Problem, wanted: Wanted, writes: tuple[int, ...]) -> list[Wanted]:
+    """The samples needed, from the arguments themselves with their elements moved along.
+
+    For arguments that no case draws: the numbers stay in their range, the roundings differ.
+    """
+    samples = []
+    for step in range(1, 1 + samples_needed(problem, wanted)):
+        args = map_tensors(
+            lambda t, step=step: torch.roll(t, step) if t.is_floating_point() else t, wanted.args
+        )
+        samples.append(evaluate(problem, args, writes))
+    return samples
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@dataclass
+class Gradients:
+    """places: positions of the arguments with a gradient. names: what to call each.
+    wanted: its `returned` are the gradients. upstream: what backward starts from, an output
+    each, None for one that is not floating."""
+
+    places: list[int]
+    names: list[str]
+    wanted: Wanted
+    upstream: list[Tensor | None]
+
+
+def backward(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    places: list[int],
+    upstream: list[Tensor | None],
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """The gradients of the arguments at `places`, floating arguments in `dtype` unless None."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        same = dtype is None or not tensor.is_floating_point()
+        return tensor.detach().to(tensor.dtype if same else dtype, copy=True)
+
+    copies = map_tensors(copy, args)
+    inputs = [copies[place].requires_grad_() for place in places]
+    with _default_dtype(dtype or torch.get_default_dtype()):
+        outputs = tensors_of(function(*copies))
+    pairs = [
+        (output, seed.to(output.dtype))
+        for output, seed in zip(outputs, upstream, strict=True)
+        if seed is not None
+    ]
+    if not all(output.requires_grad for output, _ in pairs):
+        raise RuntimeError("the output does not require a gradient: no backward is registered")
+    found = torch.autograd.grad([o for o, _ in pairs], inputs, [s for _, s in pairs])
+    return [gradient.detach() for gradient in found]
+
+
+def gradients_wanted(problem: Problem, args: tuple[Any, ...], signature: Signature) -> Gradients:
+    """The gradients by PyTorch's autograd through the reference, in float64 and as `args` are.
+
+    Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). Raises
+    ProblemError for a rung that writes its arguments.
+    """
+    if signature.writes:
+        raise ProblemError(
+            f"{problem.name!r} has gradients, which cannot be checked for a rung that writes its "
+            f"argument {signature.names[signature.writes[0]]}"
+        )
+    places = [
+        place
+        for place, argument in enumerate(args)
+        if isinstance(argument, Tensor) and argument.is_floating_point()
+    ]
+    generator = torch.Generator().manual_seed(20)
+    upstream: list[Tensor | None] = []
+    with torch.no_grad():
+        for output in tensors_of(problem.reference(*map_tensors(torch.clone, args))):
+            seed = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+            seed = seed.to(output.dtype).to(output.device)
+            upstream.append(seed if output.is_floating_point() else None)
+    truth = backward(problem.reference, args, places, upstream, torch.float64)
+    own = backward(problem.reference, args, places, upstream)
+    names = [f"the gradient of {signature.names[place]}" for place in places]
+    rough: list[Pair] = []
+    if any(gradient.dtype == torch.float64 for gradient in own):
+        single = backward(problem.reference, args, places, upstream, torch.float32)
+        rough = list(zip(truth, single, strict=True))
+    wanted = Wanted(args, list(zip(truth, own, strict=True)), [], rough)
+    return Gradients(places, names, wanted, upstream)

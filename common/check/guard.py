@@ -1,0 +1,313 @@
+"""Memory that notices: poison where nothing was written yet, bands that must stay as they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+BAND = 16 * 1024  # bytes before and after each tensor
+ALIGNMENT = 256  # bytes: what cudaMalloc promises, and kernels with 16-byte loads rely on
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# The bodies of all tensors of one memory carry this tag; the bands carry the tensor's own.
+_BODY = 0
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory seen as signed integers of the same width (1 to 8 bytes)."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
+    """The bits of one element of poison, as a signed integer of its width.
+
+    variant 0: a quiet NaN for floating dtypes, so that it spreads to all that is computed from it.
+    variant 1: a large finite number, for kernels that lose a NaN (fmaxf does).
+    tag: makes the poison of each tensor its own, so that poison copied from one band into another
+        is seen too.
+    Raises ValueError for complex dtypes.
+    """
+    if dtype.is_complex:
+        raise ValueError(f"dtype: complex tensors are not guarded, got {dtype}")
+    if dtype == torch.bool:
+        # In a body an ordinary value, in a band a byte that no kernel writes.
+        return variant if tag == _BODY else -91 - tag % 29
+    if not dtype.is_floating_point:
+        step = 29 * tag + 7 * variant
+        if dtype.itemsize == 1:
+            return (0xA5 + step) % 256 - 128
+        limits = torch.iinfo(_INTEGERS[dtype.itemsize])
+        return limits.max - 0x1234 - step
+    if variant == 1:
+        large = torch.finfo(dtype).max / (4 + tag % 16)
+        return int(bits(torch.tensor([large], dtype=torch.float64).to(dtype)).item())
+    quiet = int(bits(torch.tensor([math.nan], dtype=dtype)).item())
+    if dtype.itemsize == 1:
+        return quiet
+    # Exponent and quiet bit are those of the default NaN; the payload below is ours.
+    payload_bits = {2: 6 if dtype == torch.bfloat16 else 9, 4: 22, 8: 51}[dtype.itemsize]
+    return quiet | (0x2B + 37 * tag) % (1 << payload_bits)
+
+
+def is_poison(tensor: Tensor) -> Tensor:
+    """Where `tensor` holds what unwritten memory of its dtype is filled with; bool, its shape.
+
+    Always False for bool, whose values are all ordinary.
+    """
+    result = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+    if tensor.dtype == torch.bool or tensor.dtype.is_complex or not tensor.numel():
+        return result
+    for variant in (0, 1):
+        result |= bits(tensor) == _poison(tensor.dtype, variant, _BODY)
+    return result
+
+
+@dataclass
+class _Record:
+    buffer: Tensor  # uint8, with both bands
+    start: int  # byte where the body starts
+    size: int  # bytes of the body
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    name: str
+    poison: int  # of the bands
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
+
+    def bands(self) -> tuple[Tensor, Tensor]:
+        """What lies before and after the body, as integers of the width of its elements."""
+        integer = _INTEGERS[self.dtype.itemsize]
+        before, after = self.buffer[: self.start], self.buffer[self.start + self.size :]
+        return before.view(integer), after.view(integer)
+
+
+class GuardedMemory:
+    """Hands out tensors whose surroundings are known, and tells which of those were written.
+
+    device: where tensors live unless a call says otherwise.
+    variant: 0 poisons floating tensors with NaN, 1 with a large finite number.
+    name: told of every tensor that is handed out, with what to call it.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        variant: int = 0,
+        name: Callable[[Tensor, str], None] | None = None,
+    ):
+        self.device = torch.device(device)
+        self.variant = variant
+        self._records: list[_Record] = []
+        self._name = name
+
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        name: str = "",
+        pinned: bool = False,
+        shift: int = 0,
+    ) -> Tensor:
+        """A contiguous tensor full of poison, 256-byte aligned, with a band on both sides.
+
+        name: how `violations` calls it. pinned: in page-locked host memory.
+        shift: starts so many elements behind an aligned address instead.
+        """
+        shape = tuple(int(size) for size in shape)
+        size = math.prod(shape) * dtype.itemsize
+        where = self.device if device is None else torch.device(device)
+        # Without bands the tensor is all of the memory, so that a tool sees the first byte beyond.
+        slack = ALIGNMENT if BAND else 0
+        length = slack + shift * dtype.itemsize + BAND + size + BAND
+        buffer = torch.empty(length, dtype=torch.uint8, device=where, pin_memory=pinned)
+        aligned = -(buffer.data_ptr() + BAND) % ALIGNMENT if BAND else 0
+        start = BAND + aligned + shift * dtype.itemsize
+        # The band behind the body starts right after its last element.
+        buffer = buffer[: start + size + BAND]
+        poison = _poison(dtype, self.variant, 1 + len(self._records))
+        record = _Record(buffer, start, size, dtype, shape, name, poison)
+        for band in record.bands():
+            band.fill_(poison)
+        body = torch.empty(0, dtype=dtype, device=where)
+        strides = torch.empty(shape, device="meta").stride()
+        body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, strides)
+        bits(body).fill_(_poison(dtype, self.variant, _BODY))
+        self._records.append(record)
+        if self._name is not None:
+            self._name(body, str(record))
+        return body
+
+    def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
+        """The values, strides and misalignment of `tensor`, in guarded memory of its kind."""
+        shift = tensor.data_ptr() % 16 // tensor.element_size()
+        place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
+        if tensor.is_contiguous():
+            return self.empty(tensor.shape, *place).copy_(tensor)
+        strides = tensor.stride()
+        steps = zip(tensor.shape, strides, strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+        flat = self.empty((extent,), *place)
+        result = flat.as_strided(tensor.shape, strides, flat.storage_offset())
+        # A stride of 0 repeats elements: write each once.
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        result[once].copy_(tensor[once])
+        return result
+
+    def rename(self, tensor: Tensor, name: str) -> None:
+        """Calls the record that holds `tensor` by this name, if there is one."""
+        for record in self._records:
+            if record.buffer.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                record.name = name
+
+    def violations(self) -> list[str]:
+        """A line for each band that was written: whose, which side, how far in elements.
+
+        Waits for the device where there is something to look at.
+        """
+        sides = [
+            (record, side, band)
+            for record in self._records
+            for side, band in zip(("before", "after"), record.bands(), strict=True)
+        ]
+        touched = [(band != record.poison).any() for record, _, band in sides]
+        found: list[str] = []
+        for (record, side, band), wrong in zip(sides, touched, strict=True):
+            if not wrong.item():
+                continue
+            items = (band != record.poison).nonzero().flatten()
+            if side == "before":
+                where = f"nearest: {_elements(band.numel() - int(items[-1]))} before its start"
+            else:
+                where = f"nearest: {_elements(int(items[0]) + 1)} past its end"
+            found.append(f"{record}: {_elements(items.numel())} written {side} it, {where}")
+        return found
+
+
+def _elements(count: int) -> str:
+    return f"{count} element" + ("" if count == 1 else "s")
+
+
+class GuardedAllocations(TorchDispatchMode):
+    """While active, memory that an operator asks PyTorch for comes guarded and poisoned.
+
+    A C++ operator allocates through PyTorch's dispatcher (the stable ABI's empty_like, new_empty,
+    new_zeros, full, ...), which this mode sits in. The operator itself passes through the mode
+    first, with the mode switched off; so its kernel is called from here with the mode on again.
+    """
+
+    def __init__(self, memory: GuardedMemory):
+        super().__init__()
+        self.memory = memory
+        self.allocated = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, makes the first call import torch._dynamo and sympy: a second.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in ("aten", "prim", "prims"):
+            allocate = _ALLOCATIONS.get(str(func))
+            return func(*args, **kwargs) if allocate is None else allocate(self, args, kwargs)
+        key = _dispatch_key(args, kwargs)
+        if key is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+            func.name(), key.name
+        ):
+            return func(*args, **kwargs)  # refused by PyTorch in its own words
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+    def take(
+        self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
+    ) -> Tensor:
+        """Guarded memory for one allocation, filled where the operator asked for that."""
+        self.allocated += 1
+        place = torch.device("cpu" if device is None else device)
+        kind = torch.get_default_dtype() if dtype is None else dtype
+        if place.type == "meta":
+            return torch.empty(tuple(shape), dtype=kind, device=place)
+        name = f"tensor {self.allocated} that the operator allocates"
+        result = self.memory.empty(shape, kind, place, name)
+        return result if fill is None else result.fill_(fill)
+
+
+def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The key that PyTorch would choose from these arguments; None where we cannot tell."""
+    leaves = tree_leaves((args, kwargs))
+    kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    for kind, key in (("meta", "Meta"), ("cuda", "CUDA"), ("cpu", "CPU")):
+        if kind in kinds:
+            return getattr(torch._C.DispatchKey, key)
+    return None
+
+
+def _plain(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -> Tensor:
+    return mode.take(args[0], kwargs.get("dtype"), kwargs.get("device"), fill)
+
+
+def _like(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -> Tensor:
+    """The *_like and new_* family: what is not given is taken from the first argument."""
+    model: Tensor = args[0]
+    shape = args[1] if len(args) > 1 and not isinstance(args[1], (int, float, bool)) else None
+    dtype = kwargs.get("dtype") or model.dtype
+    device = kwargs.get("device") or model.device
+    strided = shape is None and not model.is_contiguous()
+    if strided and kwargs.get("memory_format") in (None, torch.preserve_format):
+        # As PyTorch does: dense strides in the order of the model's.
+        layout = torch.empty_like(model, dtype=dtype, device="meta")
+        if not layout.is_contiguous():
+            flat = mode.take((layout.numel(),), dtype, device, fill)
+            return flat.as_strided(layout.shape, layout.stride(), flat.storage_offset())
+    return mode.take(model.shape if shape is None else shape, dtype, device, fill)
+
+
+def _strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
+    shape, strides = args[0], args[1]
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    flat = mode.take((max(extent, 0),), kwargs.get("dtype"), kwargs.get("device"))
+    return flat.as_strided(shape, strides, flat.storage_offset())
+
+
+def _new_strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
+    options = {"dtype": kwargs.get("dtype") or args[0].dtype}
+    options["device"] = kwargs.get("device") or args[0].device
+    return _strided(mode, args[1:], options)
+
+
+_ALLOCATIONS = {
+    "aten.empty.memory_format": _plain,
+    "aten.zeros.default": lambda m, a, k: _plain(m, a, k, 0),
+    "aten.ones.default": lambda m, a, k: _plain(m, a, k, 1),
+    "aten.full.default": lambda m, a, k: _plain(m, a, _with_dtype(k, a[1]), a[1]),
+    "aten.empty_like.default": _like,
+    "aten.zeros_like.default": lambda m, a, k: _like(m, a, k, 0),
+    "aten.ones_like.default": lambda m, a, k: _like(m, a, k, 1),
+    "aten.full_like.default": lambda m, a, k: _like(m, a, k, a[1]),
+    "aten.new_empty.default": _like,
+    "aten.new_zeros.default": lambda m, a, k: _like(m, a, k, 0),
+    "aten.new_ones.default": lambda m, a, k: _like(m, a, k, 1),
+    "aten.new_full.default": lambda m, a, k: _like(m, a, k, a[2]),
+    "aten.empty_strided.default": _strided,
+    "aten.new_empty_strided.default": _new_strided,
+}
+
+
+def _with_dtype(kwargs: dict[str, Any], value: Any) -> dict[str, Any]:
+    """aten::full takes the dtype of its value where none is given."""
+    if kwargs.get("dtype") is not None:
+        return kwargs
+    return {**kwargs, "dtype": torch.full((), value).dtype}

@@ -1,0 +1,465 @@
+"""Checks a rung on every declared case: is its result right, and does it behave as an operator?"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from common.base.declaration import Case, Problem, Rung
+from common.check.call import (
+    Call,
+    Failure,
+    call_guarded,
+    first_difference,
+    judge,
+    outputs_of,
+    raised,
+    side_effects,
+)
+from common.check.draw import Draw
+from common.check.expected import (
+    Gradients,
+    ProblemError,
+    Signature,
+    Wanted,
+    backward,
+    evaluate,
+    gradients_wanted,
+    map_tensors,
+    message_of,
+    rolled_samples,
+    samples_needed,
+    signature_of,
+)
+from common.check.guard import bits
+
+if TYPE_CHECKING:
+    from common.check.device import Backend, Schedule
+
+# PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
+UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
+SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than a launch takes to issue
+CACHED_BYTES = 4 << 30  # of references kept for the next rung
+
+
+@dataclass
+class CheckResult:
+    """checked: number of cases that were gone through, a failing one included.
+    failure: the first one, after which no further case is tried.
+    remarks: what was not tried, or was tried in another way, and why."""
+
+    checked: int = 0
+    failure: Failure | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    def remark(self, text: str) -> None:
+        if text and text not in self.remarks:
+            self.remarks.append(text)
+
+
+class _Expectations:
+    """Wanted results of the problem that is being checked, kept for its next rung."""
+
+    def __init__(self) -> None:
+        self.owner: tuple[Any, ...] = ()
+        self.kept: dict[tuple[Any, ...], Wanted] = {}
+        self.size = 0
+
+    def get(
+        self, problem: Problem, case: Case, backend: Backend, signature: Signature, draw: int
+    ) -> Wanted:
+        """For the `draw`-th set of inputs of that case."""
+        owner = (problem.name, problem.inputs, problem.reference, str(backend.device))
+        if owner != self.owner:
+            self.owner, self.kept, self.size = owner, {}, 0
+        key = (case, signature.writes, draw)
+        if key in self.kept:
+            return self.kept[key]
+        seed = zlib.crc32(str(case).encode()) + draw
+        args = problem.inputs(case, Draw(case, backend, seed))
+        if not isinstance(args, tuple):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} must be a tuple of arguments, "
+                f"got {type(args).__name__}"
+            )
+        if len(args) > len(signature.names):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} are {len(args)} arguments, the rung takes "
+                f"{len(signature.names)}: {', '.join(signature.names)}"
+            )
+        try:
+            wanted = evaluate(problem, args, signature.writes)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ProblemError(
+                f"the reference of {problem.name!r} raised {type(error).__name__}: "
+                f"{message_of(error)}"
+            ) from error
+        if self.size + wanted.bytes() <= CACHED_BYTES:
+            self.kept[key] = wanted
+            self.size += wanted.bytes()
+        return wanted
+
+
+_expectations = _Expectations()
+
+
+class _CaseCheck:
+    """All that is tried with one rung on one case."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        rung: Rung,
+        call: Callable[..., Any],
+        case: Case,
+        backend: Backend,
+        schedules: Sequence[Schedule],
+        result: CheckResult,
+    ):
+        self.problem = problem
+        self.rung = rung
+        self.call = call
+        self.case = case
+        self.backend = backend
+        self.schedules = schedules
+        self.result = result
+        self.signature = signature_of(call, problem.reference)
+        self.first = self._wanted(0)
+        self.second = self._wanted(1)
+        result.remark(self.first.remark)
+
+    def _wanted(self, draw: int) -> Wanted:
+        return _expectations.get(self.problem, self.case, self.backend, self.signature, draw)
+
+    def _samples(self) -> list[Wanted]:
+        """Further inputs of the case, for PyTorch's error on them."""
+        return [
+            self._wanted(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
+        ]
+
+    def _judge(self, wanted: Wanted, outputs: list[Tensor], names: list[str]) -> Failure | None:
+        return judge(self.problem, wanted, outputs, names, self.signature, self._samples)
+
+    def _attempt(
+        self, wanted: Wanted, variant: int = 0, compare_values: bool = True
+    ) -> tuple[Call | None, Failure | None]:
+        """One guarded call, and what was wrong with it."""
+        try:
+            done = call_guarded(self.call, self.signature, wanted.args, self.backend, variant)
+        except Exception as error:
+            return None, raised(error)
+        failure = side_effects(done, wanted.args, self.signature)
+        if failure is None and compare_values:
+            failure = self._judge(wanted, done.outputs, done.names)
+        return done, failure
+
+    def run(self) -> Failure | None:
+        """The first failure, not yet naming the case."""
+        self.backend.use(self.schedules[0])
+        done, failure = self._attempt(self.first)
+        if failure is not None:
+            return self._with_race_hint(done, failure)
+        assert done is not None
+        kept = [output.clone() for output in done.outputs]
+        steps: list[Callable[[], Failure | None]] = [
+            lambda: self._second_call(done, kept),
+            lambda: self._same_again(kept),
+            lambda: self._other_orders(kept),
+        ]
+        if self.backend.name == "cuda":
+            steps.append(self._side_stream)
+            if not self.rung.not_captured and not UNCACHED:
+                steps.append(self._graph)
+        if self.problem.gradients:
+            steps.append(self._gradients)
+        for step in steps:
+            failure = step()
+            if failure is not None:
+                return failure
+        return None
+
+    def _with_race_hint(self, done: Call | None, failure: Failure) -> Failure:
+        """A wrong result that another order or another run does not show comes from a race."""
+        if done is None:
+            return failure
+        for schedule in self.schedules[1:]:
+            self.backend.use(schedule)
+            if self._attempt(self.first)[1] is None:
+                hint = (
+                    f"hint: with threads in {schedule} order it is right, in {self.schedules[0]} "
+                    "order it is not: it depends on the order in which threads run, a race"
+                )
+                return replace(failure, details=[hint, *failure.details])
+        if len(self.schedules) == 1 and not self.rung.not_repeatable:
+            again, _ = self._attempt(self.first, compare_values=False)
+            if again is not None and first_difference(done.outputs, again.outputs, done.names):
+                hint = "hint: a second run gives other values: a race, or memory read unwritten"
+                return replace(failure, details=[hint, *failure.details])
+        return failure
+
+    def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
+        """Other numbers in the same shape: nothing may be left over from the call before."""
+        again, failure = self._attempt(self.second)
+        if failure is not None:
+            details = failure.details
+            if again is not None and first_difference(kept, again.outputs, done.names) is None:
+                details = ["hint: it is the result of the call before, on other inputs", *details]
+            return Failure(f"in a second call, on other inputs, {failure.summary}", details)
+        changed = first_difference(kept, done.outputs, done.names)
+        if changed is not None:
+            return Failure(
+                "a second call overwrote the result of the first",
+                ["the two share a buffer: allocate the output in each call", changed],
+            )
+        return None
+
+    def _same_again(self, kept: list[Tensor]) -> Failure | None:
+        """The same input, with other numbers in all memory that was not written yet."""
+        again, failure = self._attempt(self.first, variant=1)
+        if failure is not None:
+            return Failure(
+                f"with large numbers in fresh memory instead of NaN, {failure.summary}",
+                ["hint: memory is read that was not written, or runs differ", *failure.details],
+            )
+        assert again is not None
+        difference = first_difference(kept, again.outputs, again.names)
+        if difference is None or self.rung.not_repeatable:
+            return None
+        return Failure(
+            "two runs on the same input differ in bits",
+            [
+                difference,
+                "the order of the additions changes (atomics?), or memory is read unwritten; "
+                "if it is meant, the rung says why in not_repeatable",
+            ],
+        )
+
+    def _other_orders(self, kept: list[Tensor]) -> Failure | None:
+        race = "depends on the order in which threads run: a race"
+        for schedule in self.schedules[1:]:
+            self.backend.use(schedule)
+            done, failure = self._attempt(self.first)
+            if failure is not None:
+                return Failure(
+                    f"with threads in {schedule} order, {failure.summary}",
+                    [f"right in {self.schedules[0]} order: it {race}", *failure.details],
+                )
+            assert done is not None
+            difference = first_difference(kept, done.outputs, done.names)
+            if difference is not None and not self.rung.not_repeatable:
+                return Failure(
+                    f"the result {race}",
+                    [f"{self.schedules[0]} order against {schedule} order: {difference}"],
+                )
+        self.backend.use(self.schedules[0])
+        return None
+
+    def _side_stream(self) -> Failure | None:
+        """On a stream that is still busy, with the true input arriving on it behind that work."""
+        stale = map_tensors(torch.clone, self.second.args)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        try:
+            with torch.no_grad(), torch.cuda.stream(stream):
+                torch.cuda._sleep(SLEEP_CYCLES)
+                _fill(stale, self.first.args)
+                result = self.call(*stale)
+            torch.cuda.synchronize()
+            outputs, names = outputs_of(result, stale, self.signature)
+        except Exception as error:
+            return raised(error, "on a side stream, ")
+        failure = self._judge(self.first, outputs, names)
+        if failure is None:
+            return None
+        hint = "hint: some work is not on the current stream, so it reads its input too early"
+        return Failure(f"on a side stream, {failure.summary}", [hint, *failure.details])
+
+    def _graph(self) -> Failure | None:
+        """Captured with one input, replayed with another in the same memory."""
+        static = map_tensors(torch.clone, self.first.args)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            result = self._capture(graph, static)
+            outputs, names = outputs_of(result, static, self.signature)
+            for output, name in zip(outputs, names, strict=True):
+                if not name.startswith("argument") and output.numel():
+                    bits(output).fill_(-1)
+            _fill(static, self.second.args)
+            graph.replay()
+            torch.cuda.synchronize()
+        except Exception as error:
+            failure = raised(error, "captured in a CUDA graph, ")
+            note = "if it cannot be captured, the rung says why in not_captured"
+            return replace(failure, details=[*failure.details, note])
+        wrong = self._judge(self.second, outputs, names)
+        if wrong is None:
+            return None
+        hint = (
+            "hint: the graph was captured with other inputs: something was computed once, at "
+            "capture, or on another stream"
+        )
+        return Failure(f"replayed from a CUDA graph, {wrong.summary}", [hint, *wrong.details])
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, args: tuple[Any, ...]) -> Any:
+        """What the call returned while it was captured."""
+        # torch.cuda.graph would empty the allocator's cache each time, which takes longer than
+        # all the rest.
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), warnings.catch_warnings(), torch.cuda.stream(stream):
+            # A case without elements launches nothing.
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = self.call(*args)
+            except BaseException:
+                # The capture is void and ending it says so; what the call raised says why.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return result
+
+    def _gradients(self) -> Failure | None:
+        wanted = gradients_wanted(self.problem, self.first.args, self.signature)
+        before: list[Tensor] | None = None
+        for schedule in self.schedules:
+            self.backend.use(schedule)
+            for _ in range(2):
+                failure, found = gradients_of(
+                    self.problem, self.call, self.first.args, self.signature, wanted, self.backend
+                )
+                if failure is not None:
+                    return replace(failure, summary=f"{failure.summary} ({schedule} order)")
+                names = wanted.names
+                difference = first_difference(before, found, names) if before else None
+                if difference is not None and not self.rung.not_repeatable:
+                    return Failure("two backward passes on one input differ", [difference])
+                before = found
+        self.backend.use(self.schedules[0])
+        return None
+
+
+def _fill(into: tuple[Any, ...], source: tuple[Any, ...]) -> None:
+    """Copies the tensors of one set of arguments into another, on the current stream."""
+    for mine, theirs in zip(tree_leaves(into), tree_leaves(source), strict=True):
+        if isinstance(mine, Tensor):
+            mine.copy_(theirs, non_blocking=True)
+
+
+def gradients_of(
+    problem: Problem,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    signature: Signature,
+    wanted: Gradients,
+    backend: Backend,
+) -> tuple[Failure | None, list[Tensor]]:
+    """The rung's gradients, and what is wrong with them."""
+    try:
+        found = backward(call, args, wanted.places, wanted.upstream)
+        backend.synchronize()
+    except Exception as error:
+        return raised(error, "in the backward pass "), []
+    # Strides are the backward's own affair: PyTorch's may be a view of something else.
+    failure = judge(problem, wanted.wanted, found, wanted.names, signature, strides=False)
+    return failure, found
+
+
+def quick_cases(cases: Sequence[Case]) -> list[Case]:
+    """One case for each dtype, small and, where there is one, with an odd size in its shape."""
+
+    def rank(case: Case) -> tuple[bool, bool, bool, int]:
+        volume = 1
+        for size in case.shape:
+            volume *= size
+        odd = any(size % 2 and size > 1 for size in case.shape)
+        return (case.values != "normal", volume < 2, not odd, volume)
+
+    best: dict[str, Case] = {}
+    for case in cases:
+        if case.dtype not in best or rank(case) < rank(best[case.dtype]):
+            best[case.dtype] = case
+    return list(best.values())
+
+
+def check_rung(
+    problem: Problem,
+    rung: Rung,
+    call: Callable[..., Any],
+    backend: Backend,
+    *,
+    quick: bool = False,
+) -> CheckResult:
+    """Checks a rung on all cases of its dtypes, until the first failure.
+
+    call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
+    one thread order unless orders are what is looked at. On each case, with the outputs and all
+    memory that the operator allocates poisoned and everything between guard bands:
+
+    - the result against the reference in float64, its shape, dtype, device and strides;
+    - nothing written outside of tensors, no argument modified that the schema does not mark;
+    - a second call on other inputs, then the first input again with other poison: equal bits;
+    - on the CPU every thread order, on CUDA a busy side stream and a CUDA graph replayed with
+      changed input; gradients where the problem has them.
+    """
+    result = CheckResult()
+    cases = [case for case in problem.cases if not rung.dtypes or case.dtype in rung.dtypes]
+    if not cases:
+        result.failure = Failure(
+            f"no case to check: the problem's cases are of {_dtypes(problem.cases)}, "
+            f"the rung takes {', '.join(rung.dtypes)}"
+        )
+        return result
+    schedules = backend.schedules(quick)
+    if quick:
+        cases = quick_cases(cases)
+    not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
+    if not_captured and backend.name == "cuda":
+        result.remark(f"not captured in a CUDA graph: {not_captured}")
+    if rung.not_repeatable:
+        result.remark(f"two runs are not compared bit for bit: {rung.not_repeatable}")
+    for case in cases:
+        result.checked += 1
+        try:
+            failure = _CaseCheck(problem, rung, call, case, backend, schedules, result).run()
+        except ProblemError as error:
+            failure = Failure(str(error))
+        if failure is not None:
+            result.failure = failure.about(case)
+            return result
+    return result
+
+
+def check_outputs(
+    problem: Problem,
+    call: Callable[..., Any],
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    result: Any,
+) -> Failure | None:
+    """Judges the result of a call that somebody else made, e.g. after timing it.
+
+    before: the arguments as they were; only for a rung that writes none may it be `after` itself.
+    """
+    signature = signature_of(call, problem.reference)
+    outputs, names = outputs_of(result, after, signature)
+    wanted = evaluate(problem, before, signature.writes)
+
+    def samples() -> list[Wanted]:
+        return rolled_samples(problem, wanted, signature.writes)
+
+    return judge(problem, wanted, outputs, names, signature, samples)
+
+
+def _dtypes(cases: Sequence[Case]) -> str:
+    return ", ".join(dict.fromkeys(case.dtype for case in cases))

@@ -1,0 +1,319 @@
+"""What the tracer of the CPU backend found, as plain data: races, unwritten reads, access counts.
+
+The runtime tells addresses of code (runtime/trace_report.cpp); here they become lines of the
+source, through addr2line, and findings become sentences.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.cpu.backend import INCLUDE_DIR, Runtime
+
+_ROOT = INCLUDE_DIR.parents[2]
+# Headers whose code stands for the line that uses it.
+_HELPERS = (f"{INCLUDE_DIR}/", f"{_ROOT}/common/cuda/ptx/", "/usr/include/", "nvidia/")
+_WAIT = (
+    "wait for the copy (cp_async_wait, mbarrier_wait, bulk_wait of a store); then other threads "
+    "need a barrier, too"
+)
+_WAIT_TO_REUSE = (
+    "wait until it has been read (bulk_wait_read, wgmma_wait, the mbarrier of the copy); then "
+    "other threads need a barrier, too"
+)
+_FENCE = (
+    "the copy engine and wgmma see what threads have stored only after a fence: each thread calls "
+    "fence_for_copy_engine() after its stores and before the barrier"
+)
+_MBARRIER_FENCE = (
+    "the copy engine sees a new mbarrier only after a fence: the thread that initialises it calls "
+    "fence_mbarrier_init() or fence_for_copy_engine() then, before the barrier that lets others "
+    "use it"
+)
+_ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole block"
+_ONE_BLOCK = "a __syncthreads() between the two lines, reached by all threads, would order them"
+_MANY_BLOCKS = (
+    "blocks run in any order, and no barrier of a block orders them: what one block writes, "
+    "another may read in the next launch, or after a __threadfence() and an atomic flag, or a "
+    "cuda::atomic that one releases and the other acquires"
+)
+
+# What findings say of the order of accesses; the other kind is "unwritten".
+RACES = ("race", "copy", "fence", "mbarrier")
+# Of two findings about the same lines, the heavier one is told.
+_WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a finding. file, line: "" and 0 where unknown. access: "read", "write" or
+    "atomic". block, thread: (x, y, z)."""
+
+    file: str
+    line: int
+    access: str
+    bytes: int
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+
+    def place(self) -> str:
+        """ "days/day05/softmax.cu:31"."""
+        return f"{self.file}:{self.line}" if self.line else "an unknown line"
+
+    def text(self) -> str:
+        """The line of the source."""
+        return source_text(self.file, self.line)
+
+    def describe(self) -> str:
+        """One line: who did what, where."""
+        did = {"read": "reads", "write": "writes", "atomic": "updates atomically"}[self.access]
+        size = f"{self.bytes} byte{'s' if self.bytes > 1 else ''}"
+        who = f"thread {_index(self.thread)} of block {_index(self.block)}"
+        return f"{self.place()}: {who} {did} {size}: {self.text()}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for,
+    or changed while one from it, or a wgmma, is under way; "fence", where the copy engine or wgmma
+    reads what was stored without fence_for_copy_engine; "mbarrier", where a copy completes at an
+    mbarrier with no fence after its initialisation; or "unwritten", where shared memory is read
+    that no thread of the block has written.
+
+    memory: the place in a variable or tensor, as far as known. first, second: in the order in which
+    they happened to run; for "unwritten", the same.
+    """
+
+    what: str
+    kernel: str
+    launched_at: str
+    memory: str
+    first: Access
+    second: Access
+
+    def places(self) -> list[str]:
+        """The two lines, whichever came first; findings that share them are alike."""
+        return sorted((self.first.place(), self.second.place()))
+
+    def summary(self) -> str:
+        """One line."""
+        if self.what == "unwritten":
+            return f"{self.second.place()} reads {self.memory}, which no thread has written"
+        if self.what == "copy" and self.first.access == "read":
+            return (
+                f"{self.second.place()} changes {self.memory} while what {self.first.place()} "
+                "started may still read it"
+            )
+        if self.what == "copy":
+            return (
+                f"{self.second.place()} uses {self.memory} while the copy of "
+                f"{self.first.place()} may still be under way"
+            )
+        if self.what == "fence":
+            return (
+                f"no fence_for_copy_engine between {self.first.place()}, which stores to "
+                f"{self.memory}, and {self.second.place()}"
+            )
+        if self.what == "mbarrier":
+            return (
+                f"no fence between the mbarrier's initialisation at {self.first.place()} and the "
+                f"copy that completes at it, {self.second.place()}: {self.memory}"
+            )
+        return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
+
+    def details(self) -> list[str]:
+        """What happened and what would help, a line each."""
+        where = f"in kernel {self.kernel}, launched at {self.launched_at}"
+        if self.what == "unwritten":
+            return [self.second.describe(), "shared memory begins with arbitrary contents", where]
+        if self.what == "copy":
+            wait = _WAIT_TO_REUSE if self.first.access == "read" else _WAIT
+            return [self.first.describe(), self.second.describe(), wait, where]
+        if self.what == "fence":
+            return [self.first.describe(), self.second.describe(), _FENCE, where]
+        if self.what == "mbarrier":
+            return [self.first.describe(), self.second.describe(), _MBARRIER_FENCE, where]
+        return [self.first.describe(), self.second.describe(), self._advice(), where]
+
+    def _advice(self) -> str:
+        kinds = {self.first.access, self.second.access}
+        if "atomic" in kinds:
+            reason = "one of the two is not atomic, and nothing orders them"
+        else:
+            reason = "there is no barrier between them: either may come first"
+        if self.first.block != self.second.block:
+            return f"{reason}; {_MANY_BLOCKS}"
+        return f"{reason}; {_ONE_WARP if self._in_one_warp else _ONE_BLOCK}"
+
+    @property
+    def _in_one_warp(self) -> bool:
+        a, b = self.first.thread, self.second.thread
+        return a[1:] == b[1:] and a[0] // 32 == b[0] // 32
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class LineCounts:
+    """What the accesses of one line and kind add up to, in one kernel.
+
+    kind: "global load", "global store", "global atomic", the same with "shared", "constant load".
+    requests: of warps. lanes, bytes: that took part, and that they asked for, in all. sectors: of
+    32 bytes, of global memory. wavefronts: passes over shared memory; conflicts: those of them that
+    bank conflicts cost.
+    """
+
+    kernel: str
+    file: str
+    line: int
+    kind: str
+    requests: int = 0
+    lanes: int = 0
+    bytes: int = 0
+    sectors: int = 0
+    wavefronts: int = 0
+    conflicts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All that was found. remarks: what was not looked at, and why."""
+
+    findings: list[Finding]
+    counts: list[LineCounts]
+    remarks: list[str]
+
+
+def take(runtime: Runtime) -> Trace:
+    """What the tracer found since the last call; `runtime` is of the variant "trace"."""
+    told = json.loads(runtime.take_trace())
+    lines = _lines(told["sites"])
+    kernels = [(_kernel_name(k["name"]), _relative(k["launched_at"])) for k in told["kernels"]]
+
+    findings: dict[tuple[Any, ...], Finding] = {}
+    for item in told["findings"]:
+        kernel, launched_at = kernels[item["kernel"]]
+        finding = Finding(
+            item["what"],
+            kernel,
+            launched_at,
+            item["memory"] or ("shared memory" if item["shared"] else "global memory"),
+            _access(item["first"], lines),
+            _access(item["second"], lines),
+        )
+        # Code that is inlined in several places, or a template, makes several of one line. A copy
+        # that nobody waits for also races with what ran before it was started, and where a barrier
+        # is missing it matters less that a fence is.
+        key = (finding.what == "unwritten", *finding.places())
+        known = findings.get(key)
+        if known is None or _WEIGHT[finding.what] > _WEIGHT[known.what]:
+            findings[key] = finding
+    raced = {
+        a.place() for f in findings.values() if f.what != "unwritten" for a in (f.first, f.second)
+    }
+    kept = [
+        finding
+        for finding in findings.values()
+        # What is read too early is often unwritten then: the race is the reason.
+        if finding.what != "unwritten" or finding.second.place() not in raced
+    ]
+
+    counts: dict[tuple[str, str, int, str], LineCounts] = {}
+    for item in told["counts"]:
+        file, line = lines[item["site"]]
+        place = (kernels[item["kernel"]][0], file, line, item["kind"])
+        sums = counts.setdefault(place, LineCounts(*place))
+        for name in ("requests", "lanes", "bytes", "sectors", "wavefronts", "conflicts"):
+            setattr(sums, name, getattr(sums, name) + item[name])
+
+    remarks = []
+    if told["more"]:
+        remarks.append(f"{told['more']} further findings are not shown")
+    if told["left_out"]:
+        remarks.append("global memory beyond the first 128 MB of a launch was not looked at")
+    in_order = sorted(counts.values(), key=lambda c: (c.kernel, c.file, c.line, c.kind))
+    return Trace(kept, in_order, remarks)
+
+
+def source_text(file: str, line: int) -> str:
+    """That line of a file, whose name may be relative to the repository; "" if it is not there."""
+    return linecache.getline(str(_ROOT / file), line).strip()
+
+
+def _access(item: dict[str, Any], lines: list[tuple[str, int]]) -> Access:
+    file, line = lines[item["site"]]
+    block, thread = (tuple(item[name]) for name in ("block", "thread"))
+    return Access(file, line, item["access"], item["bytes"], block, thread)
+
+
+def _index(xyz: tuple[int, int, int]) -> str:
+    return "({},{},{})".format(*xyz)
+
+
+def _kernel_name(text: str) -> str:
+    """ "void {anonymous}::scan(const T*, int) [with T = float; int N = 4]" -> "scan<float, 4>"."""
+    function, _, arguments = text.replace("{anonymous}::", "").rstrip("]").partition(" [with ")
+    name = re.sub(r"^.*[ *&](?=[\w:]+\()", "", function).split("(")[0]
+    pairs = [argument.partition(" = ") for argument in arguments.split("; ") if argument]
+    # gcc also says what int64_t stands for.
+    values = [value for parameter, _, value in pairs if not parameter.endswith("_t")]
+    return f"{name}<{', '.join(values)}>" if values else name
+
+
+def _relative(place: str) -> str:
+    return place.removeprefix(f"{_ROOT}/")
+
+
+Frames = list[tuple[str, int]]  # file and line of a code address, inlined functions first
+_known: dict[tuple[str, int], Frames] = {}  # by library and offset; a process loads few
+
+
+def _lines(sites: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """File and line of each site."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for site in sites:
+        for library, offset in filter(None, site.get("code", ())):
+            if (library, offset) not in _known:
+                wanted[library].add(offset)
+    for library, offsets in wanted.items():
+        _look_up(library, sorted(offsets))
+
+    def line_of(site: dict[str, Any]) -> tuple[str, int]:
+        if "file" in site:
+            return _relative(site["file"]), site["line"]
+        # The innermost line that is the user's own: else where the function was called from.
+        for library, offset in filter(None, site["code"]):
+            for file, line in _known[library, offset]:
+                if not any(helper in file for helper in _HELPERS):
+                    return _relative(file), line
+        return "", 0
+
+    return [line_of(site) for site in sites]
+
+
+def _look_up(library: str, offsets: list[int]) -> None:
+    """Adds the lines of these code addresses to what is known."""
+    for offset in offsets:
+        _known[library, offset] = []
+    command = ["addr2line", "-a", "-i", "-e", library, *(hex(offset) for offset in offsets)]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return  # without binutils, findings have no lines
+    frames: Frames = []
+    for text in output.splitlines():
+        if text.startswith("0x"):
+            frames = _known[library, int(text, 16)]
+        elif match := re.match(r"(.+):(\d+)", text):
+            frames.append((str(Path(match[1])), int(match[2])))

@@ -1,0 +1,100 @@
+"""What everything on the CPU backend is built with, built once: the runtime library, and the
+headers that nearly every file includes, already compiled."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common.base.cache import Entry, cached, digest
+from common.base.compiling import STABLE_ABI, BuildError, run_compiler, torch_includes
+from common.base.toolchain import Platform
+from common.cpu import backend
+from common.cpu.rewrite import RewriteError, rewrite_tree
+
+_KEPT_PRELUDES = 2  # of 137 MB each
+
+
+def flags(platform: Platform) -> list[str]:
+    """The compiler's flags for a rewritten file on this platform."""
+    return backend.cflags(platform.cuda_include, platform.compiler, platform.variant)
+
+
+def runtime(platform: Platform) -> Entry:
+    """The CPU backend's runtime library for this platform, built or not."""
+    parts = [platform.compiler_version, *flags(platform)]
+    key = digest(parts, backend.RUNTIME_SOURCES)
+    return Entry(f"runtime-{platform.variant}", key, "libcudacpu.so")
+
+
+def build_runtime(platform: Platform) -> Path:
+    """Builds the runtime library if it is not there yet; returns its path. Raises BuildError."""
+    entry = runtime(platform)
+
+    def make(directory: Path) -> None:
+        command = backend.runtime_compile_command(
+            platform.compiler, platform.cuda_include, directory / entry.product, platform.variant
+        )
+        run_compiler(command, "the CPU backend's runtime did not build")
+        if platform.variant == "trace":
+            # Linking with the flags of compiling requests the thread sanitizer's own library. An
+            # empty one beside ours is found first.
+            (directory / "libtsan.a").write_bytes(b"!<arch>\n")
+
+    return cached(entry, make)
+
+
+def build_prelude(platform: Platform) -> list[str]:
+    """Flags that give a file the headers which nearly every day includes, already compiled.
+
+    Compiles them if that is not done yet: as long as three days take, and 137 MB. None for clang,
+    and none for the variants, whose builds are few. Raises BuildError.
+    """
+    if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
+        return []
+    own = ["-fPIC", STABLE_ABI, *flags(platform)]
+    key = digest([platform.compiler_version, platform.torch, *own], backend.HEADERS)
+    entry = Entry("prelude", key, "prelude.h.gch", _KEPT_PRELUDES)  # g++ looks for that name
+
+    def make(directory: Path) -> None:
+        header = directory / "prelude.h"
+        header.write_text('#include "cudacpu/prelude.h"\n', encoding="utf-8")
+        includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
+        command: list[str | Path] = [platform.compiler, *own, *includes, "-x", "c++-header", header]
+        run_compiler([*command, "-o", entry.path], "the CPU backend's headers did not build")
+
+    return ["-include", str(cached(entry, make).with_suffix(""))]
+
+
+def build_shared(platform: Platform) -> tuple[Path, list[str]]:
+    """Both, side by side where they are missing: the runtime library's path, and the flags of
+    `build_prelude`. Raises BuildError."""
+    with ThreadPoolExecutor(1) as pool:
+        prelude = pool.submit(build_prelude, platform)
+        return build_runtime(platform), prelude.result()
+
+
+def rewritten(name: str, source: Path, files: list[Path], roots: list[Path]) -> Path:
+    """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
+
+    name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
+    headers are looked for. Raises BuildError with the line of a feature that is not there.
+    """
+    parts = [str(file) for file in (*files, *roots)]
+    entry = Entry(
+        f"{name}-rewritten", digest(parts, [*files, *backend.REWRITER]), f"{source.stem}.cpp"
+    )
+
+    def make(directory: Path) -> None:
+        try:
+            rewrite_tree(source, directory, roots)
+        except RewriteError as error:
+            raise BuildError(str(error)) from None
+
+    return cached(entry, make)
+
+
+def texts(rewritten_source: Path) -> list[Path]:
+    """All files of a rewritten tree, which is what a build of it depends on."""
+    found = rewritten_source.parent.rglob("*")
+    return sorted(path for path in found if path.suffix in (".cpp", ".h", ".cuh", ".hpp", ".cu"))

@@ -1,0 +1,276 @@
+"""A piece of work in a forked process: events come back, output is captured, nothing stays behind.
+
+The child leads a session of its own, so that whatever it starts can be found and ended with it,
+and so that Ctrl-C on the terminal reaches the parent alone, which then decides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from common.process.events import Channel, Event, from_line, to_line
+
+KEPT_OUTPUT = 64 * 1024  # bytes from the start of what a child prints, and as many from its end
+KILL_WAIT = 10.0  # seconds that a killed process may take to go (a driver call can hold it)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Pipe:
+    """The child's end of a `Channel` to the parent."""
+
+    def __init__(self, events: int, control: int):
+        self._events = events
+        self._control = control
+
+    def emit(self, event: Event) -> None:
+        """Sends one event."""
+        data = to_line(event)
+        while data:
+            data = data[os.write(self._events, data) :]
+
+    def wait(self, event: Event) -> None:
+        """Sends `event` and blocks until the parent answers with `Child.go`."""
+        self.emit(event)
+        os.read(self._control, 1)
+
+
+class Child:
+    """The parent's end of a forked process."""
+
+    def __init__(self, pid: int, events: int, control: int, output: int):
+        self.pid = pid
+        self.started = time.monotonic()
+        self.exit_code: int | None = None  # as subprocess gives it: -11 for SIGSEGV
+        self._events, self._control, self._output = events, control, output
+        self._partial = b""
+        self._head = b""
+        self._tail = b""
+        self._dropped = 0
+
+    @property
+    def readers(self) -> list[int]:
+        """File descriptors to wait on; empty once the child is gone."""
+        return [fd for fd in (self._events, self._output) if fd >= 0]
+
+    def go(self) -> None:
+        """Answers the child's `Pipe.wait`."""
+        try:
+            os.write(self._control, b"g")
+        except BrokenPipeError:
+            return  # it died meanwhile, which `finished` tells
+
+    def read(self) -> list[Event]:
+        """Events that have arrived. Never blocks. What is no event goes with the output."""
+        self._collect_output()
+        data, self._events = _drain(self._events)
+        lines = (self._partial + data).split(b"\n")
+        self._partial = lines.pop()
+        events = []
+        for line in lines:
+            event = from_line(line)
+            if event is None:
+                self._keep(line + b"\n")
+            else:
+                events.append(event)
+        return events
+
+    def _collect_output(self) -> None:
+        data, self._output = _drain(self._output)
+        self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        room = KEPT_OUTPUT - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > KEPT_OUTPUT:
+            self._dropped += len(self._tail) - KEPT_OUTPUT
+            self._tail = self._tail[-KEPT_OUTPUT:]
+
+    def output(self) -> str:
+        """What the child printed so far, its middle left out where it is long."""
+        gap = f"\n… {self._dropped} bytes left out …\n" if self._dropped else ""
+        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
+        return head + gap + tail
+
+    def finished(self) -> bool:
+        """True once the child has ended; what it had started is ended too, and all is reaped."""
+        if self.exit_code is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return False
+            self._end(0.0)
+        return True
+
+    def kill(self, grace: float = 0.0) -> None:
+        """Ends the child and everything that it started.
+
+        grace: seconds between asking (SIGTERM) and killing; a compiler driver uses them to end its
+        own children and to remove what is half-written.
+        """
+        if self.exit_code is None:
+            self._end(grace)
+
+    def _end(self, grace: float) -> None:
+        # The child stays unreaped until its session is empty, so its id cannot be another's.
+        if grace:
+            _signal(session_members(self.pid) or [self.pid], signal.SIGTERM)
+            _until(lambda: not session_members(self.pid), grace)
+        deadline = time.monotonic() + KILL_WAIT
+        while members := session_members(self.pid) or self._not_yet_leader():
+            _signal(members, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        self._reap()
+
+    def _not_yet_leader(self) -> list[int]:
+        """The child itself, if it runs but has no session of its own yet (or there is no /proc)."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return [] if ended else [self.pid]
+
+    def _reap(self) -> None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.exit_code = os.waitstatus_to_exitcode(status) if pid else -signal.SIGKILL
+
+    def close(self) -> None:
+        """Gives the file descriptors back; call it when events and output have been read."""
+        for fd in (self._events, self._control, self._output):
+            if fd >= 0:
+                os.close(fd)
+        self._events = self._control = self._output = -1
+
+
+def _drain(fd: int) -> tuple[bytes, int]:
+    """What can be read now without blocking, and the descriptor (-1 once it is at its end)."""
+    parts = []
+    while fd >= 0:
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            break
+        if not data:
+            os.close(fd)
+            fd = -1
+        parts.append(data)
+    return b"".join(parts), fd
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue  # it ended by itself
+
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session that still run (zombies left out). Empty where there is no /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = entry.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        state, _parent, _group, its_session = text.rpartition(")")[2].split()[:4]
+        if int(its_session) == session and state not in "ZX":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = None) -> Child:
+    """Starts `work` in a forked process with `environment` added to its variables.
+
+    The child ends when `work` returns (exit code 0) or raises (1, the traceback in its output),
+    and is killed if this process dies.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    events, control, output = os.pipe(), os.pipe(), os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _in_child(work, environment or {}, events[1], control[0], output[1], parent)
+    for fd in (events[1], control[0], output[1]):
+        os.close(fd)
+    for fd in (events[0], output[0]):
+        os.set_blocking(fd, False)
+    return Child(pid, events[0], control[1], output[0])
+
+
+def _in_child(
+    work: Callable[[Channel], None],
+    environment: dict[str, str],
+    events: int,
+    control: int,
+    output: int,
+    parent: int,
+) -> None:
+    code = 1
+    try:
+        os.setsid()
+        _die_with(parent)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        # The parent's objects may be wrapped by a terminal display or hold unwritten text.
+        sys.stdout, sys.stderr = _text(1), _text(2)
+        faulthandler.enable(2)
+        os.environ.update(environment)
+        work(Pipe(events, control))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            flush()
+        finally:
+            os._exit(code)  # whatever fails, the parent's own clean-up must not run here
+
+
+def _text(fd: int) -> IO[str]:
+    return open(fd, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
+
+
+def flush() -> None:
+    """Writes out what Python and C hold back: a kernel's printf goes through C's own buffer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words: "killed by SIGSEGV (segmentation fault)", "exit code 3"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    text = signal.strsignal(-code) or ""
+    return f"killed by {name} ({text.lower()})"

@@ -1,0 +1,317 @@
+"""One day's run, in a process of its own: load, check, try bad input, time; tells what happens.
+
+The process is forked from one that has imported torch and never touched CUDA. What it tells are
+events: see common/process/events.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from common.base.cache import cache_directory
+from common.base.days import Day, Lesson, load_lesson
+from common.base.declaration import Problem, Rung
+from common.base.figures import duration
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
+from common.base.paths import ROOT
+from common.base.toolchain import Platform
+from common.bench import ceilings
+from common.bench.timing import target_met, time_problem
+from common.build import library, own_way
+from common.check import bad_input, device, guard, rungs
+from common.check.expected import message_of
+from common.process.child import flush
+from common.process.events import (
+    AskTiming,
+    Channel,
+    Checked,
+    Ended,
+    Finished,
+    Over,
+    Planned,
+    Stage,
+    Timed,
+)
+
+# How the reason of a rung begins that failed by its accesses, where these are traced.
+ACCESSES_FOUND = "by its accesses:"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
+
+    time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
+    looks at every access: no bands around tensors, which would hide overruns from it, and no bad
+    input, which launches nothing and takes long under a tool.
+    arguments: words that call the runner again for the same days, e.g. ("--days", "…").
+    debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
+    """
+
+    quick: bool = False
+    bench: bool = True
+    time_limit: float = 120.0
+    watched: bool = False
+    arguments: tuple[str, ...] = ()
+    debug: bool = False
+
+
+def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
+    """A command line that runs the day in a single process, for tools that watch one."""
+    command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", device]
+    return [*command, "--in-process", *work.arguments, *options]
+
+
+class BuiltOtherwise(Exception):
+    """The sources are no longer those that were built; the message says what to do."""
+
+
+@dataclass
+class _Run:
+    """What the steps of a day's run share."""
+
+    day: Day
+    platform: Platform
+    work: Work
+    channel: Channel
+    todo: library.Build
+    backend: device.Backend
+    ceilings: ceilings.Ceilings | None = None
+    broken: str = ""
+
+    def stage(self, rung: str, stage: str) -> None:
+        flush()
+        self.channel.emit(Stage(rung, stage))
+
+    def tell(self, event: Checked | Finished) -> None:
+        flush()
+        self.channel.emit(event)
+
+
+def explain(error: BaseException) -> tuple[str, list[str]]:
+    """An exception as one line and as the lines of its traceback that lie in the repository."""
+    text = message_of(error) if str(error).strip() else ""
+    first = text.splitlines()[0] if text else ""
+    reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    details = text.splitlines()[1:]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/")]
+    days = [frame for frame in ours if not frame.filename.startswith(f"{ROOT}/common/")]
+    for frame in days or ours or frames[-3:]:
+        place = frame.filename.removeprefix(f"{ROOT}/")
+        details.append(f"{place}:{frame.lineno} in {frame.name}: {frame.line}")
+    return reason, details
+
+
+def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+    """Checks and times every rung of a built day, telling `channel` as it goes."""
+    channel.emit(Stage("", "loading the day"))
+    if work.watched:
+        guard.BAND = 0
+    try:
+        lesson = load_lesson(day)
+        channel.emit(
+            Planned([[p.name, rung.name, rung.idea] for p in lesson.problems for rung in p.rungs])
+        )
+        todo = library.plan(day, platform)
+        if not todo.entry.ready:
+            raise BuiltOtherwise(
+                f"{day.source.name}, or what it is built with, changed after it was built; run the "
+                "day again"
+            )
+        run = _Run(day, platform, work, channel, todo, device.make(platform, work.debug))
+        operators = library.load(todo)
+    except Skip as skip:
+        channel.emit(Ended(SKIP, str(skip)))
+        channel.emit(Over())
+        return
+    except Exception as error:
+        reason, details = explain(error)
+        channel.emit(Ended(FAIL, reason, details))
+        channel.emit(Over())
+        return
+    for problem in lesson.problems:
+        _run_problem(run, problem, operators)
+        if run.broken:
+            channel.emit(Ended(FAIL, run.broken))
+            break
+    else:
+        _show(run, lesson, operators)
+    flush()
+    channel.emit(Over())
+
+
+def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
+    """Lets the day print what it has to show; the runner passes that on."""
+    if lesson.show is None or run.work.quick:
+        return
+    run.stage("", "showing what it does")
+    try:
+        lesson.show(operators, run.backend.device)
+        run.backend.synchronize()
+    except Exception as error:
+        reason, details = explain(error)
+        run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+
+
+def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
+    pending: dict[str, RungOutcome] = {}
+    calls: dict[str, Callable[..., Any]] = {}
+    for rung in problem.rungs:
+        call, outcome = _check_rung(run, problem, rung, operators)
+        if outcome.status == PASS and rung.timed and run.work.bench:
+            assert call is not None
+            calls[rung.name], pending[rung.name] = call, outcome
+            run.tell(Checked(outcome))
+        else:
+            run.tell(Finished(outcome))
+        if outcome.status == FAIL and not _device_works(run, rung.name):
+            break
+    if calls and not run.broken:
+        _time_problem(run, problem, calls, pending)
+
+
+def _check_rung(
+    run: _Run, problem: Problem, rung: Rung, operators: Any
+) -> tuple[Callable[..., Any] | None, RungOutcome]:
+    outcome = RungOutcome(
+        problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
+    )
+    if run.work.watched and run.backend.name == "cuda" and problem.unwatched:
+        outcome.status, outcome.reason = SKIP, problem.unwatched
+        return None, outcome
+    call = None
+    try:
+        run.stage(rung.name, "loading")
+        call, outcome.build_s = load_rung(run.day, run.todo, rung, operators)
+        if outcome.build_s is not None:
+            outcome.remarks.append(f"built in {duration(outcome.build_s)}")
+        run.stage(rung.name, "checking")
+        result = rungs.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
+        outcome.checked = result.checked
+        _take(outcome, result)
+        if outcome.status == PASS and not run.work.watched:
+            run.stage(rung.name, "trying bad input")
+            tried = bad_input.check_bad_input(problem, rung, call, run.backend)
+            outcome.bad_inputs = tried.checked
+            _take(outcome, tried)
+        take_findings(run, outcome)
+    except Skip as skip:
+        outcome.status, outcome.reason = SKIP, str(skip)
+    except Exception as error:
+        outcome.status = FAIL
+        outcome.reason, outcome.details = explain(error)
+    return call, outcome
+
+
+def load_rung(
+    day: Day, todo: library.Build, rung: Rung, operators: Any
+) -> tuple[Callable[..., Any], float | None]:
+    """The callable of a rung and, if it was built in a way of its own, the seconds that took.
+
+    Raises LookupError where the day registers no such operator.
+    """
+    if rung.load is not None:
+        builder = own_way.Builder(todo)
+        return rung.load(builder), builder.seconds
+    try:
+        return getattr(operators, rung.name), None
+    except AttributeError:
+        raise LookupError(
+            f"{day.source.name} registers no operator {rung.name!r} in {day.name}; "
+            "name it in its STABLE_TORCH_LIBRARY block"
+        ) from None
+
+
+def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
+    outcome.remarks += result.remarks
+    if result.failure is not None:
+        outcome.status = FAIL
+        outcome.reason = result.failure.summary
+        outcome.details = list(result.failure.details)
+
+
+def take_findings(run: _Run, outcome: RungOutcome) -> None:
+    """Races fail a rung, whatever its results were. Reads of what nobody wrote explain wrong ones;
+    beside right ones they are remarked, for memory begins with NaN, and no result has it."""
+    traced = run.backend.take_trace()
+    outcome.remarks += traced.remarks
+    told = []
+    for finding in traced.findings:
+        if finding.what == "unwritten" and outcome.status == PASS:
+            outcome.remarks.append(f"{finding.summary()}; no result shows it")
+        else:
+            told.append(finding)
+    outcome.findings = [
+        {
+            "what": found.what,
+            "places": found.places(),
+            "summary": found.summary(),
+            "details": found.details(),
+        }
+        for found in told
+    ]
+    if not told:
+        return
+    before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
+    outcome.status = FAIL
+    outcome.reason = f"{ACCESSES_FOUND} {told[0].summary()}"
+    outcome.details = told[0].details()
+    for finding in told[1:]:
+        outcome.details += [finding.summary(), *finding.details()]
+    outcome.details += before
+
+
+def _device_works(run: _Run, culprit: str) -> bool:
+    """False where the failure has left the device in an error that no later call gets past."""
+    try:
+        run.backend.synchronize()
+    except RuntimeError as error:
+        run.broken = f"{culprit} left the device in error: {str(error).splitlines()[0]}"
+        return False
+    return True
+
+
+def _time_problem(
+    run: _Run,
+    problem: Problem,
+    calls: dict[str, Callable[..., Any]],
+    pending: dict[str, RungOutcome],
+) -> None:
+    on_host = run.platform.device == "cpu" or any(
+        rung.host_timed for rung in problem.rungs if rung.name in calls
+    )
+    run.channel.wait(AskTiming(on_host))
+    try:
+        run.stage("", f"timing {problem.name}")
+        if run.ceilings is None and run.platform.device == "cuda":
+            run.ceilings = ceilings.ceilings(cache_directory())
+        timings = time_problem(problem, calls, run.backend, run.ceilings, quick=run.work.quick)
+        for rung in problem.rungs:
+            if rung.name in pending:
+                _take_timing(run, rung, timings, pending[rung.name])
+    except Exception as error:
+        reason, details = explain(error)
+        for outcome in pending.values():
+            outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
+        _device_works(run, f"timing {problem.name}")
+    run.channel.emit(Timed())
+    for outcome in pending.values():
+        run.tell(Finished(outcome))
+
+
+def _take_timing(
+    run: _Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
+) -> None:
+    timing = timings[rung.name]
+    if isinstance(timing, Timing):
+        outcome.timing = timing
+        if rung.target and run.platform.device == "cuda":
+            outcome.target_met = target_met(rung, timings, run.ceilings)
+    else:
+        first, *rest = timing.splitlines()
+        outcome.status, outcome.reason, outcome.details = FAIL, first, rest

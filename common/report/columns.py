@@ -1,0 +1,86 @@
+"""The columns of every table of rungs: on the terminal, in a day's README, in progress.md.
+
+A column is added here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common.base.figures import duration, mark, rate, ratio, share
+from common.base.outcome import PASS, RungOutcome, Timing
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a rung.
+
+    heading: in Markdown. text: what an outcome shows; "" where it has no such figure. short, width:
+    heading and characters on the terminal, where width 0 leaves the column out. in_progress: shown
+    in progress.md too.
+    """
+
+    heading: str
+    text: Callable[[RungOutcome], str]
+    left: bool = False
+    short: str = ""
+    width: int = 0
+    in_progress: bool = False
+
+
+def _timed(show: Callable[[Timing], str]) -> Callable[[RungOutcome], str]:
+    """`show` of the timing of a rung that passed; "" without one."""
+
+    def text(outcome: RungOutcome) -> str:
+        timing = outcome.timing
+        return show(timing) if timing is not None and outcome.status == PASS else ""
+
+    return text
+
+
+def _state(outcome: RungOutcome) -> str:
+    """The time, or what is known instead."""
+    if outcome.status != PASS:
+        return f"{outcome.status}: {outcome.reason}"
+    return duration(outcome.timing.ms / 1e3) if outcome.timing else "checked"
+
+
+def _target(outcome: RungOutcome) -> str:
+    return f"{outcome.target} {mark(outcome)}".strip()
+
+
+COLUMNS = (
+    Column("time", _state, short="time", width=8, in_progress=True),
+    Column("rate", _timed(rate), short="rate", width=11, in_progress=True),
+    Column(
+        "of peak",
+        _timed(lambda t: f"{share(t)} {t.bound}" if t.share is not None else ""),
+        in_progress=True,
+    ),
+    Column("", _timed(share), short="peak", width=4),
+    Column(
+        "× PyTorch",
+        _timed(lambda t: ratio(t.pytorch_ms, t.ms)),
+        short="×torch",
+        width=6,
+        in_progress=True,
+    ),
+    Column("× compile", _timed(lambda t: ratio(t.compile_ms, t.ms)), short="×comp.", width=6),
+    Column("build", lambda o: duration(o.build_s) if o.build_s is not None else ""),
+    Column("target", _target, left=True),
+)
+
+MARKDOWN = tuple(column for column in COLUMNS if column.heading)
+TERMINAL = tuple(column for column in COLUMNS if column.width)
+PROGRESS = tuple(column for column in COLUMNS if column.in_progress)
+
+
+def markdown_table(
+    header: Sequence[str], left: Sequence[bool], rows: Sequence[Sequence[str]]
+) -> list[str]:
+    """A Markdown table as lines; left: of each column, whether its text begins at the left."""
+    lines = [f"| {' | '.join(header)} |"]
+    lines.append("|" + "|".join("---" if is_left else "---:" for is_left in left) + "|")
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return lines

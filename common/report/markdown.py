@@ -1,0 +1,211 @@
+"""What is generated from stored results: progress.md, and the blocks of the days' READMEs.
+
+A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
+
+    run           what `run_day.py N` prints
+    results       the table of the day's rungs
+    neighbours    links to the day before and the day after
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.base.days import Day, discover
+from common.base.figures import counted
+from common.base.outcome import PASS, RungOutcome
+from common.report.columns import MARKDOWN, PROGRESS, markdown_table
+from common.report.files import ResultsError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is stored of a day on a device. where: what was measured on, see
+    `common.base.where.where`. output: lines that the day printed."""
+
+    day: int
+    where: dict[str, str]
+    rungs: list[RungOutcome]
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.where["device"] == "cuda"
+
+    @property
+    def last(self) -> RungOutcome:
+        """The rung that stands for the day: the last one with a target, else the last one that was
+        timed, else the last one."""
+        timed = [rung for rung in self.rungs if rung.timing is not None]
+        aimed = [rung for rung in timed if rung.target]
+        return (aimed or timed or self.rungs)[-1]
+
+
+def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
+    """Every generated file with the text it must have: progress.md and the days' READMEs.
+
+    Raises ResultsError where a day's README lacks a block.
+    """
+    days, _broken = discover(root / "days")
+    files = {root / "progress.md": progress(days, stored)}
+    for day, before, after in zip(days, [None, *days[:-1]], [*days[1:], None], strict=True):
+        readme = day.folder / "README.md"
+        if day.number not in stored and not readme.is_file():
+            continue
+        if not readme.is_file():
+            raise ResultsError(f"{readme} is missing; it must hold {_begin('results')}")
+        text = readme.read_text(encoding="utf-8")
+        blocks = {"results": results_block(stored.get(day.number, []))}
+        blocks["neighbours"] = neighbours_block(before, after)
+        for name, block in blocks.items():
+            text = _replaced(readme, text, name, block)
+        files[readme] = text
+    return files
+
+
+def _begin(name: str) -> str:
+    return f"<!-- {name}:begin -->"
+
+
+def _replaced(readme: Path, text: str, name: str, block: str) -> str:
+    """The text with this block in its place."""
+    begin, end = _begin(name), f"<!-- {name}:end -->"
+    before, found, rest = text.partition(begin)
+    _old, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ResultsError(f"{readme} must hold {begin} and, after it, {end}")
+    return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def device_name(where: dict[str, str]) -> str:
+    """ "NVIDIA H200", or "CPU backend"."""
+    return where["gpu"] if where["device"] == "cuda" else "CPU backend"
+
+
+def versions(where: dict[str, str]) -> str:
+    """What it was measured with and when, in a line."""
+    if where["device"] == "cuda":
+        known = where["driver"] or f"for CUDA {where['driver_cuda']}"
+        parts = [f"driver {known}", f"nvcc {where['nvcc']}"]
+    else:
+        parts = [where["processor"], where["compiler"]]
+    return ", ".join([*parts, f"torch {where['torch']}", where["date"]])
+
+
+# --- a day's README ---------------------------------------------------------------------------
+
+
+def neighbours_block(before: Day | None, after: Day | None) -> str:
+    """Links to the days before and after."""
+    links = [
+        f"[Day {day.number}: {day.title}](../{day.name}/README.md)"
+        for day in (before, after)
+        if day
+    ]
+    return f"- {' · '.join(links)}" if links else "- This is the only day."
+
+
+def results_block(stored: Sequence[Stored]) -> str:
+    """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
+    shown = [one for one in stored if one.on_gpu] or stored
+    return "\n\n".join(_results_on(one) for one in shown) or "Not measured yet."
+
+
+def _results_on(one: Stored) -> str:
+    untimed = _only_checked(one.rungs)
+    rungs = [rung for rung in one.rungs if rung.problem not in untimed]
+    columns = [column for column in MARKDOWN if one.on_gpu or column.heading != "target"]
+    header = ["problem", "rung", "idea", *(column.heading for column in columns)]
+    left = [True, True, True, *(column.left for column in columns)]
+    rows = [
+        [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in columns)]
+        for rung in rungs
+    ]
+    # What no row fills is left out, and so is the problem where there is one only.
+    keep = [i for i in range(1, len(header)) if any(row[i] for row in rows)]
+    if len({rung.problem for rung in rungs}) > 1:
+        keep = [0, *keep]
+    table = markdown_table(
+        [header[i] for i in keep],
+        [left[i] for i in keep],
+        [[row[i] for i in keep] for row in rows],
+    )
+    cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
+    below = f"{versions(one.where)}."
+    if cases:
+        below += f" Timed: {'; '.join(cases)}."
+    if untimed:
+        names = (f"{name} ({counted(n, 'rung')})" for name, n in untimed.items())
+        below += f" Checked, not timed: {'; '.join(names)}."
+    return "\n".join([f"**{device_name(one.where)}**", "", *table, "", below])
+
+
+def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
+    """Problems whose rungs all passed with no figure to show, and how many rungs each has.
+
+    Empty where nothing is timed: then the table shows what is checked.
+    """
+    shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
+    counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
+    return dict(counts) if any(rung.timing for rung in rungs) else {}
+
+
+# --- progress.md ------------------------------------------------------------------------------
+
+
+def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+    """The text of progress.md."""
+    notes: dict[str, str] = {}
+    rows, on_gpu, on_cpu, targets = [], 0, 0, [0, 0]
+    for day in days:
+        results = stored.get(day.number, [])
+        gpu = [one for one in results if one.on_gpu]
+        cpu = [one for one in results if not one.on_gpu]
+        on_gpu, on_cpu = on_gpu + bool(gpu), on_cpu + bool(cpu)
+        for rung in gpu[0].rungs if gpu else []:
+            if rung.target_met is not None:
+                targets[0] += rung.target_met
+                targets[1] += 1
+        state = " and ".join(["GPU"] * bool(gpu) + ["CPU"] * bool(cpu))
+        state = f"passed on {state}" if state else "not measured"
+        row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)", state]
+        shown = gpu or cpu
+        if not shown:
+            rows.append([*row, "", *[""] * len(PROGRESS), "", day.teaches])
+            continue
+        note = f"{device_name(shown[0].where)}: {versions(shown[0].where)}"
+        letter = notes.setdefault(note, _letter(len(notes)))
+        last = shown[0].last
+        row += [f"`{last.rung}`", *(column.text(last) for column in PROGRESS)]
+        rows.append([*row, f"{device_name(shown[0].where)} [{letter}]", day.teaches])
+    header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
+    header.append("it teaches")
+    left = [False, True, True, True, *(column.left for column in PROGRESS), True, True]
+    totals = f"{counted(len(days), 'day')}: {on_gpu} passed on a GPU, {on_cpu} on the CPU backend"
+    if targets[1]:
+        totals += f"; {targets[0]} of {counted(targets[1], 'target')} met"
+    lines = [
+        "# Progress",
+        "",
+        "Generated by `python run_day.py all --write` from `common/results/`; not edited by hand.",
+        "",
+        f"{totals}.",
+        "",
+        *markdown_table(header, left, rows),
+    ]
+    if notes:
+        lines += ["", *(f"- [{letter}] {note}" for note, letter in notes.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _letter(index: int) -> str:
+    """0, 1, … 25, 26 as a, b, … z, aa."""
+    text = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        text = chr(ord("a") + rest) + text
+    return text

@@ -1,0 +1,232 @@
+"""What the user sees of a run: one line a rung as it happens, a live line beside it, a summary.
+
+Every line is made once, as pieces of text with a style each. On a terminal rich draws them in
+colour above the live line; elsewhere the same text is printed plain, with nothing that moves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING
+
+from common.base.days import Day
+from common.base.figures import counted, duration, mark
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
+from common.report.columns import TERMINAL
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+Line = list[tuple[str, str]]  # (text, style as rich names them)
+
+STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
+SHOWN_DETAILS = 40  # lines that explain one failure
+SHOWN_OUTPUT = 60  # lines of what a day printed
+
+_HEADER = f"{'day':>3} {'rung':<29} {'':<4}"
+_HEADER += "".join(f" {column.short:>{column.width}}" for column in TERMINAL)
+
+
+def rung_line(number: int, outcome: RungOutcome) -> Line:
+    """One rung: 80 columns where the names are not longer than usual."""
+    line = [
+        (f"{number:>3} {outcome.rung:<29} ", ""),
+        (f"{outcome.status:<4}", STYLES[outcome.status]),
+    ]
+    if outcome.status != PASS:
+        line.append((f" {outcome.reason}", STYLES[outcome.status].removeprefix("bold ")))
+    elif outcome.timing is None:
+        line.append((f" {checked(outcome)}", "dim"))
+    else:
+        figures = "".join(f" {column.text(outcome):>{column.width}}" for column in TERMINAL)
+        line.append((figures, ""))
+        line.append((f" {mark(outcome)}", "green" if outcome.target_met else "yellow"))
+    last, style = line[-1]
+    line[-1] = (last.rstrip(), style)
+    return line
+
+
+def checked(outcome: RungOutcome) -> str:
+    """What was gone through: "30 cases, 58 bad inputs"; the idea where nothing is counted."""
+    counts = []
+    if outcome.checked:
+        counts.append(counted(outcome.checked, "case"))
+    if outcome.bad_inputs:
+        counts.append(counted(outcome.bad_inputs, "bad input"))
+    return ", ".join(counts) or outcome.idea
+
+
+def detail_line(text: str) -> Line:
+    """A line that explains a failure; a compiler's or Python's place in a file stands out."""
+    match = re.match(r"^([\w./+-]+\.(?:cu|cuh|cpp|h|py)[:(]\d+[^\s:]*:?\d*:?)(.*)$", text)
+    if match:
+        rest = match.group(2)
+        return [(f"      {match.group(1)}", "cyan"), (rest, "red" if "error" in rest else "")]
+    return [(f"      {text}", "")]
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as plain lines, the first column to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
+    """Counts, the days that failed or were skipped, and where the time went."""
+    days = {status: [o for o in outcomes if o.status == status] for status in STYLES}
+    rungs = [rung for outcome in outcomes for rung in outcome.rungs]
+    counts: Line = [(counted(len(outcomes), "day"), "bold"), (":", "")]
+    words = {PASS: "passed", FAIL: "failed", SKIP: "skipped"}
+    for status, found in days.items():
+        if found:
+            which = "" if status == PASS else f" ({', '.join(str(o.number) for o in found)})"
+            comma = "," if len(counts) > 2 else ""
+            counts.append((f"{comma} {len(found)} {words[status]}{which}", STYLES[status]))
+    tally = [f"{sum(r.status == s for r in rungs)} {s}" for s in STYLES]
+    tally = [text for text in tally if not text.startswith("0 ")]
+    counts.append((f"; {counted(len(rungs), 'rung')}: {', '.join(tally)}" if rungs else "", ""))
+    times = f"{duration(wall_s)} in all"
+    if built := sum(outcome.build_s for outcome in outcomes):
+        times += f", {duration(built)} building"
+    slowest = max(outcomes, key=lambda outcome: outcome.run_s, default=None)
+    if slowest and slowest.run_s and len(outcomes) > 1:
+        times += f"; slowest: day {slowest.number}, {duration(slowest.run_s)}"
+    return [counts, [(times, "dim")]]
+
+
+class Report:
+    """Prints a run to `stream`, as a terminal or plainly.
+
+    colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, colour: bool = True):
+        self._stream = stream or sys.stdout
+        self._console: Console | None = None
+        self._live: Live | None = None
+        self._status = ""
+        self._header_shown = False
+        self._problem = (0, "")
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+
+            no_colour = not colour or bool(os.environ.get("NO_COLOR"))
+            self._console = Console(
+                file=self._stream, no_color=no_colour, highlight=False, soft_wrap=True
+            )
+
+    def line(self, line: Line) -> None:
+        """Prints one line above the live line."""
+        if self._console is None:
+            print("".join(text for text, _ in line).rstrip(), file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        self._console.print(Text.assemble(*line))
+
+    def text(self, text: str, style: str = "") -> None:
+        """Prints text, its lines as they are."""
+        for each in text.splitlines():
+            self.line([(each, style)])
+
+    def status(self, text: str) -> None:
+        """Replaces the live line: what builds, what runs, what is left. Nothing if not a terminal.
+
+        Drawn here and now, by no thread: a process that forks must not be drawing meanwhile.
+        """
+        if self._console is None or text == self._status:
+            return
+        from rich.live import Live
+        from rich.text import Text
+
+        self._status = text
+        shown = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+        if self._live is None:
+            self._live = Live(
+                shown,
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        self._live.update(shown, refresh=True)
+
+    def close(self) -> None:
+        """Takes the live line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            self._status = ""
+
+    def rung(
+        self, number: int, outcome: RungOutcome, problem: str = "", remarks: bool = False
+    ) -> None:
+        """One rung's line, and below it what explains a failure.
+
+        problem: named above the first of its rungs, for a day that has several.
+        """
+        if not self._header_shown:
+            self._header_shown = True
+            self.line([(_HEADER, "dim")])
+        if problem and (number, problem) != self._problem:
+            self._problem = (number, problem)
+            self.line([(f"{number:>3} {problem}:", "dim")])
+        self.line(rung_line(number, outcome))
+        self.details(outcome.details)
+        if remarks:
+            for remark in outcome.remarks:
+                self.line([(f"      note: {remark}", "dim")])
+
+    def day(self, day: DayOutcome) -> None:
+        """A day that failed or was skipped as a whole: why, and the compiler's message if any."""
+        style = STYLES[day.status]
+        line: Line = [(f"{day.number:>3} {day.title:<29} ", ""), (f"{day.status:<4}", style)]
+        line.append((f" {day.reason}", style.removeprefix("bold ")))
+        self.line(line)
+        self.details(day.details)
+
+    def details(self, lines: Sequence[str]) -> None:
+        """Lines that explain, not without end: templates can bring hundreds."""
+        for text in lines[:SHOWN_DETAILS]:
+            self.line(detail_line(text))
+        if len(lines) > SHOWN_DETAILS:
+            self.line([(f"      … {len(lines) - SHOWN_DETAILS} more lines; --json has all", "dim")])
+
+    def output(self, day: Day, text: str) -> None:
+        """What a day printed, its middle left out where it is long."""
+        lines = text.rstrip().splitlines()
+        if not lines:
+            return
+        if len(lines) > SHOWN_OUTPUT:
+            half = SHOWN_OUTPUT // 2
+            gap = f"… {len(lines) - 2 * half} lines left out …"
+            lines = [*lines[:half], gap, *lines[-half:]]
+        self.line([(f"      printed by {day.name}:", "dim")])
+        for each in lines:
+            self.line([(f"      | {each}", "dim")])
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table of a day's own, e.g. of what a profiler measured."""
+        if title:
+            self.line([(title, "bold")])
+        for text in table_lines(header, rows):
+            self.line([(f"  {text}", "")])
+
+    def summary(self, outcomes: Sequence[DayOutcome], wall_s: float) -> None:
+        """The end of a run."""
+        self.close()
+        for line in summary_lines(outcomes, wall_s):
+            self.line(line)

@@ -1,0 +1,326 @@
+"""What a command line asks for, done: a run over days, or reports of runs shown and stored."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common.base.days import Day
+from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.paths import DAYS, ROOT
+from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
+from common.base.where import where
+from common.process.events import Direct, Ended, Event, Finished, Progress
+from common.report import runs as reports
+from common.report import stored
+from common.report.files import ResultsError
+from common.report.terminal import Report
+from common.run.runner import Runner, Step, jobs_allowed
+from common.run.selection import Selection, SelectionError, select
+
+EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of its own running
+SANITIZER_SLOWDOWN = 10  # a tool may slow kernels so many times before the limit is too short
+
+# "profiled" is what a profiler runs: the rungs and nothing else, in one process.
+MODES = ("run", "sanitize", "profile", "profiled", "compile")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
+    as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
+    mode "compile". days: where the days are. in_process: run in this process (for tools that
+    watch one process). watched: such a tool looks at every access, see
+    `common.process.worker.Work`."""
+
+    wanted: tuple[str, ...]
+    shard: str = ""
+    device: str = "auto"
+    mode: str = "run"
+    quick: bool = False
+    bench: bool = True
+    jobs: int = 0
+    time_limit: float = 0.0
+    archs: tuple[str, ...] = ("8.0", "9.0a")
+    json: Path | None = None
+    write: bool = False
+    colour: bool = True
+    days: Path = DAYS
+    in_process: bool = False
+    watched: bool = False
+
+
+class Interrupted(BaseException):
+    """A signal asked this process to end. number: the signal."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+def exit_code(outcomes: Sequence[DayOutcome]) -> int:
+    """0 if nothing failed and something passed, else 1."""
+    if any(outcome.status == FAIL for outcome in outcomes):
+        return EXIT_FAILED
+    return EXIT_PASSED if any(o.status == PASS for o in outcomes) else EXIT_FAILED
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Import(threading.Thread):
+    """Imports torch, and what of ours needs it, beside other work."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            import common.process.worker  # noqa: F401
+        except Exception as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Returns when the import is over; raises what it raised."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def run(options: Options) -> int:
+    """Runs what the command line asks for and returns the exit code."""
+    report = Report(colour=options.colour)
+    try:
+        selection = select(options.wanted, options.days, options.shard)
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        for arch in options.archs:
+            sm(arch)
+    except ToolchainError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if options.in_process:
+        leave_preload()
+    with _signals_raise():
+        try:
+            return _run(options, selection, report)
+        except Interrupted as interrupted:
+            report.close()
+            return 128 + interrupted.number
+        finally:
+            report.close()
+
+
+def _run(options: Options, selection: Selection, report: Report) -> int:
+    began = time.monotonic()
+    importing = _Import()
+    report.status("importing PyTorch")
+    try:
+        platform = detect(options.device)
+    except ToolchainError as error:
+        report.close()
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if options.mode == "profile" and platform.device == "cpu":
+        platform = replace(platform, variant="trace")
+    for note in selection.notes:
+        report.text(note, "yellow")
+    try:
+        importing.wait()
+    except (ImportError, OSError) as error:
+        report.close()
+        print(
+            f"run_day.py: {type(error).__name__}: {error}\n"
+            "PyTorch, or something beside it, cannot be imported; "
+            "python run_day.py --doctor says more",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+    broken = [
+        DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
+        for number, error in selection.broken.items()
+    ]
+    report.text(title(options, platform))
+    if platform.note:
+        report.text(f"note: {platform.note}", "yellow")
+    for outcome in broken:
+        report.day(outcome)
+    if options.in_process:
+        step, work = _step(options.mode, platform), _work(options, platform)
+        outcomes = in_process(selection.days, platform, step, work, report)
+    else:
+        runner = _runner(options, selection.days, platform, report)
+        try:
+            runner.run()
+        except Interrupted:
+            report.text("interrupted; what is known so far:", "yellow")
+            report.summary(broken + runner.outcomes, time.monotonic() - began)
+            _store(options, platform, broken + runner.outcomes, report, write=False)
+            raise
+        outcomes = runner.outcomes
+    outcomes = sorted(broken + outcomes, key=lambda outcome: outcome.number)
+    report.summary(outcomes, time.monotonic() - began)
+    stored = _store(options, platform, outcomes, report, options.write)
+    return exit_code(outcomes) if stored else EXIT_FAILED
+
+
+def title(options: Options, platform: Platform) -> str:
+    """The first line of a run."""
+    if options.mode == "compile":
+        toolkit = platform.toolkit
+        version = toolkit.version if toolkit else "missing"
+        return f"compiling for {', '.join(options.archs)} with nvcc {version}, running nothing"
+    return platform.label()
+
+
+def _work(options: Options, platform: Platform) -> Any:
+    from common.process.worker import Work
+
+    limit = options.time_limit or TIME_LIMIT[platform.device]
+    arguments = () if options.days == DAYS else ("--days", str(options.days))
+    return Work(options.quick, options.bench, limit, options.watched, arguments)
+
+
+def _step(mode: str, platform: Platform) -> Step:
+    from common.process.worker import run_day
+    from common.tools.table import TOOLS
+
+    return run_day if mode == "run" else TOOLS[mode, platform.device]
+
+
+def _runner(options: Options, days: Sequence[Day], platform: Platform, report: Report) -> Runner:
+    from common.build import day_build, nvcc
+
+    work = _work(options, platform)
+    jobs = jobs_allowed(options.jobs)
+    if options.mode == "compile":
+        archs = list(options.archs)
+        return Runner(
+            days,
+            platform,
+            None,
+            lambda day: nvcc.compile_only(day, archs),
+            lambda day: False,
+            work,
+            report,
+            jobs,
+            work.time_limit,
+        )
+    return Runner(
+        days,
+        platform,
+        _step(options.mode, platform),
+        lambda day: day_build.build(day, platform),
+        lambda day: day_build.ready(day, platform),
+        work,
+        report,
+        jobs,
+        work.time_limit * (1 if options.mode == "run" else SANITIZER_SLOWDOWN),
+    )
+
+
+def in_process(
+    days: Sequence[Day], platform: Platform, step: Step, work: Any, report: Report
+) -> list[DayOutcome]:
+    """Runs days in this very process, unprotected, for tools that watch a single process."""
+    from common.build.day_build import build
+
+    outcomes = []
+    for day in days:
+        progress = Progress(DayOutcome(day.number, day.name, day.title, PASS))
+
+        def handle(event: Event, day: Day = day, progress: Progress = progress) -> None:
+            progress.take(event)
+            match event:
+                case Finished(outcome):
+                    report.rung(day.number, outcome)
+                case Ended():
+                    report.day(progress.outcome)
+                case _:
+                    pass  # nothing is shown of it here
+
+        build(day, platform)
+        step(day, platform, work, Direct(handle))
+        progress.conclude()
+        outcomes.append(progress.outcome)
+    return outcomes
+
+
+def _store(
+    options: Options,
+    platform: Platform,
+    outcomes: Sequence[DayOutcome],
+    report: Report,
+    write: bool,
+) -> bool:
+    """Writes what --json and --write ask for; False, with the reason told, where that failed."""
+    if not options.json and not write:
+        return True
+    complete = options.mode == "run" and options.bench and not options.quick
+    run = reports.describe(where(platform), outcomes, complete)
+    try:
+        if options.json:
+            reports.write_json(options.json, [run])
+        if write:
+            for text in stored.store(run, options.days.parent):
+                report.text(text)
+    except ResultsError as error:
+        report.text(str(error), "red")
+        return False
+    return True
+
+
+def use_reports(
+    files: Sequence[Path], store_in: Path | None, json: Path | None, colour: bool
+) -> int:
+    """Shows reports written by --json as one, writes them as one to `json`, and stores their
+    results under `store_in` (without reports: writes the generated files anew)."""
+    report = Report(colour=colour)
+    try:
+        runs = reports.merge(files)
+        outcomes = reports.outcomes_of(runs)
+        for outcome in outcomes:
+            for rung in outcome.rungs:
+                report.rung(outcome.number, rung)
+            if outcome.status != PASS and not outcome.rungs:
+                report.day(outcome)
+        if outcomes:
+            report.summary(outcomes, sum(o.build_s + o.run_s for o in outcomes))
+        if json:
+            reports.write_json(json, runs)
+        if store_in:
+            told = [text for run in runs for text in stored.store(run, store_in)]
+            for text in told if runs else stored.regenerate(store_in):
+                report.text(text)
+    except ResultsError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return exit_code(outcomes) if files else EXIT_PASSED

@@ -1,0 +1,151 @@
+"""Which days a command line means: numbers, ranges, lists, `all`, topics; and which shard."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.base.days import Day, DayError, discover
+from common.base.figures import numbers
+
+
+class SelectionError(Exception):
+    """The selection names nothing that exists; the message says what does."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected days in order; broken: errors of selected folders that are not proper days,
+    by number; notes: what to tell the user about the selection."""
+
+    days: tuple[Day, ...]
+    broken: dict[int, DayError]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.days) + len(self.broken)
+
+
+_STOP_WORDS = {"a", "an", "and", "as", "by", "for", "from", "in", "of", "on", "the", "to", "with"}
+
+
+def folder_number(folder: Path) -> int | None:
+    """The number in a folder's name: 5 for day05; None where there is none."""
+    match = re.search(r"\d+", folder.name)
+    return int(match.group()) if match else None
+
+
+def words(day: Day) -> set[str]:
+    """The words that select the day, in lower case: its topics, and words of title and source."""
+    found = {topic.lower() for topic in day.topics}
+    for text in (*day.topics, day.title, day.source.stem):
+        found |= set(re.findall(r"[a-z0-9]+", text.lower()))
+    return {word for word in found if word not in _STOP_WORDS and not word.isdigit()}
+
+
+def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
+    """The days under `root` that `wanted` names, e.g. ["1-3,7", "softmax"] or ["all"].
+
+    shard: "i/n" takes every n-th of them, starting with the i-th.
+    Raises SelectionError for what names no day, and where there is no day at all.
+    """
+    days, errors = discover(root)
+    broken: dict[int, DayError] = {}
+    unnumbered: list[str] = []
+    for error in errors:
+        number = folder_number(error.folder) if error.folder else None
+        if number is None:
+            unnumbered.append(str(error))
+        else:
+            broken[number] = error
+    by_number = {day.number: day for day in days}
+    existing = sorted({*by_number, *broken})
+    if not existing:
+        raise SelectionError(f"no day found in {root}: its folders are named day01, day02, …")
+    chosen: set[int] = set()
+    notes = list(unnumbered)
+    topics = _by_word(days)
+    for argument in wanted:
+        whole = argument.strip().lower()  # a topic may be several words: "shared memory"
+        tokens = [whole] if whole in topics else re.split(r"[,\s]+", whole)
+        for token in filter(None, tokens):
+            chosen |= _of_token(token, existing, topics, notes)
+    if not chosen:
+        raise SelectionError("no day given: name a number, a range, a topic, or all")
+    if shard:
+        chosen = set(_shard(sorted(chosen), shard))
+    return Selection(
+        tuple(by_number[n] for n in sorted(chosen) if n in by_number),
+        {n: broken[n] for n in sorted(chosen) if n not in by_number},
+        tuple(notes),
+    )
+
+
+def _by_word(days: Sequence[Day]) -> dict[str, set[int]]:
+    known: dict[str, set[int]] = {}
+    for day in days:
+        for word in words(day):
+            known.setdefault(word, set()).add(day.number)
+    return known
+
+
+def _of_token(
+    token: str, existing: list[int], topics: dict[str, set[int]], notes: list[str]
+) -> set[int]:
+    if token == "all":
+        return set(existing)
+    if match := re.fullmatch(r"(?:day)?0*(\d+)", token):
+        number = int(match.group(1))
+        if number not in existing:
+            raise SelectionError(f"there is no day {number}; there are days {numbers(existing)}")
+        return {number}
+    if match := re.fullmatch(r"(\d+)(?:-|\.\.|–)(\d+)", token):
+        first, last = int(match.group(1)), int(match.group(2))
+        if first > last:
+            raise SelectionError(f"range {token} runs backwards; write {last}-{first}")
+        inside = {n for n in existing if first <= n <= last}
+        if not inside:
+            raise SelectionError(f"no day in range {token}; there are days {numbers(existing)}")
+        missing = [n for n in range(first, last + 1) if n not in inside]
+        if missing:
+            notes.append(f"of {token}, these do not exist yet: {numbers(missing)}")
+        return inside
+    if token in topics:
+        return topics[token]
+    near = difflib.get_close_matches(token, topics, n=1, cutoff=0.6)
+    if near:
+        hint = f"did you mean {near[0]!r} (day {numbers(topics[near[0]])})?"
+    else:
+        hint = "python run_day.py --list shows days and topics"
+    raise SelectionError(f"{token!r} is no day and no topic; {hint}")
+
+
+def _shard(chosen: list[int], shard: str) -> list[int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not match:
+        raise SelectionError(f"--shard: {shard!r} is not i/n, e.g. 2/8")
+    index, count = int(match.group(1)), int(match.group(2))
+    if not 1 <= index <= count:
+        raise SelectionError(f"--shard: {shard} must have 1 <= i <= n")
+    taken = chosen[index - 1 :: count]
+    if not taken:
+        raise SelectionError(
+            f"--shard: {shard} is empty, only {len(chosen)} of the days are selected"
+        )
+    return taken
+
+
+def listing(wanted: Sequence[str], root: Path) -> tuple[str, list[str]]:
+    """The text of `--list` for the wanted days (all where none is named), and broken days' errors.
+
+    Raises SelectionError like `select`.
+    """
+    selection = select(wanted or ["all"], root)
+    width = max((len(day.title) for day in selection.days), default=0)
+    lines = [
+        f"{day.number:>3}  {day.title:<{width}}  {', '.join(day.topics)}" for day in selection.days
+    ]
+    return "\n".join(lines), [str(error) for error in selection.broken.values()]

@@ -1,0 +1,155 @@
+"""`--sanitize` on a GPU: a day's checks under the four tools of NVIDIA's compute-sanitizer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from common.base.days import Day, load_lesson
+from common.base.figures import counted
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.base.toolchain import Platform
+from common.process.events import Channel, Finished, Over, Planned, Stage
+from common.process.worker import Work, run_this
+from common.tools.nvidia import find_tool
+
+TOOLS = {
+    "memcheck": "no access out of bounds or misaligned",
+    "racecheck": "no shared memory touched by two threads without a barrier",
+    "initcheck": "no global memory read before it is written",
+    "synccheck": "no barrier that some threads miss",
+}
+FOUND = 99  # exit code that the tool is told to use for an error that it found
+REPORTED = 40  # lines of a tool's report that are shown
+INSTALL = (
+    "it comes with the CUDA toolkit, or by: python -m pip install 'cuda-toolkit[sanitizer]==13.0.*'"
+)
+
+
+def rung_names(day: Day) -> list[str]:
+    """The names of the day's rungs, with which the names of their kernels begin."""
+    return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
+
+
+def left_out(day: Day) -> list[str]:
+    """Of each problem of the day that the tools cannot run: its name and why."""
+    problems = load_lesson(day).problems
+    return [f"left out: {p.name}: {p.unwatched}" for p in problems if p.unwatched]
+
+
+def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+    """Runs the day under each tool; each is told as if it were a rung."""
+    channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
+    sanitizer = find_tool("compute-sanitizer", platform)
+    reason = ""
+    if sanitizer is None:
+        reason = f"compute-sanitizer is missing: {INSTALL}"
+    kernels = [] if reason else rung_names(day)
+    remarks = [] if reason else left_out(day)
+    for tool, what in TOOLS.items():
+        outcome = RungOutcome("sanitize", tool, what, PASS, remarks=list(remarks))
+        if reason:
+            outcome.status, outcome.reason = SKIP, reason
+        else:
+            assert sanitizer
+            channel.emit(Stage(tool, "watching the day's kernels"))
+            _run_tool(sanitizer, tool, kernels, day, work, outcome)
+        channel.emit(Finished(outcome))
+    channel.emit(Over())
+
+
+def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
+    """The command line of a tool, without the program that it watches.
+
+    An error that the CUDA API reports is left to the day's own checks: a launch that a day must
+    refuse is one.
+    """
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND)]
+    command += ["--report-api-errors", "no"]
+    if tool in ("racecheck", "synccheck"):
+        # PyTorch's own kernels are not ours to judge, and watching them takes minutes. The other
+        # two tools must see them: a filtered initcheck would miss what they write.
+        for name in dict.fromkeys(kernels):
+            command += ["--kernel-name", f"kernel_substring={name}"]
+    return command
+
+
+def _run_tool(
+    sanitizer: str, tool: str, kernels: list[str], day: Day, work: Work, outcome: RungOutcome
+) -> None:
+    environment = dict(os.environ)
+    if tool in ("memcheck", "initcheck"):
+        # A block of its own for every tensor, or the tool sees one large one.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    command = tool_command(sanitizer, tool, kernels)
+    command += run_this(day, "cuda", work, "--no-bench", "--quick", "--watched")
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    judge(tool, done.stdout, done.returncode, kernels, outcome)
+
+
+def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
+    """What a tool found in our kernels, as the lines of each finding, and how many it found in
+    others. A finding that names no kernel of PyTorch's counts as ours."""
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("========="):
+            content = line[9:].rstrip()
+            if not content:
+                blocks.append([])
+            elif not re.search(r"Host Frame|COMPUTE-SANITIZER|SUMMARY", content):
+                blocks[-1].append(content[1:])
+    ours, others = [], 0
+    for block in filter(None, blocks):
+        whole = "\n".join(block)
+        if "at::native" in whole and not any(name in whole for name in kernels):
+            others += 1
+        else:
+            ours.append(block)
+    return ours, others
+
+
+def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: RungOutcome) -> None:
+    """Reads a tool's report into `outcome`. It passes only where the tool says it found nothing,
+    or nothing but in PyTorch's own kernels, which is remarked."""
+    summary = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", text, re.MULTILINE)
+    clean = bool(summary) and summary[-1].startswith("0 ")
+    if exit_code == 0 and clean:
+        return
+    ours, others = findings(text, kernels)
+    outcome.status = FAIL
+    if not summary:
+        outcome.reason = f"{tool} gave no report (exit code {exit_code})"
+        outcome.details = text.strip().splitlines()[-REPORTED:]
+    elif clean:
+        outcome.reason = f"{tool} found nothing, but the day's checks failed under it"
+        lines = [line for line in text.splitlines() if not line.startswith("=====")]
+        outcome.details = lines[-REPORTED:]
+    elif others and not ours:
+        outcome.status = PASS
+        outcome.remarks.append(f"{others} findings in PyTorch's own kernels are left out")
+    else:
+        outcome.reason = summary[-1]
+        outcome.details = condensed(ours)[:REPORTED]
+
+
+def condensed(blocks: list[list[str]]) -> list[str]:
+    """The lines of all findings; those that differ only in hazards counted, threads and addresses
+    are told once, with how often they came."""
+    alike: dict[str, list[list[str]]] = {}
+    for block in blocks:
+        key = re.sub(r"0x[0-9a-f]+|\[\d+ hazards\]|\(\d+,\d+,\d+\)|\d+ bytes", "", "\n".join(block))
+        alike.setdefault(key, []).append(block)
+    lines = []
+    for same in alike.values():
+        lines += same[0]
+        if len(same) > 1:
+            lines.append(f"    and {counted(len(same) - 1, 'more finding')} like it")
+    return lines

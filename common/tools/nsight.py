@@ -1,0 +1,173 @@
+"""`--profile` on a GPU: every rung once under Nsight Compute, and the few counters that matter."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Sequence
+
+import torch
+
+from common.base.days import Day, load_lesson
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
+from common.base.toolchain import Platform
+from common.build import library
+from common.check import device
+from common.check.draw import Draw
+from common.process.events import Channel, Finished, Over, Planned, Stage, Table
+from common.process.worker import Work, load_rung, run_this
+from common.tools.nvidia import find_tool
+
+# Column of the table: counters of ncu; its unit, or what is made of two counters.
+METRICS = {
+    "µs": (("gpu__time_duration.sum",), "duration"),
+    "DRAM %": (("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",), "percent"),
+    "SM %": (("sm__throughput.avg.pct_of_peak_sustained_elapsed",), "percent"),
+    "L2 hit %": (("lts__t_sector_hit_rate.pct",), "percent"),
+    "occup. %": (("sm__warps_active.avg.pct_of_peak_sustained_active",), "percent"),
+    "regs": (("launch__registers_per_thread",), "count"),
+    "sect/ld": (
+        (
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+            "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+        ),
+        "ratio",
+    ),
+    "sect/st": (
+        (
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+            "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+        ),
+        "ratio",
+    ),
+    # From the addresses of each instruction. The counters l1tex__data_bank_conflicts_… also count
+    # waiting for other traffic, so that they are never quite 0 and differ from run to run.
+    "bank confl.": (
+        ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal"),
+        "difference",
+    ),
+}
+LEGEND = (
+    "DRAM, SM: share of the peak; sect/ld, sect/st: 32-byte sectors a warp's global load or store "
+    "touches (4 for coalesced 4-byte accesses); bank confl.: of shared memory"
+)
+INSTALL = "ncu (Nsight Compute) is missing: it comes with the CUDA toolkit; put it on PATH"
+PERMISSION = (
+    "the driver lets only root read the GPU's counters: run as root, or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0 (https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
+)
+
+
+class ProfileError(Exception):
+    """The profiler gave no counters; the message says why and how to mend it."""
+
+
+def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+    """What the profiler watches: each rung on its timing case (where it is to be quick, that of the
+    CPU), once to warm up and once between the marks that switch the profiler on and off."""
+    backend = device.make(platform)
+    todo = library.plan(day, platform)
+    operators = library.load(todo)
+    for problem in load_lesson(day).problems:
+        case = problem.bench_cpu if work.quick else problem.bench
+        inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
+        for rung in problem.rungs:
+            outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
+            try:
+                call, _ = load_rung(day, todo, rung, operators)
+            except Skip as skip:
+                outcome.status, outcome.reason = SKIP, str(skip)
+            else:
+                call(*inputs)
+                backend.synchronize()
+                torch.cuda.profiler.start()
+                call(*inputs)
+                backend.synchronize()
+                torch.cuda.profiler.stop()
+            channel.emit(Finished(outcome))
+    channel.emit(Over())
+
+
+def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+    """Profiles a day and tells the table of its kernels."""
+    outcome = RungOutcome("profile", "ncu", "hardware counters of every kernel", PASS)
+    channel.emit(Planned([[outcome.problem, outcome.rung, outcome.idea]]))
+    channel.emit(Stage(outcome.rung, "profiling"))
+    ncu = find_tool("ncu", platform)
+    if ncu is None:
+        outcome.status, outcome.reason = SKIP, INSTALL
+    else:
+        try:
+            rows = parse(_measure(ncu, day, work))
+        except ProfileError as error:
+            first, *rest = str(error).splitlines()
+            outcome.status, outcome.reason, outcome.details = FAIL, first, rest
+        else:
+            header = ["kernel", *METRICS]
+            channel.emit(Table(f"day {day.number}, kernels", header, rows))
+            outcome.remarks.append(LEGEND)
+    channel.emit(Finished(outcome))
+    channel.emit(Over())
+
+
+def _measure(ncu: str, day: Day, work: Work) -> str:
+    """ncu's CSV for the day. Raises ProfileError with the reason if it gives none."""
+    counters = ",".join(name for names, _ in METRICS.values() for name in names)
+    command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
+    command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
+    command += run_this(day, "cuda", work, "--profiled", *(["--quick"] if work.quick else []))
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    text = done.stdout + done.stderr
+    if "ERR_NVGPUCTRPERM" in text:
+        raise ProfileError(PERMISSION)
+    if done.returncode != 0 or '"Kernel Name"' not in done.stdout:
+        last = "\n".join(text.strip().splitlines()[-20:])
+        raise ProfileError(f"ncu gave no counters (exit code {done.returncode})\n{last}")
+    return done.stdout
+
+
+def parse(text: str) -> list[list[str]]:
+    """ncu's raw CSV, one line a kernel, as rows of the table.
+
+    Raises ProfileError where it holds no kernel.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ProfileError("ncu's output holds no table")
+    records = list(csv.DictReader(lines[start:]))
+    rows = [
+        [kernel_name(record["Kernel Name"]), *(_value(record, *m) for m in METRICS.values())]
+        for record in records
+        if record["ID"]  # the line below the header gives the units and has no ID
+    ]
+    if not rows:
+        raise ProfileError("ncu saw no kernel: the rungs launched none")
+    return rows
+
+
+def kernel_name(text: str) -> str:
+    """ "void softmax_v1_kernel<float>(const float *, …)" -> "softmax_v1_kernel<float>"."""
+    depth = 0
+    for index, char in enumerate(text):
+        depth += (char == "<") - (char == ">")
+        if char == "(" and depth == 0 and not text.startswith("(anonymous", index):
+            text = text[:index]
+            break
+    return text.removeprefix("void ").replace("(anonymous namespace)::", "")
+
+
+def _value(record: dict[str, str], names: Sequence[str], kind: str) -> str:
+    try:
+        values = [float(record[name].replace(",", "")) for name in names]
+    except (KeyError, ValueError):
+        return "–"  # this GPU or this version of ncu does not have the counter
+    if kind == "duration":
+        return f"{values[0] / 1e3:.1f}"  # base unit: ns
+    if kind == "percent":
+        return f"{values[0]:.1f}"
+    if kind == "ratio":
+        return f"{values[0] / values[1]:.2f}" if values[1] else "–"
+    if kind == "difference":
+        return f"{values[0] - values[1]:.0f}"
+    return f"{values[0]:.0f}"

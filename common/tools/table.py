@@ -1,0 +1,21 @@
+"""Which tool watches a day, by what is wanted and by device: the one place that chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.base.days import Day
+from common.base.toolchain import Platform
+from common.process.events import Channel
+from common.process.worker import Work
+from common.tools import access_profile, compute_sanitizer, debugger, nsight
+
+Step = Callable[[Day, Platform, Work, Channel], None]  # see common.process.worker.run_day
+
+TOOLS: dict[tuple[str, str], Step] = {
+    ("sanitize", "cuda"): compute_sanitizer.run_day,
+    ("sanitize", "cpu"): debugger.run_day,
+    ("profile", "cuda"): nsight.run_day,
+    ("profile", "cpu"): access_profile.run_day,
+    ("profiled", "cuda"): nsight.run_rungs,
+}

@@ -1,0 +1,235 @@
+"""The command line: help, listing, typos, exit codes, and what it prints on which terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run_day as script
+from common.base.paths import ROOT
+from tests.command_line import CommandLine
+
+ESCAPE = "\x1b"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The message of a command line that is refused with exit code 2."""
+    with pytest.raises(SystemExit) as refused:
+        script.main(list(arguments))
+    assert refused.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("--qick", "--quick"),
+        ("--devise", "--device"),
+        ("--no-bensh", "--no-bench"),
+        ("--compile_only", "--compile-only"),
+        ("--sanitise", "--sanitize"),
+        ("--jsn=x", "--json"),
+    ],
+)
+def test_a_mistyped_option_gets_the_nearest(
+    capsys: pytest.CaptureFixture[str], typo: str, meant: str
+) -> None:
+    assert f"did you mean {meant}?" in usage(capsys, "1", typo)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a day"),
+        (["1", "--arch", "8.0"], "--arch goes with --compile-only"),
+        (["1", "--write", "--quick"], "not with --quick"),
+        (["1", "--write", "--sanitize"], "not with"),
+        (["1", "--from", "x.json"], "--from goes with --write"),
+        (["1", "--sanitize", "--profile"], "not allowed with"),
+        (["1", "-j", "0"], "whole number above 0"),
+        (["1", "--time-limit", "soon"], "number above 0"),
+        (["--shard", "1/2", "--doctor"], "--shard"),
+        (["1", "--device", "tpu"], "invalid choice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in usage(capsys, *arguments)
+
+
+def test_an_architecture_that_is_none(run_day: CommandLine) -> None:
+    done = run_day("1", "--compile-only", "--arch", "9.0a,ninety")
+    assert done.returncode == 2
+    assert "'ninety' is no architecture" in done.stdout
+
+
+def test_help_shows_every_option_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    shown = "--list --device --quick --no-bench --jobs --shard --json --write --compile-only"
+    for option in f"{shown} --arch --doctor --sanitize --profile --merge --time-limit".split():
+        assert option in text
+    assert "examples:" in text and "exit codes:" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("99", "there is no day 99; there are days 1-11"),
+        ("softmux", "did you mean 'softmax'"),
+        ("90-95", "no day in range"),
+    ],
+)
+def test_a_day_that_does_not_exist(run_day: CommandLine, wanted: str, message: str) -> None:
+    done = run_day(wanted)
+    assert done.returncode == 2
+    assert message in done.stdout
+
+
+def test_no_day_at_all(tmp_path: Path) -> None:
+    done = CommandLine(tmp_path)("all")
+    assert done.returncode == 2
+    assert "no day found" in done.stdout
+
+
+def hundred_days(root: Path) -> None:
+    for number in range(1, 101):
+        folder = root / f"day{number:02d}"
+        folder.mkdir()
+        original = sorted((ROOT / "days").glob("day*/day.py"))[number % 4]
+        text = re.sub(r'^SOURCE = ".*"$', 'SOURCE = "x.cu"', original.read_text(), flags=re.M)
+        (folder / "day.py").write_text(text)
+        (folder / "x.cu").touch()
+
+
+def cpu_seconds_of_children() -> float:
+    """Of those that have ended; unlike the time on the clock, the same on a busy machine."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> None:
+    hundred_days(tmp_path)
+    code = (
+        "import sys, run_day\n"
+        f"code = run_day.main(['--list', '--days', {str(tmp_path)!r}])\n"
+        "heavy = {'torch', 'numpy', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)\n"
+    )
+    times = []
+    for _ in range(5):
+        began = cpu_seconds_of_children()
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
+        times.append(cpu_seconds_of_children() - began)
+        assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 100
+    assert min(times) < 0.2, f"--list took {min(times):.3f} s at best"
+
+
+def test_list_names_broken_days(run_day: CommandLine) -> None:
+    done = run_day("--list")
+    assert done.returncode == 1
+    assert "Passes in part" in done.stdout
+    assert "day08/day.py: TEACHES is missing" in done.stdout
+
+
+def test_plain_output_is_plain_and_stable(run_day: CommandLine) -> None:
+    run_day("1,2,10", "--no-bench")  # builds, in whatever order builds end
+    first, second = (run_day("1,2,10", "--no-bench").stdout for _ in range(2))
+    assert ESCAPE not in first and "\r" not in first
+    times = re.compile(r"(day \d+, )?[\d.]+ (s|ms|µs)\b")
+    assert times.sub("T", first) == times.sub("T", second)
+    for line in first.splitlines():
+        assert line == line.rstrip()
+
+
+def test_lines_of_rungs_fit_80_columns(run_day: CommandLine) -> None:
+    lines = run_day("1", "--quick").stdout.splitlines()
+    timed = [line for line in lines if " PASS " in line]
+    assert timed
+    assert max(map(len, timed)) <= 80
+
+
+def on_a_terminal(run: CommandLine, *arguments: str, **environment: str) -> str:
+    """What the command line writes to a terminal of 100 columns."""
+    parent, child = pty.openpty()
+    inherited = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    process = subprocess.Popen(
+        run.command(*arguments),
+        env={**inherited, **run.environment, "TERM": "xterm-256color", "COLUMNS": "100"}
+        | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=child,
+        stderr=child,
+    )
+    os.close(child)
+    parts = []
+    while True:
+        try:
+            data = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        parts.append(data)
+    os.close(parent)
+    process.wait()
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_gets_colour_and_a_live_line(run_day: CommandLine) -> None:
+    text = on_a_terminal(run_day, "1,2", "--no-bench")
+    assert COLOUR.search(text)
+    assert "running day 1" in text
+    assert "0 days left" in text
+
+
+@pytest.mark.parametrize("way", ["NO_COLOR", "--no-color", "dumb"])
+def test_colour_can_be_switched_off(run_day: CommandLine, way: str) -> None:
+    arguments = ["1,2", "--no-bench", *([way] if way.startswith("--") else [])]
+    environment = {"NO_COLOR": {"NO_COLOR": "1"}, "dumb": {"TERM": "dumb"}}.get(way, {})
+    text = on_a_terminal(run_day, *arguments, **environment)
+    coloured = [code for code in COLOUR.findall(text) if re.search(r"[\[;][349]\d", code)]
+    assert not coloured
+    assert "FAIL" in text and "PASS" in text
+
+
+def test_a_reader_that_goes_away_is_no_error(run_day: CommandLine) -> None:
+    process = run_day.start("1", "--no-bench")
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141
+    assert run_day.alive() == []
+
+
+def test_warm_run_costs_less_than_a_second_beside_importing_torch(run_day: CommandLine) -> None:
+    """Best of some, since the machine may be busy."""
+    run_day("1", "--no-bench")
+
+    def best(command: list[str]) -> float:
+        times = []
+        for _ in range(2):
+            began = time.perf_counter()
+            subprocess.run(
+                command, env={**os.environ, **run_day.environment}, capture_output=True, check=True
+            )
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    whole = best(run_day.command("1", "--no-bench"))
+    torch_alone = best([sys.executable, "-c", "import torch, os; os._exit(0)"])
+    assert whole - torch_alone < 1.0, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"

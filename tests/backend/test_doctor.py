@@ -1,0 +1,152 @@
+"""The doctor's findings, the sanitizer's reports and the profiler's tables, without their tools."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.base import toolchain
+from common.base.paths import DAYS, ROOT
+from common.run import doctor
+from common.run.doctor import BAD, OK, WARN, Finding
+from tests.command_line import FIXTURE_DAYS, CommandLine
+
+
+def of(findings: Iterator[Finding], subject: str) -> Finding:
+    (finding,) = [finding for finding in findings if finding.subject == subject]
+    return finding
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What the toolchain remembers is forgotten, before and after."""
+    remembering = (toolchain.find_compiler, toolchain.find_toolkit, toolchain.find_gpus)
+    for each in remembering:
+        each.cache_clear()
+    yield
+    for each in remembering:
+        each.cache_clear()
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code = doctor.main(root=FIXTURE_DAYS)
+    text = capsys.readouterr().out
+    assert code == 1, "the fixture days hold a broken one"
+    assert "day08/day.py: TEACHES is missing" in text
+    for subject in ("Python", "torch", "compiler", "ninja", "GPU", "nvcc", "cache", "disk"):
+        assert subject in text
+    assert "\x1b" not in text
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD
+    assert "apt-get install g++" in finding.text
+
+
+def test_a_compiler_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "old-c++"
+    old.write_text("#!/bin/sh\necho 'error: unrecognized option -std=c++20' >&2; exit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD and "-std=c++20" in finding.text and finding.mend
+
+
+def test_a_compiler_with_a_runtime_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual = shutil.which("g++")
+    if usual is None:
+        pytest.skip("no g++")
+    wrapper = tmp_path / "static-c++"
+    wrapper.write_text(f'#!/bin/sh\nexec {usual} -static-libstdc++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD and "C++ runtime of its own" in finding.text and finding.mend
+
+
+def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: gone')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    finding = of(doctor.found(doctor.torch, DAYS), "torch")
+    assert finding.state == BAD and "libcudart.so.13: gone" in finding.text and finding.mend
+
+
+def test_the_whole_program_survives_without_torch(tmp_path: Path) -> None:
+    """torch hidden from the program itself: the doctor still speaks, a run says what to do."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
+    run = CommandLine(FIXTURE_DAYS)
+    run.environment["PYTHONPATH"] = str(tmp_path)
+    for arguments, expected in (
+        (["--doctor"], "cannot be imported: ImportError: no torch here"),
+        (["1"], "python run_day.py --doctor says more"),
+    ):
+        command = [sys.executable, "-c", SHADOW, str(tmp_path), *run.command(*arguments)[2:]]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env={**run.environment, **PATH}
+        )
+        assert done.returncode == 1
+        assert expected in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+
+
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())}
+# The installed torch must not win over the broken one.
+SHADOW = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.insert(1, '.'); "
+    "import run_day; sys.exit(run_day.main(sys.argv[1:]))"
+)
+
+
+def test_torch_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> str:
+        raise toolchain.ToolchainError("torch is not installed; pip install -r requirements.txt")
+
+    monkeypatch.setattr(toolchain, "torch_version", absent)
+    finding = of(doctor.found(doctor.torch, DAYS), "torch")
+    assert finding.state == BAD and "requirements.txt" in finding.text
+
+
+def test_an_unforeseen_error_is_a_finding() -> None:
+    def look(_root: Path) -> Iterator[Finding]:
+        yield Finding(OK, "before", "")
+        raise ZeroDivisionError("unforeseen")
+
+    before, after = doctor.found(look, DAYS)
+    assert before.state == OK
+    assert after.state == BAD and "unforeseen" in after.text
+
+
+def test_a_gpu_with_a_cpu_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = toolchain.Gpus(("NVIDIA H200",), ("9.0a",), "13.0")
+    monkeypatch.setattr(toolchain, "find_gpus", lambda: found)
+    monkeypatch.setattr(toolchain, "torch_cuda", lambda: "")
+    assert of(doctor.found(doctor.gpu, DAYS), "GPU").text == "NVIDIA H200, sm_90a"
+    assert of(doctor.found(doctor.gpu, DAYS), "torch").state == WARN
+
+
+def test_a_driver_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = toolchain.Gpus(("NVIDIA A100",), ("8.0",), "12.4")
+    monkeypatch.setattr(toolchain, "find_gpus", lambda: found)
+    monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
+    findings = list(doctor.found(doctor.gpu, DAYS))
+    (bad,) = [finding for finding in findings if finding.state == BAD]
+    assert bad.subject == "driver" and "12.4" in bad.text and "update" in bad.mend
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "file" / "cache"))
+    finding = of(doctor.found(doctor.cache, DAYS), "cache")
+    assert finding.state == BAD and "HUNDRED_DAYS_CACHE" in finding.mend

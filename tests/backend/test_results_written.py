@@ -1,0 +1,34 @@
+"""Results written by the command line, on fixture days."""
+
+from __future__ import annotations
+
+from common.report import stored
+from tests.command_line import CommandLine
+from tests.unit.test_results import BEGIN, END
+
+
+def test_write_from_another_machine(run_copy: CommandLine) -> None:
+    """The whole way: a run, its JSON, stored elsewhere, shown again; a second run changes all."""
+    root = run_copy.days.parent
+    for folder in (run_copy.days / "day01", run_copy.days / "day11"):
+        (folder / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    report = root / "report.json"
+    assert run_copy("1,11", "--json", str(report)).returncode == 0
+    assert not (root / "progress.md").exists()
+    done = run_copy("--write", "--from", str(report))
+    assert done.returncode == 0, done.stdout
+    assert "stored day 1, 11 in common/results/cpu" in done.stdout
+    assert stored.check(root) == []
+    assert "twice_v2" in (run_copy.days / "day01/README.md").read_text()
+    assert str(root) not in (root / "common/results/cpu/day01.json").read_text()
+    assert "SKIP" in (run_copy.days / "day11/README.md").read_text()
+    (root / "progress.md").write_text("typed by hand")
+    assert run_copy("--write").returncode == 0
+    assert stored.check(root) == []
+
+
+def test_an_unwritable_report_fails_the_run(run_day: CommandLine) -> None:
+    done = run_day("1", "--no-bench", "--json", "/dev/full/report.json")
+    assert done.returncode == 1
+    assert "cannot write /dev/full/report.json" in done.stdout
+    assert "1 day: 1 passed" in done.stdout

@@ -1,0 +1,157 @@
+"""Every day, by discovery: right on the CPU backend, compiled for GPUs, its README true.
+
+Nothing here names a day. A folder that is no proper day is a failure, and so is finding none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.base.days import Day, discover
+from common.base.paths import ROOT
+from common.report import stored
+from tests.compilations import Compilations
+
+DAYS, ERRORS = discover()
+HEADINGS = [
+    "You will learn",
+    "The problem",
+    "The idea",
+    "Walk-through",
+    "Run it",
+    "Results",
+    "What did not help",
+    "Try it yourself",
+    "Read on",
+]
+
+QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+
+
+@pytest.mark.uses_days("all")
+def test_days_are_found_and_proper() -> None:
+    assert DAYS, "no day was found"
+    assert not ERRORS, "\n".join(str(error) for error in ERRORS)
+
+
+@pytest.fixture(scope="session")
+def on_cpu(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    """Outcomes of the days that tests ask for on the CPU backend, from one run of the command that
+    a user types."""
+    needed = [
+        str(item.callspec.params["day"].number)
+        for item in request.session.items
+        if item.function is test_right_on_the_cpu and not item.get_closest_marker("skip")
+    ]
+    report = tmp_path_factory.mktemp("cpu") / "report.json"
+    command = [sys.executable, "run_day.py", *needed, "--device", "cpu", "--no-bench"]
+    run = subprocess.run(
+        [*command, "--json", str(report)], cwd=ROOT, capture_output=True, text=True, timeout=3000
+    )
+    assert report.is_file(), f"run_day.py wrote no report\n{run.stdout}\n{run.stderr}"
+    days = json.loads(report.read_text())["days"]
+    assert (run.returncode == 0) == all(day["status"] != "FAIL" for day in days), run.stdout
+    return {day["number"]: day for day in days}
+
+
+@every_day
+def test_right_on_the_cpu(day: Day, on_cpu: dict[int, dict[str, Any]]) -> None:
+    outcome = on_cpu[day.number]
+    lines = [f"{outcome['status']} {outcome['reason']}", *outcome["details"]]
+    for rung in outcome["rungs"]:
+        lines += [f"{rung['rung']}: {rung['status']} {rung['reason']}", *rung["details"]]
+    assert outcome["status"] == "PASS", "\n".join([*lines, outcome["output"]])
+    assert outcome["rungs"], "no rung ran"
+    assert any(rung["status"] == "PASS" for rung in outcome["rungs"]), "\n".join(lines)
+    for rung in outcome["rungs"]:
+        if rung["status"] == "SKIP":  # it needs what only a GPU has, or an optional tool
+            assert rung["reason"], f"{rung['rung']} was skipped and does not say why"
+            continue
+        assert rung["status"] == "PASS", "\n".join(lines)
+        assert rung["checked"] > 0, f"{rung['rung']} was checked on no case"
+
+
+@every_day
+def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
+    for source in day.library_sources:
+        compilations.nvcc(day.name, source).result()
+
+
+def begin(compilations: Compilations, day: Day) -> None:
+    """Begins the compilations that the test waits for."""
+    for source in day.library_sources:
+        compilations.nvcc(day.name, source)
+
+
+test_compiles_for_gpus.begin = begin  # type: ignore[attr-defined]
+
+
+def readme(day: Day) -> str:
+    return (day.folder / "README.md").read_text(encoding="utf-8")
+
+
+@every_day
+def test_readme_has_the_headings_in_order(day: Day) -> None:
+    found = re.findall(r"^## (.+)$", readme(day), re.MULTILINE)
+    assert found == HEADINGS
+
+
+@every_day
+def test_readme_quotes_are_verbatim(day: Day) -> None:
+    """Every block of code stands in the day's sources as it is, but for indentation."""
+    sources = [day.source, *day.extra_sources, day.folder / "day.py"]
+    texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
+    quotes = re.findall(
+        r"^```(?:cuda|cpp|c\+\+|python|cmake)\n(.*?)^```$", readme(day), re.DOTALL | re.MULTILINE
+    )
+    assert quotes, "the walk-through quotes no code"
+    for quote in quotes:
+        # A line of nothing but … stands for lines left out.
+        for part in re.split(r"^\s*…\s*$", quote, flags=re.MULTILINE):
+            assert any(_stripped(part) in text for text in texts), f"not in the sources:\n{part}"
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+@every_day
+def test_readme_links_lead_somewhere(day: Day) -> None:
+    prose = re.sub(r"^```.*?^```$", "", readme(day), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", prose):
+        assert (day.folder / target).exists(), f"{target} does not exist"
+
+
+@pytest.mark.uses_days("all")
+@every_day
+def test_readme_links_the_days_before_and_after(day: Day) -> None:
+    read_on = readme(day)[readme(day).index("## Read on") :]
+    for neighbour in DAYS:
+        if abs(neighbour.number - day.number) == 1:
+            assert f"](../{neighbour.name}/README.md)" in read_on
+
+
+@pytest.mark.uses_days("all")
+def test_stored_results_agree_with_what_is_printed() -> None:
+    assert stored.check() == []
+
+
+@pytest.mark.uses_days("all")
+def test_nothing_else_is_at_the_top() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    shown = {Path(name).parts[0] for name in tracked if not name.startswith(".")}
+    allowed = {"days", "common", "tests", "run_day.py", "progress.md", "requirements.txt"}
+    assert shown <= allowed | {"README.md", "pyproject.toml"}

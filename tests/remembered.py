@@ -1,0 +1,109 @@
+"""Tests that passed with the same sources, flags and versions are not run again.
+
+Of the tiers `backend` and `days`; `--all` runs them all the same. What a test depends on is all of
+common/ and tests/, the compilers and packages in use, and the days that it names: the one that it
+is parametrised with, or those of its mark `uses_days`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from common.base import toolchain
+from common.base.cache import cache_directory, digest
+from common.base.paths import DAYS, ROOT
+from common.report.files import write_atomically
+
+REASON = "passed before with the same sources, flags and versions; --all runs it again"
+_TIERS = (ROOT / "tests" / "backend", ROOT / "tests" / "days")
+_PACKAGES = ("torch", "numpy", "pytest", "ninja", "rich")
+
+
+def _file() -> Path:
+    return cache_directory() / "tests-passed.json"
+
+
+def _contents(folder: Path) -> list[Path]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+@cache
+def _everywhere() -> str:
+    """The key of what all tests depend on."""
+    toolkit = toolchain.find_toolkit()
+    gpus = toolchain.find_gpus()
+    parts = [
+        str(ROOT),
+        toolchain.find_compiler().version,
+        toolkit.version if toolkit else "",
+        *gpus.names,
+        platform.python_version(),
+        *(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
+    ]
+    folders = [_contents(ROOT / "common"), _contents(ROOT / "tests")]
+    files = [path for folder in folders for path in folder if path.suffix != ".md"]
+    return digest(parts, [*files, ROOT / "run_day.py", ROOT / "pyproject.toml"])
+
+
+@cache
+def _of_day(name: str) -> str:
+    return digest([name], _contents(DAYS / name))
+
+
+def _days_of(item: pytest.Item) -> list[str]:
+    call = getattr(item, "callspec", None)
+    day = call.params.get("day") if call else None
+    mark = item.get_closest_marker("uses_days")
+    return [*([day.name] if day else []), *(mark.args if mark else ())]
+
+
+def key_of(item: pytest.Item) -> str:
+    """What the test's outcome depends on."""
+    names = _days_of(item)
+    if names == ["all"]:
+        names = sorted(path.name for path in DAYS.glob("day*"))
+    return digest([_everywhere(), *(_of_day(name) for name in names)])
+
+
+class Remembered:
+    """The tests that passed, across sessions."""
+
+    def __init__(self) -> None:
+        self._passed: dict[str, str] = {}
+        if _file().is_file():
+            self._passed = json.loads(_file().read_text())
+        self._keys: dict[str, str] = {}
+
+    def skip_passed(self, items: Sequence[pytest.Item], everything: bool) -> None:
+        """Marks those that need not run; notes of the others what a pass would stand for."""
+        for item in items:
+            if not any(item.path.is_relative_to(tier) for tier in _TIERS):
+                continue
+            key = key_of(item)
+            if not everything and self._passed.get(item.nodeid) == key:
+                item.add_marker(pytest.mark.skip(reason=REASON))
+            else:
+                self._keys[item.nodeid] = key
+
+    def note(self, report: pytest.TestReport) -> None:
+        """Takes a test's outcome."""
+        key = self._keys.get(report.nodeid)
+        if key is None:
+            return
+        if report.when == "call" and report.passed:
+            self._passed[report.nodeid] = key
+        elif report.failed:
+            self._passed.pop(report.nodeid, None)
+
+    def save(self) -> None:
+        """Writes what is known for the next session."""
+        if self._keys:
+            write_atomically(_file(), json.dumps(self._passed, indent=0))

@@ -1,0 +1,234 @@
+"""Bad input: rungs that take it well pass, those that take it badly in one way each do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.base.declaration import Case, Cost, Problem, Rung, grid
+from common.check.bad_input import bad_inputs, check_bad_input, good_case, names_one_of
+from common.check.draw import Draw
+from common.check.expected import signature_of
+from common.check.rungs import CheckResult
+from tests.unit.test_check import FakeBackend
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+ADD = Problem(
+    name="add",
+    inputs=lambda case, draw: (draw(*case.shape), draw(*case.shape), 2.0),
+    reference=lambda x, y, factor: x + factor * y,
+    rungs=(Rung("add", "the test's own"),),
+    cases=grid([(1, 1), (4, 4), (3, 5), (0, 5)], ["float32", "float16"]),
+    bench=Case((8, 64)),
+    bench_cpu=Case((8, 64)),
+    cost=lambda case: Cost(),
+)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def add(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+    """As a day's launcher does it: checks, each naming the argument."""
+    for name, t in (("x", x), ("y", y)):
+        require(t.device.type == "cpu", f"{name}: expected a CPU tensor, got {t.device}")
+        require(t.dtype in FLOATS, f"{name}: expected float32 or float16, got {t.dtype}")
+        require(t.is_contiguous(), f"{name}: expected a contiguous tensor")
+        require(t.dim() == 2, f"{name}: expected 2 dimensions, got {t.dim()}")
+    require(x.dtype == y.dtype, f"y: expected the dtype of x, got {y.dtype}")
+    require(x.shape == y.shape, f"y: expected shape {tuple(x.shape)}, got {tuple(y.shape)}")
+    return x + factor * y
+
+
+def check(call: Callable[..., object], problem: Problem = ADD) -> CheckResult:
+    return check_bad_input(problem, Rung("rung", "under test"), call, FakeBackend())
+
+
+def rejected(call: Callable[..., object], *words: str, problem: Problem = ADD) -> str:
+    result = check(call, problem)
+    assert result.failure is not None, "a rung that takes bad input badly was accepted"
+    text = str(result.failure)
+    for word in words:
+        assert word in text, text
+    return text
+
+
+def but(change: Callable[[torch.Tensor, torch.Tensor, float], object]) -> Callable[..., object]:
+    """`add`, except where `change` answers something (a result, or an exception)."""
+
+    def call(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        answer = change(x, y, factor)
+        return add(x, y, factor) if answer is None else answer
+
+    return call
+
+
+def test_careful_rung_passes() -> None:
+    result = check(add)
+    assert result.failure is None, str(result.failure)
+    assert result.checked > 50
+
+
+def test_what_is_tried() -> None:
+    args = ADD.inputs(Case((3, 5)), Draw(Case((3, 5)), FakeBackend(), 0))
+    tried = [str(bad) for bad in bad_inputs(args, signature_of(add), FakeBackend())]
+    assert len(set(tried)) == len(tried)
+    for words in (
+        "x as int64",
+        "y as float64",
+        "x with a dimension added",
+        "x flattened",
+        "y as a scalar tensor",
+        "x with dimension 0 one longer, (4, 5)",
+        "y with dimension 1 one shorter, (3, 4)",
+        "x with dimension 1 of size 0",
+        "every dimension of size 3 made 0",
+        "x not contiguous, the transpose",
+        "x not contiguous, every second",
+        "x not contiguous, one row expanded",
+        "not aligned to 16 bytes",
+        "x on the device meta",
+        "all on the wrong device",
+        "factor = nan",
+        "factor = -1.0",
+    ):
+        assert any(words in text for text in tried), words
+
+
+def test_good_case_is_small_with_distinct_sizes() -> None:
+    assert good_case(list(ADD.cases)) == Case((3, 5))
+
+
+def test_refusal_without_a_name_is_rejected() -> None:
+    def nameless(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        require(x.shape == y.shape, "the shapes differ")
+        return None
+
+    rejected(but(nameless), "does not name x or y", "the shapes differ")
+
+
+def test_wrong_dtype_read_as_another_is_rejected() -> None:
+    def reinterpret(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        if x.dtype == torch.int64:
+            return x.float() * 0 + factor * y
+        return None
+
+    rejected(but(reinterpret), "x as int64", "accepted", "wrong")
+
+
+def test_strides_ignored_is_rejected() -> None:
+    def ignore(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        if x.dim() == 2 and x.dtype == y.dtype and x.shape == y.shape and not x.is_contiguous():
+            wrong = torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
+            return wrong.contiguous() + factor * y
+        return None
+
+    rejected(but(ignore), "not contiguous", "accepted")
+
+
+def test_strides_honoured_passes() -> None:
+    result = check(lambda x, y, factor: add(x.contiguous(), y.contiguous(), factor))
+    assert result.failure is None, str(result.failure)
+
+
+def test_accepted_although_the_reference_refuses_is_rejected() -> None:
+    def lenient(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        if x.dim() == 2 and x.shape[0] == 4 and y.shape[0] == 3:
+            return add(x[:3].contiguous(), y, factor)
+        return None
+
+    rejected(but(lenient), "one longer", "reference itself refuses it")
+
+
+def test_broken_by_misalignment_is_rejected() -> None:
+    def fault(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        require(x.data_ptr() % 16 == 0, "x: CUDA error: misaligned address")
+        return None
+
+    rejected(but(fault), "not aligned", "broke on the way")
+
+
+def test_fault_in_a_kernel_is_no_refusal() -> None:
+    def fault(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        where = "block (0,0,0) thread (3,0,0)"
+        require(x.numel() == y.numel(), f"kernel add: illegal access to x\n  {where}")
+        return None
+
+    rejected(but(fault), "broke on the way")
+
+
+def test_write_outside_for_bad_input_is_rejected() -> None:
+    def overrun(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        if x.dim() == 2 and x.numel() == 0 and y.numel() == 0:
+            z = torch.empty_like(x)
+            torch.as_strided(z, (1,), (1,), z.storage_offset()).fill_(1.0)
+            return z
+        return None
+
+    rejected(but(overrun), "made 0", "memory outside")
+
+
+def test_broken_good_case_is_found() -> None:
+    rejected(lambda x, y, factor: x, "good case", "3×5")
+
+    refused = []
+
+    def sulking(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        if len(refused) > 20:
+            x = x + 1
+        try:
+            return add(x, y, factor)
+        except RuntimeError:
+            refused.append(1)
+            raise
+
+    rejected(sulking)
+
+
+def test_scalars() -> None:
+    def whole(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        return add(x, y, float(int(factor)))
+
+    text = rejected(whole, "factor")
+    assert "does not name factor" in text
+
+    repeat = replace(
+        ADD,
+        inputs=lambda case, draw: (draw(*case.shape), 3),
+        reference=lambda x, count: x.repeat(count, 1, 1),
+    )
+
+    def right(x: torch.Tensor, count: int) -> torch.Tensor:
+        require(x.device.type == "cpu", "x: expected a CPU tensor")
+        require(x.dim() == 2, "x: expected 2 dimensions")
+        require(0 <= count < 1000, f"count: expected 0 to 1000, got {count}")
+        return torch.stack([x.contiguous()] * count) if count else x.new_zeros((0, *x.shape))
+
+    def clamped(x: torch.Tensor, count: int) -> torch.Tensor:
+        return right(x, max(count, 0))
+
+    assert check(right, repeat).failure is None
+    rejected(clamped, "count = -1", "reference itself refuses it", problem=repeat)
+
+
+@pytest.mark.parametrize(
+    ("message", "names", "found"),
+    [
+        ("x: expected float32", ("x",), True),
+        ("expected x to be contiguous", ("x",), True),
+        ("at 0x7f00: max exceeded", ("x",), False),
+        ("expected a contiguous tensor", ("a",), False),
+        ("a: expected a contiguous tensor", ("a",), True),
+        ("argument 'a' has the wrong shape", ("a",), True),
+        ("expected weights", ("weight",), False),
+        ("sizes of b and weight differ", ("a", "weight"), True),
+    ],
+)
+def test_what_names_an_argument(message: str, names: tuple[str, ...], found: bool) -> None:
+    assert names_one_of(message, names) is found

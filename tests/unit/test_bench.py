@@ -1,0 +1,150 @@
+"""Timing: contenders take turns, rates are held against ceilings, wrong results get no time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from common.base.declaration import Case, Cost, Problem, Rung, Target
+from common.base.outcome import Timing
+from common.bench import timing as bench
+from common.bench.ceilings import Ceilings
+from common.check.device import Backend
+
+CEILINGS = Ceilings(copy=4000.0, read=4400.0, fp32=60.0, tensor=800.0, l2_bytes=50 << 20)
+GIGABYTE = 10**9
+
+
+def timing(ms: float, **fields: Any) -> Timing:
+    return Timing("case", ms, 0.01, 10, **fields)
+
+
+def problem(**fields: Any) -> Problem:
+    declared: dict[str, Any] = {
+        "name": "double",
+        "inputs": lambda case, draw: (draw(*case.shape),),
+        "reference": lambda x: x * 2,
+        "rungs": (Rung("first", ""), Rung("second", "")),
+        "cases": (Case((8,)),),
+        "bench": Case((1 << 12,)),
+        "bench_cpu": Case((1 << 12,)),
+        "cost": lambda case: Cost(bytes=8 * case.shape[0], flops=case.shape[0]),
+    }
+    return Problem(**{**declared, **fields})
+
+
+def test_contenders_take_turns() -> None:
+    turns: list[str] = []
+
+    def called(name: str) -> Any:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            turns.append(name)
+            time.sleep(0.003)  # long enough to be timed one call at a time
+            return x * 2
+
+        return run
+
+    case = problem(pytorch=called("pytorch"))
+    calls = {"first": called("first"), "second": called("second")}
+    results = bench.time_problem(case, calls, Backend("cpu"), None, quick=True)
+    rounds = turns[-9:]
+    assert rounds == ["first", "second", "pytorch"] * 3
+    for result in results.values():
+        assert isinstance(result, Timing)
+        assert 3 < result.ms < 30 and result.samples >= 3
+        assert result.pytorch_ms is not None and 3 < result.pytorch_ms < 30
+
+
+def test_pytorch_that_cannot_be_timed_is_named() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    one = problem(rungs=(Rung("first", ""),), pytorch=refuses)
+    with pytest.raises(bench.MeasuringFault, match="pytorch_not_captured: operation not perm"):
+        bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
+
+
+def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
+    calls_made = 0
+
+    def tires(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls_made
+        calls_made += 1
+        return x * 2 if calls_made < 3 else x * 2 + 1
+
+    one = problem(rungs=(Rung("first", ""),))
+    results = bench.time_problem(one, {"first": tires}, Backend("cpu"), None, quick=True)
+    assert str(results["first"]).startswith("wrong after timing")
+
+
+def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
+    """However often it is called; and the others, PyTorch's call among them, find it so too."""
+    seen: set[float] = set()
+
+    def doubles(x: torch.Tensor) -> torch.Tensor:
+        seen.add(float(x.abs().sum()))
+        return x.mul_(2)
+
+    def pure(x: torch.Tensor) -> torch.Tensor:
+        seen.add(float(x.abs().sum()))
+        return x * 2
+
+    doubles.writes = ("x",)  # type: ignore[attr-defined]
+    one = problem(pytorch=pure)
+    calls = {"first": doubles, "second": pure}
+    results = bench.time_problem(one, calls, Backend("cpu"), None, quick=True)
+    assert all(isinstance(result, Timing) for result in results.values()), results
+    # Warm-up calls it three times on end; every call that is timed finds the first value.
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("cost", "ms", "bound", "share"),
+    [
+        (Cost(bytes=4 * GIGABYTE, flops=1), 2.0, "copy", 0.5),
+        (Cost(bytes=1, flops=60 * 10**12), 2000.0, "fp32", 0.5),
+        (Cost(bytes=1, flops=60 * 10**12, unit="tensor"), 150.0, "tensor", 0.5),
+    ],
+)
+def test_a_rate_is_held_against_the_ceiling_that_bounds_it(
+    cost: Cost, ms: float, bound: str, share: float
+) -> None:
+    one = timing(ms)
+    bench.rate(one, cost, CEILINGS)
+    assert one.bound == bound
+    assert one.share == pytest.approx(share)
+
+
+def test_a_rate_above_the_ceiling_is_a_measuring_fault() -> None:
+    with pytest.raises(bench.MeasuringFault, match=r"1\.25 of the copy ceiling"):
+        bench.rate(timing(0.8), Cost(bytes=4 * GIGABYTE), CEILINGS)
+
+
+def test_what_fits_in_the_cache_is_not_held_against_memory() -> None:
+    one = timing(0.001)
+    bench.rate(one, Cost(bytes=10 << 20), CEILINGS)
+    assert one.share is None and "L2" in one.note
+
+
+def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> None:
+    memory, arithmetic = timing(1.0), timing(1.0)
+    bench.rate(memory, Cost(bytes=1000, flops=1000), None)
+    bench.rate(arithmetic, Cost(bytes=1000, flops=100_000), None)
+    assert (memory.bound, arithmetic.bound) == ("copy", "fp32")
+    assert memory.share is None and arithmetic.share is None
+
+
+@pytest.mark.parametrize(
+    ("of", "reached"), [("copy", 0.9), ("read", 0.818), ("pytorch", 2.0), ("slow", 4.0)]
+)
+def test_targets(of: str, reached: float) -> None:
+    mine = timing(1.0, gbs=3600.0, pytorch_ms=2.0)
+    results: dict[str, Timing | str] = {"fast": mine, "slow": timing(4.0)}
+    for at_least, met in ((reached * 0.99, True), (reached * 1.01, False)):
+        rung = Rung("fast", "", target=Target(at_least, of))
+        assert bench.target_met(rung, results, CEILINGS) is met
+    assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)

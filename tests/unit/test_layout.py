@@ -1,0 +1,79 @@
+"""The layout of common/: packages by concern, imports downward only."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+from common.base.paths import ROOT
+
+COMMON = ROOT / "common"
+# From the top: a package imports what stands below it, and itself.
+ORDER = ["run", "practice", "tools", "process", "bench", "check", "build", "cpu", "report", "base"]
+FACADE = "day"  # what a day.py imports
+
+MODULES = sorted(path for path in COMMON.rglob("*.py") if path.name != "__init__.py")
+
+
+def package(path: Path) -> str:
+    """ "run" for common/run/doctor.py, "day" for common/day.py."""
+    return path.relative_to(COMMON).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of ours that a file names in an import anywhere in it, with their dots."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = {".".join(p.relative_to(ROOT).with_suffix("").parts) for p in MODULES}
+    return found & files
+
+
+def test_every_package_has_its_place() -> None:
+    packages = {package(path) for path in MODULES}
+    assert packages <= {*ORDER, FACADE}, packages - {*ORDER, FACADE}
+    assert len(MODULES) > 50, "the modules were not found"
+
+
+def test_imports_go_downward() -> None:
+    wrong = []
+    for path in MODULES:
+        if package(path) == FACADE:
+            continue
+        for name in imported(path):
+            target = name.split(".")[1]
+            if target == FACADE or ORDER.index(target) < ORDER.index(package(path)):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_no_circle() -> None:
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts): imported(p) for p in MODULES}
+    while free := {name for name, needs in names.items() if not needs & set(names)}:
+        for name in free:
+            del names[name]
+    assert not names, f"these import each other: {sorted(names)}"
+
+
+def test_the_script_calls_only_the_top() -> None:
+    packages = {name.split(".")[1] for name in imported(ROOT / "run_day.py")}
+    assert packages <= {"run", "practice", "base"}
+
+
+def test_names_are_told_apart() -> None:
+    names = Counter(path.stem for path in MODULES if path.stem != "__main__")
+    assert [name for name, times in names.items() if times > 1] == []
+    # Inside common.cpu only the rewriter's own modules see a name such as `stream`.
+    assert sorted(set(names) & set(sys.stdlib_module_names)) == []
+
+
+def test_a_day_imports_only_its_vocabulary() -> None:
+    for path in sorted((ROOT / "days").glob("day*/day.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common"):
+                assert node.module == "common.day", f"{path}:{node.lineno}"

@@ -1,0 +1,286 @@
+"""Stored results, what is generated from them, reports of runs, and disks that are full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.base import figures
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
+from common.report import files, runs, stored
+from common.report.files import ResultsError
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+
+NEIGHBOURS = "<!-- neighbours:begin -->\n<!-- neighbours:end -->"
+README = f"# {{}}\n\n{BEGIN}\nold\n{END}\n\n{NEIGHBOURS}\nThe end.\n"
+METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
+H200 = {
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "arch": "9.0a",
+    "driver": "580.1",
+    "driver_cuda": "13.0",
+    "nvcc": "13.0",
+    "torch": "2.13.0",
+    "torch_cuda": "13.0",
+    "compiler": "g++ 12",
+    "python": "3.11.7",
+    "processor": "",
+    "date": "2026-01-02",
+}
+CPU = {**H200, "device": "cpu", "gpu": "", "arch": "", "processor": "A CPU, 2 cores"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number, title in ((1, "Hello"), (2, "Addition | with a bar")):
+        folder = tmp_path / "days" / f"day{number:02d}"
+        folder.mkdir(parents=True)
+        (folder / "day.py").write_text(METADATA.format(title, f"Lesson {number}"))
+        (folder / "x.cu").touch()
+        (folder / "README.md").write_text(README.format(title))
+    return tmp_path
+
+
+def timing(**changes: Any) -> Timing:
+    known = {"case": "1024 float32", "ms": 0.25, "spread": 0.01, "samples": 50, "gbs": 4000.0}
+    known |= {"tflops": 1.0, "bound": "copy", "share": 0.95, "pytorch_ms": 0.5}
+    return Timing(**(known | changes))
+
+
+def passed(number: int, *, met: bool | None = True) -> DayOutcome:
+    rungs = [
+        RungOutcome("add", "add_v1", "plain", PASS, checked=3, timing=timing(ms=0.5)),
+        RungOutcome("add", "add_v2", "fast", PASS, checked=3, timing=timing(),
+                    target="≥ 0.9 × copy", target_met=met),
+    ]  # fmt: skip
+    return DayOutcome(number, f"day{number:02d}", "t", PASS, rungs=rungs)
+
+
+def run(where: dict[str, str], *outcomes: DayOutcome, complete: bool = True) -> dict[str, Any]:
+    return {"where": where, "complete": complete, "days": [o.to_json() for o in outcomes]}
+
+
+def test_outcomes_survive_json() -> None:
+    outcome = passed(1)
+    assert DayOutcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+def test_stored_results_and_generated_files_agree(root: Path) -> None:
+    told = stored.store(run(H200, passed(1), passed(2)), root)
+    talkative = passed(1)
+    talkative.output = "peak memory:\n4.3 MB"
+    stored.store(run(CPU, talkative), root)
+    file = root / "common/results/cpu/day01.json"
+    assert json.loads(file.read_text())["output"] == ["peak memory:", "4.3 MB"]
+    assert "stored day 1-2 in common/results/nvidia-h200" in told
+    assert stored.check(root) == []
+    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [
+        "common/results/cpu/day01.json",
+        "common/results/nvidia-h200/day01.json",
+        "common/results/nvidia-h200/day02.json",
+    ]
+
+
+def test_the_readme_block(root: Path) -> None:
+    stored.store(run(H200, passed(1)), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert text.startswith(f"# Hello\n\n{BEGIN}\n**NVIDIA H200**\n")
+    assert text.endswith("\nThe end.\n")
+    row = "| `add_v2` | fast | 0.250 ms | 4000 GB/s | 95% copy | 2.00× | ≥ 0.9 × copy ✓ |"
+    assert row in text
+    assert "× compile" not in text, "a column that no row fills is left out"
+    assert "driver 580.1, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
+    assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
+    stored.store(run(CPU, passed(1), passed(2)), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert "CPU backend" not in text, "times of a CPU teach nothing beside a GPU's"
+    assert "**CPU backend**" in (root / "days/day02/README.md").read_text(), "alone"
+    assert "- [Day 2: Addition | with a bar](../day02/README.md)" in text
+
+
+def test_a_readme_without_its_block_stores_nothing(root: Path) -> None:
+    """All that would be written is made first: the next --write finds things as they were."""
+    (root / "days/day02/README.md").write_text("# no block\n")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(ResultsError, match=r"day02/README\.md must hold"):
+        stored.store(run(H200, passed(1)), root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_rung_takes_one_line(root: Path) -> None:
+    stored.store(run(H200, passed(1)), root)
+    lines = (root / "common/results/nvidia-h200/day01.json").read_text().splitlines()
+    assert len([line for line in lines if '"rung": "add_v' in line]) == 2 and len(lines) < 12
+
+
+def test_a_device_is_written_to_not_replaced() -> None:
+    with pytest.raises(ResultsError, match="cannot write /dev/full"):
+        files.write_atomically(Path("/dev/full"), "text")
+    assert Path("/dev/full").is_char_device()
+    files.write_atomically(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_what_is_only_checked_takes_a_line(root: Path) -> None:
+    outcome = passed(1)
+    outcome.rungs[:0] = [RungOutcome("odd sizes", f"add_v{i}", "", PASS, checked=3) for i in (1, 2)]
+    stored.store(run(H200, outcome), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert "Timed: 1024 float32. Checked, not timed: odd sizes (2 rungs)." in text
+    assert "| odd sizes |" not in text and "| problem |" not in text
+    # A rung that was refused, or is alone, stays in the table.
+    outcome.rungs[0].status, outcome.rungs[0].reason = SKIP, "needs sm_90"
+    stored.store(run(H200, outcome), root)
+    text = (root / "days/day01/README.md").read_text()
+    assert "| odd sizes | `add_v1` |  | SKIP: needs sm_90 |" in text and "not timed" not in text
+    outcome.rungs = [RungOutcome("add", "add_v1", "plain", PASS, checked=3)]
+    stored.store(run(H200, outcome), root)
+    assert "| `add_v1` | plain | checked |" in (root / "days/day01/README.md").read_text()
+
+
+def test_progress(root: Path) -> None:
+    stored.store(run(CPU, passed(1), passed(2)), root)
+    stored.store(run(H200, passed(1)), root)
+    text = (root / "progress.md").read_text()
+    assert "2 days: 1 passed on a GPU, 2 on the CPU backend; 1 of 1 target met." in text
+    assert "[Hello](days/day01/README.md) | passed on GPU and CPU | `add_v2` | 0.250 ms" in text
+    assert "Addition \\| with a bar" in text
+    assert "CPU backend [b] | Lesson 2 |" in text
+    assert "- [a] NVIDIA H200: driver 580.1" in text
+
+
+def test_a_change_by_hand_is_noticed(root: Path) -> None:
+    stored.store(run(H200, passed(1)), root)
+    for file in (root / "progress.md", root / "days/day01/README.md"):
+        before = file.read_text()
+        file.write_text(before.replace("0.250 ms", "0.100 ms"))
+        (problem,) = stored.check(root)
+        assert file.name in problem and "--write" in problem
+        file.write_text(before)
+    assert stored.check(root) == []
+    (root / "progress.md").unlink()
+    assert "missing" in stored.check(root)[0]
+
+
+def test_a_readme_without_markers_is_an_error(root: Path) -> None:
+    (root / "days/day01/README.md").write_text("# Hello\n")
+    with pytest.raises(ResultsError, match=r"day01/README\.md must hold"):
+        stored.store(run(H200, passed(1)), root)
+
+
+def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
+    stored.store(run(H200, passed(1), passed(2)), root)
+    files = [root / f"common/results/nvidia-h200/day0{n}.json" for n in (1, 2)]
+    before = [file.read_bytes() for file in files]
+    failed = DayOutcome(1, "day01", "t", FAIL, "does not build")
+    skipped = DayOutcome(2, "day02", "t", SKIP, "needs moonbeam")
+    told = stored.store(run(H200, failed, skipped), root)
+    assert told == [
+        "day 1 is not stored: it failed",
+        "day 2 is not stored: it was skipped (needs moonbeam)",
+    ]
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_incomplete_runs_are_not_stored(root: Path) -> None:
+    with pytest.raises(ResultsError, match="--quick or --no-bench"):
+        stored.store(run(H200, passed(1), complete=False), root)
+    assert not (root / "common").exists()
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_full_disk_leaves_the_old_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stored.store(run(H200, passed(1)), root)
+    file = root / "common/results/nvidia-h200/day01.json"
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync" if step == "write" else "replace", full)
+    with pytest.raises(ResultsError, match=f"{file}, which is unchanged: No space left"):
+        stored.store(run(H200, passed(1, met=False)), root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_cannot_be_made(root: Path) -> None:
+    (root / "common").write_text("a file in the way")
+    with pytest.raises(ResultsError, match="was not written"):
+        stored.store(run(H200, passed(1)), root)
+
+
+def test_a_damaged_stored_result_is_named(root: Path) -> None:
+    stored.store(run(H200, passed(1)), root)
+    (root / "common/results/nvidia-h200/day01.json").write_text('{"day": 1}')
+    assert "day01.json holds no stored result" in stored.check(root)[0]
+
+
+def test_reports_are_merged(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    runs.write_json(paths[0], [run(H200, passed(2))])
+    runs.write_json(paths[1], [run(H200, passed(1))])
+    runs.write_json(paths[2], [run(CPU, passed(1))])
+    merged = runs.merge(paths)
+    assert [[day["number"] for day in one["days"]] for one in merged] == [[1, 2], [1]]
+    whole = tmp_path / "whole.json"
+    runs.write_json(whole, merged)
+    assert runs.read_json(whole) == merged
+    with pytest.raises(ResultsError, match="day 1 on nvidia-h200 is in both"):
+        runs.merge([paths[1], whole])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 99}'])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ResultsError, match=r"x\.json is no"):
+        runs.read_json(file)
+    with pytest.raises(ResultsError, match="cannot read"):
+        runs.read_json(tmp_path / "absent.json")
+
+
+def test_no_temporary_file_stays(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "a", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert Path(tempfile.gettempdir()).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 µs"),
+        (1.234e-6, "1.23 µs"),
+        (9.9949e-5, "99.9 µs"),
+        (1e-4, "0.100 ms"),
+        (2.5e-4, "0.250 ms"),
+        (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9999, "1.00 s"),
+        (125.4, "125 s"),
+        (4321.0, "4321 s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert figures.duration(seconds) == text
+
+
+def test_rates() -> None:
+    assert figures.rate(timing()) == "4000 GB/s"
+    assert figures.rate(timing(bound="tensor", tflops=671.4)) == "671 TFLOP/s"
+    assert figures.rate(timing(bound="", gbs=None, tflops=0.0123)) == "12.3 GFLOP/s"
+    assert figures.rate(timing(bound="", gbs=None, tflops=None)) == ""
+    assert figures.share(timing(share=None)) == ""
+    assert figures.ratio(None, 1.0) == ""
+    assert figures.ratio(1.0, 0.01) == "100×"
+    assert figures.numbers([3, 1, 2, 7]) == "1-3, 7"

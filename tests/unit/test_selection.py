@@ -1,0 +1,109 @@
+"""Which days a command line means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.run.selection import SelectionError, listing, select
+
+METADATA = 'TITLE = "{}"\nTEACHES = "t"\nTOPICS = ({},)\nSOURCE = "x.cu"\n'
+DAYS = {
+    1: ("Hello", '"set-up"'),
+    2: ("Vector addition", '"indexing", "memory"'),
+    3: ("Softmax, naive", '"softmax"'),
+    5: ("Softmax in shared memory", '"softmax", "shared memory"'),
+    12: ("Matrix product", '"GEMM"'),
+    100: ("The end", '"farewell"'),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number, (title, topics) in DAYS.items():
+        folder = tmp_path / f"day{number:02d}"
+        folder.mkdir()
+        (folder / "day.py").write_text(METADATA.format(title, topics))
+        (folder / "x.cu").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        (["5"], [5]),
+        (["05"], [5]),
+        (["day05"], [5]),
+        (["1-3"], [1, 2, 3]),
+        (["1,3,5-12"], [1, 3, 5, 12]),
+        (["5", "1"], [1, 5]),
+        (["3,3", "1-5"], [1, 2, 3, 5]),
+        (["all"], [1, 2, 3, 5, 12, 100]),
+        (["softmax"], [3, 5]),
+        (["SoftMax"], [3, 5]),
+        (["shared memory"], [5]),
+        (["shared"], [5]),
+        (["vector", "gemm"], [2, 12]),
+        (["farewell,1"], [1, 100]),
+    ],
+)
+def test_selection(root: Path, wanted: list[str], numbers: list[int]) -> None:
+    assert [day.number for day in select(wanted, root).days] == numbers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (["4"], "no day 4; there are days 1-3, 5, 12, 100"),
+        (["0"], "no day 0"),
+        (["6-9"], "no day in range 6-9; there are days 1-3"),
+        (["3-1"], "write 1-3"),
+        (["softmux"], "did you mean 'softmax' (day 3, 5)"),
+        (["xyzzy"], "--list"),
+        ([","], "no day given"),
+        (["-3"], "no topic"),
+    ],
+)
+def test_what_names_nothing_is_explained(root: Path, wanted: list[str], message: str) -> None:
+    with pytest.raises(SelectionError) as error:
+        select(wanted, root)
+    assert message in str(error.value)
+
+
+def test_a_range_with_gaps_says_what_is_missing(root: Path) -> None:
+    assert select(["1-5"], root).notes == ("of 1-5, these do not exist yet: 4",)
+
+
+def test_no_day_at_all_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SelectionError, match="no day found"):
+        select(["all"], tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_shards_are_a_balanced_partition(root: Path, count: int) -> None:
+    parts = [select(["all"], root, f"{i}/{count}").days for i in range(1, count + 1)]
+    numbers = [day.number for part in parts for day in part]
+    assert sorted(numbers) == sorted(DAYS)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_a_shard_that_is_none(root: Path, shard: str) -> None:
+    with pytest.raises(SelectionError, match="--shard"):
+        select(["all"], root, shard)
+
+
+def test_an_empty_shard_is_an_error(root: Path) -> None:
+    with pytest.raises(SelectionError, match="empty"):
+        select(["1,2"], root, "3/3")
+
+
+def test_a_broken_day_is_selected_with_its_error(root: Path) -> None:
+    (root / "day05" / "x.cu").unlink()
+    selection = select(["3-5"], root)
+    assert [day.number for day in selection.days] == [3]
+    assert "x.cu" in str(selection.broken[5])
+    text, broken = listing([], root)
+    assert len(text.splitlines()) == len(DAYS) - 1
+    assert len(broken) == 1

@@ -1,0 +1,134 @@
+"""The tools' reports and tables, without the tools."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from common.base.days import load_lesson, read_day
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.base.paths import DAYS
+from common.cpu.findings import LineCounts
+from common.process import worker
+from common.process.worker import Work
+from common.tools import access_profile, compute_sanitizer, nsight
+
+LOAD = LineCounts("k", "a.cu", 3, "global load", 10, 320, 1280, 40)
+OTHER_LOAD = LineCounts("k", "a.cu", 4, "global load", 10, 160, 640, 80)
+STORE = LineCounts("k", "a.cu", 3, "global store", 4, 128, 512, 128)
+SHARED = LineCounts("k", "a.cu", 5, "shared load", 2, 64, 256, 0, 64, 62)
+SHARED_ATOMIC = LineCounts("other", "a.cu", 9, "shared atomic", 2, 64, 256)
+
+
+def test_a_kernel_s_row_adds_up_its_lines() -> None:
+    rows = access_profile.kernel_rows([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
+    assert rows == [["k", "6.00", "32.00", "62"], ["other", "–", "–", "0"]]
+
+
+def test_a_line_s_row() -> None:
+    rows = access_profile.line_rows([OTHER_LOAD, SHARED, SHARED_ATOMIC])
+    assert [row[1:] for row in rows] == [
+        ["global load", "10", "16.0", "8.00", "", ""],
+        ["shared load", "2", "32.0", "", "32.00", "62"],
+        ["shared atomic", "2", "32.0", "", "", ""],
+    ]
+    assert all(len(row) == len(access_profile.LINE_HEADER) for row in rows)
+
+
+# --- compute-sanitizer ------------------------------------------------------------------------
+
+CLEAN = "========= COMPUTE-SANITIZER\n  1 twice PASS\n========= ERROR SUMMARY: 0 errors\n"
+FOUND = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at twice_v1_kernel(const float *, float *, long)+0x110 in twice.cu:12
+=========     by thread (1,0,0) in block (4,0,0)
+=========     Host Frame: cudaLaunchKernel [0x1] in libcudart.so
+=========
+========= ERROR SUMMARY: 1 error
+"""
+OTHERS = FOUND.replace("twice_v1_kernel", "at::native::sort_kernel")
+HAZARDS = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+NO_HAZARDS = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status", "reason"),
+    [
+        (CLEAN, 0, PASS, ""),
+        (NO_HAZARDS, 0, PASS, ""),
+        (FOUND, 99, FAIL, "1 error"),
+        (FOUND, 0, FAIL, "1 error"),
+        (OTHERS, 99, PASS, ""),
+        (OTHERS + FOUND, 99, FAIL, "1 error"),
+        (HAZARDS, 99, FAIL, "2 hazards"),
+        (CLEAN, 1, FAIL, "checks failed"),
+        ("Error: Device not supported\n", 1, FAIL, "no report"),
+        ("", 0, FAIL, "no report"),
+    ],
+)
+def test_sanitizer_reports_are_judged(text: str, code: int, status: str, reason: str) -> None:
+    outcome = RungOutcome("sanitize", "memcheck", "", PASS)
+    compute_sanitizer.judge("memcheck", text, code, ["twice_v1"], outcome)
+    assert outcome.status == status
+    assert reason in outcome.reason
+    assert not any("Host Frame" in line for line in outcome.details)
+    assert bool(outcome.remarks) == (text == OTHERS)
+    if "1 error" in reason:
+        assert any("twice.cu:12" in line for line in outcome.details)
+
+
+def test_a_problem_that_the_tools_cannot_run_is_left_out_and_told() -> None:
+    problems = load_lesson(read_day(DAYS / "day20")).problems
+    (problem,) = [p for p in problems if p.unwatched]
+    assert compute_sanitizer.left_out(read_day(DAYS / "day20")) == [
+        f"left out: {problem.name}: {problem.unwatched}"
+    ]
+    under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
+    call, outcome = worker._check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
+    assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
+
+
+def test_findings_that_are_alike_are_told_once() -> None:
+    again = FOUND.replace("thread (1,0,0)", "thread (9,0,0)")
+    elsewhere = FOUND.replace("twice.cu:12", "twice.cu:15")
+    blocks, _ = compute_sanitizer.findings(FOUND + again + elsewhere, ["twice_v1"])
+    lines = compute_sanitizer.condensed(blocks)
+    assert sum("twice.cu:12" in line for line in lines) == 1
+    assert sum("twice.cu:15" in line for line in lines) == 1
+    assert [line.strip() for line in lines if "like it" in line] == ["and 1 more finding like it"]
+
+
+# --- Nsight Compute ---------------------------------------------------------------------------
+
+
+def test_profiles_are_read() -> None:
+    counters = [name for names, _ in nsight.METRICS.values() for name in names]
+    header = ",".join(f'"{name}"' for name in ["ID", "Kernel Name", *counters])
+    units = ",".join('""' for _ in range(2 + len(counters)))
+    values = {"gpu__time_duration.sum": "12,345", "lts__t_sector_hit_rate.pct": "33.333"}
+    values |= {name: "400" for name in counters if "sectors" in name}
+    values |= {name: "100" for name in counters if "requests" in name}
+    values |= {"memory_l1_wavefronts_shared": "1,054"}
+    cells = [values.get(name, "7") for name in counters]
+    line = ",".join(f'"{cell}"' for cell in ["0", "void twice_v1_kernel<float>(int)", *cells])
+    (row,) = nsight.parse(f"==PROF== noise\n{header}\n{units}\n{line}\n")
+    shown = dict(zip(["kernel", *nsight.METRICS], row, strict=True))
+    assert shown["kernel"] == "twice_v1_kernel<float>"
+    assert shown["µs"] == "12.3"
+    assert shown["L2 hit %"] == "33.3"
+    assert shown["sect/ld"] == "4.00"
+    assert shown["bank confl."] == "1047"
+    assert shown["regs"] == "7"
+
+
+@pytest.mark.parametrize("text", ["", '"ID","Kernel Name"\n"",""\n'])
+def test_a_profile_of_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(nsight.ProfileError):
+        nsight.parse(text)
+
+
+def test_names_of_kernels() -> None:
+    assert nsight.kernel_name("f(int)") == "f"
+    assert nsight.kernel_name("void ns::f<(int)4, float>(int *)") == "ns::f<(int)4, float>"
+    assert nsight.kernel_name("void (anonymous namespace)::f<int>(int)") == "f<int>"
