@@ -54,8 +54,8 @@ Tensor softmax_v1_thread_per_row(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: two launches, both with coalesced accesses. The first gives each row to a block of
-// one warp. Each lane sums every 32nd element and adds its part to the row's sum with an atomic
-// (day 14). The second has one thread per element. The sums pass from the first to the second
+// one warp. Each lane sums every 32nd element, and an atomic addition (day 14) adds its part to the
+// row's sum. The second has one thread per element. The sums pass from the first to the second
 // through global memory: one float per row.
 
 constexpr int SUM_BLOCK = 32;
