@@ -8,9 +8,25 @@ import torch
 from common.day import Case, Cost, Problem, Rung
 
 TITLE = "Hello, GPU"
-TEACHES = "What a GPU is made of, what a thread knows about itself, and where it runs"
+TEACHES = "What a GPU consists of, how a thread finds its index, and where it runs"
 TOPICS = ("set-up", "device properties", "indexing", "PTX")
 SOURCE = "hello_cuda.cu"
+INTRODUCES = (
+    "host",
+    "device",
+    "kernel",
+    "launch",
+    "thread",
+    "block",
+    "grid",
+    "multiprocessor",
+    "warp",
+    "lane",
+    "register",
+    "L2 cache",
+    "compute capability",
+    "PTX",
+)
 
 FACTS = (
     "compute capability, major",
@@ -18,19 +34,19 @@ FACTS = (
     "multiprocessors",
     "bytes of memory",
     "bytes of L2 cache",
-    "threads a warp",
-    "threads a block, at most",
-    "threads a multiprocessor",
-    "registers a multiprocessor",
-    "bytes of shared memory a block, at most",
+    "threads per warp",
+    "threads per block, maximum",
+    "threads per multiprocessor",
+    "registers per multiprocessor",
+    "bytes of shared memory per block, maximum",
     "clock, kHz",
 )
 NAME_ON_CPU = "CUDA-on-CPU (emulated, limits of an H200)"
 
 
 def facts_on_cpu():
-    """What the CPU backend says of itself: the limits of an H200, so that a launch which a GPU
-    would refuse is refused here too; the host's processors, memory and cache; and no clock."""
+    """The facts that the CPU backend reports: the limits of an H200, so that it refuses the
+    launches that an H200 refuses; the host's processors, memory and cache; a clock of 0."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cache = int(subprocess.check_output(["getconf", "LEVEL3_CACHE_SIZE"]))
     processors = len(os.sched_getaffinity(0))
@@ -42,8 +58,7 @@ def like(case, draw):
 
 
 def expected_facts(like):
-    """The same facts from PyTorch, which has asked the runtime by itself; on the CPU, from the
-    operating system."""
+    """The same facts as PyTorch reports them; on the CPU backend, as the operating system does."""
     if like.device.type == "cpu":
         facts = facts_on_cpu()
     else:
@@ -55,7 +70,7 @@ def expected_facts(like):
             gpu.total_memory,
             gpu.L2_cache_size,
             gpu.warp_size,
-            1024,  # of every GPU since compute capability 2.0; PyTorch has no field for it
+            1024,  # every GPU since compute capability 2.0; PyTorch has no field for it
             gpu.max_threads_per_multi_processor,
             gpu.regs_per_multiprocessor,
             gpu.shared_memory_per_block_optin,
@@ -79,7 +94,8 @@ def indices(like, blocks, threads):
 
 
 def sm_ids_in_range(builder):
-    """sm_ids, which no reference can foretell, as a yes or no: does the GPU have that SM?"""
+    """No reference can predict the output of sm_ids, so the check is that each number belongs to
+    one of the GPU's multiprocessors."""
     operators = builder.operators()
 
     def in_range(like, blocks):
@@ -113,20 +129,20 @@ def problem(name, inputs, reference, rung, shapes):
     )
 
 
-ASKS_THE_HOST = "it asks the host and copies the answer"
+COPIES_FROM_HOST = "it copies facts from the host with a cudaMemcpy that waits"
 PROBLEMS = (
     problem(
         "facts",
         like,
         expected_facts,
-        Rung("properties", "cudaGetDeviceProperties", timed=False, not_captured=ASKS_THE_HOST),
+        Rung("properties", "cudaGetDeviceProperties", timed=False, not_captured=COPIES_FROM_HOST),
         [()],
     ),
     problem(
         "name",
         like,
         expected_name,
-        Rung("device_name", "text as bytes", timed=False, not_captured=ASKS_THE_HOST),
+        Rung("device_name", "text as bytes", timed=False, not_captured=COPIES_FROM_HOST),
         [()],
     ),
     problem(
@@ -144,7 +160,7 @@ PROBLEMS = (
             "sm_ids",
             "PTX register %smid",
             timed=False,
-            not_captured=ASKS_THE_HOST,
+            not_captured=COPIES_FROM_HOST,
             load=sm_ids_in_range,
         ),
         [(1,), (1000,)],
@@ -153,13 +169,13 @@ PROBLEMS = (
 
 
 def show(operators, device):
-    """Prints what the GPU is, eight hellos, and how blocks were spread over it."""
+    """Prints the GPU's facts, eight hellos, and how the blocks were spread over it."""
     like = torch.empty(1, device=device)
     print(bytes(operators.device_name(like).tolist()).decode())
     for fact, value in zip(FACTS, operators.properties(like).tolist(), strict=True):
         print(f"  {fact:<42}{value:>16,}")
     operators.global_indices(like, 2, 4, True)
     if device.type == "cuda":
-        torch.cuda.synchronize()  # the GPU's printf is printed when it is waited for
+        torch.cuda.synchronize()  # the output of a kernel's printf appears when the host waits
     ids = operators.sm_ids(like, 264).tolist()
     print(f"264 blocks ran on {len(set(ids))} multiprocessors; the first ten on {ids[:10]}")

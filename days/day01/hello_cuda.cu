@@ -1,14 +1,15 @@
 // Day 1: hello, GPU
 //
-// What is this GPU, and where does a thread run? Three small programs:
+// What is this GPU, and where does a thread run? Four small operators:
 //
-//   properties      name, compute capability, multiprocessors, memory, caches, clock, from CUDA's
-//                   runtime; day.py holds them beside what PyTorch says of the same GPU
-//   global_indices  every thread works out its own number, records it, and may print it
+//   properties      compute capability, multiprocessors, memory, L2 cache, limits and clock, from
+//                   the CUDA runtime; day.py compares them with PyTorch's report of the same GPU
+//   device_name     the name of the GPU, as bytes
+//   global_indices  each thread computes its index in the grid, stores it, and may print it
 //   sm_ids          the multiprocessor (SM) that each block ran on, read from a register that
-//                   only PTX, the GPU's assembly language, can name
+//                   PTX, NVIDIA's assembly language, can name and CUDA C++ cannot
 //
-// Bytes and operations: next to none. Nothing of this day is timed.
+// Bytes and operations: almost none, so nothing is timed on this day.
 //
 // Run: python run_day.py 1
 
@@ -18,12 +19,13 @@
 #include <cstring>
 
 // ---------------------------------------------------------------------------------------------
-// properties: one call fills in a struct with about a hundred facts; some newer ones have to be
-// asked for one by one.
+// properties: one call fills in a struct of about a hundred facts. A few others are attributes,
+// which are queried one at a time; CUDA 13 has made the clock one of them.
 
-// The facts of `facts` in this order, as int64: major, minor, multiprocessors, bytes of memory,
-// bytes of L2 cache, threads a warp, threads a block at most, threads a multiprocessor, registers a
-// multiprocessor, bytes of shared memory a block (at most, if asked for), clock in kHz.
+// Returns int64 facts in this order: compute capability (major, minor), multiprocessors, bytes of
+// memory, bytes of L2 cache, threads per warp, threads per block (maximum), threads per
+// multiprocessor, registers per multiprocessor, bytes of shared memory (day 5) per block (the
+// maximum, which a kernel must opt in to), clock in kHz.
 Tensor properties(const Tensor& like) {
   check(like, "like").on_gpu();
   cudaDeviceProp gpu;
@@ -43,12 +45,12 @@ Tensor properties(const Tensor& like) {
                            static_cast<int64_t>(gpu.sharedMemPerBlockOptin),
                            clock_khz};
   Tensor out = torch::stable::new_empty(like, {std::size(facts)}, ScalarType::Long);
-  // The facts are on the host, the tensor may be on the GPU: copying needs the runtime's help.
+  // cudaMemcpyDefault: the runtime sees from the addresses that this copies from host to device.
   check_cuda(cudaMemcpy(out.mutable_data_ptr(), facts, sizeof(facts), cudaMemcpyDefault), "copy");
   return out;
 }
 
-// The GPU's name, a byte a letter (uint8): tensors hold no text.
+// Returns the GPU's name as uint8, one byte per character, because tensors hold no text.
 Tensor device_name(const Tensor& like) {
   check(like, "like").on_gpu();
   cudaDeviceProp gpu;
@@ -60,10 +62,10 @@ Tensor device_name(const Tensor& like) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// global_indices: the same program runs in every thread; what differs is threadIdx and blockIdx.
+// global_indices: every thread runs the same kernel; only threadIdx and blockIdx differ.
 
 __global__ void global_indices_kernel(int* __restrict__ out, bool print) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;  // threads of earlier blocks, then me
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;  // [0, gridDim.x * blockDim.x)
   out[i] = i;
   if (print) {
     printf("hello from thread %u of block %u: I am number %d of %u\n", threadIdx.x, blockIdx.x, i,
@@ -71,7 +73,7 @@ __global__ void global_indices_kernel(int* __restrict__ out, bool print) {
   }
 }
 
-// blocks, threads: 1 to 65535 blocks of 1 to 1024 threads. Returns (blocks * threads,) int32.
+// Launches 1 to 65535 blocks of 1 to 1024 threads. Returns (blocks * threads,) int32.
 Tensor global_indices(const Tensor& like, int64_t blocks, int64_t threads, bool print) {
   check(like, "like").on_gpu();
   STD_TORCH_CHECK(blocks >= 1 && blocks <= 65535, "blocks: expected 1 to 65535, got ", blocks);
@@ -85,11 +87,11 @@ Tensor global_indices(const Tensor& like, int64_t blocks, int64_t threads, bool 
 }
 
 // ---------------------------------------------------------------------------------------------
-// sm_ids: CUDA C++ has no name for the multiprocessor that a thread runs on. PTX has: %smid.
+// sm_ids: CUDA C++ has no name for the multiprocessor that a thread runs on. PTX calls it %smid.
 
 __device__ int multiprocessor_id() {
 #ifdef CUDA_ON_CPU
-  return cudacpu::smid();  // the CPU backend counts its worker threads as multiprocessors
+  return cudacpu::smid();  // on the CPU backend, an OS thread plays the part of a multiprocessor
 #else
   int id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
@@ -101,7 +103,7 @@ __global__ void sm_ids_kernel(int* __restrict__ out) {
   if (threadIdx.x == 0) out[blockIdx.x] = multiprocessor_id();
 }
 
-// Returns (blocks,) int32: the multiprocessor of each block. Another run may give other numbers.
+// Returns (blocks,) int32: the multiprocessor of each block. The numbers may differ between runs.
 Tensor sm_ids(const Tensor& like, int64_t blocks) {
   check(like, "like").on_gpu();
   STD_TORCH_CHECK(blocks >= 1 && blocks <= 65535, "blocks: expected 1 to 65535, got ", blocks);

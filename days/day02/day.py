@@ -5,9 +5,28 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Vector addition"
-TEACHES = "Threads and their indices, copies to and from the GPU, pinned memory, 16-byte loads"
+TEACHES = (
+    "One thread per element, coalesced and 16-byte loads, pinned memory, bandwidth as the limit"
+)
 TOPICS = ("vector addition", "indexing", "memory", "pinned memory", "bandwidth")
 SOURCE = "vec_add.cu"
+INTRODUCES = (
+    "global memory",
+    "bandwidth",
+    "latency",
+    "throughput",
+    "in flight",
+    "memory-bound",
+    "coalesced",
+    "sector",
+    "bounds check",
+    "stream",
+    "grid-stride loop",
+    "vectorised load",
+    "alignment",
+    "pageable memory",
+    "pinned memory",
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)]
@@ -49,7 +68,7 @@ def host_problem(name, idea, pinned):
                 "vec_add_host_arrays",
                 idea,
                 host_timed=True,
-                not_captured="it allocates memory and waits for copies",
+                not_captured="it allocates memory and its copies wait",
             ),
         ),
         cases=grid(SIZES, ["float32"]),
@@ -61,15 +80,15 @@ def host_problem(name, idea, pinned):
 
 PROBLEMS = (
     host_problem("from pageable host arrays", "cudaMalloc, cudaMemcpy, kernel", pinned=False),
-    host_problem("from pinned host arrays", "the same, arrays pinned", pinned=True),
+    host_problem("from pinned host arrays", "the same with pinned arrays", pinned=True),
     Problem(
         name="from tensors",
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("vec_add_v1_thread_per_element", "one thread an element"),
-            Rung("vec_add_v2_grid_stride", "a grid of the GPU's size, striding"),
-            Rung("vec_add_v3_float4", "16 bytes a load", target=Target(0.97, "copy")),
+            Rung("vec_add_v1_thread_per_element", "one thread per element"),
+            Rung("vec_add_v2_grid_stride", "grid-stride loop, grid of the GPU's size"),
+            Rung("vec_add_v3_float4", "16 bytes per load", target=Target(0.97, "copy")),
         ),
         cases=(
             *grid(SIZES, FLOATS),

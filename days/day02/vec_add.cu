@@ -3,33 +3,34 @@
 //   z[i] = x[i] + y[i]          x, y, z: (n,)
 //
 // Bytes: read x and y once, write z once: 3 · n · sizeof(T). For n = 2^28 fp32 that is 3.2 GB.
-// Operations: n additions, nothing beside it: the memory bus is the limit.
+// Operations: n additions. Memory bandwidth is the limit.
 //
-//   host_arrays   the C way: cudaMalloc, cudaMemcpy there, kernel, cudaMemcpy back, cudaFree
-//   v1 thread_per_element   tensors: no copies, one thread for each element
-//   v2 grid_stride          a grid that fits the GPU walks over any n
-//   v3 float4               16 bytes a load: fewer instructions for the same bytes
+//   host_arrays             the C way: cudaMalloc, copy to the device, kernel, copy back, cudaFree
+//   v1 thread_per_element   tensors on the device, no copies; one thread per element
+//   v2 grid_stride          a grid as large as the GPU loops over any n
+//   v3 float4               16 bytes per load: a quarter of the load instructions
 //
 // Run: python run_day.py 2
 
 #include "common/cuda/tensor.cuh"
 
-// 256 threads a block: a multiple of the warp's 32, and eight blocks fill a multiprocessor's 2048.
+// Threads per block: a multiple of the warp's 32 that divides what a multiprocessor holds on every
+// architecture (1024, 1536 or 2048 threads).
 constexpr int BLOCK = 256;
 
 // ---------------------------------------------------------------------------------------------
-// v1: thread i of the whole grid adds element i.
+// v1: thread i of the grid adds element i.
 
 template <typename T>
 __global__ void vec_add_v1_thread_per_element_kernel(const T* __restrict__ x,
                                                      const T* __restrict__ y, T* __restrict__ z,
                                                      int64_t n) {
-  // int64_t first: blockIdx.x * blockDim.x in 32 bits overflows beyond 2^32 threads.
+  // int64_t before the product: in 32 bits it overflows beyond 2^32 threads.
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) z[i] = x[i] + y[i];  // the last block has threads beyond the end
+  if (i < n) z[i] = x[i] + y[i];  // bounds check: the last block has threads beyond the end
 }
 
-// What every launcher of this day asks of its arguments.
+// What every launcher on tensors requires of its arguments.
 void check_pair(const Tensor& x, const Tensor& y) {
   check(x, "x").on_gpu().floating().rank(1).contiguous();
   check(y, "y").on_gpu().like(x, "x").contiguous();
@@ -40,7 +41,7 @@ Tensor vec_add_v1_thread_per_element(const Tensor& x, const Tensor& y) {
   const DeviceGuard guard(x);
   Tensor z = torch::stable::empty_like(x);
   const int64_t n = x.numel();
-  if (n == 0) return z;  // a grid of no blocks is an error
+  if (n == 0) return z;  // a grid of zero blocks is an error
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -52,26 +53,31 @@ Tensor vec_add_v1_thread_per_element(const Tensor& x, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: the grid is as large as the GPU, not as large as the vector. Thread i adds
-// elements i, i + all threads, i + 2 · all threads … so one launch serves any n, and a block is
-// started once instead of once every 256 elements.
+// v2 against v1: the grid is as large as the GPU, not as large as the vector. With S threads in the
+// grid, thread i adds elements i, i + S, i + 2 · S … One grid serves any n, and far fewer blocks
+// have to be started.
 
 template <typename T>
 __global__ void vec_add_v2_grid_stride_kernel(const T* __restrict__ x, const T* __restrict__ y,
                                               T* __restrict__ z, int64_t n) {
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += threads) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;  // S, the threads of the whole grid
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
     z[i] = x[i] + y[i];
   }
 }
 
-// Enough blocks to fill every multiprocessor, but no more than there is work for.
+// A limit of the GPU that x lives on.
+int device_attribute(const Tensor& x, cudaDeviceAttr attribute) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device_index(x)), "cudaDeviceGetAttribute");
+  return value;
+}
+
+// As many blocks as the multiprocessors hold at the same time, but not more than there is work for.
 unsigned resident_blocks(const Tensor& x, int64_t blocks_of_work) {
-  int multiprocessors = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_index(x)),
-      "cudaDeviceGetAttribute");
-  const int64_t resident = int64_t{multiprocessors} * (2048 / BLOCK);
+  const int64_t multiprocessors = device_attribute(x, cudaDevAttrMultiProcessorCount);
+  const int64_t threads = device_attribute(x, cudaDevAttrMaxThreadsPerMultiProcessor);
+  const int64_t resident = multiprocessors * (threads / BLOCK);
   return static_cast<unsigned>(blocks_of_work < resident ? blocks_of_work : resident);
 }
 
@@ -92,11 +98,11 @@ Tensor vec_add_v2_grid_stride(const Tensor& x, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v1: each thread moves 16 bytes with one instruction (a float4: four floats, or eight
-// halves in the same bits), two such pieces a vector. The up to 3 (or 7) elements after the last
-// full piece are added by single threads.
+// v3 against v1: vectorised loads. Each thread loads 16 bytes (four floats or eight halves) of each
+// input with one instruction. Up to 3 (or 7) elements remain after the last full pack; one thread
+// adds each of them.
 
-// N elements in 16 bytes; alignas tells the compiler that one 16-byte load may fetch them.
+// N elements in 16 bytes. alignas promises the alignment that a 16-byte load needs.
 template <typename T>
 struct alignas(16) Pack {
   static constexpr int N = 16 / sizeof(T);
@@ -116,13 +122,13 @@ __global__ void vec_add_v3_float4_kernel(const T* __restrict__ x, const T* __res
     for (int k = 0; k < N; ++k) sum.at[k] = a.at[k] + b.at[k];
     reinterpret_cast<Pack<T>*>(z)[i] = sum;
   }
-  const int64_t rest = packs * N + i;  // [packs · N, n): fewer than N elements are left
+  const int64_t rest = packs * N + i;  // [packs · N, n): fewer than N elements
   if (rest < n) z[rest] = x[rest] + y[rest];
 }
 
 Tensor vec_add_v3_float4(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
-  // A slice such as x[1:] starts in the middle of 16 bytes, where a 16-byte load would fault.
+  // A slice such as x[1:] is not aligned to 16 bytes, and a 16-byte load from it would fault.
   if (!is_aligned(x, 16) || !is_aligned(y, 16)) return vec_add_v1_thread_per_element(x, y);
   const DeviceGuard guard(x);
   Tensor z = torch::stable::empty_like(x);
@@ -140,10 +146,10 @@ Tensor vec_add_v3_float4(const Tensor& x, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The C way: x, y and z are arrays on the host. Memory on the GPU is allocated, filled, read back
-// and freed by hand; PyTorch has no part in it.
+// The C way, without PyTorch: x, y and z are arrays on the host, and device memory is allocated,
+// filled, read back and freed by hand.
 
-// Memory on the GPU that is freed at the end of the scope, also when an error is thrown.
+// Device memory that is freed at the end of the scope, also when an exception is thrown.
 class DeviceArray {
  public:
   explicit DeviceArray(size_t bytes) { check_cuda(cudaMalloc(&pointer_, bytes), "cudaMalloc"); }
@@ -156,8 +162,8 @@ class DeviceArray {
   void* pointer_ = nullptr;
 };
 
-// z is written. The caller chooses what kind of host memory the three arrays are: pageable, or
-// pinned, which the GPU can fetch from by itself.
+// Writes z. The caller chooses the kind of host memory for the three arrays: pageable, or pinned,
+// which the device can read and write without the CPU.
 void vec_add_host_arrays(const Tensor& x, const Tensor& y, Tensor& z) {
   check(x, "x").on_host().dtype({ScalarType::Float}).rank(1).contiguous();
   check(y, "y").on_host().like(x, "x").contiguous();
@@ -172,7 +178,7 @@ void vec_add_host_arrays(const Tensor& x, const Tensor& y, Tensor& z) {
   check_cuda(cudaMemcpy(dy.get(), y.const_data_ptr(), bytes, cudaMemcpyHostToDevice), "copy of y");
   vec_add_v1_thread_per_element_kernel<float><<<grid, BLOCK>>>(dx.get(), dy.get(), dz.get(), n);
   check_launch("vec_add_host_arrays");
-  // The launch returned at once; this copy waits for the kernel, which is in the same stream.
+  // The launch returned at once. This copy is in the same stream, so it starts after the kernel.
   check_cuda(cudaMemcpy(z.mutable_data_ptr(), dz.get(), bytes, cudaMemcpyDeviceToHost),
              "copy of z");
 }
@@ -192,6 +198,6 @@ STABLE_TORCH_LIBRARY_IMPL(day02, CUDA, m) {
   m.impl("vec_add_v3_float4", TORCH_BOX(&vec_add_v3_float4));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(day02, CPU, m) {  // its tensors are host arrays
+STABLE_TORCH_LIBRARY_IMPL(day02, CPU, m) {  // its arguments are host arrays
   m.impl("vec_add_host_arrays", TORCH_BOX(&vec_add_host_arrays));
 }

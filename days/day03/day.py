@@ -5,9 +5,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Matrices on a 2D grid"
-TEACHES = "Rows and columns from a 2D grid, edges, device functions, a functor as kernel argument"
+TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, functors"
 TOPICS = ("matrix addition", "2D grid", "functor", "element-wise", "templates")
 SOURCE = "matrix_add.cu"
+INTRODUCES = ("row-major", "functor")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (7, 1), (1, 7), (31, 33), (32, 32), (33, 65), (127, 1025), (1000, 3)]
@@ -50,7 +51,7 @@ def map_problem(f, a=1.0, b=0.0):
         reference=map_reference,
         rungs=(
             Rung("element_wise_v1_functor", "the function is a template argument"),
-            Rung("element_wise_v2_functor_wide", "16 bytes a load", target=Target(0.95, "copy")),
+            Rung("element_wise_v2_functor_wide", "16 bytes per load", target=Target(0.95, "copy")),
         ),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),
@@ -69,12 +70,12 @@ PROBLEMS = (
         inputs=add_inputs,
         reference=add_reference,
         rungs=(
-            Rung("matrix_add_v1_grid_2d", "a 2D grid, one element a thread"),
-            Rung("matrix_add_v2_four_rows", "four rows a thread", target=Target(0.95, "copy")),
+            Rung("matrix_add_v1_grid_2d", "2D grid, one element per thread"),
+            Rung("matrix_add_v2_four_rows", "four rows per thread", target=Target(0.95, "copy")),
         ),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),
-            *grid([(600_000, 1)], ["float32"]),  # more rows than one grid has along y
+            *grid([(600_000, 1)], ["float32"]),  # more rows than the largest grid covers along y
             *grid([(19, 101)], FLOATS, values="nonfinite"),
         ),
         bench=Case((16384, 16384)),

@@ -4,33 +4,34 @@
 //   element_wise   y[r, c] = f(x[r, c])             f: a · v + b, relu, or square
 //
 // Bytes: add reads two matrices and writes one, 3 · rows · cols · sizeof(T); element_wise reads
-// one and writes one. Operations: one or two an element. The memory bus is the limit.
+// one and writes one. Operations: one or two per element. Memory bandwidth is the limit.
 //
 //   add v1 grid_2d        thread (x, y) of a 2D grid adds element (row y, column x)
-//   add v2 four_rows      a thread adds four elements of a column: four loads in flight
-//   map v1 functor        one kernel, any function: the function is a template argument
-//   map v2 functor_wide   the same, 16 bytes a load where rows allow it
+//   add v2 four_rows      four elements of a column per thread: eight loads in flight, not two
+//   map v1 functor        one kernel for any function: the function is a template argument
+//   map v2 functor_wide   the matrix as one vector, 16 bytes per load
 //
 // Run: python run_day.py 3
 
 #include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
-// A block is 32 columns by 8 rows: its warps are rows of 32 neighbours, so their loads coalesce.
+// A block covers 32 columns by 8 rows. Each warp is 32 neighbours of a row: its loads are
+// coalesced.
 constexpr int BLOCK_X = 32;
 constexpr int BLOCK_Y = 8;
-constexpr int64_t MAX_GRID_Y = 65535;  // CUDA's limit; gridDim.x may go to 2^31 - 1
+constexpr int64_t MAX_GRID_Y = 65535;  // CUDA's limit; that of gridDim.x is 2^31 - 1
 
-// Blocks along y for `rows` rows. A taller matrix is walked over in strides of the whole grid.
-unsigned grid_y(int64_t rows, int rows_a_block) {
-  const int64_t blocks = ceil_div<int64_t>(rows, rows_a_block);
+// Blocks along y for `rows` rows. For a taller matrix the kernel loops in strides of the grid.
+unsigned grid_y(int64_t rows, int rows_per_block) {
+  const int64_t blocks = ceil_div<int64_t>(rows, rows_per_block);
   return static_cast<unsigned>(blocks < MAX_GRID_Y ? blocks : MAX_GRID_Y);
 }
 
 // ---------------------------------------------------------------------------------------------
 // add v1: x of the grid is the column, y is the row.
 
-// Row-major: the elements of a row are neighbours in memory, the next row is `cols` further.
+// Row-major: the elements of a row are neighbours in memory; the next row starts `cols` later.
 __device__ int64_t row_major(int64_t row, int64_t col, int64_t cols) {
   return row * cols + col;
 }
@@ -56,7 +57,7 @@ Tensor matrix_add_v1_grid_2d(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   const DeviceGuard guard(x);
   Tensor z = torch::stable::empty_like(x);
-  if (x.numel() == 0) return z;  // a grid of no blocks is an error
+  if (x.numel() == 0) return z;  // a grid of zero blocks is an error
   const int64_t rows = x.size(0), cols = x.size(1);
   const dim3 block(BLOCK_X, BLOCK_Y);
   const dim3 grid(grid_size(ceil_div<int64_t>(cols, BLOCK_X), "x"), grid_y(rows, BLOCK_Y));
@@ -70,8 +71,8 @@ Tensor matrix_add_v1_grid_2d(const Tensor& x, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// add v2 against v1: a thread adds ROWS elements of its column. It issues all its loads before it
-// needs the first: eight loads in flight a thread instead of two, and a quarter of the blocks.
+// add v2 against v1: each thread adds ROWS elements of its column. It issues all its loads before
+// it needs the first: eight loads in flight per thread instead of two, and a quarter of the blocks.
 
 constexpr int ROWS = 4;
 
@@ -118,10 +119,9 @@ Tensor matrix_add_v2_four_rows(const Tensor& x, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// map v1: the function is an object with operator(), and its type is a template argument. The
-// compiler makes one kernel for each function and puts the function's code inside: no call is
-// left. Numbers that the function needs travel as members of the object, copied to the GPU with
-// the other arguments.
+// map v1: the function is a functor, an object with operator(), and its type is a template
+// argument. The compiler makes one kernel per functor and inlines the call. The functor's members
+// (a and b below) reach the device with the kernel's other arguments.
 
 struct ScaleAndShift {
   float a, b;
@@ -129,7 +129,7 @@ struct ScaleAndShift {
 };
 
 struct Relu {
-  // Written so that NaN stays NaN, as in PyTorch; fmaxf(v, 0) would turn it into 0.
+  // This comparison keeps NaN, as PyTorch does; fmaxf(v, 0) would return 0 for NaN.
   __device__ float operator()(float v) const { return v < 0 ? 0.0f : v; }
 };
 
@@ -149,7 +149,7 @@ __global__ void element_wise_v1_functor_kernel(const T* __restrict__ x, T* __res
   }
 }
 
-// Calls launch(f) with the function of that name; a and b belong to "scale_and_shift".
+// Calls launch(f) with the functor of that name; only "scale_and_shift" uses a and b.
 template <typename Launch>
 void with_function(const std::string& name, double a, double b, Launch launch) {
   if (name == "scale_and_shift") {
@@ -183,8 +183,8 @@ Tensor element_wise_v1_functor(const Tensor& x, const std::string& f, double a, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// map v2 against v1: a function of single elements does not care about rows. The matrix is one
-// long vector, moved 16 bytes at a time; the last few elements go one by one.
+// map v2 against v1: an element-wise function needs no rows and columns. The matrix is one long
+// vector, loaded 16 bytes at a time; the last few elements are computed one by one.
 
 constexpr int BLOCK = 256;
 
@@ -199,7 +199,7 @@ __global__ void element_wise_v2_functor_wide_kernel(const T* __restrict__ x, T* 
     for (int k = 0; k < N; ++k) v.at[k] = static_cast<T>(f(static_cast<float>(v.at[k])));
     reinterpret_cast<Pack<T>*>(y)[i] = v;
   }
-  const int64_t rest = packs * N + i;  // [packs · N, n): fewer than N elements are left
+  const int64_t rest = packs * N + i;  // [packs · N, n): fewer than N elements
   if (rest < n) y[rest] = static_cast<T>(f(static_cast<float>(x[rest])));
 }
 

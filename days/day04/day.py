@@ -5,9 +5,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Tolerance, grid
 
 TITLE = "A naive softmax"
-TEACHES = "Softmax as it is written, strided against neighbouring loads, and why exp overflows"
+TEACHES = "Softmax as it is written, strided against coalesced loads, and why exp overflows"
 TOPICS = ("softmax", "numerics", "coalescing")
 SOURCE = "simple_softmax.cu"
+INTRODUCES = ("softmax", "numerically stable", "ulp")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 FP32_MAX = torch.finfo(torch.float32).max
@@ -18,8 +19,8 @@ def inputs(case, draw):
 
 
 def reference(x):
-    """The naive formula with the range of fp32: what does not fit becomes infinite, as in the
-    kernels, which compute in fp32 whatever the dtype is."""
+    """The naive formula with the range of fp32: what exceeds it becomes infinite, as in the
+    kernels, which compute in fp32 for every dtype."""
     if x.dtype != torch.float64:
         x = x.float()
     e = torch.exp(x)
@@ -45,7 +46,7 @@ PROBLEMS = (
         reference=reference_in_dtype,
         pytorch=lambda x: torch.softmax(x, dim=-1),
         rungs=(
-            Rung("softmax_v1_thread_per_row", "one thread a row"),
+            Rung("softmax_v1_thread_per_row", "one thread per row"),
             Rung(
                 "softmax_v2_two_kernels",
                 "sums, then quotients",
@@ -54,19 +55,19 @@ PROBLEMS = (
         ),
         cases=(
             *grid([(1, 1), (3, 1023), (300, 17), (3, 1025), (257, 31), (0, 8), (4, 0)], FLOATS),
-            *grid([(16, 200)], FLOATS, values="large"),  # some rows overflow: NaN, and it must be
+            *grid([(16, 200)], FLOATS, values="large"),  # some rows overflow and must give NaN
             *grid([(8, 300)], FLOATS, values="nonfinite"),
         ),
         bench=Case((65536, 1024)),
         bench_cpu=Case((512, 1024)),
         cost=cost,
-        tolerance=Tolerance(ulps=32, why="v1 adds up a row one by one: each addition rounds"),
+        tolerance=Tolerance(ulps=32, why="v1 sums a row one by one, and each addition rounds"),
     ),
 )
 
 
 def show(ops, device):
-    """Prints where the formula breaks."""
+    """Prints where the naive formula overflows, beside PyTorch's softmax."""
     print("x = [v, v - 1, v - 2]   naive softmax                 torch.softmax")
     for v in (10.0, 80.0, 88.0, 89.0, 1000.0):
         x = torch.tensor([[v, v - 1, v - 2]], device=device)

@@ -5,9 +5,16 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Softmax in shared memory"
-TEACHES = "Shared memory, barriers, tree reduction, and the online softmax that needs one pass less"
+TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
 TOPICS = ("softmax", "reduction", "shared memory", "numerics")
 SOURCE = "shared_softmax.cu"
+INTRODUCES = (
+    "shared memory",
+    "dynamic shared memory",
+    "barrier",
+    "tree reduction",
+    "online softmax",
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 
@@ -24,7 +31,7 @@ def reference(x):
 def cost(case):
     rows, cols = case.shape
     element = getattr(torch, case.dtype).itemsize
-    # read x, write y; subtract, exp, add, divide and a comparison
+    # Bytes: read x, write y. Operations: compare, subtract, exp, add, divide.
     return Cost(bytes=2 * rows * cols * element, flops=5 * rows * cols)
 
 
@@ -34,8 +41,8 @@ PROBLEMS = (
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("softmax_v1_shared_tree", "row in shared memory, two trees"),
-            Rung("softmax_v2_online", "max and sum in one tree"),
+            Rung("softmax_v1_shared_tree", "row in shared memory, two tree reductions"),
+            Rung("softmax_v2_online", "max and sum in one reduction"),
             Rung("softmax_v3_registers", "row in registers", target=Target(1.0, "pytorch")),
         ),
         cases=(

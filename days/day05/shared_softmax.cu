@@ -4,37 +4,38 @@
 //   m[r]    = max_c x[r, c]                                        so that no exp overflows
 //
 // Bytes: read x once, write y once: 2 · rows · cols · sizeof(T). For 65536×1024 fp32 that is
-// 0.54 GB. Operations: about 5 an element, so the memory bus is the limit by far.
+// 0.54 GB. Operations: about 5 per element, so memory bandwidth is the limit by far.
 //
-//   v1 shared_tree   one block a row; the row lives in shared memory; two tree reductions
-//   v2 online        maximum and sum in one reduction: half the barriers, a row of any length
-//   v3 registers     the row in registers, 16-byte loads, trees inside warps: two block barriers
+//   v1 shared_tree   one block per row; the row is kept in shared memory; two tree reductions
+//   v2 online        maximum and sum in one reduction: half the barriers, rows of any length
+//   v3 registers     the row in registers, 16-byte loads, reductions inside warps: two block
+//   barriers
 //
 // Run: python run_day.py 5
 
 #include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
-// One block a row. 256 threads: 8 warps a block and 8 blocks a multiprocessor hide the latency of
-// memory; with more, the tree is deeper and more threads idle in it.
+// Threads per block, one block per row. A multiprocessor holds several such blocks, and while one
+// waits at a barrier another can load. A larger block has a deeper tree with more idle threads.
 constexpr int BLOCK = 256;
 
 // ---------------------------------------------------------------------------------------------
-// v1: the row is read once into shared memory, then everything happens there.
+// v1: each row is read once into shared memory; maximum, sum and quotients are computed from there.
 
-// Combines partial[0, BLOCK) into partial[0] with `op`: 128 threads add the upper half to the
-// lower, then 64, 32 … 1: log2(256) = 8 levels. Every thread of the block must call it.
+// Returns the combination of partial[0, BLOCK) under `op` to every thread. 128 threads combine the
+// upper half with the lower, then 64, 32 … 1: log2(256) = 8 levels. Every thread must call it.
 template <typename Op>
 __device__ float tree_reduce(float* partial, Op op) {
   for (int half = BLOCK / 2; half > 0; half /= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the readers of this level wait for the writers of the previous one
     if (threadIdx.x < half) {
       partial[threadIdx.x] = op(partial[threadIdx.x], partial[threadIdx.x + half]);
     }
   }
-  __syncthreads();  // thread 0 has written the result that all read now
+  __syncthreads();  // all threads wait for thread 0, which writes the result
   const float result = partial[0];
-  __syncthreads();  // all have read it before the caller reuses partial
+  __syncthreads();  // the caller's next write to partial waits for all these reads
   return result;
 }
 
@@ -42,11 +43,11 @@ template <typename T>
 __global__ void softmax_v1_shared_tree_kernel(const T* __restrict__ x, T* __restrict__ y,
                                               int64_t cols) {
   extern __shared__ float row[];    // [0, cols): this block's row, as fp32
-  __shared__ float partial[BLOCK];  // one number a thread, for the tree
+  __shared__ float partial[BLOCK];  // one number per thread, for the tree
   const T* x_row = x + blockIdx.x * cols;
   T* y_row = y + blockIdx.x * cols;
 
-  // Threads take columns t, t + 256, t + 512 …: neighbours read neighbours, so loads coalesce.
+  // Thread t reads columns t, t + 256, t + 512 …: neighbours read neighbours, coalesced.
   float max = -INFINITY;
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     row[c] = static_cast<float>(x_row[c]);
@@ -55,7 +56,7 @@ __global__ void softmax_v1_shared_tree_kernel(const T* __restrict__ x, T* __rest
   partial[threadIdx.x] = max;
   max = tree_reduce(partial, [](float a, float b) { return fmaxf(a, b); });
 
-  // Each thread touches only the columns that it wrote itself, so no barrier is needed for row.
+  // Each thread accesses only the columns that it wrote itself, so row needs no barrier.
   float sum = 0;
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     row[c] = expf(row[c] - max);
@@ -73,10 +74,11 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;  // a grid of no blocks is an error
+  if (x.numel() == 0) return y;  // a grid of zero blocks is an error
   const int64_t rows = x.size(0), cols = x.size(1);
 
-  // A block may have 48 KB of shared memory, or up to 227 KB on Hopper if the kernel asks first.
+  // A block may use 48 KB of shared memory. A kernel that opts in may use more: up to 227 KB for
+  // compute capability 9.0, 99 KB for 8.6, 8.9 and 12.0, 64 KB for 7.5.
   int limit = 0;
   check_cuda(
       cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
@@ -99,25 +101,25 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: maximum and sum travel as a pair through one tree. When a larger maximum turns
-// up, the sum so far is rescaled instead of computed again (Milakov & Gimelshein, 2018). The row is
-// not kept: it is read a second time, and comes from the cache. So a row may have any length.
+// v2 against v1: one reduction combines pairs of maximum and sum. For a larger maximum, the sum so
+// far is rescaled instead of computed again (Milakov & Gimelshein, 2018). The row is not kept but
+// read a second time, so it may have any length; we expect the second read to hit the cache.
 
-// The sum of exp(x - max) over some of the elements, and the max it refers to.
+// The maximum of some elements, and their sum of exp(x - max).
 struct Partial {
   float max;
   float sum;
 };
 
-// The pair for the union of two sets: the sum that belongs to the smaller max shrinks. One exp
-// serves either case, without a branch. Equal maxima are told apart because -inf - -inf is NaN.
+// The pair for the union of two sets: the sum with the smaller max is scaled down. One exp serves
+// both cases without a branch. Equal maxima are a case of their own because -inf - -inf is NaN.
 __device__ Partial merge(Partial a, Partial b) {
   const float shrink = a.max == b.max ? 1.0f : expf(-fabsf(a.max - b.max));
   return b.max > a.max ? Partial{b.max, a.sum * shrink + b.sum}
                        : Partial{a.max, a.sum + b.sum * shrink};
 }
 
-// A row that holds +inf has no softmax: NaN throughout, as in PyTorch.
+// A row that contains +inf gives NaN everywhere, as in PyTorch.
 __device__ float inverse_of_sum(Partial row) {
   return row.max == INFINITY ? NAN : 1.0f / row.sum;
 }
@@ -128,21 +130,21 @@ __global__ void softmax_v2_online_kernel(const T* __restrict__ x, T* __restrict_
   const T* x_row = x + blockIdx.x * cols;
   T* y_row = y + blockIdx.x * cols;
 
-  Partial mine{-INFINITY, 0};  // of no elements
+  Partial mine{-INFINITY, 0};  // the pair of the empty set
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     mine = merge(mine, {static_cast<float>(x_row[c]), 1.0f});  // one element: exp(x - x) = 1
   }
   partial[threadIdx.x] = mine;
   for (int half = BLOCK / 2; half > 0; half /= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the readers of this level wait for the writers of the previous one
     if (threadIdx.x < half) {
       partial[threadIdx.x] = merge(partial[threadIdx.x], partial[threadIdx.x + half]);
     }
   }
-  __syncthreads();  // thread 0 has written the result that all read now
+  __syncthreads();  // all threads wait for thread 0, which writes the result
   const Partial all = partial[0];
 
-  const float scale = inverse_of_sum(all);  // one division a thread, not one an element
+  const float scale = inverse_of_sum(all);  // one division per thread, not one per element
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     y_row[c] = static_cast<T>(expf(static_cast<float>(x_row[c]) - all.max) * scale);
   }
@@ -164,26 +166,27 @@ Tensor softmax_v2_online(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v1: the row stays in registers. A thread loads its part of the row 16 bytes at a time
-// (4 floats, 8 halves), keeps it until the end, and calls exp once for each element. The tree runs
-// inside each warp first, where __syncwarp is enough; one block barrier joins the four warps.
+// v3 against v1: the row stays in registers. Each thread loads its part of the row 16 bytes at a
+// time (4 floats or 8 halves), keeps it until the end, and calls exp once per element. Each warp
+// reduces its own values first, where __syncwarp is enough; one block barrier joins the four warps.
 
 constexpr int BLOCK_V3 = 128;
 constexpr int WARPS = BLOCK_V3 / 32;
-constexpr int MAX_PACKS = 8;  // a thread; 128 threads hold a row of 4096 floats or 8192 halves
+constexpr int MAX_PACKS = 8;  // per thread; 128 threads hold a row of 4096 floats or 8192 halves
 
-// The combination of every thread's value; `shared` has a place for each thread. All must call it.
+// Returns the combination of all threads' values to every thread, which must all call it.
+// shared: (BLOCK_V3,), one number per thread.
 template <typename Op>
-__device__ float warps_then_block(float value, float* shared, Op op) {
+__device__ float block_reduce(float value, float* shared, Op op) {
   const int lane = threadIdx.x % 32, first = threadIdx.x - lane;  // [first, first + 32): my warp
   for (int half = 16; half > 0; half /= 2) {
     shared[threadIdx.x] = value;
-    __syncwarp();  // the 32 lanes have written before any of them reads
+    __syncwarp();  // each lane's read waits for the writes of all 32 lanes
     value = op(value, shared[first + (lane ^ half)]);
-    __syncwarp();  // and read before any of them writes again
+    __syncwarp();  // each lane's next write waits for the reads of all 32 lanes
   }
   if (lane == 0) shared[first] = value;
-  __syncthreads();  // the four warps' results are written before they are read
+  __syncthreads();  // all threads wait for the results of the four warps
   value = shared[0];
   for (int warp = 1; warp < WARPS; ++warp) value = op(value, shared[warp * 32]);
   return value;
@@ -193,7 +196,7 @@ template <typename T, int PACKS>
 __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restrict__ y,
                                             int64_t packs) {
   constexpr int N = Pack<T>::N;
-  __shared__ float for_max[BLOCK_V3], for_sum[BLOCK_V3];  // two, so that no barrier lies between
+  __shared__ float for_max[BLOCK_V3], for_sum[BLOCK_V3];  // two arrays save a barrier between uses
   const auto* x_row = reinterpret_cast<const Pack<T>*>(x) + blockIdx.x * packs;
   auto* y_row = reinterpret_cast<Pack<T>*>(y) + blockIdx.x * packs;
 
@@ -207,11 +210,11 @@ __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restri
     for (int i = 0; i < N; ++i) v[k][i] = inside ? static_cast<float>(pack.at[i]) : -INFINITY;
   }
 
-  float max = -INFINITY;  // -inf beyond the row's end adds nothing: exp(-inf) = 0
+  float max = -INFINITY;  // -inf beyond the row's end adds nothing to the sum: exp(-inf) = 0
   for (int k = 0; k < PACKS; ++k) {
     for (int i = 0; i < N; ++i) max = fmaxf(max, v[k][i]);
   }
-  max = warps_then_block(max, for_max, [](float a, float b) { return fmaxf(a, b); });
+  max = block_reduce(max, for_max, [](float a, float b) { return fmaxf(a, b); });
 
   float sum = 0;
   for (int k = 0; k < PACKS; ++k) {
@@ -220,7 +223,7 @@ __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restri
       sum += v[k][i];
     }
   }
-  sum = warps_then_block(sum, for_sum, [](float a, float b) { return a + b; });
+  sum = block_reduce(sum, for_sum, [](float a, float b) { return a + b; });
 
   const float scale = 1.0f / sum;
 #pragma unroll
@@ -235,8 +238,8 @@ __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restri
 Tensor softmax_v3_registers(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const int64_t rows = x.size(0), cols = x.size(1), row_bytes = cols * x.element_size();
-  // Too long for the registers; or a row that ends, or a tensor that starts, in the middle of a
-  // 16-byte piece: then one element at a time.
+  // v2 takes the rows that are too long for the registers, and those that 16-byte loads cannot
+  // read: a length of no whole number of packs, or a tensor that is not aligned.
   const int64_t packs = row_bytes / 16;
   if (packs > MAX_PACKS * BLOCK_V3 || row_bytes % 16 != 0 || !is_aligned(x, 16)) {
     return softmax_v2_online(x);
@@ -246,7 +249,7 @@ Tensor softmax_v3_registers(const Tensor& x) {
   if (x.numel() == 0) return y;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
-    // Registers have no index: how many packs a thread holds must be known to the compiler.
+    // Registers cannot be indexed at run time, so the packs per thread are a template argument.
     const auto kernel = packs <= 1 * BLOCK_V3   ? softmax_v3_registers_kernel<T, 1>
                         : packs <= 2 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 2>
                         : packs <= 4 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 4>
