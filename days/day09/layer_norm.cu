@@ -40,7 +40,7 @@ void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 // ---------------------------------------------------------------------------------------------
 // v1: the definition, with one correction. Rounding the mean to fp32 changes it by up to half an
 // ulp, and every difference from it by the same amount. The second pass therefore sums the
-// differences as well as their squares: the mean of the differences is what the rounded mean lacks.
+// differences as well as their squares: the mean of the differences is the error of the mean.
 // This costs one addition per element.
 
 // Sums over some elements of a row, where d = x - mean and mean is the rounded one.
@@ -105,7 +105,7 @@ Tensor layer_norm_v1_two_passes(const Tensor& x, const Tensor& weight, const Ten
 // 1962). The results for two sets of elements can be merged (Chan, Golub & LeVeque, 1983), so a
 // tree reduction works here too.
 
-// Of some elements of a row: their count, their mean, and the sum of squared distances from it.
+// For some elements of a row: their count, their mean, and the sum of squared distances from it.
 struct Moments {
   float count, mean, m2;
 };
@@ -181,8 +181,8 @@ __device__ float warp_sum(float value) {
   return value;
 }
 
-// __launch_bounds__ states the largest block, from which the compiler derives how many registers a
-// thread may use (day 15).
+// __launch_bounds__ (day 15) states the number of threads in the largest block, from which the
+// compiler derives how many registers a thread may use.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(WARPS * 32)
     layer_norm_v3_warp_a_row_kernel(const T* __restrict__ x, const T* __restrict__ weight,
