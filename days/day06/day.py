@@ -1,16 +1,17 @@
-"""Day 6: Python meets CUDA, in three ways."""
+"""Day 6: Python meets CUDA, through three bindings."""
 
 import torch
 
 from common.day import Case, Cost, Problem, Rung, grid
 
 TITLE = "Python meets CUDA"
-TEACHES = "From a Python call to a kernel: pybind11, load_inline, the stable ABI, and their price"
+TEACHES = "From a Python call to a kernel: pybind11, load_inline, the stable ABI, and their cost"
 TOPICS = ("bindings", "pybind11", "load_inline", "stable ABI", "build time")
 SOURCE = "roll_call.cu"
 EXTRA_SOURCES = ("roll_call_pybind.cpp",)
+INTRODUCES = ("stable ABI", "pybind11", "dispatcher")
 
-# All that load_inline needs: PyTorch adds its headers in front and the binding behind.
+# The whole source for load_inline: PyTorch adds its headers in front and generates the binding.
 INLINE = """
 __global__ void roll_call_kernel(const float* x, float* y, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -18,7 +19,7 @@ __global__ void roll_call_kernel(const float* x, float* y, int64_t n) {
 }
 
 torch::Tensor roll_call(const torch::Tensor& x) {
-  TORCH_CHECK(x.device().type() == ROLL_CALL_DEVICE, "x: is on the wrong device, ", x.device());
+  TORCH_CHECK(x.device().type() == ROLL_CALL_DEVICE, "x: wrong device, got ", x.device());
   TORCH_CHECK(x.dim() == 1, "x: expected 1 dimension, got ", x.dim());
   TORCH_CHECK(x.scalar_type() == torch::kFloat32, "x: expected float32, got ", x.scalar_type());
   TORCH_CHECK(x.is_contiguous(), "x: expected a contiguous tensor; call .contiguous()");
@@ -78,7 +79,7 @@ PROBLEMS = (
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("pybind", "torch/extension.h, a module", host_timed=True, load=pybind),
+            Rung("pybind", "torch/extension.h, a Python module", host_timed=True, load=pybind),
             Rung("load_inline", "source text in Python", host_timed=True, load=inline),
             Rung("stable_abi", "an operator in torch.ops", host_timed=True, load=stable),
         ),

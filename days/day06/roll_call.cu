@@ -2,13 +2,13 @@
 //
 //   y[i] = x[i] + i          x, y: (n,) float32: thread i answers by adding its own number
 //
-// The kernel is not the lesson; the way from a Python call to it is. Three ways, one kernel:
+// The lesson is not the kernel but the path from a Python call to it. One kernel, three bindings:
 //
 //   pybind       roll_call_pybind.cpp: torch/extension.h and pybind11, a Python module
-//   load_inline  source text inside day.py, headers and binding written by PyTorch
-//   stable ABI   the end of this file: an operator in torch.ops, small headers, seconds to build
+//   load_inline  source text inside day.py; PyTorch adds the headers and generates the binding
+//   stable ABI   the end of this file: an operator in torch.ops, small headers, a short build
 //
-// Bytes: 8 · n. Operations: n. A call on few numbers is timed, where the way there is the cost.
+// Bytes: 8 · n. Operations: n. The timed call has few elements, so its time is the overhead.
 //
 // Run: python run_day.py 6
 
@@ -23,10 +23,10 @@ __global__ void roll_call_kernel(const float* __restrict__ x, float* __restrict_
   if (i < n) y[i] = x[i] + static_cast<float>(i);
 }
 
-// What is left when PyTorch is taken away: pointers, a length, a stream. No PyTorch header above
-// this line, so nvcc is done with this part in a second. Returns the launch's error.
+// The interface without PyTorch: pointers, a length, a stream. No PyTorch header is included above
+// this line, so nvcc compiles this part quickly. Returns the error of the launch.
 cudaError_t launch_roll_call(const float* x, float* y, int64_t n, cudaStream_t stream) {
-  if (n == 0) return cudaSuccess;  // a grid of no blocks is an error
+  if (n == 0) return cudaSuccess;  // a grid of 0 blocks is a launch error
   const int64_t blocks = (n + BLOCK - 1) / BLOCK;
   if (blocks > 2147483647) return cudaErrorInvalidConfiguration;
   roll_call_kernel<<<static_cast<unsigned>(blocks), BLOCK, 0, stream>>>(x, y, n);
@@ -35,7 +35,8 @@ cudaError_t launch_roll_call(const float* x, float* y, int64_t n, cudaStream_t s
 
 // ---------------------------------------------------------------------------------------------
 // The stable ABI: tensors through a C interface that later versions of PyTorch keep. The two blocks
-// below name an operator, torch.ops.day06.roll_call_stable, and its kernel for CUDA tensors.
+// at the end declare the operator torch.ops.day06.roll_call_stable and register its kernel for CUDA
+// tensors.
 
 #ifndef ROLL_CALL_WITHOUT_BINDING
 #include "common/cuda/tensor.cuh"

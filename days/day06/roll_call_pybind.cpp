@@ -1,8 +1,7 @@
 // Day 6, the pybind11 way: a Python module whose function takes and returns tensors.
 //
-// torch/extension.h brings all of PyTorch's C++ interface and pybind11: convenient, and by far the
-// most of this file's time in the compiler. The kernel is in roll_call.cu, which includes none of
-// it.
+// torch/extension.h includes all of PyTorch's C++ interface and pybind11, which is convenient and
+// slow to compile. The kernel is in roll_call.cu, which includes none of it.
 
 #include <cuda_runtime.h>
 #include <torch/extension.h>

@@ -5,9 +5,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, grid
 
 TITLE = "Matrix multiplication from global memory"
-TEACHES = "Counting loads; coalesced against scattered: the same arithmetic, another thread order"
+TEACHES = "Roofline and counted loads; coalesced against scattered: one letter of difference"
 TOPICS = ("matmul", "GEMM", "coalescing")
 SOURCE = "naive_matmul.cu"
+INTRODUCES = ("FLOP", "arithmetic intensity", "roofline", "leading dimension")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 

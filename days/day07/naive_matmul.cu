@@ -1,14 +1,13 @@
-// Day 7: matrix multiplication from global memory, and what the order of threads costs
+// Day 7: matrix multiplication from global memory, and what the order of the threads costs
 //
 //   C[m, n] = sum_k A[m, k] · B[k, n]      A: (M, K), B: (K, N), C: (M, N), all row-major
 //
-// Operations: 2 · M · N · K (a multiply and an add). Bytes at the least: (M·K + K·N + M·N) ·
-// sizeof(T). For 2048³ fp32: 17.2 GFLOP and 50 MB, 342 operations a byte: arithmetic should be the
-// limit. Without reuse, though, each of the M·N threads loads 2·K numbers: 69 GB of loads for those
-// 50 MB.
+// Operations: 2 · M · N · K (a multiply and an add). Bytes, each matrix touched once: (M·K + K·N +
+// M·N) · sizeof(T). For 2048³ fp32: 17.2 GFLOP and 50 MB, 341 FLOP per byte, so arithmetic should
+// be the limit. But each of the M·N threads loads 2·K numbers: 69 GB of loads for those 50 MB.
 //
 //   v1 row_major   neighbouring threads take neighbouring rows: loads of A and stores of C scatter
-//   v2 coalesced   neighbouring threads take neighbouring columns: one line of the change
+//   v2 coalesced   neighbouring threads take neighbouring columns: all accesses are coalesced
 //
 // Run: python run_day.py 7
 
@@ -18,7 +17,7 @@
 constexpr int BLOCK_X = 32;
 constexpr int BLOCK_Y = 8;
 
-// Checks A (M, K) and B (K, N), and makes C (M, N).
+// Checks A (M, K) and B (K, N), and allocates C (M, N).
 Tensor make_output(const Tensor& a, const Tensor& b) {
   check(a, "a").on_gpu().floating().rank(2).contiguous();
   check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous();
@@ -26,7 +25,7 @@ Tensor make_output(const Tensor& a, const Tensor& b) {
   return torch::stable::new_empty(a, {a.size(0), b.size(1)});
 }
 
-// One element of C: row m of A times column n of B. Sums in fp32 whatever T is.
+// One element of C: row m of A times column n of B. The sum is fp32 whatever T is.
 template <typename T>
 __device__ float dot(const T* __restrict__ a, const T* __restrict__ b, int64_t m, int64_t n,
                      int64_t N, int64_t K) {
@@ -38,8 +37,8 @@ __device__ float dot(const T* __restrict__ a, const T* __restrict__ b, int64_t m
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: threadIdx.x counts rows. At each k the 32 threads of a warp read 32 different rows of A, K
-// elements apart: 32 lines of memory. All read the same element of B, which is one broadcast.
+// v1: threadIdx.x counts rows. At each k the 32 lanes of a warp read from 32 different rows of A, K
+// elements apart: 32 sectors. All read the same element of B: a broadcast of one sector.
 
 template <typename T>
 __global__ void matmul_v1_row_major_kernel(const T* __restrict__ a, const T* __restrict__ b,
@@ -51,7 +50,7 @@ __global__ void matmul_v1_row_major_kernel(const T* __restrict__ a, const T* __r
 
 Tensor matmul_v1_row_major(const Tensor& a, const Tensor& b) {
   Tensor c = make_output(a, b);
-  if (c.numel() == 0) return c;  // a grid of no blocks is an error
+  if (c.numel() == 0) return c;  // a grid of 0 blocks is a launch error
   const DeviceGuard guard(a);
   const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
   const dim3 grid(grid_size(ceil_div<int64_t>(M, BLOCK_X), "a"),
@@ -66,9 +65,9 @@ Tensor matmul_v1_row_major(const Tensor& a, const Tensor& b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: threadIdx.x counts columns. At each k the warp reads 32 neighbours of a row of B,
-// one or two lines of memory, and the same element of A, one broadcast. It stores 32 neighbours of
-// C.
+// v2 against v1: threadIdx.x counts columns. At each k the 32 lanes read neighbouring elements of a
+// row of B, which is coalesced (4 sectors in fp32, if aligned), and the same element of A, a
+// broadcast. They store neighbouring elements of C.
 
 template <typename T>
 __global__ void matmul_v2_coalesced_kernel(const T* __restrict__ a, const T* __restrict__ b,

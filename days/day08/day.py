@@ -5,9 +5,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Tiled matrix multiplication"
-TEACHES = "Reuse through shared memory: tiles, edges, static and dynamic shared arrays"
+TEACHES = "Reuse through tiles in shared memory and registers; edges; static and dynamic arrays"
 TOPICS = ("matmul", "GEMM", "shared memory", "tiling")
 SOURCE = "tiled_matmul.cu"
+INTRODUCES = ("tile", "register tile")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1, 1), (32, 32, 32), (33, 9, 65), (31, 67, 129), (64, 128, 32), (5, 3, 1025)]
@@ -30,12 +31,14 @@ def cost(case):
 
 
 def dynamic_tile(tile, cases):
-    """The rung whose tile size is an argument, as a problem of its own for each size."""
+    """A problem for one tile size, for the rung that takes the size as an argument."""
     return Problem(
         name=f"tile {tile} at run time",
         inputs=lambda case, draw: (*inputs(case, draw), tile),
         reference=lambda a, b, tile: reference(a, b),
-        rungs=(Rung("matmul_v2_dynamic_tile", f"{tile} × {tile}, shared memory by the launch"),),
+        rungs=(
+            Rung("matmul_v2_dynamic_tile", f"{tile} × {tile}, shared memory sized by the launch"),
+        ),
         cases=cases,
         bench=Case((2048, 2048, 2048)),
         bench_cpu=Case((256, 256, 256)),
@@ -49,11 +52,11 @@ PROBLEMS = (
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("matmul_v0_naive", "day 7's first kernel"),
+            Rung("matmul_v0_naive", "day 7's first kernel, the baseline"),
             Rung("matmul_v1_static_tile", "32 × 32 tiles"),
             Rung(
                 "matmul_v3_two_outputs",
-                "two elements a thread",
+                "two elements per thread",
                 target=Target(4.0, "matmul_v0_naive"),
             ),
         ),

@@ -3,19 +3,19 @@
 //   C[m, n] = sum_k A[m, k] · B[k, n]      A: (M, K), B: (K, N), C: (M, N), all row-major
 //
 // Operations: 2 · M · N · K. Loads from global memory with tiles of T × T: 2 · M · N · K / T
-// numbers, because a number that a block has loaded serves T of its threads. With T = 32 the 69 GB
-// that day 7 loaded for 2048³ become 2.1 GB.
+// numbers, because each number that a block loads is used by T of its threads. With T = 32 the
+// 69 GB that day 7 loaded for 2048³ become 2.1 GB.
 //
-//   v0 naive         day 7's first kernel: the mark to beat
+//   v0 naive         day 7's first kernel, as the baseline
 //   v1 static_tile   32 × 32 tiles, their size known to the compiler
 //   v2 dynamic_tile  tile size chosen at run time, shared memory sized by the launch
-//   v3 two_outputs   a thread computes two elements: three shared loads for two multiply-adds
+//   v3 two_outputs   each thread computes two elements: three shared loads for two multiply-adds
 //
 // Run: python run_day.py 8
 
 #include "common/cuda/tensor.cuh"
 
-// Checks A (M, K) and B (K, N), and makes C (M, N).
+// Checks A (M, K) and B (K, N), and allocates C (M, N).
 Tensor make_output(const Tensor& a, const Tensor& b) {
   check(a, "a").on_gpu().floating().rank(2).contiguous();
   check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous();
@@ -23,8 +23,8 @@ Tensor make_output(const Tensor& a, const Tensor& b) {
   return torch::stable::new_empty(a, {a.size(0), b.size(1)});
 }
 
-// The element (row, col) of a (rows, cols) matrix as fp32, and 0 outside of it. Zeros beyond the
-// edge add nothing to a sum, so tiles at the edge need no other care.
+// The element (row, col) of a (rows, cols) matrix as fp32, or 0 outside of it. Zeros add nothing to
+// a sum, so tiles at the edge need no special case.
 template <typename T>
 __device__ float element_or_zero(const T* __restrict__ matrix, int64_t row, int64_t col,
                                  int64_t rows, int64_t cols) {
@@ -32,7 +32,7 @@ __device__ float element_or_zero(const T* __restrict__ matrix, int64_t row, int6
 }
 
 // ---------------------------------------------------------------------------------------------
-// v0: a thread an element, everything from global memory, rows along threadIdx.x (see day 7).
+// v0: one thread per element, all loads from global memory, rows along threadIdx.x (see day 7).
 
 template <typename T>
 __global__ void matmul_v0_naive_kernel(const T* __restrict__ a, const T* __restrict__ b,
@@ -49,7 +49,7 @@ __global__ void matmul_v0_naive_kernel(const T* __restrict__ a, const T* __restr
 
 Tensor matmul_v0_naive(const Tensor& a, const Tensor& b) {
   Tensor c = make_output(a, b);
-  if (c.numel() == 0) return c;  // a grid of no blocks is an error
+  if (c.numel() == 0) return c;  // a grid of 0 blocks is a launch error
   const DeviceGuard guard(a);
   const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
   const dim3 block(32, 8);
@@ -65,8 +65,8 @@ Tensor matmul_v0_naive(const Tensor& a, const Tensor& b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1 against v0: the block's 1024 threads together load a 32 × 32 tile of A and one of B, then each
-// thread multiplies a row of the one by a column of the other, out of shared memory.
+// v1 against v0: the 1024 threads of a block together load a 32 × 32 tile of A and one of B into
+// shared memory. Each thread then multiplies a row of the one by a column of the other from there.
 
 constexpr int TILE = 32;
 
@@ -83,10 +83,10 @@ __global__ void matmul_v1_static_tile_kernel(const T* __restrict__ a, const T* _
   for (int64_t k0 = 0; k0 < K; k0 += TILE) {
     a_tile[ty][tx] = element_or_zero(a, m, k0 + tx, M, K);
     b_tile[ty][tx] = element_or_zero(b, k0 + ty, n, K, N);
-    __syncthreads();  // both tiles are complete before anybody multiplies
-    // Per step one broadcast (a_tile: the whole warp has one ty) and 32 neighbours (b_tile).
+    __syncthreads();  // both tiles are complete before any thread multiplies
+    // Per step of k: one broadcast (a_tile, the warp shares ty) and 32 neighbours (b_tile).
     for (int k = 0; k < TILE; ++k) sum += a_tile[ty][k] * b_tile[k][tx];
-    __syncthreads();  // all are done with the tiles before anybody overwrites them
+    __syncthreads();  // all threads are done with the tiles before any thread overwrites them
   }
   if (m < M && n < N) c[m * N + n] = static_cast<T>(sum);
 }
@@ -109,8 +109,8 @@ Tensor matmul_v1_static_tile(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: the tile is as large as the block that was launched. A static array needs a size
-// that the compiler knows; this one is a single piece of memory whose size is the third launch
-// argument, and the kernel divides it into its two tiles itself.
+// that the compiler knows. The size of this dynamic array is the third launch argument, and the
+// kernel divides the array into its two tiles.
 
 template <typename T>
 __global__ void matmul_v2_dynamic_tile_kernel(const T* __restrict__ a, const T* __restrict__ b,
@@ -127,14 +127,14 @@ __global__ void matmul_v2_dynamic_tile_kernel(const T* __restrict__ a, const T* 
   for (int64_t k0 = 0; k0 < K; k0 += tile) {
     a_tile[ty * tile + tx] = element_or_zero(a, m, k0 + tx, M, K);
     b_tile[ty * tile + tx] = element_or_zero(b, k0 + ty, n, K, N);
-    __syncthreads();  // both tiles are complete before anybody multiplies
+    __syncthreads();  // both tiles are complete before any thread multiplies
     for (int k = 0; k < tile; ++k) sum += a_tile[ty * tile + k] * b_tile[k * tile + tx];
-    __syncthreads();  // all are done with the tiles before anybody overwrites them
+    __syncthreads();  // all threads are done with the tiles before any thread overwrites them
   }
   if (m < M && n < N) c[m * N + n] = static_cast<T>(sum);
 }
 
-// tile: side of a tile, 1 to 32 (32 × 32 threads are the most that a block may have).
+// tile: side of a tile, 1 to 32 (a block may have at most 1024 = 32 × 32 threads).
 Tensor matmul_v2_dynamic_tile(const Tensor& a, const Tensor& b, int64_t tile) {
   STD_TORCH_CHECK(tile >= 1 && tile <= 32, "tile: expected 1 to 32, got ", tile);
   Tensor c = make_output(a, b);
@@ -155,9 +155,9 @@ Tensor matmul_v2_dynamic_tile(const Tensor& a, const Tensor& b, int64_t tile) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v1: a thread computes (m, n) and (m, n + 32). The element of A that it has fetched
-// from shared memory serves both: three shared loads for two multiply-adds instead of four, and
-// half as many blocks load A's tiles.
+// v3 against v1: each thread computes (m, n) and (m, n + 32). The element of A that it has loaded
+// from shared memory serves both: three shared loads for two multiply-adds instead of four. The
+// tile of C is twice as wide, so half as many blocks load each tile of A.
 
 template <typename T>
 __global__ void matmul_v3_two_outputs_kernel(const T* __restrict__ a, const T* __restrict__ b,
@@ -173,13 +173,13 @@ __global__ void matmul_v3_two_outputs_kernel(const T* __restrict__ a, const T* _
     a_tile[ty][tx] = element_or_zero(a, m, k0 + tx, M, K);
     b_tile[ty][tx] = element_or_zero(b, k0 + ty, n, K, N);
     b_tile[ty][tx + TILE] = element_or_zero(b, k0 + ty, n + TILE, K, N);
-    __syncthreads();  // the tiles are complete before anybody multiplies
+    __syncthreads();  // the tiles are complete before any thread multiplies
     for (int k = 0; k < TILE; ++k) {
       const float both = a_tile[ty][k];
       left += both * b_tile[k][tx];
       right += both * b_tile[k][tx + TILE];
     }
-    __syncthreads();  // all are done with the tiles before anybody overwrites them
+    __syncthreads();  // all threads are done with the tiles before any thread overwrites them
   }
   if (m < M && n < N) c[m * N + n] = static_cast<T>(left);
   if (m < M && n + TILE < N) c[m * N + n + TILE] = static_cast<T>(right);

@@ -9,6 +9,13 @@ TITLE = "Layer normalisation"
 TEACHES = "Mean and variance in parallel: two passes, Welford, a row in one warp's registers"
 TOPICS = ("layer norm", "normalisation", "reduction", "Welford", "numerics", "registers")
 SOURCE = "layer_norm.cu"
+INTRODUCES = (
+    "Welford's algorithm",
+    "warp shuffle",
+    "occupancy",
+    "spill",
+    "fused multiply-add",
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-5
@@ -26,7 +33,7 @@ def reference(x, weight, bias, eps=EPS):
 def cost(case):
     rows, cols = case.shape
     element = getattr(torch, case.dtype).itemsize
-    # read x, weight and bias, write y; x - mean twice, three sums, a square, scale, weight, bias
+    # read x, weight and bias, write y; about 8 operations per element
     return Cost(bytes=2 * (rows + 1) * cols * element, flops=8 * rows * cols)
 
 
@@ -45,13 +52,13 @@ def problem(dtype, rungs, cases):
 
 
 V3 = Rung("layer_norm_v3_warp_a_row", "row in one warp's registers")
-V4 = Rung("layer_norm_v4_team_a_row", "several warps a row", target=Target(0.9, "copy"))
+V4 = Rung("layer_norm_v4_team_a_row", "several warps per row", target=Target(0.9, "copy"))
 
 PROBLEMS = (
     problem(
         "float32",
         (
-            Rung("layer_norm_v1_two_passes", "block a row, mean then variance"),
+            Rung("layer_norm_v1_two_passes", "one block per row, mean then variance"),
             Rung("layer_norm_v2_welford", "mean and variance in one pass"),
             V3,
             V4,
@@ -72,31 +79,31 @@ PROBLEMS = (
 
 
 def textbook(x, weight, bias, eps=EPS):
-    """The formula for one pass that books give, E[x²] - E[x]², in the dtype of x."""
+    """The one-pass formula of many textbooks, E[x²] - E[x]², in the dtype of x."""
     mean = x.mean(1, keepdim=True)
     variance = (x * x).mean(1, keepdim=True) - mean * mean
     return (x - mean) * torch.rsqrt(variance.clamp(min=0) + eps) * weight + bias
 
 
 def show(ops, device):
-    """How far each way is from float64, for rows that lie further and further from 0."""
-    ways = {
+    """Prints how far each version is from float64, for rows further and further from 0."""
+    versions = {
         "E[x²] - E[x]²": textbook,
         "PyTorch": reference,
         "v1 two passes": ops.layer_norm_v1_two_passes,
         "v2 Welford": ops.layer_norm_v2_welford,
-        "v3 warp a row": ops.layer_norm_v3_warp_a_row,
-        "v4 team a row": ops.layer_norm_v4_team_a_row,
+        "v3 one warp": ops.layer_norm_v3_warp_a_row,
+        "v4 warp team": ops.layer_norm_v4_team_a_row,
     }
     generator = torch.Generator().manual_seed(9)
     noise = torch.randn(64, 4096, generator=generator, dtype=torch.float64)
     one, zero = torch.ones(4096, device=device), torch.zeros(4096, device=device)
     print("largest error of a row's output, deviation 1, fp32, by the mean of the row")
     print(f"{'mean':<14}" + "".join(f"{mean:>10,}" for mean in (0, 100, 10_000, 1_000_000)))
-    for name, way in ways.items():
+    for name, version in versions.items():
         errors = []
         for mean in (0, 100, 10_000, 1_000_000):
             x = (noise + mean).float().to(device)
             truth = reference(x.double(), one.double(), zero.double())
-            errors.append(float((way(x, one, zero, EPS).double() - truth).abs().max()))
+            errors.append(float((version(x, one, zero, EPS).double() - truth).abs().max()))
         print(f"{name:<14}" + "".join(f"{error:>10.1e}" for error in errors))

@@ -7,9 +7,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Fusing element-wise chains"
-TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused backward"
+TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
 TOPICS = ("element-wise", "fusion", "functor", "bfloat16", "backward", "autograd")
 SOURCE = "elementwise_ops.cu"
+INTRODUCES = ("fusion", "bf16")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHORT = ("float16", "bfloat16")
@@ -30,7 +31,7 @@ def backward_inputs(case, draw):
 
 
 def backward_reference(gy, x, a=1.0, b=0.0):
-    """What PyTorch's autograd runs, after the forward pass, with the same operators."""
+    """What PyTorch's autograd runs for the gradient, after the forward operators."""
     r = torch.relu(a * x + b)
     s = torch.sigmoid(r)
     y = torch.tanh(s)
@@ -50,7 +51,7 @@ def cost(tensors, operations):
 
 @cache
 def differentiable(name, backward_name):
-    """Registers an operator's backward, so that loss.backward() works through it."""
+    """Registers an operator's gradient, so that loss.backward() works through it."""
     backward_operator = getattr(torch.ops.day10, backward_name)
 
     def setup_context(ctx, inputs, output):
@@ -72,10 +73,12 @@ def chain(name, idea, backward="chain_backward_v2_fused", **options):
     return Rung(name, idea, load=load, **options)
 
 
-V1 = chain("chain_v1_unfused", "a launch for each function", "chain_backward_v1_unfused")
+V1 = chain("chain_v1_unfused", "one launch per function", "chain_backward_v1_unfused")
 V2 = chain("chain_v2_fused", "one launch, functors composed")
-V3 = chain("chain_v3_vectorised", "16 bytes a load")
-V4 = chain("chain_v4_fast", "special function unit", dtypes=SHORT, target=Target(0.95, "copy"))
+V3 = chain("chain_v3_vectorised", "16 bytes per load")
+V4 = chain(
+    "chain_v4_fast", "tanh by the special function unit", dtypes=SHORT, target=Target(0.95, "copy")
+)
 LARGE = (1 << 28,)
 
 PROBLEMS = (
@@ -116,7 +119,7 @@ PROBLEMS = (
         inputs=backward_inputs,
         reference=backward_reference,
         rungs=(
-            Rung("chain_backward_v1_unfused", "a launch for each factor"),
+            Rung("chain_backward_v1_unfused", "one launch per factor"),
             Rung("chain_backward_v2_fused", "one launch", target=Target(0.95, "copy")),
         ),
         cases=(

@@ -4,13 +4,14 @@
 //   gx[i] = gy[i] · (1 - y[i]²) · s[i] · (1 - s[i]) · [u[i] > 0] · a             its gradient
 //           u = a · x + b,  s = sigmoid(relu(u)),  y = tanh(s)
 //
-// Bytes, in passes over n · sizeof(T): a launch for each operation reads and writes the tensor four
-// times, 8 passes; all four in one launch read once and write once, 2 passes. Backward: 19 passes
-// against 3. Operations: 4 functions an element, the special ones of dozens of instructions.
+// Bytes, in passes over n · sizeof(T): one launch per operation reads and writes the tensor four
+// times, 8 passes; all four in one launch read once and write once, 2 passes. The gradient: 19
+// passes against 3. Operations: 4 functions per element, of which expf, tanhf and the division take
+// many instructions.
 //
-//   v1 unfused      a launch for each operation, as separate operators do
+//   v1 unfused      one launch per operation, as separate operators do
 //   v2 fused        one launch: the four functions composed into one functor
-//   v3 vectorised   16 bytes a load: 8 bf16 an instruction instead of one
+//   v3 vectorised   16 bytes per load and store: 8 bf16 elements per instruction instead of one
 //   v4 fast         16-bit types: sigmoid and tanh by the special function unit
 //   backward v1 unfused, v2 fused (vectorised; 16-bit types fast): the same for the gradient
 //
@@ -24,7 +25,7 @@
 constexpr int BLOCK = 256;
 
 // ---------------------------------------------------------------------------------------------
-// The functions, as day 3's functors. All compute in fp32.
+// The functions, as functors (day 3). All compute in fp32.
 
 struct ScaleAndShift {
   float a, b;
@@ -44,8 +45,8 @@ struct Tanh {
 };
 
 // ---------------------------------------------------------------------------------------------
-// v1: one kernel for any function, one launch for each. Every launch fetches from memory what the
-// one before has just put there.
+// v1: one kernel for any function, one launch per function. Each launch reads from memory what the
+// launch before it has just written.
 
 template <typename T, typename F>
 __global__ void map_kernel(const T* x, T* y, int64_t n, F f) {  // x and y may be the same
@@ -58,7 +59,7 @@ Tensor chain_v1_unfused(const Tensor& x, double a, double b) {
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   const int64_t n = x.numel();
-  if (n == 0) return y;  // a grid of no blocks is an error
+  if (n == 0) return y;  // a grid of 0 blocks is a launch error
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
   const cudaStream_t stream = current_stream(x);
   dispatch_floating(x, [&](auto zero) {
@@ -66,7 +67,7 @@ Tensor chain_v1_unfused(const Tensor& x, double a, double b) {
     T* out = mutable_data<T>(y);
     const ScaleAndShift scale{static_cast<float>(a), static_cast<float>(b)};
     map_kernel<<<grid, BLOCK, 0, stream>>>(data<T>(x), out, n, scale);
-    map_kernel<<<grid, BLOCK, 0, stream>>>(out, out, n, Relu{});  // in place: no further tensors
+    map_kernel<<<grid, BLOCK, 0, stream>>>(out, out, n, Relu{});  // in place: no new tensor
     map_kernel<<<grid, BLOCK, 0, stream>>>(out, out, n, Sigmoid{});
     map_kernel<<<grid, BLOCK, 0, stream>>>(out, out, n, Tanh{});
   });
@@ -75,8 +76,8 @@ Tensor chain_v1_unfused(const Tensor& x, double a, double b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: one launch. Two functors composed are a functor, so the kernel stays the same; the
-// compiler puts all four functions in one place, and what passes between them is a register.
+// v2 against v1: one launch. Two functors composed are a functor, so the kernel stays the same. The
+// compiler inlines all four functions, and intermediate results stay in registers.
 
 template <typename F, typename G>
 struct Composed {
@@ -113,8 +114,9 @@ Tensor chain_v2_fused(const Tensor& x, double a, double b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: 16 bytes a load and a store. In bf16 that is eight elements for one instruction,
-// one address and one comparison with n. The up to 7 elements after the last full piece go singly.
+// v3 against v2: 16 bytes per load and store. In bf16 one instruction, one address and one
+// comparison with n serve eight elements. The up to 7 elements after the last full pack are
+// processed one by one.
 
 template <typename T, typename F>
 __global__ void map_packs_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n, F f) {
@@ -131,7 +133,7 @@ __global__ void map_packs_kernel(const T* __restrict__ x, T* __restrict__ y, int
   if (rest < n) y[rest] = static_cast<T>(f(static_cast<float>(x[rest])));
 }
 
-// y = f(x), 16 bytes a thread; x must be aligned and hold elements of type T.
+// y = f(x), 16 bytes per thread. x holds elements of type T and is aligned to 16 bytes.
 template <typename T, typename F>
 void map_packs(const Tensor& x, const Tensor& y, F f) {
   const int64_t n = x.numel();
@@ -153,10 +155,10 @@ Tensor chain_v3_vectorised(const Tensor& x, double a, double b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: with memory out of the way, arithmetic is the limit in bf16. expf, the division
-// and tanhf are dozens of instructions, to be right to fp32's last bits, of which bf16 then drops
-// sixteen. The special function unit has tanh in one instruction, right to about 11 bits: more than
-// the 8 of bf16 and about the 11 of fp16. And sigmoid is a tanh in disguise.
+// v4 against v3: cheaper arithmetic. expf, the division and tanhf take many instructions to be
+// accurate to the last bits of fp32, of which bf16 then drops 16. The special function unit
+// (compute capability 7.5 and later) computes tanh in one instruction, accurate to about 11 bits:
+// more than the 8 of bf16 and about the 11 of fp16. And sigmoid(v) = tanh(v / 2) / 2 + 1/2.
 
 struct FastTanh {
   __device__ float operator()(float v) const { return __tanhf(v); }  // tanh.approx.f32
@@ -167,7 +169,7 @@ struct FastSigmoid {
 };
 
 Tensor chain_v4_fast(const Tensor& x, double a, double b) {
-  // Not fp32: its users expect more than 11 bits.
+  // fp32 is refused, since its users expect more than 11 bits.
   check(x, "x").on_gpu().dtype({ScalarType::Half, ScalarType::BFloat16}).contiguous();
   if (!is_aligned(x, 16)) return chain_v2_fused(x, a, b);
   const DeviceGuard guard(x);
@@ -181,28 +183,28 @@ Tensor chain_v4_fast(const Tensor& x, double a, double b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// backward v1: a launch for each factor. The forward pass has kept nothing but x, so u, s and y are
-// computed again first: 4 launches of two passes, then 3 of three passes and one of two.
+// backward v1: one launch per factor. Only x is saved for the gradient, so u, s and y are computed
+// again first: 4 launches of two passes, then 3 of three passes and one of two.
 
-// Derivatives by an operation's output v, which is what PyTorch keeps of these functions.
-struct ReluSlope {
+// Derivatives as functions of the output v, which is what PyTorch saves for these operators.
+struct ReluDerivative {
   __device__ float operator()(float v) const { return v <= 0 ? 0.0f : 1.0f; }  // NaN: 1
 };
 
-struct SigmoidSlope {
+struct SigmoidDerivative {
   __device__ float operator()(float v) const { return v * (1.0f - v); }
 };
 
-struct TanhSlope {
+struct TanhDerivative {
   __device__ float operator()(float v) const { return 1.0f - v * v; }
 };
 
-// g[i] = from[i] · slope(v[i]); g and from may be the same.
+// g[i] = from[i] · derivative(v[i]); g and from may be the same.
 template <typename T, typename F>
-__global__ void times_slope_kernel(const T* from, const T* v, T* g, int64_t n, F slope) {
+__global__ void times_derivative_kernel(const T* from, const T* v, T* g, int64_t n, F derivative) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (i < n) {
-    g[i] = static_cast<T>(static_cast<float>(from[i]) * slope(static_cast<float>(v[i])));
+    g[i] = static_cast<T>(static_cast<float>(from[i]) * derivative(static_cast<float>(v[i])));
   }
 }
 
@@ -231,9 +233,9 @@ Tensor chain_backward_v1_unfused(const Tensor& gy, const Tensor& x, double a, do
     map_kernel<<<grid, BLOCK, 0, stream>>>(r, r, n, Relu{});
     map_kernel<<<grid, BLOCK, 0, stream>>>(r, s, n, Sigmoid{});
     map_kernel<<<grid, BLOCK, 0, stream>>>(s, y, n, Tanh{});
-    times_slope_kernel<<<grid, BLOCK, 0, stream>>>(data<T>(gy), y, g, n, TanhSlope{});
-    times_slope_kernel<<<grid, BLOCK, 0, stream>>>(g, s, g, n, SigmoidSlope{});
-    times_slope_kernel<<<grid, BLOCK, 0, stream>>>(g, r, g, n, ReluSlope{});
+    times_derivative_kernel<<<grid, BLOCK, 0, stream>>>(data<T>(gy), y, g, n, TanhDerivative{});
+    times_derivative_kernel<<<grid, BLOCK, 0, stream>>>(g, s, g, n, SigmoidDerivative{});
+    times_derivative_kernel<<<grid, BLOCK, 0, stream>>>(g, r, g, n, ReluDerivative{});
     map_kernel<<<grid, BLOCK, 0, stream>>>(g, g, n, ScaleAndShift{scale.a, 0.0f});
   });
   check_launch("chain_backward_v1_unfused");
@@ -241,19 +243,19 @@ Tensor chain_backward_v1_unfused(const Tensor& gy, const Tensor& x, double a, do
 }
 
 // ---------------------------------------------------------------------------------------------
-// backward v2 against v1: everything in one launch, out of x and gy alone. To compute u, s and y
-// again costs arithmetic, of which there is plenty; to have kept them would cost memory and time.
+// backward v2 against v1: one launch that reads only x and gy. Computing u, s and y again costs
+// arithmetic; saving u and s beside the output would cost two tensors and passes to write and read.
 
 template <bool FAST>
 struct ChainGradient {
   float a, b;
   __device__ float operator()(float gy, float x) const {
-    const float u = a * x + b, r = Relu{}(u), slope = ReluSlope{}(r);
+    const float u = a * x + b, r = Relu{}(u), relu_derivative = ReluDerivative{}(r);
     const float e = FAST ? __expf(-r) : expf(-r);
     const float s = FAST ? __fdividef(1.0f, 1.0f + e) : 1.0f / (1.0f + e);
     const float y = FAST ? __tanhf(s) : tanhf(s);
-    // s · (1 - s) = e · s²: the difference would lose all digits where s is near 1.
-    return gy * (1.0f - y * y) * (e * s * s) * slope * a;
+    // s · (1 - s) = e · s²; the difference 1 - s would lose all digits where s is near 1.
+    return gy * (1.0f - y * y) * (e * s * s) * relu_derivative * a;
   }
 };
 
@@ -288,7 +290,7 @@ Tensor chain_backward_v2_fused(const Tensor& gy, const Tensor& x, double a, doub
     using T = decltype(zero);
     const ChainGradient<!std::is_same_v<T, float>> gradient{static_cast<float>(a),
                                                             static_cast<float>(b)};
-    const int64_t packs = aligned ? n / Pack<T>::N : 0;  // none: all elements are the rest
+    const int64_t packs = aligned ? n / Pack<T>::N : 0;  // 0: all elements are the rest
     const int64_t threads = aligned ? ceil_div<int64_t>(n, Pack<T>::N) : n;
     const unsigned grid = grid_size(ceil_div<int64_t>(threads, BLOCK), "x");
     map_pairs_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
