@@ -269,9 +269,9 @@ constexpr int STEP = 16;  // taps per window of registers
 constexpr int TILE = BLOCK_V4 * OUT;
 
 // A thread's window starts OUT floats after its neighbour's. Shared memory serves 16-byte loads for
-// eight lanes at a time. They have no bank conflict (day 14) if the eight start in different
-// eighths of the 128 bytes that the banks serve together, which they do if OUT / 4 is odd.
-static_assert(OUT % 4 == 0 && OUT / 4 % 2 == 1, "windows must start in different banks");
+// eight lanes at a time. The eight have no bank conflict (day 14) if their addresses modulo 128 are
+// eight different multiples of 16, which they are if OUT / 4 is odd.
+static_assert(OUT % 4 == 0 && OUT / 4 % 2 == 1, "windows of eight lanes must not conflict");
 static_assert(CHUNK % STEP == 0 && (OUT + STEP) % 4 == 0, "windows are loaded in packs of 4");
 
 // sum[r] += taps[j] · window[r + j] for r in [0, OUT) and j in [0, STEP), or j in [0, count) for
