@@ -1,17 +1,17 @@
 // Day 11: convolution in one dimension
 //
 //   y[r, i] = sum_j w[j] · X[r, i + j]      j: [0, taps)      x: (rows, n), w: (taps,)
-//   X       = x with `padding` values added at either end of a row
+//   X       = x with `padding` values added at both ends of each row
 //   y: (rows, n + 2 · padding - taps + 1); the same as torch.nn.Conv1d on a single channel
 //
-// Bytes: read x once, write y once: 2 · rows · n · sizeof(T). Operations: 2 · taps an output. A
-// short filter is bound by memory, a long one by arithmetic: for fp32 on an H200 the two meet at
-// about 60 taps. Loads, if every thread fetches what it needs: 2 · taps an output.
+// Bytes: read x once, write y once: 2 · rows · n · sizeof(T). Operations: 2 · taps per output. A
+// short filter is bound by memory, a long one by arithmetic: for fp32 on an H200 the two limits
+// meet at about 60 taps. Loads, if every thread fetches all its operands: 2 · taps per output.
 //
-//   v1 naive             a thread an output; x and w from global memory
-//   v2 constant_filter   w in constant memory, which hands one word to 32 threads at once
-//   v3 shared_halo       a block's piece of x in shared memory, with what its edges need beside it
-//   v4 register_window   a thread computes 12 outputs from 28 registers: 7 loads for 192 products
+//   v1 naive             one thread per output; x and w from global memory
+//   v2 constant_filter   w in constant memory, which broadcasts one word to a whole warp
+//   v3 shared_halo       the block's part of x in shared memory, with a halo for its last outputs
+//   v4 register_window   12 outputs per thread from 28 registers: 7 loads for 192 products
 //
 // Run: python run_day.py 11
 
@@ -25,33 +25,33 @@
 constexpr int BLOCK = 256;
 
 // ---------------------------------------------------------------------------------------------
-// Boundaries. Position q of a padded row is q - padding in x; below 0 or from n on, the mode says
-// what is there.
+// Boundaries. Position p of a padded row is position q = p - padding of x. For q outside [0, n) the
+// padding mode defines the value.
 
 enum class Mode { ZEROS, REFLECT, REPLICATE, CIRCULAR };
 
-// x_row[q] for q in [0, n), and what the mode puts there for q in [-padding, n + padding). Beyond
-// that, where only threads without an output look, it is 0.
+// x_row[q] for q in [0, n), the padding value for the rest of [-padding, n + padding). Further out,
+// where only the tile of a row's last block reaches, the value is 0 and no output uses it.
 template <typename T>
 __device__ float element(const T* __restrict__ x_row, int64_t q, int64_t n, int64_t padding,
                          Mode mode) {
   if (q < 0 || q >= n) {
     if (mode == Mode::ZEROS || q < -padding || q >= n + padding) return 0.0f;
-    if (mode == Mode::REFLECT) q = q < 0 ? -q : 2 * (n - 1) - q;  // the edge itself only once
+    if (mode == Mode::REFLECT) q = q < 0 ? -q : 2 * (n - 1) - q;  // no copy of the edge
     if (mode == Mode::REPLICATE) q = q < 0 ? 0 : n - 1;
     if (mode == Mode::CIRCULAR) q = q < 0 ? q + n : q - n;
   }
   return static_cast<float>(x_row[q]);
 }
 
-// What a launcher has checked.
+// The checked arguments of a launch.
 struct Job {
   int64_t rows, n, padding, out;  // out: length of a row of y
   int taps;
   Mode mode;
 };
 
-constexpr int64_t CONSTANT_BYTES = 65536;  // all the constant memory that there is
+constexpr int64_t CONSTANT_BYTES = 65536;  // 64 KB on every compute capability up to 12.0
 
 Job check_inputs(const Tensor& x, const Tensor& w, int64_t padding, const std::string& mode) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
@@ -72,7 +72,7 @@ Job check_inputs(const Tensor& x, const Tensor& w, int64_t padding, const std::s
     STD_TORCH_CHECK(mode == "zeros", "mode: expected zeros, reflect, replicate or circular, got ",
                     mode);
   }
-  // A reflection leaves out the edge, so it has n - 1 values to give; a circle has all n.
+  // A reflection does not repeat the edge, so it supplies at most n - 1 values; a wrap supplies n.
   const int64_t widest = job.mode == Mode::REFLECT    ? job.n - 1
                          : job.mode == Mode::CIRCULAR ? job.n
                                                       : INT32_MAX;
@@ -80,18 +80,18 @@ Job check_inputs(const Tensor& x, const Tensor& w, int64_t padding, const std::s
                   " for mode ", mode, " and rows of ", job.n, ", got ", padding);
   job.out = job.n + 2 * padding - job.taps + 1;
   STD_TORCH_CHECK(job.out >= 1, "w: ", job.taps, " taps are more than the ", job.n + 2 * padding,
-                  " elements of a row of x with padding ", padding, " at either end");
+                  " elements of a row of x with padding ", padding, " at both ends");
   return job;
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: a thread an output, and everything from global memory. A block's 256 outputs lie in one row.
+// v1: one thread per output, all operands from global memory. A block's 256 outputs lie in one row.
 
 template <typename T>
 __global__ void conv1d_v1_naive_kernel(const T* __restrict__ x, const T* __restrict__ w,
-                                       T* __restrict__ y, Job job, unsigned blocks_a_row) {
-  const int64_t row = blockIdx.x / blocks_a_row;
-  const int64_t i = int64_t{blockIdx.x % blocks_a_row} * BLOCK + threadIdx.x;
+                                       T* __restrict__ y, Job job, unsigned blocks_per_row) {
+  const int64_t row = blockIdx.x / blocks_per_row;
+  const int64_t i = int64_t{blockIdx.x % blocks_per_row} * BLOCK + threadIdx.x;
   if (i >= job.out) return;
   const T* x_row = x + row * job.n;
   float sum = 0;
@@ -107,21 +107,21 @@ Tensor conv1d_v1_naive(const Tensor& x, const Tensor& w, int64_t padding, const 
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;  // a grid of no blocks is an error
-  const unsigned blocks_a_row = ceil_div<int64_t>(job.out, BLOCK);
-  const unsigned grid = grid_size(job.rows * blocks_a_row, "x");
+  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     conv1d_v1_naive_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), data<T>(w), mutable_data<T>(y), job, blocks_a_row);
+        data<T>(x), data<T>(w), mutable_data<T>(y), job, blocks_per_row);
   });
   check_launch("conv1d_v1_naive");
   return y;
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: the filter is in constant memory. It has a cache of its own that serves one word a
-// cycle: ideal if the 32 threads of a warp ask for the same one, as they do for tap j, and slow if
-// they do not.
+// v2 against v1: the filter is in constant memory. Its cache broadcasts one word to all lanes of a
+// warp at once. Lanes that read different words are served one after the other; here every lane
+// reads tap j.
 
 __constant__ alignas(16) unsigned char filter_bytes[CONSTANT_BYTES];
 
@@ -130,18 +130,18 @@ __device__ const T* filter() {
   return reinterpret_cast<const T*>(filter_bytes);
 }
 
-// There is one constant memory, and calls on two streams would overwrite each other's filter while
-// kernels read it. From construction to the end of the scope the filter in there is w: the copy
-// waits for the last kernel that reads the one before, on whatever stream that runs.
+// There is one constant memory per device, and calls on two streams could overwrite each other's
+// filter while kernels read it. Kernels launched during the lifetime of this object read w: the
+// copy of w waits for the last kernel that reads the previous filter, on any stream.
 class ConstantFilter {
  public:
   explicit ConstantFilter(const Tensor& w) : lock_(mutex()), stream_(current_stream(w)) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
-    // A graph that is being captured cannot wait for work outside of it. Whoever replays it beside
-    // other calls has to put them in order.
+    // A graph under capture cannot wait for work outside of it. A caller that replays the graph
+    // beside other calls has to order them.
     if (status == cudaStreamCaptureStatusNone) {
-      static std::map<int, cudaEvent_t> last_uses;  // a GPU
+      static std::map<int, cudaEvent_t> last_uses;  // by device
       cudaEvent_t& event = last_uses[device_index(w)];
       if (!event) {
         check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
@@ -165,16 +165,16 @@ class ConstantFilter {
     static std::mutex only;
     return only;
   }
-  std::lock_guard<std::mutex> lock_;  // two host threads: one after the other
+  std::lock_guard<std::mutex> lock_;  // one host thread at a time
   cudaStream_t stream_;
   cudaEvent_t last_use_ = nullptr;
 };
 
 template <typename T>
 __global__ void conv1d_v2_constant_filter_kernel(const T* __restrict__ x, T* __restrict__ y,
-                                                 Job job, unsigned blocks_a_row) {
-  const int64_t row = blockIdx.x / blocks_a_row;
-  const int64_t i = int64_t{blockIdx.x % blocks_a_row} * BLOCK + threadIdx.x;
+                                                 Job job, unsigned blocks_per_row) {
+  const int64_t row = blockIdx.x / blocks_per_row;
+  const int64_t i = int64_t{blockIdx.x % blocks_per_row} * BLOCK + threadIdx.x;
   if (i >= job.out) return;
   const T* x_row = x + row * job.n;
   float sum = 0;
@@ -191,44 +191,45 @@ Tensor conv1d_v2_constant_filter(const Tensor& x, const Tensor& w, int64_t paddi
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_a_row = ceil_div<int64_t>(job.out, BLOCK);
-  const unsigned grid = grid_size(job.rows * blocks_a_row, "x");
+  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     conv1d_v2_constant_filter_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), mutable_data<T>(y), job, blocks_a_row);
+        data<T>(x), mutable_data<T>(y), job, blocks_per_row);
   });
   check_launch("conv1d_v2_constant_filter");
   return y;
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: neighbouring outputs need almost the same inputs. The block fetches its piece of
-// the row once: 256 elements and, to the right of them, the halo: what the last outputs reach
-// beyond their own piece. A filter of any length goes through in chunks, so the halo is never
-// longer than a chunk. Boundaries are settled here; the products below know nothing of them.
+// v3 against v2: neighbouring outputs share almost all their inputs, so the block loads its part of
+// the row into shared memory once: 256 elements, and to their right the halo, the inputs that only
+// its last outputs need. A long filter is processed in chunks of taps, so the halo is never longer
+// than a chunk. Loading applies the boundary rule; the products need no test.
 
-constexpr int CHUNK = 256;  // taps at a time
+constexpr int CHUNK = 256;  // taps per tile
 
 template <typename T>
 __global__ void conv1d_v3_shared_halo_kernel(const T* __restrict__ x, T* __restrict__ y, Job job,
-                                             unsigned blocks_a_row) {
+                                             unsigned blocks_per_row) {
   __shared__ float tile[BLOCK + CHUNK - 1];  // 256 elements, then the halo
-  const int64_t row = blockIdx.x / blocks_a_row;
-  const int64_t first = int64_t{blockIdx.x % blocks_a_row} * BLOCK;  // output of thread 0
+  const int64_t row = blockIdx.x / blocks_per_row;
+  const int64_t first = int64_t{blockIdx.x % blocks_per_row} * BLOCK;  // output of thread 0
   const T* x_row = x + row * job.n;
 
   float sum = 0;
   for (int j0 = 0; j0 < job.taps; j0 += CHUNK) {
     const int taps = job.taps - j0 < CHUNK ? job.taps - j0 : CHUNK;
     const int64_t start = first + j0 - job.padding;  // tile[k] = X[start + k]
-    __syncthreads();  // all are done with the chunk before; nobody waits in the first one
+    __syncthreads();  // every thread has finished with the previous chunk's tile
     for (int k = threadIdx.x; k < BLOCK + taps - 1; k += BLOCK) {
       tile[k] = element(x_row, start + k, job.n, job.padding, job.mode);
     }
-    __syncthreads();  // the tile is complete before anybody multiplies
-    // Taps are fetched ahead of their products: 3 times as fast as with the compiler's own choice.
+    __syncthreads();  // the tile is complete before any thread multiplies
+    // Unrolled, the loop fetches taps ahead of their products: 3 times as fast on an H200 as the
+    // compiler's own choice.
 #pragma unroll 16
     for (int j = 0; j < taps; ++j) {
       sum += static_cast<float>(filter<T>()[j0 + j]) * tile[threadIdx.x + j];
@@ -244,39 +245,40 @@ Tensor conv1d_v3_shared_halo(const Tensor& x, const Tensor& w, int64_t padding,
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_a_row = ceil_div<int64_t>(job.out, BLOCK);
-  const unsigned grid = grid_size(job.rows * blocks_a_row, "x");
+  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     conv1d_v3_shared_halo_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), mutable_data<T>(y), job, blocks_a_row);
+        data<T>(x), mutable_data<T>(y), job, blocks_per_row);
   });
   check_launch("conv1d_v3_shared_halo");
   return y;
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: a product needs no load of its own. A thread computes OUT neighbouring outputs;
-// for STEP taps they need OUT + STEP - 1 inputs, which it takes from shared memory into registers
-// once, 16 bytes at a time. 28 numbers, 7 loads, serve 12 · 16 = 192 products; each tap serves 12.
+// v4 against v3: operands are reused from registers. A thread computes OUT neighbouring outputs.
+// For STEP taps they need OUT + STEP - 1 inputs, which the thread loads from shared memory into
+// registers once, 16 bytes per load. 28 floats (7 loads) serve 12 · 16 = 192 products; each tap
+// serves 12.
 
 constexpr int BLOCK_V4 = 128;
-constexpr int OUT = 12;   // outputs a thread; see bank conflicts below
-constexpr int STEP = 16;  // taps from one window of registers
+constexpr int OUT = 12;   // outputs per thread; the static_assert below says why not 8 or 16
+constexpr int STEP = 16;  // taps per window of registers
 constexpr int TILE = BLOCK_V4 * OUT;
 
-// A thread's window starts OUT floats after its neighbour's. 16-byte loads go by eight threads at a
-// time, and are free of bank conflicts if their pieces fall into eight different sixteens of the
-// 128 bytes across all banks: if OUT / 4 is odd.
-static_assert(OUT % 4 == 0 && OUT / 4 % 2 == 1, "windows must start in different banks");
-static_assert(CHUNK % STEP == 0 && (OUT + STEP) % 4 == 0, "windows are loaded by packs of 4");
+// A thread's window starts OUT floats after its neighbour's. Shared memory serves 16-byte loads for
+// eight lanes at a time. The eight have no bank conflict (day 14) if their addresses modulo 128 are
+// eight different multiples of 16, which they are if OUT / 4 is odd.
+static_assert(OUT % 4 == 0 && OUT / 4 % 2 == 1, "windows of eight lanes must not conflict");
+static_assert(CHUNK % STEP == 0 && (OUT + STEP) % 4 == 0, "windows are loaded in packs of 4");
 
-// sum[r] += taps[j] · window[r + j] for r in [0, OUT), j in [0, STEP), or j in [0, count) if the
-// filter ends there (then not WHOLE). The window is in shared memory, at a multiple of 16 bytes.
+// sum[r] += taps[j] · window[r + j] for r in [0, OUT) and j in [0, STEP), or j in [0, count) for
+// the last taps of a filter (WHOLE is false). The window is in shared memory, aligned to 16 bytes.
 template <bool WHOLE, typename T>
 __device__ void add_taps(float (&sum)[OUT], const float* window, const T* taps, int count) {
-  float v[OUT + STEP];  // the last one only fills up the pack
+  float v[OUT + STEP];  // the last element only completes its pack
 #pragma unroll
   for (int p = 0; p < (OUT + STEP) / 4; ++p) {
     const Pack<float> pack = reinterpret_cast<const Pack<float>*>(window)[p];
@@ -293,12 +295,12 @@ __device__ void add_taps(float (&sum)[OUT], const float* window, const T* taps, 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(BLOCK_V4)
+__global__ void __launch_bounds__(BLOCK_V4)  // at most 128 threads per block (day 15)
     conv1d_v4_register_window_kernel(const T* __restrict__ x, T* __restrict__ y, Job job,
-                                     unsigned blocks_a_row) {
+                                     unsigned blocks_per_row) {
   __shared__ alignas(16) float tile[TILE + CHUNK];
-  const int64_t row = blockIdx.x / blocks_a_row;
-  const int64_t first = int64_t{blockIdx.x % blocks_a_row} * TILE;
+  const int64_t row = blockIdx.x / blocks_per_row;
+  const int64_t first = int64_t{blockIdx.x % blocks_per_row} * TILE;
   const T* x_row = x + row * job.n;
   const int mine = threadIdx.x * OUT;  // this thread's outputs: [mine, mine + OUT) of the tile
 
@@ -306,11 +308,11 @@ __global__ void __launch_bounds__(BLOCK_V4)
   for (int j0 = 0; j0 < job.taps; j0 += CHUNK) {
     const int taps = job.taps - j0 < CHUNK ? job.taps - j0 : CHUNK;
     const int64_t start = first + j0 - job.padding;  // tile[k] = X[start + k]
-    __syncthreads();  // all are done with the chunk before; nobody waits in the first one
+    __syncthreads();  // every thread has finished with the previous chunk's tile
     for (int k = threadIdx.x; k < TILE + taps - 1; k += BLOCK_V4) {
       tile[k] = element(x_row, start + k, job.n, job.padding, job.mode);
     }
-    __syncthreads();  // the tile is complete before anybody multiplies
+    __syncthreads();  // the tile is complete before any thread multiplies
     int j = 0;
     for (; j + STEP <= taps; j += STEP) {
       add_taps<true>(sum, tile + mine + j, filter<T>() + j0 + j, STEP);
@@ -318,17 +320,17 @@ __global__ void __launch_bounds__(BLOCK_V4)
     if (j < taps) add_taps<false>(sum, tile + mine + j, filter<T>() + j0 + j, taps - j);
   }
 
-  // Out through shared memory as well: threads write their 12 neighbours there, and then store
-  // elements t, t + 128 …, so that a warp's stores lie side by side.
-  __syncthreads();  // all are done with the last chunk
+  // The outputs cross shared memory as well. Each thread writes its 12 outputs to the tile and then
+  // stores elements t, t + 128 … of it, so that a warp's stores to global memory are coalesced.
+  __syncthreads();  // every thread has finished with the last chunk's tile
 #pragma unroll
   for (int p = 0; p < OUT / 4; ++p) {
     Pack<float> pack;
     for (int k = 0; k < 4; ++k) pack.at[k] = sum[4 * p + k];
     reinterpret_cast<Pack<float>*>(tile + mine)[p] = pack;
   }
-  __syncthreads();  // all outputs are there before anybody stores its neighbours'
-  const int64_t left = job.out - first;  // outputs in this row from the tile's first on
+  __syncthreads();  // the tile holds all outputs before any thread stores those of others
+  const int64_t left = job.out - first;  // outputs of this row from the tile's first on
   for (int k = threadIdx.x; k < TILE && k < left; k += BLOCK_V4) {
     y[row * job.out + first + k] = static_cast<T>(tile[k]);
   }
@@ -340,13 +342,13 @@ Tensor conv1d_v4_register_window(const Tensor& x, const Tensor& w, int64_t paddi
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_a_row = ceil_div<int64_t>(job.out, TILE);
-  const unsigned grid = grid_size(job.rows * blocks_a_row, "x");
+  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, TILE);
+  const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     conv1d_v4_register_window_kernel<<<grid, BLOCK_V4, 0, current_stream(x)>>>(
-        data<T>(x), mutable_data<T>(y), job, blocks_a_row);
+        data<T>(x), mutable_data<T>(y), job, blocks_per_row);
   });
   check_launch("conv1d_v4_register_window");
   return y;

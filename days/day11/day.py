@@ -6,9 +6,12 @@ import torch.nn.functional as F
 from common.day import Case, Cost, Problem, Rung, grid
 
 TITLE = "Convolution in one dimension"
-TEACHES = "Constant memory, tiles with a halo, padding modes, outputs from a window of registers"
+TEACHES = (
+    "Constant memory, tiles with a halo, padding modes, several outputs from a register window"
+)
 TOPICS = ("convolution", "conv1d", "constant memory", "halo", "shared memory", "registers")
 SOURCE = "conv1d.cu"
+INTRODUCES = ("constant memory", "halo", "CUDA event")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (rows, n, taps, padding)
@@ -25,7 +28,7 @@ def inputs(mode):
 
 
 def reference(x, w, padding=0, mode="zeros"):
-    """As torch.nn.Conv1d, its padding_mode included, with the rows as a batch of one channel."""
+    """torch.nn.Conv1d with its padding modes; the rows are a batch of single-channel inputs."""
     x = x.unsqueeze(1)
     if mode != "zeros":
         x, padding = F.pad(x, (padding, padding), mode=mode), 0
@@ -45,10 +48,10 @@ def problem(name, mode, cases, taps, timed=True):
         inputs=inputs(mode),
         reference=reference,
         rungs=(
-            Rung("conv1d_v1_naive", "all from global memory", timed=timed),
+            Rung("conv1d_v1_naive", "all operands from global memory", timed=timed),
             Rung("conv1d_v2_constant_filter", "filter in constant memory", timed=timed),
             Rung("conv1d_v3_shared_halo", "tile with halo in shared memory", timed=timed),
-            Rung("conv1d_v4_register_window", "12 outputs a thread", timed=timed),
+            Rung("conv1d_v4_register_window", "12 outputs per thread", timed=timed),
         ),
         cases=cases,
         bench=Case((64, 1 << 20, taps, taps // 2)),

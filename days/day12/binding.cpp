@@ -1,7 +1,7 @@
-// Day 12, PyTorch's side: two operators, their schemas, and a kernel for each kind of device.
+// Day 12, PyTorch's side: two operators, their schemas, and an implementation per kind of device.
 //
-// NAMESPACE is set by whoever builds this file. It is the first part of torch.ops.NAMESPACE.name,
-// and lets the libraries of three build systems live in one process.
+// The build defines NAMESPACE, the first part of torch.ops.NAMESPACE.name. With a namespace each, the
+// libraries of three build systems can be loaded into one process.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -14,7 +14,7 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
-// fused_gelu.cu has them, for float, __half and __nv_bfloat16.
+// Defined in fused_gelu.cu for float, __half and __nv_bfloat16.
 template <typename T>
 cudaError_t launch_fused_gelu(const T* x, const T* bias, T* y, int64_t rows, int64_t cols,
                               cudaStream_t stream);
@@ -24,7 +24,7 @@ cudaError_t launch_fused_gelu_backward(const T* g, const T* x, const T* bias, T*
 
 namespace {
 
-// What holds on every device, for tensors with data and without.
+// Checks that hold on every device, also for meta tensors. sym_size: a compiler may not know sizes.
 void check_arguments(const at::Tensor& x, const at::Tensor& bias) {
   TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
   TORCH_CHECK(x.is_contiguous(), "x: expected a contiguous tensor; call .contiguous()");
@@ -32,7 +32,7 @@ void check_arguments(const at::Tensor& x, const at::Tensor& bias) {
   TORCH_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
               "x: expected float32, float16 or bfloat16, got ", type);
   TORCH_CHECK(bias.dim() == 1 && bias.sym_size(0) == x.sym_size(1), "bias: expected shape (",
-              x.sym_size(1), "), a number for each column of x, got ", bias.sym_sizes());
+              x.sym_size(1), "), one number per column of x, got ", bias.sym_sizes());
   TORCH_CHECK(bias.is_contiguous(), "bias: expected a contiguous tensor; call .contiguous()");
   TORCH_CHECK(bias.scalar_type() == type, "bias: expected the dtype of x, ", type, ", got ",
               bias.scalar_type());
@@ -50,7 +50,7 @@ void check_gradient(const at::Tensor& g, const at::Tensor& x) {
               g.device());
 }
 
-// Meta kernels: what the result looks like, without computing it. torch.compile traces with them.
+// Meta functions: shape and dtype of the result, no data. torch.compile traces with them.
 at::Tensor fused_gelu_meta(const at::Tensor& x, const at::Tensor& bias) {
   check_arguments(x, bias);
   return at::empty_like(x);
@@ -73,7 +73,7 @@ cudaStream_t current_stream(const at::Tensor& t) {
 }
 #endif
 
-// Calls f with a value of the C++ type of t's dtype, as CUDA's headers call it.
+// Calls f with a zero of t's dtype, in CUDA's C++ type.
 template <typename F>
 void dispatch(const at::Tensor& t, F f) {
   switch (t.scalar_type()) {
@@ -126,7 +126,7 @@ at::Tensor fused_gelu_backward(const at::Tensor& g, const at::Tensor& x, const a
 
 }  // namespace
 
-// The preprocessor replaces NAMESPACE by its value only if another macro is in between.
+// The extra macro makes the preprocessor expand NAMESPACE before TORCH_LIBRARY pastes it.
 #define LIBRARY(name, m) TORCH_LIBRARY(name, m)
 #define LIBRARY_IMPL(name, device, m) TORCH_LIBRARY_IMPL(name, device, m)
 

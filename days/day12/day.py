@@ -9,13 +9,14 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Skip, grid
 
 TITLE = "One operator, three ways to build it"
-TEACHES = "An operator as JIT, setup.py and CMake build it; opcheck, autograd, torch.compile"
+TEACHES = "JIT, setup.py and CMake builds of one operator; opcheck, autograd, torch.compile"
 TOPICS = ("build", "setuptools", "CMake", "JIT", "custom operator", "opcheck", "torch.compile")
 SOURCE = "fused_gelu.cu"
 EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
+INTRODUCES = ("opcheck", "meta function", "graph break")
 
 SOURCES = [SOURCE, *EXTRA_SOURCES]
-OPERATORS = {}  # those loaded into this process, by namespace
+OPERATORS = {}  # loaded into this process, by namespace
 
 
 def jit(site):
@@ -32,8 +33,8 @@ def jit(site):
 
 
 def setup_py(site):
-    # --no-build-isolation: against the torch that is here, not one that pip would fetch.
-    # --target: into a folder of its own instead of the environment.
+    # --no-build-isolation: compile against the installed torch, not one that pip would fetch.
+    # --target: install into a folder of its own, not into the environment.
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
     target = site.directory / "site-packages"
     site.run(
@@ -71,7 +72,7 @@ def rung(name, idea, make):
 
 
 def register_backward(namespace):
-    """Tells autograd how to go back through torch.ops.<namespace>.fused_gelu."""
+    """Registers the gradient of torch.ops.<namespace>.fused_gelu with autograd."""
 
     def keep(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
@@ -102,10 +103,10 @@ def cost(case):
 
 
 def show(operators, device):
-    """PyTorch's own test of an operator, then torch.compile over it, forward and backward."""
+    """Runs PyTorch's opcheck on each operator, then torch.compile, forward and gradients."""
     x = torch.randn(33, 65, device=device, requires_grad=True)
     bias = torch.randn(65, device=device, requires_grad=True)
-    # On the CPU backend the kernels are not what inductor compiles; its tracing is all there is.
+    # inductor generates code for real GPUs only; on the CPU backend, tracing alone is tested.
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     for name, loaded in OPERATORS.items():
         results = torch.library.opcheck(loaded.fused_gelu.default, (x, bias))
@@ -117,12 +118,12 @@ def show(operators, device):
         started = time.monotonic()
         # fullgraph: a graph break is an error.
         compiled = torch.compile(chain, fullgraph=True, backend=backend)
-        found = torch.autograd.grad(compiled(x, bias), (x, bias))
+        actual = torch.autograd.grad(compiled(x, bias), (x, bias))
         seconds = time.monotonic() - started
-        wanted = torch.autograd.grad(chain(x, bias), (x, bias))
-        torch.testing.assert_close(found, wanted)
+        expected = torch.autograd.grad(chain(x, bias), (x, bias))
+        torch.testing.assert_close(actual, expected)
         print(f"{name}: opcheck {passed} of {len(results)} passed; torch.compile ({backend}) with")
-        print(f"  no graph break in {seconds:.1f} s, its gradients those of eager mode")
+        print(f"  no graph break in {seconds:.1f} s, gradients close to those of eager mode")
 
 
 PROBLEMS = (

@@ -1,17 +1,18 @@
 // Day 12: one operator, three ways to build it
 //
 //   y[r, c]  = gelu(x[r, c] + bias[c])                  x, y: (rows, cols), bias: (cols,)
-//   gx[r, c] = g[r, c] · gelu'(x[r, c] + bias[c])       the gradient by x, from that by y
+//   gx[r, c] = g[r, c] · gelu'(x[r, c] + bias[c])       the gradient of x from g, that of y
 //   gelu(v)  = v/2 · (1 + erf(v / √2))
 //
-// Bytes: forward reads x and writes y, 2 · rows · cols · sizeof(T); backward reads g and x and
-// writes gx, half as much again. Operations: about 20 an element. The memory bus is the limit.
+// Bytes: fused_gelu reads x and writes y, 2 · rows · cols · sizeof(T); fused_gelu_backward reads g
+// and x and writes gx, 3 · rows · cols · sizeof(T). Operations: about 20 per element, so both are
+// bound by memory.
 //
-// The kernels are not the lesson; what is built around them is. This file knows CUDA alone,
-// binding.cpp knows PyTorch, and three build systems make the same library of the two:
+// The lesson is the build, not the kernels. This file uses CUDA only, binding.cpp uses PyTorch, and
+// three build systems make the same library from the two:
 //
 //   jit       torch.utils.cpp_extension.load, from Python
-//   setup.py  setuptools, as pip runs it
+//   setup.py  setuptools, run by pip
 //   cmake     CMakeLists.txt, find_package(Torch)
 //
 // Run: python run_day.py 12
@@ -23,10 +24,10 @@
 #include <cstdint>
 
 constexpr int BLOCK = 256;
-constexpr int ROWS = 4;  // rows a thread works on: four loads in flight, one load of the bias
+constexpr int ROWS = 4;  // rows per thread: four loads in flight, one load of the bias
 
-// By name and not by a cast: PyTorch's setup.py switches the casts of half types off
-// (-D__CUDA_NO_HALF_CONVERSIONS__), and a kernel should not depend on who builds it.
+// Conversions by function, not by cast: PyTorch's cpp_extension removes the casts of half types
+// (-D__CUDA_NO_HALF_CONVERSIONS__), and a kernel should compile in every build.
 __device__ float to_float(float v) {
   return v;
 }
@@ -54,7 +55,7 @@ __device__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
 constexpr float INV_SQRT_2 = 0.70710678118654752f;
 constexpr float INV_SQRT_2PI = 0.39894228040143268f;
 
-// Φ(v), the share of a normal distribution below v.
+// Φ(v), the cumulative distribution function of the standard normal distribution.
 __device__ float normal_cdf(float v) {
   return 0.5f * (1.0f + erff(v * INV_SQRT_2));
 }
@@ -68,7 +69,7 @@ __device__ float gelu_derivative(float v) {
   return normal_cdf(v) + v * INV_SQRT_2PI * expf(-0.5f * v * v);
 }
 
-// Thread x of the grid is a column; it goes down ROWS rows from ROWS · blockIdx.y.
+// One thread per column, for ROWS consecutive rows from ROWS · blockIdx.y on.
 template <typename T>
 __global__ void fused_gelu_kernel(const T* __restrict__ x, const T* __restrict__ bias,
                                   T* __restrict__ y, int64_t rows, int64_t cols) {
@@ -102,14 +103,14 @@ __global__ void fused_gelu_backward_kernel(const T* __restrict__ g, const T* __r
   }
 }
 
-// A grid has at most 65535 blocks along y; the kernels stride over the rows beyond.
+// A grid has at most 65535 blocks along y; beyond that the kernels stride over the rows.
 dim3 grid_of(int64_t rows, int64_t cols) {
   const int64_t down = (rows + ROWS - 1) / ROWS;
   return dim3(static_cast<unsigned>((cols + BLOCK - 1) / BLOCK),
               static_cast<unsigned>(down < 65535 ? down : 65535));
 }
 
-// What binding.cpp calls: pointers, sizes, a stream. Both return the launch's error.
+// The interface to binding.cpp: pointers, sizes, a stream. Both return the launch's error.
 template <typename T>
 cudaError_t launch_fused_gelu(const T* x, const T* bias, T* y, int64_t rows, int64_t cols,
                               cudaStream_t stream) {
@@ -127,7 +128,8 @@ cudaError_t launch_fused_gelu_backward(const T* g, const T* x, const T* bias, T*
   return cudaGetLastError();
 }
 
-// Templates are compiled where they are used; these are used in another file, so they are ordered.
+// binding.cpp uses these templates but does not see their definitions, so they are instantiated
+// here.
 template cudaError_t launch_fused_gelu(const float*, const float*, float*, int64_t, int64_t,
                                        cudaStream_t);
 template cudaError_t launch_fused_gelu(const __half*, const __half*, __half*, int64_t, int64_t,

@@ -1,19 +1,19 @@
-// Day 13: images: grey, and blurred
+// Day 13: images: grey and blurred
 //
 //   grey   Y[p] = 0.299 · R[p] + 0.587 · G[p] + 0.114 · B[p]           rgb: (H, W, 3), Y: (H, W)
 //   blur   B[y, x] = sum_ij w[i] · w[j] · A[y + i - r, x + j - r] / S²    A, B: (H, W, 3)
 //          i, j: [0, 2r], S = sum_i w[i]; beyond the edge, the nearest pixel of the image
 //
-// All uint8, and all arithmetic in integers, so that results are exact. Bytes: grey reads 3 a pixel
-// and writes 1; blur reads 3 and writes 3. Operations a pixel: 6 for grey; for blur 6 · (2r + 1)²
-// as it is written, 12 · (2r + 1) once it is taken apart.
+// All data is uint8 and all arithmetic is in integers, so results are exact. Bytes per pixel: grey
+// reads 3 and writes 1; blur reads 3 and writes 3. Operations per pixel: 6 for grey; for blur
+// 6 · (2r + 1)² by the formula, 12 · (2r + 1) for the separated sums.
 //
-//   grey v1 thread_per_pixel   a thread a pixel: four instructions to move four bytes
-//   grey v2 four_pixels        4 pixels are 3 words in, 1 word out: a quarter of the instructions
-//   grey v3 sixteen_pixels     16 pixels are 3 × 16 bytes in, 16 bytes out
+//   grey v1 thread_per_pixel   one thread per pixel: four instructions move four bytes
+//   grey v2 four_pixels        3 words in, 1 word out per thread: four instructions move 16 bytes
+//   grey v3 sixteen_pixels     3 × 16 bytes in, 16 bytes out per thread
 //   blur v1 direct             every output reads its (2r + 1)² neighbours
-//   blur v2 separable          along rows, then along columns, from a tile in shared memory
-//   blur v3 register_window    four outputs a thread, from a window of neighbours in registers
+//   blur v2 separable          sums along rows, then along columns, from a tile in shared memory
+//   blur v3 register_window    four outputs per thread from a window of neighbours in registers
 //
 // Run: python run_day.py 13
 
@@ -24,12 +24,12 @@
 constexpr int BLOCK = 256;
 
 // ---------------------------------------------------------------------------------------------
-// grey v1: a thread a pixel. A warp reads 96 neighbouring bytes, but in three instructions that
-// each take every third of them.
+// grey v1: one thread per pixel. A warp reads 96 contiguous bytes, but in three instructions, each
+// of which reads every third byte.
 
-// The luma of BT.601 in 16-bit fixed point: the weights are 0.299, 0.587 and 0.114 times 2^16, they
-// add up to 2^16, and the half makes the shift round to nearest. At most 255 · 2^16 + 2^15: 24
-// bits.
+// The luma of BT.601 in fixed point with 16 fractional bits. The weights are 0.299, 0.587 and 0.114
+// times 2^16, rounded so that they add up to 2^16; adding 2^15 makes the shift round to nearest.
+// The sum is at most 255 · 2^16 + 2^15, which fits in 24 bits.
 __device__ uint32_t luma(uint32_t r, uint32_t g, uint32_t b) {
   return (19595 * r + 38470 * g + 7471 * b + 32768) >> 16;
 }
@@ -60,10 +60,10 @@ Tensor grey_v1_thread_per_pixel(const Tensor& image) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// grey v2 against v1: 4 pixels of 3 bytes are 12 bytes, three whole words. A thread takes them as
-// words, picks the bytes out in registers, and writes 4 grey bytes as one word.
+// grey v2 against v1: 4 pixels of 3 bytes are 12 bytes, three whole words. A thread loads three
+// words, extracts the bytes in registers, and stores 4 grey bytes as one word.
 
-// Byte k of a word, [0, 4). GPUs are little-endian: byte 0, the lowest, comes first in memory.
+// Byte k, [0, 4), of a word. NVIDIA GPUs are little-endian: byte 0, the lowest, is first in memory.
 __device__ uint32_t byte_of(uint32_t word, int k) {
   return (word >> (8 * k)) & 255;
 }
@@ -91,12 +91,12 @@ __global__ void grey_v2_four_pixels_kernel(const uint8_t* __restrict__ rgb,
 
 Tensor grey_v2_four_pixels(const Tensor& image) {
   check_image(image);
-  if (!is_aligned(image, 4)) return grey_v1_thread_per_pixel(image);  // a slice of a larger image
+  if (!is_aligned(image, 4)) return grey_v1_thread_per_pixel(image);  // e.g. a slice
   const DeviceGuard guard(image);
   Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
   if (pixels == 0) return grey;
-  // At least 3 threads, should there be fewer than 4 pixels in all; a block always has them.
+  // The last fewer than 4 pixels need 3 threads; one block has them even without a whole group.
   const unsigned grid = grid_size(ceil_div<int64_t>(pixels, 4 * BLOCK), "image");
   grey_v2_four_pixels_kernel<<<grid, BLOCK, 0, current_stream(image)>>>(
       data<uint8_t>(image), mutable_data<uint8_t>(grey), pixels);
@@ -105,7 +105,7 @@ Tensor grey_v2_four_pixels(const Tensor& image) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// grey v3 against v2: the same with 16 bytes for a word: 48 bytes in flight a thread instead of 12.
+// grey v3 against v2: loads of 16 bytes instead of 4, so 48 bytes in flight per thread, not 12.
 
 __global__ void grey_v3_sixteen_pixels_kernel(const uint8_t* __restrict__ rgb,
                                               uint8_t* __restrict__ grey, int64_t pixels) {
@@ -137,34 +137,39 @@ Tensor grey_v3_sixteen_pixels(const Tensor& image) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// blur v1: a thread an output byte; it reads its neighbours of the same colour, (2r + 1)² of them.
+// blur v1: one thread per output byte; it reads its (2r + 1)² neighbours of the same colour.
 
 constexpr int MAX_RADIUS = 15;
 
-// The weights of a row of neighbours. Passed by value, as a kernel's argument: arguments lie in
-// constant memory, where all threads of a warp read the same weight at once (day 11).
+// The weights of a row of neighbours, passed to kernels by value. Arguments lie in constant memory,
+// which broadcasts a weight to all lanes of a warp (day 11).
 struct Weights {
   int radius;
-  int total;                   // S, at most 256: then a weighted sum of bytes fits into 16 bits
+  int total;                   // S, at most 256, so that a weighted sum of bytes fits in 16 bits
   uint64_t reciprocal;         // 2^40 / S², rounded up
   int at[2 * MAX_RADIUS + 1];  // [0, 2 · radius]
 };
 
-// The nearest index within [0, size).
-__device__ int64_t clamped(int64_t i, int64_t size) {
-  return i < 0 ? 0 : i < size ? i : size - 1;
+// The smaller of a distance and the radius.
+__device__ int reach(int64_t distance, int radius) {
+  return distance < radius ? static_cast<int>(distance) : radius;
 }
 
-// sum / S², rounded to nearest. A division takes some twenty instructions, so the host divides,
-// once: for n < 2^24 and d <= 2^16, n · (2^40 / d, rounded up) exceeds 2^40 · n / d by less than
-// 2^24, which is not enough to reach the next multiple of 2^40. So shifted, it is exactly n / d
-// rounded down.
+// The nearest offset within [low, high].
+__device__ int clamped_offset(int offset, int low, int high) {
+  return offset < low ? low : offset < high ? offset : high;
+}
+
+// sum / S², rounded to nearest. A division by a number unknown at compile time is a sequence of
+// instructions, so the host computes the reciprocal 2^40 / S², rounded up, once. For n < 2^24 and
+// d <= 2^16, n · (2^40 / d, rounded up) exceeds 2^40 · n / d by less than 2^24, which does not
+// reach the next multiple of 2^40. So the shift by 40 gives exactly n / d rounded down.
 __device__ uint8_t rounded(uint32_t sum, const Weights& weights) {
   const uint32_t half = weights.total * weights.total / 2;
   return ((sum + half) * weights.reciprocal) >> 40;
 }
 
-constexpr int BLOCK_X = 32;  // bytes of a row: a warp reads neighbours
+constexpr int BLOCK_X = 32;  // bytes of a row: a warp reads contiguous bytes
 constexpr int BLOCK_Y = 8;   // rows
 
 __global__ void blur_v1_direct_kernel(const uint8_t* __restrict__ image, uint8_t* __restrict__ out,
@@ -172,24 +177,29 @@ __global__ void blur_v1_direct_kernel(const uint8_t* __restrict__ image, uint8_t
   const int64_t byte = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;  // [0, 3 · width): in its row
   const int64_t y = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
   if (byte >= 3 * width || y >= height) return;
-  const int64_t x = byte / 3, colour = byte % 3;
+  // Neighbours beyond the edge become the nearest pixel of the image: offsets are clamped to what
+  // the image has on each side. Offsets, unlike positions, fit in 32 bits.
+  const int64_t x = byte / 3, pitch = 3 * width;  // pitch: bytes per row
   const int r = weights.radius;
+  const int left = reach(x, r), right = reach(width - 1 - x, r);
+  const int above = reach(y, r), below = reach(height - 1 - y, r);
+  const uint8_t* centre = image + y * pitch + byte;
   uint32_t sum = 0;
   for (int i = 0; i <= 2 * r; ++i) {
-    const uint8_t* row = image + clamped(y + i - r, height) * width * 3;
+    const uint8_t* row = centre + clamped_offset(i - r, -above, below) * pitch;
     for (int j = 0; j <= 2 * r; ++j) {
       const uint32_t weight = weights.at[i] * weights.at[j];
-      sum += weight * row[clamped(x + j - r, width) * 3 + colour];
+      sum += weight * row[3 * clamped_offset(j - r, -left, right)];
     }
   }
-  out[y * width * 3 + byte] = rounded(sum, weights);
+  out[y * pitch + byte] = rounded(sum, weights);
 }
 
-// The weights as a struct, once they are known to be such that nothing overflows.
+// The weights as a struct, after the checks that no sum can overflow.
 Weights weights_of(const std::vector<int64_t>& given) {
   const int64_t count = given.size();
   STD_TORCH_CHECK(count % 2 == 1 && count <= 2 * MAX_RADIUS + 1,
-                  "weights: expected an odd number of them, at most ", 2 * MAX_RADIUS + 1, ", got ",
+                  "weights: expected an odd count of at most ", 2 * MAX_RADIUS + 1, ", got ",
                   count);
   Weights weights{.radius = static_cast<int>(count / 2), .total = 0, .reciprocal = 0, .at = {}};
   for (int64_t i = 0; i < count; ++i) {
@@ -219,35 +229,41 @@ Tensor blur_v1_direct(const Tensor& image, const std::vector<int64_t>& weights) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// blur v2 against v1: w[i] · w[j] is a product, so the double sum is a sum of sums. A block loads a
-// tile with a halo of r pixels, sums along rows into a second tile, and that along columns:
-// 2 · (2r + 1) products an output instead of (2r + 1)², and every neighbour from shared memory.
+// blur v2 against v1: w[i] · w[j] is a product, so the double sum is a sum of sums (the filter is
+// separable). A block loads a tile with a halo of r pixels, sums along rows into a second tile, and
+// sums that along columns: 2 · (2r + 1) products per output instead of (2r + 1)². The intermediate
+// sums need shared memory, and so do the pixels, which all rows of the tile read again.
 
 constexpr int TILE_PIXELS = 32;
 constexpr int TILE_BYTES = 3 * TILE_PIXELS;  // of a row of the output tile
 constexpr int TILE_ROWS = 32;
 
+// The nearest index within [0, size).
+__device__ int64_t clamped(int64_t i, int64_t size) {
+  return i < 0 ? 0 : i < size ? i : size - 1;
+}
+
 __global__ void blur_v2_separable_kernel(const uint8_t* __restrict__ image,
                                          uint8_t* __restrict__ out, int64_t height, int64_t width,
                                          Weights weights) {
-  // Sized for the largest radius: 23 KB, of which eight blocks fit on a multiprocessor.
+  // Sized for the largest radius: 23 KB. Eight blocks fit on a multiprocessor of an H200 (228 KB).
   __shared__ uint8_t pixels[TILE_ROWS + 2 * MAX_RADIUS][TILE_BYTES + 6 * MAX_RADIUS];
   __shared__ uint16_t sums[TILE_ROWS + 2 * MAX_RADIUS][TILE_BYTES];  // along rows, [0, 65280]
   const int tx = threadIdx.x, ty = threadIdx.y;
   const int r = weights.radius, halo_rows = TILE_ROWS + 2 * r, halo_bytes = TILE_BYTES + 6 * r;
   const int64_t x0 = int64_t{blockIdx.x} * TILE_PIXELS, y0 = int64_t{blockIdx.y} * TILE_ROWS;
 
-  // pixels[j][i] is byte i, from pixel x0 - r on, of row y0 - r + j.
+  // pixels[j][i] is byte i, counted from pixel x0 - r, of row y0 - r + j.
   for (int i = tx; i < halo_bytes; i += BLOCK_X) {
     const uint8_t* column = image + clamped(x0 - r + i / 3, width) * 3 + i % 3;
     for (int j = ty; j < halo_rows; j += BLOCK_Y) {
       pixels[j][i] = column[clamped(y0 - r + j, height) * width * 3];
     }
   }
-  __syncthreads();  // the tile and its halo are complete before anybody sums
+  __syncthreads();  // the tile and its halo are complete before any thread sums
 
-  // Along rows, also of those above and below the tile, which the sums along columns will need.
-  // The same colour of the next pixel is 3 bytes on.
+  // Sums along rows, also for the halo's rows, which the sums along columns need. The next pixel's
+  // byte of the same colour is 3 bytes further.
   for (int j = ty; j < halo_rows; j += BLOCK_Y) {
     for (int i = tx; i < TILE_BYTES; i += BLOCK_X) {
       uint32_t sum = 0;
@@ -255,7 +271,7 @@ __global__ void blur_v2_separable_kernel(const uint8_t* __restrict__ image,
       sums[j][i] = sum;
     }
   }
-  __syncthreads();  // all sums along rows are written before columns of them are read
+  __syncthreads();  // all sums along rows are written before any thread sums along columns
 
   for (int j = ty; j < TILE_ROWS && y0 + j < height; j += BLOCK_Y) {
     for (int i = tx; i < TILE_BYTES && 3 * x0 + i < 3 * width; i += BLOCK_X) {
@@ -282,12 +298,12 @@ Tensor blur_v2_separable(const Tensor& image, const std::vector<int64_t>& weight
 }
 
 // ---------------------------------------------------------------------------------------------
-// blur v3 against v2: a thread computes four neighbours in one go, from a window that it holds in
-// registers: 2r + 4 reads of shared memory instead of 4 · (2r + 1). Registers have no index, so the
-// compiler must know the radius; there is a kernel for each, up to 8.
+// blur v3 against v2: a thread computes four neighbouring outputs from a window in registers, with
+// 2r + 4 reads of shared memory instead of 4 · (2r + 1). Registers cannot be indexed at run time,
+// so the radius must be a compile-time constant: one kernel for each radius up to 8.
 
-constexpr int WINDOW = 4;        // outputs of a thread at a time
-constexpr int MAX_UNROLLED = 8;  // the largest radius with a kernel of its own
+constexpr int WINDOW = 4;        // outputs per thread at a time
+constexpr int MAX_UNROLLED = 8;  // the largest radius with its own kernel; above it v2 runs
 constexpr int THREADS = BLOCK_X * BLOCK_Y;
 
 // Weighted sums of WINDOW neighbours: out[o] = sum_k weights[k] · in[o + k].
@@ -318,9 +334,9 @@ __global__ void blur_v3_register_window_kernel(const uint8_t* __restrict__ image
       pixels[j][i] = column[clamped(y0 - R + j, height) * width * 3];
     }
   }
-  __syncthreads();  // the tile and its halo are complete before anybody sums
+  __syncthreads();  // the tile and its halo are complete before any thread sums
 
-  // Along rows: 24 windows of four pixels in each, eight places and three colours.
+  // Sums along rows: 24 windows of four pixels per row, at eight positions in three colours.
   const int thread = threadIdx.y * BLOCK_X + threadIdx.x;
   constexpr int IN_ROW = TILE_BYTES / WINDOW;
   for (int item = thread; item < HALO_ROWS * IN_ROW; item += THREADS) {
@@ -331,9 +347,9 @@ __global__ void blur_v3_register_window_kernel(const uint8_t* __restrict__ image
 #pragma unroll
     for (int o = 0; o < WINDOW; ++o) sums[j][i + 3 * o] = result[o];
   }
-  __syncthreads();  // all sums along rows are written before columns of them are read
+  __syncthreads();  // all sums along rows are written before any thread sums along columns
 
-  // Along columns: four rows at a time, neighbouring lanes at neighbouring bytes.
+  // Sums along columns: four rows per window; adjacent lanes have adjacent bytes.
   for (int item = thread; item < TILE_ROWS / WINDOW * TILE_BYTES; item += THREADS) {
     const int j = item / TILE_BYTES * WINDOW, i = item % TILE_BYTES;
 #pragma unroll
@@ -347,7 +363,7 @@ __global__ void blur_v3_register_window_kernel(const uint8_t* __restrict__ image
   }
 }
 
-// Launches the kernel for the radius of the weights, which is R or more, up to MAX_UNROLLED.
+// Launches the kernel for the radius of the weights, in [R, MAX_UNROLLED].
 template <int R>
 void launch_window(const Tensor& image, Tensor& out, dim3 grid, const Weights& weights) {
   if constexpr (R < MAX_UNROLLED) {

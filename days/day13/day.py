@@ -1,4 +1,4 @@
-"""Day 13: images, made grey and blurred; and pictures of both."""
+"""Day 13: images, converted to grey and blurred."""
 
 import math
 import struct
@@ -11,16 +11,17 @@ from torch.nn import functional
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Images: grey and blurred"
-TEACHES = "Bytes in packed words, fixed point, separable filters in shared memory; pictures to see"
+TEACHES = "Bytes packed in words, fixed-point arithmetic, separable filters in shared memory"
 TOPICS = ("images", "grey", "blur", "convolution", "shared memory", "integers")
 SOURCE = "color2gray.cu"
+INTRODUCES = ("fixed point", "separable filter")
 
 SIZES = [(1, 1), (1, 3), (5, 3), (3, 5), (16, 16), (31, 33), (64, 65), (7, 1031), (0, 4), (4, 0)]
 
 
 def image_of(case, draw):
     height, width = case.shape[:2]
-    if case.values == "constant":  # white, which must stay white: nothing may overflow
+    if case.values == "constant":  # white must stay white: finds overflow
         return draw(height, width, 3, low=255, high=256)
     return draw(height, width, 3)
 
@@ -44,7 +45,7 @@ def box(radius):
 
 
 def gaussian(radius):
-    """Integers that sum to 256, of a bell whose standard deviation is half the radius."""
+    """Integer weights of a normal distribution with σ = radius / 2; their sum is 256."""
     bell = [math.exp(-2 * (i / radius) ** 2) for i in range(-radius, radius + 1)]
     weights = [round(256 * value / sum(bell)) for value in bell]
     weights[radius] += 256 - sum(weights)
@@ -52,7 +53,7 @@ def gaussian(radius):
 
 
 def along(values, dim, weights):
-    """Weighted sums of neighbours; beyond the edge, the value at the edge."""
+    """Weighted sums of neighbours along `dim`; beyond the edge, the value at the edge."""
     size, radius = values.shape[dim], len(weights) // 2
     middle = torch.arange(size, device=values.device)
     shifted = ((middle + i - radius).clamp(0, size - 1) for i in range(len(weights)))
@@ -68,7 +69,7 @@ def blur_reference(image, weights):
 
 
 def blur_pytorch(image, weights):
-    """As one would write it: two depthwise convolutions."""
+    """Two depthwise convolutions, along rows and along columns."""
     count, total = len(weights), sum(weights)
     row = torch.cat([torch.full((1,), w / total, device=image.device) for w in weights])
     planes = image.permute(2, 0, 1)[None].float()
@@ -108,9 +109,9 @@ PROBLEMS = (
         inputs=grey_inputs,
         reference=grey_reference,
         rungs=(
-            Rung("grey_v1_thread_per_pixel", "a thread a pixel"),
+            Rung("grey_v1_thread_per_pixel", "one thread per pixel"),
             Rung("grey_v2_four_pixels", "three words in, one word out"),
-            Rung("grey_v3_sixteen_pixels", "16 bytes a load", target=Target(0.85, "copy")),
+            Rung("grey_v3_sixteen_pixels", "16-byte loads", target=Target(0.85, "copy")),
         ),
         cases=(*grid(SIZES, ["uint8"]), Case((9, 13), "uint8", "constant")),
         bench=Case((16384, 16384), "uint8"),
@@ -139,7 +140,7 @@ PROBLEMS = (
 
 
 def picture(height=200, width=320):
-    """A night over hills, with a moon, stars, and a fence of fine bars: uint8 (H, W, 3)."""
+    """Hills at night with a moon, stars and a railing of thin bars: uint8 (H, W, 3)."""
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     image = torch.stack([20 + y // 3, 24 + y // 2, 70 + y // 2], dim=-1)
 
@@ -151,32 +152,32 @@ def picture(height=200, width=320):
     for base, height_of, step, colour in ((120, 22, 47, (48, 72, 66)), (150, 14, 29, (34, 52, 40))):
         ridge = [base - height_of * math.sin(i / step) - 5 * math.sin(i / 11) for i in range(width)]
         paint(y > torch.tensor(ridge).round(), *colour)
-    paint((y > 165) & (y < 192) & (x % 8 < 3), 205, 180, 140)  # the fence
+    paint((y > 165) & (y < 192) & (x % 8 < 3), 205, 180, 140)  # the railing
     paint((y > 172) & (y < 176), 205, 180, 140)
     return image.to(torch.uint8)
 
 
 def save_png(image, path):
-    """Writes uint8 (H, W) or (H, W, 3) as a PNG, which is four pieces: each its length, its name,
-    its bytes and their checksum."""
+    """Writes uint8 (H, W) or (H, W, 3) as a PNG: a signature, then three chunks, each with its
+    length, name, data and checksum."""
     height, width = image.shape[:2]
     colour = 2 if image.dim() == 3 else 0
-    # Each row is preceded by the number of its filter; 0 says that the bytes are the pixels.
+    # Each row starts with the number of its filter; 0 means unfiltered.
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in image.cpu())
-    pieces = (
+    chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
         (b"IDAT", zlib.compress(rows, 9)),
         (b"IEND", b""),
     )
     data = b"\x89PNG\r\n\x1a\n"
-    for name, body in pieces:
+    for name, body in chunks:
         data += struct.pack(">I", len(body)) + name + body
         data += struct.pack(">I", zlib.crc32(name + body))
     path.write_bytes(data)
 
 
 def show(operators, device):
-    """Draws a picture, and saves it as it is, grey, and blurred in both ways."""
+    """Saves a picture as drawn, in grey, and blurred with both filters."""
     image = picture().to(device)
     pictures = {
         "picture": image,

@@ -5,9 +5,10 @@ import torch
 from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 TITLE = "Parallel reduction, the whole ladder"
-TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding in sums"
+TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding of sums"
 TOPICS = ("reduction", "sum", "shared memory", "bank conflicts", "warps", "numerics")
 SOURCE = "reduce_sum.cu"
+INTRODUCES = ("atomic", "divergence", "bank", "bank conflict")
 
 FLOATS = ["float32", "float64"]
 SMALL = [(1,), (31,), (255,), (256,), (257,), (0,)]
@@ -15,8 +16,8 @@ LARGE = [(1023,), (1024,), (1025,), (10007,)]
 
 V1 = Rung(
     "sum_v1_atomics",
-    "an atomicAdd an element",
-    not_repeatable="the additions of a float happen in any order, and each rounds",
+    "one atomicAdd per element",
+    not_repeatable="floats are added in any order, and each addition rounds",
 )
 V6 = Rung("sum_v6_vectorised", "eight 16-byte loads in flight, two stages")
 
@@ -35,7 +36,7 @@ def cost(case):
 
 
 def large(name, dtype, n, target=None):
-    """Sums of 4 GiB: the rung that is limited by memory alone, beside the best one block a tile."""
+    """Sums of 4 GiB: v6, bound by memory, beside v5, the best with a tree per 256 elements."""
     return Problem(
         name=name,
         inputs=inputs,
@@ -58,9 +59,9 @@ PROBLEMS = (
         reference=reference,
         rungs=(
             V1,
-            Rung("sum_v2_interleaved", "a tree a block, every second thread"),
-            Rung("sum_v3_strided", "neighbouring threads, one bank"),
-            Rung("sum_v4_sequential", "upper half onto lower half"),
+            Rung("sum_v2_interleaved", "one tree per block, every second thread"),
+            Rung("sum_v3_strided", "adjacent threads, few banks"),
+            Rung("sum_v4_sequential", "upper half added to lower half"),
             Rung("sum_v5_warp", "the tree in registers"),
             V6,
         ),
@@ -76,7 +77,7 @@ PROBLEMS = (
         bench=Case((1 << 26,)),
         bench_cpu=Case((1 << 16,)),
         cost=cost,
-        tolerance=Tolerance(ulps=32, why="v1 adds up one by one: each addition rounds"),
+        tolerance=Tolerance(ulps=32, why="v1 adds one by one, and each addition rounds"),
     ),
     large("4 GiB of float32", "float32", 1 << 30, Target(0.97, "read")),
     large("4 GiB of float64", "float64", 1 << 29),
@@ -85,13 +86,15 @@ PROBLEMS = (
 
 
 def show(ops, device):
-    """Prints how far each rung's sum of many numbers is from the sum in float64."""
+    """Prints the relative error of each rung's sum of many numbers, against float64."""
     n = 1 << (30 if device.type == "cuda" else 18)
     generator = torch.Generator(device).manual_seed(14)
     x = torch.rand(n, generator=generator, device=device)
-    truth = x.sum(dtype=torch.float64).item()
-    print(f"sum of {n:,} fp32 numbers in [0, 1): {truth:.3f} in float64")
+    expected = x.sum(dtype=torch.float64).item()
+    print(f"sum of {n:,} fp32 numbers in [0, 1): {expected:.3f} in float64")
     sums = {rung.name: getattr(ops, rung.name) for rung in PROBLEMS[0].rungs}
     for name, function in {**sums, "torch.sum": torch.sum}.items():
-        got = function(x).item()
-        print(f"{name:<20} {got:>16.3f}   relative error {abs(got - truth) / truth:.1e}")
+        actual = function(x).item()
+        print(
+            f"{name:<20} {actual:>16.3f}   relative error {abs(actual - expected) / expected:.1e}"
+        )

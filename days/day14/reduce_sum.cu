@@ -1,20 +1,18 @@
 // Day 14: the sum of a vector, the whole ladder
 //
-//   y = sum_i x[i]          x: (n,) fp32, fp64, int32 or int64;   y: one number (int64 for
-//   integers)
+//   y = sum_i x[i]     x: (n,) fp32, fp64, int32 or int64;   y: one number, int64 for integers
 //
-// Bytes: read x once, n · sizeof(T); for 2^30 fp32 that is 4.3 GB. What is written is nothing
-// beside it. Operations: one addition an element. The memory bus is the limit, if the rest keeps
-// up.
+// Bytes: read x once, n · sizeof(T); 4.3 GB for 2^30 fp32. The bytes written are negligible.
+// Operations: one addition per element, so the limit is memory bandwidth.
 //
-//   v1 atomics       every thread adds its element to one number in memory
-//   v2 interleaved   a tree a block: thread t adds a neighbour if t is a multiple of 2, 4, 8 …
-//   v3 strided       the same tree, but the threads that work are neighbours: no divergence
-//   v4 sequential    the upper half onto the lower: no bank conflicts either
-//   v5 warp          the tree in registers, by shuffles: one barrier instead of eight
-//   v6 vectorised    a grid of the GPU's size, 16 bytes a load, eight loads in flight; two stages
+//   v1 atomics       every thread adds its element to one number in global memory
+//   v2 interleaved   one tree per block: thread t adds a neighbour if t is a multiple of 2, 4, 8 …
+//   v3 strided       the same tree with adjacent threads active: less divergence
+//   v4 sequential    the upper half is added to the lower half: no bank conflicts either
+//   v5 warp          the tree in registers, by warp shuffles: one barrier instead of eight
+//   v6 vectorised    as many blocks as are resident, 16-byte loads, eight in flight; two stages
 //
-// v2 to v5 leave a number a block, and are launched again on those until one number is left.
+// v2 to v5 leave one sum per block. They are launched again on these sums until one is left.
 //
 // Run: python run_day.py 14
 
@@ -22,7 +20,7 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
-// Threads a block: 8 warps. v2 to v4 keep a number a thread in shared memory.
+// Threads per block: 8 warps. v2 to v4 keep one number per thread in shared memory.
 constexpr int BLOCK = 256;
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
@@ -45,7 +43,7 @@ bool is_integer(const Tensor& x) {
   return x.scalar_type() == ScalarType::Int || x.scalar_type() == ScalarType::Long;
 }
 
-// Checks x, and makes the number that its sum is written to.
+// Checks x and allocates the scalar for its sum.
 Tensor make_sum(const Tensor& x) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype(
       {ScalarType::Float, ScalarType::Double, ScalarType::Int, ScalarType::Long});
@@ -53,9 +51,9 @@ Tensor make_sum(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: one number in memory, and every thread adds to it. atomicAdd makes read, add and write one
-// step that nobody can come between. The number is a double (or 64-bit integer): an fp32 that has
-// reached 2^24 does not change any more when 1 is added to it.
+// v1: every thread adds to one number in global memory. atomicAdd makes read, add and write one
+// indivisible step. The number is a double (or a 64-bit integer), because an fp32 number that has
+// reached 2^24 does not change when 1 is added to it.
 
 __device__ void atomic_add(double* sum, double value) {
   atomicAdd(sum, value);
@@ -101,9 +99,9 @@ Tensor sum_v1_atomics(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 to v5 share this: a launch turns n numbers into ceil(n / 256), one a block; the next launch
-// takes those. Launches in one stream wait for each other, so each sees all that the last one
-// wrote: between blocks of one launch there is no such barrier.
+// Shared by v2 to v5: a launch reduces n numbers to ceil(n / 256), one per block, and the next
+// launch reduces those. Launches in one stream run in order, so each sees everything that the
+// previous one wrote. Between the blocks of one launch there is no such barrier.
 
 // launch(from, to, n, grid, stream) starts the kernel that reads from[0, n) and writes to[0, grid).
 template <typename Launch>
@@ -117,7 +115,7 @@ Tensor sum_in_stages(const Tensor& x, const char* name, Launch launch) {
     int64_t n = x.numel();
     Tensor from = x;
     do {
-      // Even no elements take a block: it writes the sum of nothing, 0.
+      // An empty x still takes one block, which writes the empty sum, 0.
       const unsigned grid = n == 0 ? 1 : grid_size(ceil_div<int64_t>(n, BLOCK), "x");
       Tensor to = grid == 1 ? y : torch::stable::new_empty(y, {int64_t{grid}});
       if (n == x.numel()) {
@@ -134,17 +132,18 @@ Tensor sum_in_stages(const Tensor& x, const char* name, Launch launch) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: additions that do not wait for each other. Level by level, thread t adds what
-// lies 1, 2, 4 … 128 further. In each warp some lanes add and the others sit idle: divergence.
+// v2 against v1: independent additions, in a tree. Level by level, thread t adds the number at
+// distance 1, 2, 4 … 128. In the first five levels every warp has both active and idle lanes
+// (divergence), and takes the time of the active ones.
 
 template <typename T, typename Sum>
 __global__ void sum_v2_interleaved_kernel(const T* __restrict__ x, Sum* __restrict__ y, int64_t n) {
   __shared__ Sum partial[BLOCK];
   const int t = threadIdx.x;
   const int64_t i = int64_t{blockIdx.x} * BLOCK + t;
-  partial[t] = i < n ? static_cast<Sum>(x[i]) : Sum{0};  // 0 beyond the end adds nothing
+  partial[t] = i < n ? static_cast<Sum>(x[i]) : Sum{0};  // beyond the end: 0 changes no sum
   for (int step = 1; step < BLOCK; step *= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the previous level is written before any thread reads it
     if (t % (2 * step) == 0) partial[t] += partial[t + step];
   }
   if (t == 0) y[blockIdx.x] = partial[0];
@@ -158,9 +157,10 @@ Tensor sum_v2_interleaved(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: the additions are the same, but threads 0, 1, 2 … make them. Whole warps have
-// work or have none. At step 16 the 32 lanes of a warp touch words 0, 32, 64 …, and these all lie
-// in one of the 32 banks of shared memory: they are served one after the other.
+// v3 against v2: the same additions, done by threads 0, 1, 2 …, so that most warps are active or
+// idle as a whole. But the lanes of a warp now access words 2 · step apart. From step 4 to 16,
+// eight of them fall into each bank that is used, and a bank serves one word at a time: bank
+// conflicts.
 
 template <typename T, typename Sum>
 __global__ void sum_v3_strided_kernel(const T* __restrict__ x, Sum* __restrict__ y, int64_t n) {
@@ -169,7 +169,7 @@ __global__ void sum_v3_strided_kernel(const T* __restrict__ x, Sum* __restrict__
   const int64_t i = int64_t{blockIdx.x} * BLOCK + t;
   partial[t] = i < n ? static_cast<Sum>(x[i]) : Sum{0};
   for (int step = 1; step < BLOCK; step *= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the previous level is written before any thread reads it
     const int at = 2 * step * t;
     if (at < BLOCK) partial[at] += partial[at + step];
   }
@@ -184,8 +184,8 @@ Tensor sum_v3_strided(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: the tree from the other end. Thread t adds word t + half to word t: neighbouring
-// lanes touch neighbouring words, which lie in different banks.
+// v4 against v3: the distances in descending order. Thread t adds word t + half to word t, so
+// adjacent lanes access adjacent words, which lie in different banks.
 
 template <typename T, typename Sum>
 __global__ void sum_v4_sequential_kernel(const T* __restrict__ x, Sum* __restrict__ y, int64_t n) {
@@ -194,7 +194,7 @@ __global__ void sum_v4_sequential_kernel(const T* __restrict__ x, Sum* __restric
   const int64_t i = int64_t{blockIdx.x} * BLOCK + t;
   partial[t] = i < n ? static_cast<Sum>(x[i]) : Sum{0};
   for (int half = BLOCK / 2; half > 0; half /= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the previous level is written before any thread reads it
     if (t < half) partial[t] += partial[t + half];
   }
   if (t == 0) y[blockIdx.x] = partial[0];
@@ -208,11 +208,11 @@ Tensor sum_v4_sequential(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5 against v4: the 32 lanes of a warp run together, so between them no barrier is needed and no
-// shared memory: __shfl_down_sync hands a lane the register of the lane `half` above it. (Day 23
-// is about nothing else.) Shared memory carries one number a warp, with the only barrier.
+// v5 against v4: the tree in registers. __shfl_down_sync gives a lane the register of the lane
+// `half` above it and synchronises the warp, so within a warp the tree needs neither shared memory
+// nor a barrier. One number per warp crosses shared memory, with the only barrier of the block.
 
-// The sum of the block's values, in thread 0. Every thread of the block must call it, once.
+// The sum of the block's values, valid in thread 0. All threads of the block must call it, once.
 template <typename Sum>
 __device__ Sum block_sum(Sum value) {
   __shared__ Sum of_warp[BLOCK / 32];
@@ -244,24 +244,24 @@ Tensor sum_v5_warp(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v6 against v5: a thread adds up many elements in registers before any tree begins. The grid
-// only fills the GPU; its blocks walk over tiles of 256 threads × 8 loads × 16 bytes = 32 KB. The
-// 8 loads are issued before the first is used. Then the tree runs once a block, not once every 256
-// elements, and the second launch, of one block, has no more numbers than the GPU has blocks.
+// v6 against v5: a thread adds many elements in registers before the tree. The grid has as many
+// blocks as the multiprocessors hold; they stride over tiles of 256 threads × 8 loads × 16 bytes =
+// 32 KB. The 8 loads are issued before the first result is used. The tree runs once per block, not
+// once per 256 elements, and one block in a second launch adds the sums of all blocks.
 
-constexpr int LOADS = 8;          // 16-byte loads in flight a thread
-constexpr int BLOCKS_PER_SM = 4;  // resident blocks of 256 threads; 8 × 16 bytes each is enough
+constexpr int LOADS = 8;          // 16-byte loads in flight per thread
+constexpr int BLOCKS_PER_SM = 4;  // resident blocks; together 128 KB in flight
 
-// Sums x[0, n) into y[0, gridDim.x). head: elements before the first multiple of 16 bytes.
+// Sums x[0, n) into y[0, gridDim.x). head: elements before the first 16-byte boundary.
 template <typename T, typename Sum>
-__global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
+__global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)  // keeps 4 blocks resident (day 15)
     sum_v6_vectorised_kernel(const T* __restrict__ x, Sum* __restrict__ y, int64_t n, int head) {
   constexpr int N = Pack<T>::N;
   constexpr int64_t TILE = int64_t{BLOCK} * LOADS;  // packs
   const auto* packs = reinterpret_cast<const Pack<T>*>(x + head);
   const int64_t tiles = (n - head) / (TILE * N);
 
-  Sum sum[N] = {};  // one for each place of a pack: N additions that do not wait for each other
+  Sum sum[N] = {};  // one per element of a pack: N independent chains of additions
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     Pack<T> pack[LOADS];
 #pragma unroll
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
     }
   }
 
-  // What no tile covers, one by one: the head, and less than a tile at the end.
+  // The elements outside of whole tiles, one by one: the head and the rest at the end.
   const int64_t thread = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (thread < head) sum[0] += static_cast<Sum>(x[thread]);
   for (int64_t i = head + tiles * TILE * N + thread; i < n; i += int64_t{gridDim.x} * BLOCK) {
@@ -291,13 +291,14 @@ Tensor sum_v6_vectorised(const Tensor& x) {
   dispatch_summable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
     using Sum = decltype(zero_sum);
-    // A slice such as x[1:] starts up to 15 bytes before a multiple of 16.
+    // A slice such as x[1:] can start up to 15 bytes before a 16-byte boundary.
     const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
     const int head = static_cast<int>(before < n ? before : n);
     const int64_t most = int64_t{multiprocessor_count(x)} * BLOCKS_PER_SM;
     const int64_t work = ceil_div<int64_t>(n, BLOCK * LOADS * Pack<T>::N);
     const auto grid = static_cast<unsigned>(work < 1 ? 1 : work < most ? work : most);
-    const Tensor partial = torch::stable::new_empty(y, {int64_t{grid}});  // fresh, so aligned
+    const Tensor partial =
+        torch::stable::new_empty(y, {int64_t{grid}});  // a new allocation is aligned
     sum_v6_vectorised_kernel<T, Sum>
         <<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<Sum>(partial), n, head);
     check_launch("sum_v6_vectorised");

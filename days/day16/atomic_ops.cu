@@ -1,18 +1,18 @@
-// Day 16: atomics: histograms, a maximum of floats, a sum
+// Day 16: atomics: histograms, the maximum of floats, their sum
 //
 //   counts[b] = number of i with x[i] == b, 0 <= b < bins    x: (n,) uint8, int32 or int64
-//   max       = the largest x[i], NaN if there is one         x: (n,) fp32
+//   max       = the largest x[i], NaN if any x[i] is NaN      x: (n,) fp32
 //   sum       = sum_i x[i]                                    x: (n,) fp32
 //
-// Bytes: read x once; what is written is small. Operations: one atomic addition an element. Memory
-// delivers an H200 about 8 int32 a clock and multiprocessor, so atomics must not be slower.
+// Bytes: read x once; the bytes written are few. Operations: one atomic addition per element. The
+// memory of an H200 delivers 4 to 5 int32 per clock and multiprocessor; the atomics must keep up.
 //
-//   histogram v1 global           an atomicAdd an element on counts in global memory
-//   histogram v2 shared_private   a histogram a block in shared memory, added up at the end
-//   histogram v3 warp_aggregated  lanes with the same bin send one of them, which adds their number
-//   histogram v4 lane_copies      up to 32 copies a block, so that lanes do not meet; wide loads
+//   histogram v1 global           one atomicAdd per element on counts in global memory
+//   histogram v2 shared_private   one histogram per block in shared memory, added up at the end
+//   histogram v3 warp_aggregated  one lane adds for all lanes of its warp with the same bin
+//   histogram v4 lane_copies      up to 32 copies per block, one per lane; wide loads
 //   max v1 compare_and_swap       the atomic that CUDA lacks, built from atomicCAS
-//   max v2 ordered_bits           floats as integers of the same order: atomicMax serves
+//   max v2 ordered_bits           floats as integers in the same order, for atomicMax
 //   sum v1 shared_then_global     additions in any order: the last bits change from run to run
 //
 // Run: python run_day.py 16
@@ -21,7 +21,7 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
-constexpr int BLOCK = 512;  // four blocks fill a multiprocessor, and share few histograms
+constexpr int BLOCK = 512;  // four blocks fill a multiprocessor of compute capability 9.0
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
 // Calls f with a zero of x's integer type.
@@ -45,7 +45,7 @@ Tensor make_counts(const Tensor& x, int64_t bins) {
   return torch::stable::new_zeros(x, {bins}, ScalarType::Long);
 }
 
-// The blocks of `kernel` that the GPU can hold at a time, or fewer if there is less work.
+// The number of blocks of `kernel` that are resident at a time, or fewer if there is less work.
 template <typename Kernel>
 unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_bytes,
                        int64_t blocks_of_work) {
@@ -57,7 +57,7 @@ unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_
   return static_cast<unsigned>(blocks_of_work < resident ? blocks_of_work : resident);
 }
 
-// Shared memory that a block may ask for: 227 KB on Hopper.
+// Bytes of shared memory that a block can request: 227 KB on compute capability 9.0.
 size_t shared_limit(const Tensor& x) {
   int limit = 0;
   check_cuda(
@@ -66,21 +66,21 @@ size_t shared_limit(const Tensor& x) {
   return limit;
 }
 
-// A value that is no bin, negative ones too, becomes a bin that lies behind all others.
+// The bin of a value; `bins`, one beyond the last bin, for any value outside of [0, bins).
 template <typename T>
 __device__ unsigned bin_of(T value, unsigned bins) {
   return static_cast<uint64_t>(value) < bins ? static_cast<unsigned>(value) : bins;
 }
 
-// counts is int64, as PyTorch has it. CUDA adds unsigned 64-bit integers: the same bits.
+// counts is int64, as in PyTorch. CUDA's atomicAdd takes unsigned 64-bit integers: the same bits.
 __device__ void add_to_count(int64_t* counts, unsigned bin, unsigned number) {
   atomicAdd(reinterpret_cast<unsigned long long*>(counts) + bin,
             static_cast<unsigned long long>(number));
 }
 
 // ---------------------------------------------------------------------------------------------
-// histogram v1: every element is one atomic addition in global memory, which means in the L2
-// cache: that is where the units sit which do it. With few bins they all want the same address.
+// histogram v1: one atomic addition per element in global memory. The L2 cache executes it. With
+// few bins many additions have the same address: contention.
 
 template <typename T>
 __global__ void histogram_v1_global_kernel(const T* __restrict__ x, int64_t* counts, int64_t n,
@@ -107,11 +107,11 @@ Tensor histogram_v1_global(const Tensor& x, int64_t bins) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// histogram v2 against v1: each block counts in a histogram of its own, in shared memory, where an
-// atomic takes a few clocks and only the threads of this block compete. At its end it adds each
-// bin to the one in global memory: bins × blocks global atomics instead of n.
+// histogram v2 against v1: privatisation. Each block counts in its own histogram in shared memory,
+// where only its threads contend. At the end it adds each bin to global memory: at most bins ×
+// blocks global atomics instead of n.
 
-// v2 and v3 differ in how a warp adds 32 bins to the block's histogram.
+// v2 and v3 differ in the function that adds a warp's 32 bins to the block's histogram.
 struct EachLane {
   __device__ static void add(unsigned* histogram, unsigned bin, unsigned bins) {
     if (bin < bins) atomicAdd(&histogram[bin], 1u);
@@ -123,16 +123,16 @@ __global__ void histogram_shared_kernel(const T* __restrict__ x, int64_t* counts
                                         unsigned bins) {
   extern __shared__ unsigned histogram[];  // [0, bins)
   for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK) histogram[bin] = 0;
-  __syncthreads();  // all bins are 0 before anybody counts
+  __syncthreads();  // all bins are 0 before any thread counts
 
-  // `start` is the same for the whole block, so that no lane leaves the loop before another.
+  // `start` is the same for the whole block, so all lanes of a warp run the same iterations.
   const int64_t stride = int64_t{gridDim.x} * BLOCK;
   for (int64_t start = int64_t{blockIdx.x} * BLOCK; start < n; start += stride) {
     const int64_t i = start + threadIdx.x;
     Add::add(histogram, i < n ? bin_of(x[i], bins) : bins, bins);
   }
 
-  __syncthreads();  // all have counted before the histogram is read
+  __syncthreads();  // every thread has counted before any thread reads the histogram
   for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK) {
     if (histogram[bin] > 0) add_to_count(counts, bin, histogram[bin]);
   }
@@ -141,7 +141,7 @@ __global__ void histogram_shared_kernel(const T* __restrict__ x, int64_t* counts
 template <typename Add>
 Tensor histogram_shared(const Tensor& x, int64_t bins, const char* name) {
   const size_t bytes = bins * sizeof(unsigned);
-  // Too many bins for a block: then there is so little contention that v1 does well.
+  // Too many bins for shared memory: fall back to v1, where so many bins cause little contention.
   if (bins < 1 || bytes > shared_limit(x)) return histogram_v1_global(x, bins);
   const Tensor counts = make_counts(x, bins);
   const DeviceGuard guard(x);
@@ -165,14 +165,14 @@ Tensor histogram_v2_shared_private(const Tensor& x, int64_t bins) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// histogram v3 against v2: the lanes of a warp look first which of them have the same bin. The
-// lowest lane of each such group adds their number; the others have nothing to do.
+// histogram v3 against v2: warp aggregation. The lanes of a warp first find out which of them have
+// the same bin. The lowest lane of each group adds the group's size; the others add nothing.
 
 struct WarpAggregated {
   __device__ static void add(unsigned* histogram, unsigned bin, unsigned bins) {
-    // Bit l of `same` is set if lane l has this lane's bin. All 32 lanes must take part.
+    // Bit l of `same` is set if lane l has this lane's bin. All 32 lanes must execute this.
     const unsigned same = __match_any_sync(FULL_WARP, bin);
-    const int leader = __ffs(same) - 1;  // the lowest of them
+    const int leader = __ffs(same) - 1;  // the lowest lane with this bin
     if (threadIdx.x % 32 == leader && bin < bins) atomicAdd(&histogram[bin], __popc(same));
   }
 };
@@ -182,13 +182,13 @@ Tensor histogram_v3_warp_aggregated(const Tensor& x, int64_t bins) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// histogram v4 against v2: instead of finding out which lanes collide, keep them apart. A block has
-// up to 32 copies of each bin, side by side, and lane l counts in copy l: whatever the bins are,
-// the 32 lanes touch 32 different banks. And x comes in pieces of 16 bytes, four in flight.
+// histogram v4 against v2: one copy of the histogram per lane. A block has up to 32 copies of each
+// bin, side by side, and lane l counts in copy l. With 32 copies the lanes access 32 different
+// banks, whatever their bins are. Loads of x are 16 bytes wide, four in flight per thread.
 
 constexpr int BLOCK_V4 = 1024;
 constexpr int LOADS = 4;
-constexpr size_t SHARED_V4 = 112 * 1024;  // bytes; two blocks of 1024 threads on a multiprocessor
+constexpr size_t SHARED_V4 = 112 * 1024;  // bytes: two blocks fit on a multiprocessor of an H200
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_V4)
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(BLOCK_V4)
                                     unsigned bins, unsigned copies) {
   extern __shared__ unsigned histogram[];  // [bin][copy]: bins × copies, copies a power of two
   for (unsigned i = threadIdx.x; i < bins * copies; i += BLOCK_V4) histogram[i] = 0;
-  __syncthreads();  // all bins are 0 before anybody counts
+  __syncthreads();  // all bins are 0 before any thread counts
 
   unsigned* mine = histogram + threadIdx.x % copies;
   const auto count = [&](T value) {
@@ -217,17 +217,17 @@ __global__ void __launch_bounds__(BLOCK_V4)
       for (int i = 0; i < N; ++i) count(pack[k].at[i]);
     }
   }
-  // What no tile covers, one by one: the head, and less than a tile at the end.
+  // The elements outside of whole tiles, one by one: the head and the rest at the end.
   const int64_t thread = int64_t{blockIdx.x} * BLOCK_V4 + threadIdx.x;
   if (thread < head) count(x[thread]);
   const int64_t threads = int64_t{gridDim.x} * BLOCK_V4;
   for (int64_t i = head + tiles * TILE * N + thread; i < n; i += threads) count(x[i]);
 
-  __syncthreads();  // all have counted before the histogram is read
+  __syncthreads();  // every thread has counted before any thread reads the histogram
   for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK_V4) {
     unsigned total = 0;
     for (unsigned c = 0; c < copies; ++c) {
-      // Thread t starts with copy t: a warp that read one copy of 32 bins would read one bank.
+      // Thread t starts with copy t. Reading the same copy of 32 bins would be a 32-way conflict.
       total += histogram[bin * copies + (c + threadIdx.x) % copies];
     }
     if (total > 0) add_to_count(counts, bin, total);
@@ -246,7 +246,7 @@ Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
   const size_t bytes = bins * copies * sizeof(unsigned);
   dispatch_integer(x, [&](auto zero) {
     using T = decltype(zero);
-    // A slice such as x[1:] starts up to 15 bytes before a multiple of 16.
+    // A slice such as x[1:] can start up to 15 bytes before a 16-byte boundary.
     const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
     const int head = static_cast<int>(before < n ? before : n);
     const auto kernel = histogram_v4_lane_copies_kernel<T>;
@@ -263,19 +263,19 @@ Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
 
 // ---------------------------------------------------------------------------------------------
 // max v1: CUDA has no atomicMax for floats. Any atomic can be built from compare-and-swap: read the
-// old value, work out the new one, store it only if the old one is still there, else begin again.
+// old value, compute the new one, store it only if the old one is still there, else repeat.
 
-// Whether a takes the place of b as the maximum. NaN does, and then stays, as in PyTorch.
+// Whether a replaces b as the maximum. NaN replaces any number and stays, as in PyTorch.
 __device__ bool beats(float a, float b) {
   return a > b || (a != a && b == b);  // only NaN differs from itself
 }
 
 __device__ void atomic_max(float* max, float value) {
   auto* word = reinterpret_cast<unsigned*>(max);  // atomicCAS compares bits
-  unsigned seen = *word;  // may be out of date: then the swap fails, and says what is there
+  unsigned seen = *word;  // if it is out of date, the swap fails and returns the current value
   while (beats(value, __uint_as_float(seen))) {
     const unsigned found = atomicCAS(word, seen, __float_as_uint(value));
-    if (found == seen) return;  // nobody came between
+    if (found == seen) return;  // no other thread changed it in between
     seen = found;
   }
 }
@@ -287,7 +287,7 @@ __global__ void max_v1_compare_and_swap_kernel(const float* __restrict__ x, floa
 
 void check_for_max(const Tensor& x) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float});
-  STD_TORCH_CHECK(x.numel() > 0, "x: expected at least one element, no elements have no maximum");
+  STD_TORCH_CHECK(x.numel() > 0, "x: expected at least one element; an empty x has no maximum");
 }
 
 Tensor max_v1_compare_and_swap(const Tensor& x) {
@@ -304,11 +304,11 @@ Tensor max_v1_compare_and_swap(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// max v2 against v1: no loop. The bits of positive floats, read as integers, are in the same order
-// as the floats; those of negative ones are in the opposite order. One operation mends that, and
-// atomicMax for unsigned integers does the rest, once a warp.
+// max v2 against v1: no loop. The bits of positive floats, read as integers, have the order of the
+// floats; those of negative floats have the reverse order. key_of repairs that, and one atomicMax
+// for unsigned integers per warp does the rest.
 
-// a < b as floats exactly if key_of(a) < key_of(b) as integers; NaN has the largest key.
+// If a < b as floats, then key_of(a) < key_of(b) as integers. NaN has the largest key.
 __device__ unsigned key_of(float value) {
   if (value != value) return 0xffffffffu;
   const unsigned bits = __float_as_uint(value);
@@ -326,7 +326,7 @@ __global__ void max_v2_ordered_bits_kernel(const float* __restrict__ x, unsigned
   for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) {
     mine = max(mine, key_of(x[i]));
   }
-  mine = __reduce_max_sync(FULL_WARP, mine);  // of the warp's 32 keys, in each lane
+  mine = __reduce_max_sync(FULL_WARP, mine);  // the largest of the warp's 32 keys, in every lane
   if (threadIdx.x % 32 == 0) atomicMax(key, mine);
 }
 
@@ -352,22 +352,22 @@ Tensor max_v2_ordered_bits(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// sum v1: three levels, each with fewer competitors than the one before: a thread adds up in its
-// register, the threads of a block in shared memory, the blocks in global memory. Which block comes
-// first is a matter of chance, and so is how the additions round.
+// sum v1: three levels with less and less contention. A thread adds in a register, the threads of a
+// block add in shared memory, the blocks add in global memory. The order of the atomics differs
+// from run to run, and so does the rounding.
 
 __global__ void sum_v1_shared_then_global_kernel(const float* __restrict__ x, float* sum,
                                                  int64_t n) {
   __shared__ float of_block;
   if (threadIdx.x == 0) of_block = 0;
-  __syncthreads();  // it is 0 before anybody adds
+  __syncthreads();  // it is 0 before any thread adds
 
   float mine = 0;
   const int64_t threads = int64_t{gridDim.x} * BLOCK;
   for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) mine += x[i];
   atomicAdd(&of_block, mine);
 
-  __syncthreads();  // all 512 have added before thread 0 reads
+  __syncthreads();  // all 512 threads have added before thread 0 reads
   if (threadIdx.x == 0) atomicAdd(sum, of_block);
 }
 

@@ -1,4 +1,4 @@
-"""Day 16: atomics: histograms, a maximum of floats, a sum."""
+"""Day 16: atomics: histograms, the maximum of floats, their sum."""
 
 import torch
 
@@ -8,6 +8,7 @@ TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
 TOPICS = ("atomics", "histogram", "reduction", "compare-and-swap", "determinism")
 SOURCE = "atomic_ops.cu"
+INTRODUCES = ("contention", "histogram", "privatisation", "compare-and-swap", "warp aggregation")
 
 INTEGERS = ["int32", "uint8", "int64"]
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]
@@ -17,7 +18,7 @@ SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]
 
 
 def histogram_inputs(case, draw):
-    """Shape (n, bins). "normal" values all lie in a bin; of "extreme" ones most lie in none."""
+    """Shape (n, bins). All "normal" values lie in a bin; most "extreme" values lie in none."""
     n, bins = case.shape
     if case.values == "extreme":
         return draw(n), bins
@@ -27,7 +28,7 @@ def histogram_inputs(case, draw):
 
 
 def histogram_reference(x, bins):
-    x = x.long()  # as uint8, `bins` would be taken modulo 256
+    x = x.long()  # in uint8, `bins` would wrap around at 256
     return torch.bincount(x[(x >= 0) & (x < bins)], minlength=bins)
 
 
@@ -46,12 +47,12 @@ def histogram(name, cases, bench, bench_cpu, target=None):
         inputs=histogram_inputs,
         reference=histogram_reference,
         pytorch=bincount,
-        pytorch_not_captured="it waits for the GPU to learn how many bins there are",
+        pytorch_not_captured="it waits for the GPU to read the largest value",
         rungs=(
-            Rung("histogram_v1_global", "an atomic an element in global memory"),
-            Rung("histogram_v2_shared_private", "a histogram a block"),
-            Rung("histogram_v3_warp_aggregated", "a lane adds for all with its bin"),
-            Rung("histogram_v4_lane_copies", "a copy a lane, wide loads", target=target),
+            Rung("histogram_v1_global", "one atomic per element in global memory"),
+            Rung("histogram_v2_shared_private", "one histogram per block"),
+            Rung("histogram_v3_warp_aggregated", "one lane adds for all with its bin"),
+            Rung("histogram_v4_lane_copies", "one copy per lane, wide loads", target=target),
         ),
         cases=cases,
         bench=bench,
@@ -61,7 +62,7 @@ def histogram(name, cases, bench, bench_cpu, target=None):
 
 
 def contention(bins):
-    """The same on a given number of bins: how much do equal addresses cost?"""
+    """The same on a given number of bins: what does contention cost?"""
     return histogram(
         f"histogram, {bins} bin{'s' * (bins > 1)}",
         grid([(700, bins)], ["int32"]),
@@ -108,7 +109,7 @@ PROBLEMS = (
         reference=torch.amax,
         rungs=(
             Rung("max_v1_compare_and_swap", "a loop around atomicCAS"),
-            Rung("max_v2_ordered_bits", "atomicMax on integers of the same order"),
+            Rung("max_v2_ordered_bits", "atomicMax on integers in the same order"),
         ),
         cases=(
             *grid(SIZES[:-1], ["float32"]),
@@ -128,8 +129,8 @@ PROBLEMS = (
         rungs=(
             Rung(
                 "sum_v1_shared_then_global",
-                "register, then block, then GPU",
-                not_repeatable="the additions happen in any order, and each rounds",
+                "register, then block, then grid",
+                not_repeatable="floats are added in any order, and each addition rounds",
             ),
         ),
         cases=grid(SIZES, ["float32"], values="uniform"),
@@ -142,13 +143,13 @@ PROBLEMS = (
 
 
 def show(ops, device):
-    """Prints how often the same sum comes out the same."""
+    """Prints how many different results repeated runs on the same numbers give."""
     n, runs = (1 << 26 if device.type == "cuda" else 1 << 17), 20
     generator = torch.Generator(device).manual_seed(16)
     x = torch.randn(n, generator=generator, device=device)
     bins = (x * 16).int() & 255
     sums = [ops.sum_v1_shared_then_global(x).item() for _ in range(runs)]
     counts = [tuple(ops.histogram_v4_lane_copies(bins, 256).tolist()) for _ in range(runs)]
-    print(f"{runs} runs on the same {n:,} numbers, the order of the additions left to chance:")
+    print(f"{runs} runs on the same {n:,} numbers, with atomics in any order:")
     print(f"fp32 sum    {len(set(sums))} different results, from {min(sums)} to {max(sums)}")
     print(f"histogram   {len(set(counts))} different results")
