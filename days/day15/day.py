@@ -11,6 +11,7 @@ TITLE = "FlashAttention-2 forward, first version"
 TEACHES = "Attention by tiles and an online softmax, without the S×S matrix; register tiles"
 TOPICS = ("attention", "FlashAttention", "softmax", "matmul", "tiling", "autograd")
 SOURCE = "fa2_forward.cu"
+INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
 
 HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
@@ -28,7 +29,7 @@ LARGE = (1, 16, 4096, 64)
 
 
 def inputs(causal):
-    """q of the case's values, k and v ordinary: one NaN among the keys makes everything NaN."""
+    """q has the case's values, k and v normal ones: one NaN in a key makes every output NaN."""
 
     def of_case(case, draw):
         q = draw(*case.shape)
@@ -39,7 +40,7 @@ def inputs(causal):
 
 
 def scores(q, k, causal, first_key=0):
-    """q · kᵀ / sqrt(D), -inf where row i must not see key first_key + j."""
+    """q · kᵀ / sqrt(D), and -inf where row i must not see key first_key + j."""
     s = q @ k.mT / q.shape[-1] ** 0.5
     if causal:
         i = torch.arange(s.shape[-2], device=q.device)
@@ -49,7 +50,7 @@ def scores(q, k, causal, first_key=0):
 
 
 def attention(q, k, v, causal=False):
-    """How one would write it in PyTorch: s and p are whole matrices in memory."""
+    """The formula in PyTorch: s and p are stored as whole matrices."""
     return torch.softmax(scores(q, k, causal), -1) @ v
 
 
@@ -63,7 +64,7 @@ def reference(q, k, v, causal=False):
 
 
 def cost(case, share=1.0):
-    """share: of the S×S matrix that the mask leaves."""
+    """share: the part of the S×S matrix that the mask leaves."""
     B, H, S, D = case.shape
     element = getattr(torch, case.dtype).itemsize
     n = B * H * S
@@ -74,14 +75,14 @@ def causal_cost(case):
     return cost(case, share=0.5)
 
 
-TILE = 256  # keys that the backward pass looks at together
+TILE = 256  # keys that the backward pass processes at once
 
 
 @cache
 def differentiable(name):
-    """Registers a backward in plain PyTorch, from o and lse; day 20 writes it as a kernel.
+    """Registers the gradient in plain PyTorch, from o and lse; day 20 writes it as a kernel.
 
-    It too takes the keys a tile at a time, so its memory grows with S as the forward's does.
+    It also processes one tile of keys at a time, so its memory grows with S, not with S².
     """
 
     def setup_context(ctx, inputs, output):
@@ -91,7 +92,7 @@ def differentiable(name):
     def backward(ctx, go, glse):
         q, k, v, o, lse = (tensor.float() for tensor in ctx.saved_tensors)
         go = go.float()
-        # The sum over a row of p · (its gradient), known without p: sum over D of o · go.
+        # The sum over a row of p · (gradient of p) equals the sum over D of o · go.
         delta = (o * go).sum(-1, keepdim=True)
         gq, gk, gv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
         for j in range(0, k.shape[2], TILE):
@@ -117,8 +118,8 @@ def rung(name, idea, **options):
 
 RUNGS = (
     rung("attention_v1_three_kernels", "product, softmax, product"),
-    rung("attention_v2_tiled_online", "keys outside, o in memory"),
-    rung("attention_v3_fa2_order", "rows outside, o in registers"),
+    rung("attention_v2_tiled_online", "outer loop over keys, o in memory"),
+    rung("attention_v3_fa2_order", "outer loop over rows, o in registers"),
     rung("attention_v4_register_tiles", "128 × 64 register tiles", target=Target(1.0, "pytorch")),
 )
 
@@ -143,7 +144,7 @@ def problem(name, causal, rungs, cost):
     )
 
 
-# Not with gradients: there p = exp(s - lse) is known only as well as lse, which is in the hundreds.
+# Without gradients: p = exp(s - lse) is only as exact as lse, which is in the hundreds here.
 unusual = replace(
     problem("unusual numbers", False, tuple(replace(r, timed=False) for r in RUNGS), cost),
     cases=(
@@ -161,7 +162,7 @@ PROBLEMS = (
 
 
 def show(operators, device):
-    """Prints the memory that attention takes beside its arguments, for longer and longer S."""
+    """Prints the memory that attention allocates, arguments excluded, for growing S."""
     if device.type != "cuda":
         return
     contenders = {
@@ -169,7 +170,7 @@ def show(operators, device):
         "v1": operators.attention_v1_three_kernels,
         "v4": operators.attention_v4_register_tiles,
     }
-    print("memory for one head of 64, MB, at its peak, output included")
+    print("peak memory for one head with D = 64, MB, output included")
     print("      S" + "".join(f"{name:>10}" for name in contenders))
     for S in (1024, 2048, 4096, 8192, 16384):
         q, k, v = (torch.randn(1, 1, S, 64, device=device) for _ in range(3))

@@ -8,9 +8,10 @@ TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
 TOPICS = ("scan", "prefix sum", "shared memory", "warps", "decoupled look-back")
 SOURCE = "prefix_sum.cu"
+INTRODUCES = ("scan", "decoupled look-back", "memory order", "fence")
 
-# Floats are uniform in [0, 1): where sums cancel, the order of the additions shows in their last
-# bits, and PyTorch adds in another order than any of these.
+# Floats are uniform in [0, 1). With both signs the sums would cancel, and the rounding of each
+# order of additions would show; PyTorch uses another order than these rungs.
 SIZES = [(1,), (2,), (31,), (1023,), (1024,), (1025,), (12287,), (12289,), (0,)]
 FOUR_BYTES = ("float32", "int32")
 
@@ -43,7 +44,7 @@ def scan(name, exclusive, target):
             Rung(
                 "scan_v4_look_back",
                 "one pass, offsets from the tiles before",
-                not_repeatable="which tiles' sums are added first depends on which are ready",
+                not_repeatable="how tiles' totals are grouped depends on which are ready",
                 target=target,
             ),
         ),

@@ -3,24 +3,25 @@
 //   inclusive   y[i] = x[0] + … + x[i]              x, y: (n,) fp32, fp16, bf16 or int32
 //   exclusive   y[i] = x[0] + … + x[i - 1], y[0] = 0
 //
-// Bytes: read x once, write y once: 2 · n · sizeof(T); for 2^28 fp32 that is 2.1 GB. Operations:
-// one addition an element, if somebody could do them one after the other. The memory bus is the
-// limit.
+// Bytes: read x once, write y once: 2 · n · sizeof(T); for 2^28 fp32 that is 2.1 GB. Operations: a
+// sequential scan needs one addition per element, so memory bandwidth is the limit.
 //
-//   v1 hillis_steele  tiles by log2 steps over all elements, then tile offsets added: 4n, n log n
-//   v2 blelloch       tiles by a tree, up and down: 2n additions instead of n log n
-//   v3 three_kernel   sums of tiles, their scan, then scan with offset: 3n instead of 4n bytes
-//   v4 look_back      one pass, each tile gets its offset from those before it: 2n bytes
+//   v1 hillis_steele  scans tiles in log2 steps, then adds the tiles' offsets: 4n elements moved
+//   v2 blelloch       scans tiles by a tree, up and down: 2n additions instead of n log n
+//   v3 three_kernel   totals of tiles, their scan, then the scan with offsets: 3n elements moved
+//   v4 look_back      one pass, each tile gets its offset from the tiles before it: 2n
 //
 // Run: python run_day.py 17
 
 #include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
+#include <cuda/atomic>
+
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
-// Calls f(zero of x's type, zero of the sum's type). Half precision is added up in fp32. Integers
-// are unsigned while they are added, for there an overflow is defined: it wraps, as in PyTorch.
+// Calls f(zero of x's type, zero of the sum's type). Half precision is summed in fp32. Integers are
+// summed as unsigned, where overflow is defined: it wraps, as in PyTorch.
 template <typename F>
 void dispatch_scannable(const Tensor& x, F&& f) {
   if (x.scalar_type() == ScalarType::Int) return f(int32_t{}, uint32_t{});
@@ -28,9 +29,9 @@ void dispatch_scannable(const Tensor& x, F&& f) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1 and v2 scan tiles of 1024 elements in shared memory, one block each, and leave each tile's
-// total. The totals are scanned in the same way, as often as it takes; then every element gets the
-// sum of all tiles before its own.
+// v1 and v2 scan tiles of 1024 elements in shared memory, one block per tile, and store the total
+// of each tile. The totals are scanned recursively in the same way; then the sum of all tiles
+// before is added to every element.
 
 constexpr int TILE = 1024;
 
@@ -49,12 +50,12 @@ void scan_recursively(const Tensor& on, const T* x, T* y, int64_t n, bool exclus
   T* total = mutable_data<T>(totals);
   scan_tiles(x, y, total, n, exclusive, tiles);
   if (tiles == 1) return;
-  scan_recursively(on, total, total, tiles, true, scan_tiles);  // in place: a tile at a time
+  scan_recursively(on, total, total, tiles, true, scan_tiles);  // in place, tile by tile
   add_offsets_kernel<<<tiles, TILE, 0, current_stream(on)>>>(y, total, n);
   check_launch("add_offsets");
 }
 
-// A scan of fp32 or int32 by scan_tiles.
+// Scans fp32 or int32 with the given scan_tiles.
 template <typename ScanTiles>
 Tensor scan_by_tiles(const Tensor& x, bool exclusive, ScanTiles scan_tiles) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float, ScalarType::Int});
@@ -72,7 +73,7 @@ Tensor scan_by_tiles(const Tensor& x, bool exclusive, ScanTiles scan_tiles) {
 
 // ---------------------------------------------------------------------------------------------
 // v1: after the step with distance d, each element holds the sum of the 2d elements that end at it.
-// 10 steps for 1024 elements, and in each of them every thread adds.
+// 10 steps for 1024 elements; thread t adds in every step whose distance is at most t.
 
 template <typename T>
 __global__ void scan_v1_hillis_steele_kernel(const T* x, T* y, T* __restrict__ totals, int64_t n,
@@ -83,13 +84,13 @@ __global__ void scan_v1_hillis_steele_kernel(const T* x, T* y, T* __restrict__ t
   int now = 0;
   sums[now][t] = i < n ? x[i] : T{0};
   for (int distance = 1; distance < TILE; distance *= 2) {
-    __syncthreads();  // all of the step before is written, and nobody still reads what is now free
+    __syncthreads();  // the previous step is written, and its input is no longer read
     T sum = sums[now][t];
     if (t >= distance) sum = sums[now][t - distance] + sum;
     now = 1 - now;
     sums[now][t] = sum;
   }
-  __syncthreads();  // the neighbour's sum is written before it is read
+  __syncthreads();  // all sums are written before threads read their neighbour's
   if (i < n) y[i] = !exclusive ? sums[now][t] : t == 0 ? T{0} : sums[now][t - 1];
   if (t == TILE - 1) totals[blockIdx.x] = sums[now][t];
 }
@@ -105,12 +106,12 @@ Tensor scan_v1_hillis_steele(const Tensor& x, bool exclusive) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: first up a tree of sums, as in a reduction, then down again: each node hands the
-// sum of all that is left of it to its left child, and that plus the left child's sum to the right
-// one. 2n additions instead of n log n, but twice as many steps, and fewer threads busy in each.
+// v2 against v1: first up a tree of sums, as in a reduction, then down again: each node passes the
+// sum of everything to its left to its left child, and that plus the left child's sum to its right
+// child. 2n additions instead of n log n, but twice as many steps, with fewer active threads.
 
-// Where element i lies in shared memory. A hole after each 32 words: else the steps with distances
-// 16, 32 … would find all their words in one bank (day 14).
+// The index of element i in shared memory. One unused word after each 32: otherwise all words of a
+// step with distance 16, 32, … would be in one bank (bank conflicts, day 14).
 __device__ int padded(int i) {
   return i + i / 32;
 }
@@ -119,28 +120,28 @@ template <typename T>
 __global__ void scan_v2_blelloch_kernel(const T* x, T* y, T* __restrict__ totals, int64_t n,
                                         bool exclusive) {
   __shared__ T sums[TILE + TILE / 32];
-  const int t = threadIdx.x;  // 512 threads, two elements each: t and t + 512
+  const int t = threadIdx.x;  // 512 threads with two elements each: t and t + 512
   const int64_t first = int64_t{blockIdx.x} * TILE;
-  T mine[2];
+  T value[2];
   for (int k = 0; k < 2; ++k) {
     const int at = t + k * TILE / 2;
-    mine[k] = first + at < n ? x[first + at] : T{0};
-    sums[padded(at)] = mine[k];
+    value[k] = first + at < n ? x[first + at] : T{0};
+    sums[padded(at)] = value[k];
   }
 
   // Up: at distance d, the last element of each group of 2d gets the sum of the group.
   for (int distance = 1; distance < TILE; distance *= 2) {
-    __syncthreads();  // all of the level below is written before anybody reads it
+    __syncthreads();  // the level below is written before it is read
     const int right = (t + 1) * 2 * distance - 1, left = right - distance;
     if (right < TILE) sums[padded(right)] = sums[padded(left)] + sums[padded(right)];
   }
-  if (t == 0) {  // right = TILE - 1 in the last level: thread 0 wrote it itself
+  if (t == 0) {  // thread 0 wrote the last level itself: there right = TILE - 1
     totals[blockIdx.x] = sums[padded(TILE - 1)];
     sums[padded(TILE - 1)] = T{0};  // nothing lies left of the whole tile
   }
-  // Down: the last element of a group holds what lies left of the group, and hands it on.
+  // Down: the last element of a group holds the sum of everything left of the group.
   for (int distance = TILE / 2; distance > 0; distance /= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // the level above is written before it is read
     const int right = (t + 1) * 2 * distance - 1, left = right - distance;
     if (right < TILE) {
       const T of_left = sums[padded(left)];
@@ -148,12 +149,12 @@ __global__ void scan_v2_blelloch_kernel(const T* x, T* y, T* __restrict__ totals
       sums[padded(right)] += of_left;
     }
   }
-  __syncthreads();  // the tree's leaves are written before they are read
+  __syncthreads();  // the leaves of the tree are written before they are read
 
   for (int k = 0; k < 2; ++k) {
     const int at = t + k * TILE / 2;
     const T before = sums[padded(at)];
-    if (first + at < n) y[first + at] = exclusive ? before : before + mine[k];
+    if (first + at < n) y[first + at] = exclusive ? before : before + value[k];
   }
 }
 
@@ -168,25 +169,25 @@ Tensor scan_v2_blelloch(const Tensor& x, bool exclusive) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: adding offsets read and wrote all of y a second time. Here a first kernel only
-// adds up each tile and writes one number; the second scans these numbers; the third scans the
-// tiles and knows their offsets from the start. And the tiles live in registers, 32 elements a
-// thread: shared memory carries one number a warp.
+// v3 against v2: adding the offsets read and wrote all of y a second time. Here the first kernel
+// only sums each tile and writes one number per tile; the second scans these numbers; the third
+// scans the tiles and has their offsets from the start. The tiles are kept in registers, 32
+// elements per thread, and shared memory holds one number per warp.
 
 constexpr int BLOCK = 384;        // 12 warps
-constexpr int BLOCKS_PER_SM = 3;  // 3 × 384 threads × 32 elements are 147 KB on the way, in fp32
-constexpr int PER_THREAD = 32;    // elements; so 32 registers
-constexpr int WIDE_TILE = BLOCK * PER_THREAD;  // 12288 elements a block
-constexpr int WARP_TILE = 32 * PER_THREAD;     // 1024 elements a warp
+constexpr int BLOCKS_PER_SM = 3;  // 3 × 384 threads × 32 elements: 147 KB of fp32 in flight
+constexpr int PER_THREAD = 32;    // elements, in as many registers
+constexpr int WIDE_TILE = BLOCK * PER_THREAD;  // 12288 elements per block
+constexpr int WARP_TILE = 32 * PER_THREAD;     // 1024 elements per warp
 
-// A thread's part of a tile. Its warp has 1024 neighbouring elements, in rows of 32 lanes × N; lane
-// l holds elements l · N … l · N + N - 1 of each row, so that loads of 16 bytes coalesce.
+// A thread's part of a tile. Its warp has 1024 consecutive elements, in rows of 32 lanes × N; lane
+// l holds elements [l · N, l · N + N) of each row, so that its 16-byte loads are coalesced.
 template <typename T, typename Sum>
 struct TilePart {
   static constexpr int N = Pack<T>::N;         // 4 floats, 8 halves
   static constexpr int ROWS = PER_THREAD / N;  // 8 rows, or 4
   Sum v[ROWS][N];
-  Sum before[ROWS];  // after scan(): what lies left of this thread's part of the row, in the warp
+  Sum before[ROWS];  // set by scan(): the sum of the warp's elements before v[row][0]
 
   // The index in x of v[row][0].
   __device__ static int64_t index(int64_t tile, int row) {
@@ -194,7 +195,7 @@ struct TilePart {
     return tile * WIDE_TILE + warp * WARP_TILE + row * (32 * N) + lane * N;
   }
 
-  // wide: whether 16-byte pieces may be loaded. Beyond the end are zeros.
+  // wide: x is aligned to 16 bytes. Elements beyond n become zeros.
   __device__ void load(const T* __restrict__ x, int64_t tile, int64_t n, bool wide) {
     if (wide && (tile + 1) * WIDE_TILE <= n) {
       Pack<T> pack[ROWS];
@@ -229,11 +230,11 @@ struct TilePart {
     return total;
   }
 
-  // Makes v inclusive within the thread's part of each row, and fills `before`. Returns the sum of
-  // the warp's elements. __shfl_up_sync hands a lane the register of the lane `distance` below.
+  // Makes v an inclusive scan of the thread's part of each row, and sets `before`. Returns the sum
+  // of the warp's elements. __shfl_up_sync returns the register of the lane `distance` below.
   __device__ Sum scan() {
     const int lane = threadIdx.x % 32;
-    Sum upto[ROWS];  // of the row, up to and with this lane
+    Sum upto[ROWS];  // the sum of the row up to and including this lane
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
@@ -248,7 +249,7 @@ struct TilePart {
         if (lane >= distance) upto[r] = below + upto[r];
       }
     }
-    Sum rows = 0;  // the sum of the rows above
+    Sum rows = 0;  // the sum of the rows so far
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const Sum below = __shfl_up_sync(FULL_WARP, upto[r], 1);
@@ -258,7 +259,7 @@ struct TilePart {
     return rows;
   }
 
-  // Writes the scan of this part; base: the sum of everything before the warp's elements.
+  // Stores the scan of this part; base: the sum of everything before the warp's elements.
   __device__ void store(T* __restrict__ y, int64_t tile, int64_t n, Sum base,
                         bool exclusive) const {
     const bool whole = (tile + 1) * WIDE_TILE <= n;
@@ -283,19 +284,19 @@ struct TilePart {
   }
 };
 
-// From each warp's total: what lies before the warp in its block, and the block's total. Every
-// thread of the block must call it, once.
+// The sum of the warps before this one in the block, and the sum of the block.
 template <typename Sum>
 struct BlockSums {
   Sum before_warp, total;
 };
 
+// Every thread of the block must call it; a second call needs a barrier before it.
 template <typename Sum>
 __device__ BlockSums<Sum> sums_of_block(Sum warp_total) {
   __shared__ Sum of_warp[32];
   const int warp = threadIdx.x / 32;
   if (threadIdx.x % 32 == 0) of_warp[warp] = warp_total;
-  __syncthreads();  // all warps' totals are written before they are read
+  __syncthreads();  // the totals of all warps are written before they are read
   BlockSums<Sum> sums{0, 0};
   for (int w = 0; w < blockDim.x / 32; ++w) {
     if (w == warp) sums.before_warp = sums.total;
@@ -314,15 +315,14 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
   if (threadIdx.x == 0) totals[blockIdx.x] = sums.total;
 }
 
-// One block makes sums[0, n) exclusive, in place, 1024 at a time.
+// One block replaces sums[0, n) by their exclusive scan, 1024 at a time.
 template <typename Sum>
 __global__ void scan_v3_three_kernel_offsets_kernel(Sum* sums, int64_t n) {
   const int lane = threadIdx.x % 32;
-  Sum carry = 0;  // the sum of all that is done; every thread has it
+  Sum carry = 0;  // the sum of all previous rounds, in every thread
   for (int64_t start = 0; start < n; start += blockDim.x) {
     const int64_t i = start + threadIdx.x;
     Sum upto = i < n ? sums[i] : Sum{0};
-    const Sum mine = upto;
     for (int distance = 1; distance < 32; distance *= 2) {
       const Sum below = __shfl_up_sync(FULL_WARP, upto, distance);
       if (lane >= distance) upto = below + upto;
@@ -331,7 +331,7 @@ __global__ void scan_v3_three_kernel_offsets_kernel(Sum* sums, int64_t n) {
     const BlockSums<Sum> block = sums_of_block(__shfl_sync(FULL_WARP, upto, 31));
     if (i < n) sums[i] = carry + block.before_warp + (lane == 0 ? Sum{0} : below);
     carry += block.total;
-    __syncthreads();  // all have read the warps' totals before the next round overwrites them
+    __syncthreads();  // all threads have read the warps' totals before the next round writes them
   }
 }
 
@@ -364,7 +364,7 @@ Tensor scan_v3_three_kernel(const Tensor& x, bool exclusive) {
     using T = decltype(zero);
     using Sum = decltype(zero_sum);
     const Tensor totals = torch::stable::new_empty(x, {int64_t{tiles}}, ScalarType::Int);
-    Sum* total = mutable_data<Sum>(totals);  // 4 bytes, whatever Sum is
+    Sum* total = mutable_data<Sum>(totals);  // both types of Sum have 4 bytes
     scan_v3_three_kernel_totals_kernel<T, Sum>
         <<<tiles, BLOCK, 0, stream>>>(data<T>(x), total, n, wide);
     check_launch("scan_v3_three_kernel, totals");
@@ -378,16 +378,16 @@ Tensor scan_v3_three_kernel(const Tensor& x, bool exclusive) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: x is read once. A block publishes its tile's total as soon as it knows it, and
-// then looks back: it adds up the totals of the tiles before it, until it meets one that knows the
-// sum of everything up to its own end (Merrill & Garland, 2016, "decoupled look-back").
+// v4 against v3: x is read once. A block publishes the total of its tile as soon as it is known,
+// and then looks back: it adds the totals of the tiles before it, until it reaches a tile that has
+// published the sum of everything up to its own end (Merrill & Garland, 2016, "decoupled
+// look-back").
 
-// What a tile has published, in one 8-byte word, so that no reader sees half of it: a state in the
-// upper 4 bytes, a sum in the lower ones.
+// What a tile has published, in one 8-byte word: a state in the upper 4 bytes, a sum in the lower.
 enum State : uint32_t {
-  NOTHING = 0,  // what fresh memory is set to
-  TOTAL = 1,    // the sum of this tile
-  PREFIX = 2,   // the sum of this tile and of all before it
+  INVALID = 0,    // nothing yet; new_zeros writes this
+  AGGREGATE = 1,  // the sum of this tile
+  PREFIX = 2,     // the sum of this tile and of all tiles before it
 };
 
 template <typename Sum>
@@ -409,35 +409,38 @@ __device__ State state_in(uint64_t word) {
   return static_cast<State>(word >> 32);
 }
 
-// volatile: this access happens, here, and goes to the L2 cache, which all multiprocessors share.
+// Atomic: a reader sees a word as a whole, and never a copy that its multiprocessor has cached.
+// Relaxed: nothing but the word itself is handed over, so no other access needs to be ordered.
+using DeviceWord = cuda::atomic_ref<uint64_t, cuda::thread_scope_device>;
+
 __device__ void publish(uint64_t* word, uint64_t value) {
-  *static_cast<volatile uint64_t*>(word) = value;
+  DeviceWord(*word).store(value, cuda::memory_order_relaxed);
 }
-__device__ uint64_t look(const uint64_t* word) {
-  return *static_cast<const volatile uint64_t*>(word);
+__device__ uint64_t read_word(uint64_t* word) {
+  return DeviceWord(*word).load(cuda::memory_order_relaxed);
 }
 
-// 8-byte words, 32 bytes apart. 32 bytes are the piece in which the L2 cache serves a request: were
-// four words in one, the writers of each would queue up with the readers of all four.
+// The distance between two words, in words of 8 bytes: one 32-byte sector of L2 per word. With four
+// words in a sector, the writers of each contend with the readers of all four.
 constexpr int SPACING = 4;
 
-// The sum of all tiles before `tile`, in every lane of the calling warp. Lane l looks at the tile
-// l + 1 before; if none of the 32 has a prefix, the warp goes on with the 32 before those.
+// The sum of all tiles before `tile`, in every lane of the calling warp. Lane l reads the word of
+// tile - 1 - l; if none of the 32 has a prefix, the warp continues with the 32 tiles before those.
 template <typename Sum>
-__device__ Sum look_back(const uint64_t* words, int64_t tile) {
+__device__ Sum look_back(uint64_t* words, int64_t tile) {
   const int lane = threadIdx.x % 32;
-  Sum sum = 0;  // of the tiles that count among those this lane looks at
+  Sum sum = 0;  // of the tiles that this lane has read and that count
   bool found = false;
   for (int64_t nearest = tile - 1; !found; nearest -= 32) {
     const int64_t at = nearest - lane;
     uint64_t word = make_word(PREFIX, Sum{0});  // before the first tile
     if (at >= 0) {
-      // A tile has its number because its block runs: it will publish, whatever we do.
-      while (state_in(word = look(&words[at * SPACING])) == NOTHING);
+      // The block of that tile has started, since it has drawn its ticket, and will publish.
+      while (state_in(word = read_word(&words[at * SPACING])) == INVALID);
     }
     const unsigned with_prefix = __ballot_sync(FULL_WARP, state_in(word) == PREFIX);
     found = with_prefix != 0;
-    // The nearest tile with a prefix is the last that counts.
+    // The nearest tile with a prefix is the last one that counts.
     if (!found || lane < __ffs(with_prefix)) sum += sum_in<Sum>(word);
   }
   for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, half);
@@ -451,10 +454,10 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
                              bool exclusive) {
   __shared__ int64_t my_tile;
   __shared__ Sum my_prefix;
-  // Blocks take tiles in the order in which they start, and CUDA does not say that this is the
-  // order of blockIdx. So every tile before ours belongs to a block that runs or is done.
+  // A ticket gives tiles to blocks in the order in which the blocks start, which need not be the
+  // order of blockIdx. So every tile before ours belongs to a block that is running or finished.
   if (threadIdx.x == 0) my_tile = static_cast<int64_t>(atomicAdd(next_tile, 1ull));
-  __syncthreads();  // all wait for the number that thread 0 has drawn
+  __syncthreads();  // all threads wait for the ticket of thread 0
   const int64_t tile = my_tile;
 
   TilePart<T, Sum> part;
@@ -462,14 +465,14 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
   const BlockSums<Sum> sums = sums_of_block(part.scan());
 
   if (threadIdx.x < 32) {
-    if (threadIdx.x == 0) publish(&words[tile * SPACING], make_word(TOTAL, sums.total));
+    if (threadIdx.x == 0) publish(&words[tile * SPACING], make_word(AGGREGATE, sums.total));
     const Sum prefix = look_back<Sum>(words, tile);
     if (threadIdx.x == 0) {
       publish(&words[tile * SPACING], make_word(PREFIX, prefix + sums.total));
       my_prefix = prefix;
     }
   }
-  __syncthreads();  // the other warps wait until warp 0 has looked back
+  __syncthreads();  // the other warps wait for warp 0's look-back
   part.store(y, tile, n, my_prefix + sums.before_warp, exclusive);
 }
 
@@ -480,7 +483,7 @@ Tensor scan_v4_look_back(const Tensor& x, bool exclusive) {
   const int64_t n = x.numel();
   if (n == 0) return y;
   const unsigned tiles = grid_size(ceil_div<int64_t>(n, WIDE_TILE), "x");
-  // The counter that hands out tiles, then a word a tile; 0 means NOTHING.
+  // The ticket counter, then one word per tile, all 0: INVALID.
   const Tensor scratch =
       torch::stable::new_zeros(x, {SPACING * (1 + int64_t{tiles})}, ScalarType::Long);
   dispatch_scannable(x, [&](auto zero, auto zero_sum) {

@@ -1,4 +1,4 @@
-"""Day 18: all that a backward pass needs of one gradient, in one launch."""
+"""Day 18: everything that a backward pass derives from one gradient, in one launch."""
 
 from functools import cache
 
@@ -12,6 +12,7 @@ TEACHES = (
 )
 TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
+INTRODUCES = ("backward pass", "split heads", "bias gradient")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (B, S, H, D)
@@ -99,9 +100,13 @@ PROBLEMS = (
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("backward_prep_v1_separate", "a launch for each step"),
-            Rung("backward_prep_v2_fused", "one launch, a thread a column"),
-            Rung("backward_prep_v3_tiles", "16 bytes both ways", target=Target(0.85, "copy")),
+            Rung("backward_prep_v1_separate", "one launch per step"),
+            Rung("backward_prep_v2_fused", "one launch, one thread per column"),
+            Rung(
+                "backward_prep_v3_tiles",
+                "16-byte accesses on both sides",
+                target=Target(0.85, "copy"),
+            ),
         ),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),

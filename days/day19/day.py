@@ -10,10 +10,11 @@ TITLE = "Softmax backward and cross-entropy"
 TEACHES = "Two gradients that need a whole row, computed from registers; autograd by torch.library"
 TOPICS = ("softmax", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "softmax_backward.cu"
+INTRODUCES = ("upstream gradient", "cross-entropy")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (3, 127), (2, 128), (3, 1023), (2, 1024), (3, 1025), (7, 40), (2, 4096)]
-LONG = [(1, 8200), (2, 6000)]  # more than registers hold, in some or all dtypes
+LONG = [(1, 8200), (2, 6000)]  # do not fit into registers, in some or all dtypes
 LARGE = (32768, 4096)
 
 
@@ -39,7 +40,7 @@ def logits(case, draw):
 
 
 def classes(x, target):
-    """Whether each column is the row's target, and whether the row has one."""
+    """Whether each column is the row's target, and whether the row's target is a class."""
     one_hot = torch.arange(x.shape[1], device=x.device) == target[:, None]
     return one_hot, ((target >= 0) & (target < x.shape[1]))[:, None]
 
@@ -169,7 +170,7 @@ PROBLEMS = (
         inputs=gradient_inputs,
         reference=gradient_reference,
         rungs=(
-            Rung("cross_entropy_backward_v2_buffer", "by way of a stored softmax"),
+            Rung("cross_entropy_backward_v2_buffer", "softmax stored in between"),
             Rung(
                 "cross_entropy_backward_v3_fused",
                 "softmax never stored",

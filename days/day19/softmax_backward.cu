@@ -4,12 +4,12 @@
 //   loss[r] = -log y[r, t[r]]     gx[r, c] = g[r] · (y[r, c] - [c = t[r]])    x, y: (rows, cols)
 //
 // Bytes: softmax backward reads gy and y once and writes gx: 3 · rows · cols · sizeof(T). The
-// gradient of cross-entropy reads x and writes gx: 2. By way of a buffer for y it would be 4.
-// Operations: 5 to 8 an element; the memory bus is the limit.
+// gradient of cross-entropy reads x and writes gx: 2. With a buffer for y it would be 4.
+// Operations: 4 to 7 per element, so memory bandwidth is the limit.
 //
-//   backward v1 two_passes    block a row: the sum, then gy and y once more for the output
+//   backward v1 two_passes    one block per row: the sum, then gy and y again for the output
 //   backward v2 one_pass      both rows in registers, 16-byte loads: read once
-//   cross_entropy v2 buffer   softmax into memory, then subtract and scale: 4 passes
+//   cross_entropy v2 buffer   softmax to memory, then subtract and scale: 4 passes
 //   cross_entropy v3 fused    softmax, subtract and scale on the row in registers: 2 passes
 //   softmax, cross_entropy    the forward operators that these are the gradients of
 //
@@ -21,18 +21,18 @@
 
 #include <type_traits>
 
-// One block a row. 4 warps: with 8 packs of 16 bytes a thread, they hold a row of 16 KB.
+// One block per row. 128 threads with 8 packs of 16 bytes each hold a row of up to 16 KB.
 constexpr int BLOCK = 128;
 constexpr int MAX_PACKS = 8;
 
-// Whether rows of x can be moved in pieces of 16 bytes and fit into a block's registers.
+// Whether rows of x can be loaded in packs of 16 bytes and fit into a block's registers.
 bool fits_registers(const Tensor& x) {
   const int64_t row_bytes = x.size(1) * x.element_size();
   return row_bytes % 16 == 0 && row_bytes <= 16 * MAX_PACKS * BLOCK && is_aligned(x, 16);
 }
 
-// Calls launch(constant) with the number of packs a thread as a compile-time constant, 1 to 8:
-// registers have no index, so how many a row takes must be known to the compiler.
+// Calls launch(constant) with the number of packs per thread as a compile-time constant, 1 to 8:
+// registers cannot be indexed at run time, so the compiler must know how many a row takes.
 template <typename F>
 void with_packs(int64_t row_bytes, F&& launch) {
   const int64_t packs = ceil_div<int64_t>(row_bytes, 16 * BLOCK);
@@ -59,7 +59,7 @@ __global__ void softmax_backward_v1_two_passes_kernel(const T* __restrict__ gy,
   const T* y_row = y + blockIdx.x * cols;
   T* gx_row = gx + blockIdx.x * cols;
 
-  // Threads take columns t, t + 128, t + 256 …: neighbours read neighbours, so loads coalesce.
+  // Thread t has columns t, t + 128, t + 256, …, so loads are coalesced.
   float dot = 0;
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     dot += static_cast<float>(gy_row[c]) * static_cast<float>(y_row[c]);
@@ -90,19 +90,19 @@ Tensor softmax_backward_v1_two_passes(const Tensor& gy, const Tensor& y) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: both rows stay in registers, as they came, so the second pass reads no memory; and
-// all of a thread's loads, up to 16 of 16 bytes, are under way before the first is used.
+// v2 against v1: both rows stay in registers, in the type T, so the second pass reads no memory.
+// All loads of a thread, up to 16 of 16 bytes, are in flight before the first result is used.
 
-// The combination of every thread's value, in all threads. shared: a place for each warp; its
-// content may be overwritten only after another barrier. All threads of the block must call it.
+// Combines the values of all threads by op, and returns the result to all. shared: one element per
+// warp, which may be overwritten only after another barrier. All threads of the block must call it.
 template <typename Op>
 __device__ float block_reduce(float value, float (&shared)[BLOCK / 32], Op op) {
-  // A shuffle hands a register to the lane `distance` away, without shared memory or barrier.
+  // A warp shuffle reads the register of the lane `distance` away, without a barrier.
   for (int distance = 16; distance > 0; distance /= 2) {
     value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
   }
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();  // the four warps' results are written before they are read
+  __syncthreads();  // the results of all four warps are written before they are read
   value = shared[0];
   for (int warp = 1; warp < BLOCK / 32; ++warp) value = op(value, shared[warp]);
   return value;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(BLOCK)
   const auto* y_row = reinterpret_cast<const Pack<T>*>(y) + first;
   auto* gx_row = reinterpret_cast<Pack<T>*>(gx) + first;
 
-  Pack<T> a[PACKS], b[PACKS];  // of gy and y: packs t, t + 128, t + 256 …
+  Pack<T> a[PACKS], b[PACKS];  // of gy and y: packs t, t + 128, t + 256, …
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
     const int p = threadIdx.x + k * BLOCK;
@@ -174,9 +174,9 @@ Tensor softmax_backward_v2_one_pass(const Tensor& gy, const Tensor& y) {
 
 // ---------------------------------------------------------------------------------------------
 // A block's row of x for the kernels below, in one of two places. each(f) calls f(v) for each of
-// this thread's elements; write(out, f) sets out[c] = f(c, v), out being the row of the output.
+// this thread's elements v; write(out, f) sets out[c] = f(c, v), where out is the output's row.
 
-// Anywhere in memory, of any length: every pass reads it again.
+// In global memory, of any length: each pass reads it again.
 template <typename T>
 struct RowInMemory {
   using Element = T;
@@ -197,7 +197,7 @@ struct RowInMemory {
   }
 };
 
-// In the block's registers: read once, in pieces of 16 bytes, by the constructor.
+// In the block's registers: the constructor reads it once, in packs of 16 bytes.
 template <typename T, int PACKS>
 struct RowInRegisters {
   using Element = T;
@@ -238,19 +238,20 @@ struct RowInRegisters {
   }
 };
 
-// exp, as exactly as an output of type T can show: the special function unit's answer is good to
-// about 2 of fp32's ulps here, far below the rounding to 16 bits.
+// exp, as exact as an output of type T needs. __expf, computed by the special function unit, has an
+// error of at most 2 + 1.173 · |v| ulps: below 2^-16 for |v| <= 88, far below the rounding to 16
+// bits.
 template <typename T>
 __device__ float exponential(float v) {
   return std::is_same_v<T, float> ? expf(v) : __expf(v);
 }
 
-// Of a row: its maximum, and sum_c exp(x[c] - max).
+// The maximum of a row, and sum_c exp(x[c] - max).
 struct Statistics {
   float max, sum;
 };
 
-// All threads of the block must call it, and all get the result.
+// All threads of the block must call it, and all receive the result.
 template <typename Row>
 __device__ Statistics statistics(const Row& row) {
   __shared__ float for_max[BLOCK / 32], for_sum[BLOCK / 32];
@@ -262,8 +263,8 @@ __device__ Statistics statistics(const Row& row) {
   return {max, block_reduce(sum, for_sum, [](float a, float b) { return a + b; })};
 }
 
-// Calls launch(row, zero): decltype(row)::type is where a block keeps a row of x, zero is a value
-// of the C++ type of x's dtype.
+// Calls launch(row, zero). decltype(row)::type is the class above that holds a row of x; zero has
+// the C++ type of x's dtype.
 template <typename F>
 void dispatch_row(const Tensor& x, F&& launch) {
   dispatch_floating(x, [&](auto zero) {
@@ -281,10 +282,10 @@ template <typename Row, typename T>
 __global__ void __launch_bounds__(BLOCK)
     softmax_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t cols) {
   const Row row(x, cols);
-  const Statistics all = statistics(row);
-  const float scale = 1.0f / all.sum;
+  const Statistics stats = statistics(row);
+  const float scale = 1.0f / stats.sum;
   row.write(y + blockIdx.x * cols,
-            [&](int64_t, float v) { return exponential<T>(v - all.max) * scale; });
+            [&](int64_t, float v) { return exponential<T>(v - stats.max) * scale; });
 }
 
 Tensor softmax(const Tensor& x) {
@@ -310,9 +311,9 @@ void check_logits(const Tensor& x, const Tensor& target) {
   check(target, "target").same_device(x, "x").size(0, x.size(0));
 }
 
-// A target outside of [0, cols) names no class: its row has no loss and no gradient. (A kernel
-// cannot raise an exception as a launcher can.)
-__device__ bool names_a_class(int64_t target, int64_t cols) {
+// A target outside [0, cols) is no class: its row has loss 0 and gradient 0. (A kernel cannot throw
+// an exception as a launcher can.)
+__device__ bool is_class(int64_t target, int64_t cols) {
   return target >= 0 && target < cols;
 }
 
@@ -320,13 +321,13 @@ template <typename Row, typename T>
 __global__ void __launch_bounds__(BLOCK)
     cross_entropy_kernel(const T* __restrict__ x, const int64_t* __restrict__ target,
                          float* __restrict__ loss, int64_t cols) {
-  const Statistics all = statistics(Row(x, cols));
+  const Statistics stats = statistics(Row(x, cols));
   if (threadIdx.x == 0) {
     const int64_t t = target[blockIdx.x];
-    // -log(exp(x[t] - max) / sum), without an exp that could underflow
+    // -log(exp(x[t] - max) / sum), without the exp, which could underflow
     loss[blockIdx.x] =
-        names_a_class(t, cols)
-            ? logf(all.sum) - (static_cast<float>(x[blockIdx.x * cols + t]) - all.max)
+        is_class(t, cols)
+            ? logf(stats.sum) - (static_cast<float>(x[blockIdx.x * cols + t]) - stats.max)
             : 0.0f;
   }
 }
@@ -347,18 +348,18 @@ Tensor cross_entropy(const Tensor& x, const Tensor& target) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The gradient of cross-entropy, v2: softmax into memory, then a second kernel in place.
+// The gradient of cross-entropy, v2: softmax to memory, then a second kernel in place.
 
 template <typename T>
 __global__ void subtract_and_scale_kernel(const float* __restrict__ g,
                                           const int64_t* __restrict__ target, T* y, int64_t cols) {
   const int64_t t = target[blockIdx.x];
   const float scale = g[blockIdx.x];
-  const bool counts = names_a_class(t, cols);
+  const bool valid = is_class(t, cols);
   T* row = y + blockIdx.x * cols;
   for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
     const float difference = static_cast<float>(row[c]) - (c == t ? 1.0f : 0.0f);
-    row[c] = static_cast<T>(counts ? difference * scale : 0.0f);
+    row[c] = static_cast<T>(valid ? difference * scale : 0.0f);
   }
 }
 
@@ -383,8 +384,8 @@ Tensor cross_entropy_backward_v2_buffer(const Tensor& g, const Tensor& x, const 
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: softmax is never stored. The row of x is in registers when its statistics are
-// known, and each element becomes its gradient there: x is read once, gx is written once.
+// v3 against v2: softmax is never stored. The row of x is still in registers when its maximum and
+// sum are known, and the gradient is computed from there: x is read once, gx is written once.
 
 template <typename Row, typename T>
 __global__ void __launch_bounds__(BLOCK)
@@ -394,12 +395,12 @@ __global__ void __launch_bounds__(BLOCK)
   const Row row(x, cols);
   const int64_t t = target[blockIdx.x];
   const float upstream = g[blockIdx.x];
-  const bool counts = names_a_class(t, cols);
-  const Statistics all = statistics(row);
-  const float scale = 1.0f / all.sum;
+  const bool valid = is_class(t, cols);
+  const Statistics stats = statistics(row);
+  const float scale = 1.0f / stats.sum;
   row.write(gx + blockIdx.x * cols, [&](int64_t c, float v) {
-    const float difference = exponential<T>(v - all.max) * scale - (c == t ? 1.0f : 0.0f);
-    return counts ? difference * upstream : 0.0f;
+    const float difference = exponential<T>(v - stats.max) * scale - (c == t ? 1.0f : 0.0f);
+    return valid ? difference * upstream : 0.0f;
   });
 }
 
