@@ -8,6 +8,7 @@ TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
 TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle")
 SOURCE = "transpose_matrix.cu"
+INTRODUCES = ("transposed", "padding", "swizzle", "bank")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 OTHERS = ["uint8", "bool", "int16", "int64", "float64"]
@@ -36,9 +37,13 @@ PROBLEMS = (
         rungs=(
             Rung("transpose_v1_naive", "rows in, columns out"),
             Rung("transpose_v2_shared", "a tile in shared memory"),
-            Rung("transpose_v3_padded", "its rows 33 elements apart"),
-            Rung("transpose_v4_vector_swizzle", "16 bytes an access, swizzled"),
-            Rung("transpose_v5_streaming", "stores that stream", target=Target(0.93, "copy")),
+            Rung("transpose_v3_padded", "rows of the tile 33 elements apart"),
+            Rung("transpose_v4_vector_swizzle", "16 bytes per access, a swizzled tile"),
+            Rung(
+                "transpose_v5_streaming",
+                "streaming stores, in the order of y",
+                target=Target(0.93, "copy"),
+            ),
         ),
         cases=(
             *grid([*SHAPES, *WIDE, (0, 5), (5, 0)], FLOATS),

@@ -2,14 +2,14 @@
 //
 //   y[c, r] = x[r, c]      x: (rows, cols), y: (cols, rows), both row-major, of any element type
 //
-// Bytes: read x once, write y once: 2 · rows · cols · sizeof(T); 2.1 GB for 16384² in fp32. No
-// operations at all: the copy is the ceiling, and all that differs is who touches what when.
+// Bytes: read x once, write y once: 2 · rows · cols · sizeof(T); 2.1 GB for 16384² in fp32. The
+// kernel computes nothing, so the rate of a copy is the ceiling.
 //
-//   v1 naive            reads along rows, writes along columns: 32 bytes moved for 4 written
-//   v2 shared           a tile through shared memory: rows on both sides, but 32-way bank conflicts
-//   v3 padded           the tile's rows 33 elements apart: no conflicts
-//   v4 vector_swizzle   16 bytes a load and a store, the tile swizzled: no conflicts, no padding
-//   v5 streaming        stores marked as streaming, and in the order of y: memory is kept busy
+//   v1 naive            coalesced reads, scattered writes: a sector of 32 bytes for 4 bytes
+//   v2 shared           a tile in shared memory: coalesced on both sides, 32-way bank conflicts
+//   v3 padded           rows of the tile 33 elements apart: no bank conflicts
+//   v4 vector_swizzle   16 bytes per load and store, a swizzled tile: no conflicts, no padding
+//   v5 streaming        streaming stores, and blocks numbered in the order of y
 //
 // Run: python run_day.py 21
 
@@ -17,17 +17,17 @@
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
-// v1: a block takes a 32 × 32 tile, a warp a row of it. The reads coalesce; the writes of a warp go
-// to 32 rows of y, each to a sector of 32 bytes of its own.
+// v1: one 32 × 32 tile per block, one row of it per warp and step. The reads are coalesced. The 32
+// writes of a warp go to 32 rows of y, each to a different sector.
 
-constexpr int SIDE = 32;       // of a tile, in elements: a row of it is a warp
-constexpr int BLOCK_ROWS = 8;  // a block of 32 × 8 threads goes over its tile in four steps
+constexpr int SIDE = 32;       // side of a tile, in elements: one lane per column
+constexpr int BLOCK_ROWS = 8;  // a block of 32 × 8 threads covers its tile in four steps
 
-// Tiles are numbered along the rows of x, and a block takes the tile of its own number. (A grid of
-// two dimensions would do, were not the second limited to 65535 blocks.) The numbers have 32 bits,
-// since a grid has fewer than 2^31 blocks; a division of 64 bits would take a hundred instructions.
+// Tiles are numbered along the rows of x, and block b takes tile b. A 2D grid would be simpler, but
+// its y dimension is limited to 65535 blocks. A grid has fewer than 2^31 blocks, so 32-bit numbers
+// suffice; they spare the long instruction sequence of a 64-bit division.
 struct Tile {
-  int64_t row, col;  // of its first element in x
+  int64_t row, col;  // position of its first element in x
 };
 __device__ Tile tile_of_block(int64_t cols, int tile_rows, int tile_cols) {
   const unsigned in_row = static_cast<unsigned>(ceil_div<int64_t>(cols, tile_cols));
@@ -46,13 +46,13 @@ __global__ void transpose_v1_naive_kernel(const T* __restrict__ x, T* __restrict
   }
 }
 
-// The number of blocks for tiles of that size.
+// The number of blocks, one per tile.
 unsigned grid_of(const Tensor& x, int tile_rows, int tile_cols) {
   const int64_t rows = x.size(0), cols = x.size(1);
   return grid_size(ceil_div<int64_t>(rows, tile_rows) * ceil_div<int64_t>(cols, tile_cols), "x");
 }
 
-// Checks x (rows, cols) of any type, and makes y (cols, rows).
+// Checks x (rows, cols) of any type and allocates y (cols, rows).
 Tensor make_output(const Tensor& x) {
   check(x, "x").on_gpu().rank(2).contiguous().dtype(
       {ScalarType::Byte, ScalarType::Char, ScalarType::Bool, ScalarType::Short, ScalarType::Half,
@@ -61,8 +61,8 @@ Tensor make_output(const Tensor& x) {
   return torch::stable::new_empty(x, {x.size(1), x.size(0)});
 }
 
-// Calls f with a value of an unsigned type as large as x's elements. What the bits mean is of no
-// concern here, so four kernels serve all types.
+// Calls f with a value of an unsigned type as large as x's elements. A transpose does not interpret
+// its elements, so four instantiations serve all types.
 template <typename F>
 void dispatch_size(const Tensor& x, F&& f) {
   switch (x.element_size()) {
@@ -92,10 +92,10 @@ Tensor transpose_v1_naive(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: the tile goes through shared memory. It is written there row by row and read
-// column by column, so that a warp's 32 elements are neighbours in x and in y alike.
+// v2 against v1: the tile goes through shared memory. It is written by rows and read by columns, so
+// the 32 elements of a warp are neighbours both in x and in y.
 
-// PITCH: elements from one row of the tile in shared memory to the next.
+// PITCH: distance between rows of the tile in shared memory, in elements.
 template <typename T, int PITCH>
 __device__ void through_tile(const T* __restrict__ x, T* __restrict__ y, int64_t rows,
                              int64_t cols) {
@@ -108,7 +108,7 @@ __device__ void through_tile(const T* __restrict__ x, T* __restrict__ y, int64_t
     const int64_t row = tile.row + i, col = tile.col + lane;
     if (row < rows && col < cols) shared[i][lane] = x[row * cols + col];
   }
-  __syncthreads();  // all rows of the tile are written before anybody reads a column of it
+  __syncthreads();  // all rows of the tile are written before any thread reads a column of it
 #pragma unroll
   for (int i = threadIdx.y; i < SIDE; i += BLOCK_ROWS) {
     const int64_t row = tile.row + lane, col = tile.col + i;  // lanes along a column of x
@@ -137,9 +137,9 @@ Tensor transpose_v2_shared(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: one element of padding a row. Shared memory has 32 banks, and word w lies in bank
-// w % 32. With rows 32 words apart a column lies in one bank, and 32 lanes wait for each other; 33
-// words apart, it lies in all 32.
+// v3 against v2: one element of padding per row. Shared memory has 32 banks, and word w lies in
+// bank w % 32. With rows 32 words apart, a column lies in a single bank and the access of a warp is
+// serialised into 32; with rows 33 words apart, it lies in 32 different banks.
 
 template <typename T>
 __global__ void transpose_v3_padded_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows,
@@ -162,44 +162,45 @@ Tensor transpose_v3_padded(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: packs of 16 bytes on both sides, four in flight a thread. A row of 33 floats would
-// leave the packs of the next row at addresses that are no multiple of 16. So instead of moving the
-// rows apart, v4 exchanges the packs within each row.
+// v4 against v3: packs of 16 bytes on both sides, four loads in flight per thread. Rows of 33
+// floats would misalign the packs of the next row. So v4 leaves the rows where they are and
+// permutes the packs within each row: a swizzle.
 
 constexpr int BLOCK = 256;
 
 // The tile in shared memory for elements of type T: 64 × 64 floats, 16 KB; 128 × 128 bytes; …
 template <typename T>
 struct Swizzled {
-  static constexpr unsigned N = Pack<T>::N;                   // elements a pack
-  static constexpr unsigned PACKS = sizeof(T) >= 4 ? 16 : 8;  // a row
-  static constexpr unsigned WIDTH = PACKS * N;                // elements a row, and rows
-  // Blocks on a multiprocessor: 8 are 2048 threads, for which the compiler may use 32 registers
-  // each. Taking 16 bytes apart needs more.
+  static constexpr unsigned N = Pack<T>::N;                   // elements per pack
+  static constexpr unsigned PACKS = sizeof(T) >= 4 ? 16 : 8;  // packs per row
+  static constexpr unsigned WIDTH = PACKS * N;                // elements per row; also rows
+  // Blocks per multiprocessor for __launch_bounds__. On compute capability 9.0, 8 blocks are all
+  // 2048 threads, with 32 registers each. One-byte elements need more registers to unpack.
   static constexpr unsigned BLOCKS = sizeof(T) > 1 ? 8 : 4;
   Pack<T> at[WIDTH][PACKS];
 
-  // Where pack p of row r lies within its row. Rows [0, N) keep their order, rows [N, 2N) exchange
-  // neighbours, and so on: eight groups of rows, eight orders.
+  // The place of pack p within row r. Rows [0, N) keep their order, rows [N, 2N) swap neighbouring
+  // packs, and so on: eight groups of rows, eight permutations.
   static __device__ unsigned place(unsigned r, unsigned p) { return p ^ (r / N % 8); }
 };
 
-// How many rows, or columns, of a tile that begins at `first` lie within the matrix's `size`.
+// The number of rows (or columns) of a tile starting at `first` that lie within the matrix's
+// `size`.
 template <typename T>
 __device__ unsigned inside(int64_t first, int64_t size) {
   const int64_t left = size - first;
   return left < Swizzled<T>::WIDTH ? static_cast<unsigned>(left) : Swizzled<T>::WIDTH;
 }
 
-// The tile of x, into shared memory. Lanes lie along a row: 16 packs are 256 bytes. A thread's
-// packs lie below each other, and all its loads are issued before it needs the first.
+// Copies a tile of x into shared memory. PACKS neighbouring lanes read one row of it. Each thread
+// issues all its loads, one per STEP rows, before it uses the first.
 template <typename T>
 __device__ void load_tile(Swizzled<T>& shared, const T* __restrict__ x, int64_t rows, int64_t cols,
                           Tile tile) {
   using S = Swizzled<T>;
   constexpr unsigned STEP = BLOCK / S::PACKS, EACH = S::WIDTH / STEP;
   const unsigned r = threadIdx.x / S::PACKS, p = threadIdx.x % S::PACKS;
-  // Columns come in multiples of N, so no pack is half inside.
+  // cols is a multiple of N, so each pack lies wholly inside or wholly outside.
   const unsigned end = p * S::N < inside<T>(tile.col, cols) ? inside<T>(tile.row, rows) : 0;
   const T* from = x + (tile.row + r) * cols + tile.col + p * S::N;
 
@@ -214,16 +215,16 @@ __device__ void load_tile(Swizzled<T>& shared, const T* __restrict__ x, int64_t 
   }
 }
 
-// The tile, to y, by store(address, pack). A pack of y is N rows of x, and a thread reads them one
-// by one. At step k the lanes of a warp read rows N · l + k, for 8 values of l, in 4 neighbouring
-// columns. The 8 rows differ in r / N % 8, so their packs lie in 8 different places, of 4 banks
-// each; the 4 columns are the words of a pack, if T has 4 bytes, or share words.
+// Copies the tile to y with store(address, pack). A pack of y holds elements of N rows of x, which
+// a thread reads one by one. At step k the lanes of a warp read rows N · l + k, for 8 values of l,
+// in 4 neighbouring columns. The 8 rows differ in r / N % 8, so their packs lie in 8 different
+// places of 4 banks each. For a 4-byte T the 4 columns are the 4 words of a pack.
 template <typename T, typename Store>
 __device__ void store_tile(const Swizzled<T>& shared, T* __restrict__ y, int64_t rows, int64_t cols,
                            Tile tile, Store store) {
   using S = Swizzled<T>;
   constexpr unsigned STEP = BLOCK / 8;
-  const unsigned l0 = threadIdx.x % 8, c0 = threadIdx.x / 8;  // pack of a row of y, and row of y
+  const unsigned l0 = threadIdx.x % 8, c0 = threadIdx.x / 8;  // pack within a row of y; row of y
   const unsigned tall = inside<T>(tile.row, rows), wide = inside<T>(tile.col, cols);
   T* to = y + (tile.col + c0) * rows + tile.row + l0 * S::N;
 #pragma unroll
@@ -251,11 +252,11 @@ __global__ void __launch_bounds__(BLOCK, Swizzled<T>::BLOCKS)
   __shared__ Swizzled<T> shared;
   const Tile tile = tile_of_block(cols, shared.WIDTH, shared.WIDTH);
   load_tile(shared, x, rows, cols, tile);
-  __syncthreads();  // all rows of the tile are written before anybody reads a column of it
+  __syncthreads();  // all rows of the tile are written before any thread reads a column of it
   store_tile(shared, y, rows, cols, tile, [](Pack<T>* to, const Pack<T>& pack) { *to = pack; });
 }
 
-// Whether all rows of x and of y consist of whole packs.
+// Whether all rows of x and y consist of whole, aligned packs.
 bool is_in_packs(const Tensor& x) {
   const int64_t in_pack = 16 / x.element_size();
   return x.size(0) % in_pack == 0 && x.size(1) % in_pack == 0 && is_aligned(x, 16);
@@ -277,10 +278,9 @@ Tensor transpose_v4_vector_swizzle(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5 against v4: for the sake of the stores. Neighbouring blocks take tiles below each other in x,
-// which lie side by side in y, so that what is written at one time is one piece of memory. And the
-// stores are marked as streaming: nobody reads y soon, so the L2 cache writes its lines back first
-// instead of keeping them.
+// v5 against v4: two changes to the stores. Blocks are numbered along the columns of x, so blocks
+// that run at the same time write neighbouring tiles of a row of y. And the stores carry the
+// streaming hint: y is not read again, so the L2 cache evicts its lines first.
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK, Swizzled<T>::BLOCKS)
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(BLOCK, Swizzled<T>::BLOCKS)
   const Tile tile{int64_t{blockIdx.x % in_col} * shared.WIDTH,
                   int64_t{blockIdx.x / in_col} * shared.WIDTH};
   load_tile(shared, x, rows, cols, tile);
-  __syncthreads();  // all rows of the tile are written before anybody reads a column of it
+  __syncthreads();  // all rows of the tile are written before any thread reads a column of it
   store_tile(shared, y, rows, cols, tile, [](Pack<T>* to, const Pack<T>& pack) {
     __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
   });

@@ -8,6 +8,7 @@ TITLE = "Tricks of shared memory"
 TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
 TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
 SOURCE = "shared_mem_tricks.cu"
+INTRODUCES = ("sub-tile",)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (1, 33), (3, 31), (5, 32), (127, 5), (129, 67), (4, 128), (131, 132), (2, 257)]
@@ -39,12 +40,12 @@ PROBLEMS = (
         inputs=inputs,
         reference=reference,
         rungs=(
-            Rung("ema_v0_no_tile", "each thread along its row"),
+            Rung("ema_v0_no_tile", "one thread per row, in global memory"),
             Rung("ema_v1_conflict", "a tile, its columns in one bank"),
-            Rung("ema_v2_padded", "rows 33 words apart"),
-            Rung("ema_v3_swizzled", "columns exchanged by XOR"),
-            Rung("ema_v4_large_tile", "64 KB, 16 bytes an access"),
-            Rung("ema_v5_prefetch", "the next sub-tile on its way"),
+            Rung("ema_v2_padded", "rows of the tile 33 words apart"),
+            Rung("ema_v3_swizzled", "columns permuted by XOR"),
+            Rung("ema_v4_large_tile", "64 KB, 16 bytes per access"),
+            Rung("ema_v5_prefetch", "the next sub-tile's loads in flight"),
         ),
         cases=(
             *grid([*SHAPES, (0, 8), (4, 0)], FLOATS),
@@ -60,20 +61,19 @@ PROBLEMS = (
 
 
 def ways(addresses):
-    """How many turns shared memory takes to serve words at these addresses: the most different
-    words in one bank."""
+    """Cycles of an access to the words at these addresses: the most different words in one bank."""
     banks = [address % 32 for address in set(addresses)]
     return max(banks.count(bank) for bank in banks)
 
 
 def show(operators, device):
-    """Counts the conflicts of each layout, and of reads with a stride."""
+    """Counts the cycles per access for each layout, and for reads with a stride."""
     layouts = {
         "conflict": lambda r, c: 32 * r + c,
         "padded": lambda r, c: 33 * r + c,
         "swizzled": lambda r, c: 32 * r + (c ^ r),
     }
-    print("turns that a warp's access takes: along a row of the tile, and along a column")
+    print("cycles per access of a warp: along a row of the tile, and along a column")
     for name, place in layouts.items():
         row = max(ways([place(r, lane) for lane in range(32)]) for r in range(32))
         column = max(ways([place(lane, c) for lane in range(32)]) for c in range(32))

@@ -2,32 +2,31 @@
 //
 //   y[r, c] = d · y[r, c - 1] + (1 - d) · x[r, c],  y[r, -1] = 0       x, y: (rows, cols)
 //
-// the running average with decay d in [0, 1]. Each element needs the one before it, so a row is one
-// thread's work, from left to right, while memory wants a warp to take 32 neighbours of a row. A
-// tile in shared memory stands between: rows in, columns of it through the threads, rows out.
+// The running average with decay d in [0, 1]. Each element depends on the one before it, so one
+// thread computes a row from left to right; but only a warp that accesses 32 neighbours of a row is
+// coalesced. A tile in shared memory serves both: loaded and stored by rows, computed by columns.
 //
 // Bytes: read x once, write y once: 2 · rows · cols · sizeof(T), 2.1 GB for 1048576 × 256 in fp32.
-// Operations: 3 an element. Through shared memory each element goes four times: in, twice by its
-// thread, out.
+// 3 operations and 4 accesses to shared memory per element: fill, read, write back, drain.
 //
-//   v0 no_tile      a thread walks along its row in global memory
-//   v1 conflict     through a tile of 32 columns: 32 lanes in one bank
-//   v2 padded       the tile's rows 33 words apart: no conflicts
-//   v3 swizzled     the tile's columns exchanged by XOR: no conflicts, no padding
-//   v4 large_tile   64 KB of it: 128 columns, 16 bytes an access, swizzled in packs
-//   v5 prefetch     the next sub-tile is on its way while this one is worked on
+//   v0 no_tile      one thread per row, in global memory
+//   v1 conflict     a tile of 32 columns: 32 lanes in one bank
+//   v2 padded       rows of the tile 33 words apart: no conflicts
+//   v3 swizzled     columns of the tile permuted by XOR: no conflicts, no padding
+//   v4 large_tile   a tile of 64 KB: 128 columns, 16 bytes per access, swizzled packs
+//   v5 prefetch     the loads of the next sub-tile are in flight while this one is computed
 //
 // Run: python run_day.py 22
 
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
-// v0: what one would write first. At each step the lanes of a warp touch 32 rows, `cols` apart.
+// v0: the obvious version. At each step the lanes of a warp access 32 rows, `cols` elements apart.
 
-constexpr int ROWS = 128;  // of a block; a thread each
+constexpr int ROWS = 128;  // rows per block, one thread each
 
-// What stays of the average so far, and what is added of the next value: d and 1 - d. The host
-// subtracts, in double precision; 1.0f - 0.9f is off by two units in the last place.
+// The weights of the average so far and of the next value: d and 1 - d. The host subtracts in
+// double precision, because 1.0f - 0.9f is off by 3 ulp.
 struct Decay {
   float keep, add;
 };
@@ -48,7 +47,7 @@ __global__ void ema_v0_no_tile_kernel(const T* __restrict__ x, T* __restrict__ y
   }
 }
 
-// Checks the arguments, and makes the second one ready for a kernel.
+// Checks the arguments and returns the two weights.
 Decay check_arguments(const Tensor& x, double decay) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   STD_TORCH_CHECK(decay >= 0 && decay <= 1, "decay: expected 0 to 1, got ", decay);  // nor NaN
@@ -72,18 +71,18 @@ Tensor ema_v0_no_tile(const Tensor& x, double decay) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1 against v0: a block goes over its 128 rows in sub-tiles of 32 columns. Each warp fetches
-// rows, 32 neighbours at a time; then each thread walks along its own row of the sub-tile, and
-// leaves the averages in place of the values; then warps write rows. What a thread carries from
-// one sub-tile to the next is its partial sum, the average so far.
+// v1 against v0: a block processes its 128 rows in sub-tiles of 32 columns. Its warps load rows, 32
+// neighbours at a time; each thread then replaces the values of its own row by averages; then the
+// warps store rows. A thread carries the average so far from one sub-tile to the next in a
+// register.
 
-constexpr int COLS = 32;  // of a sub-tile: a warp
+constexpr int COLS = 32;  // columns per sub-tile, one lane each
 constexpr int WARPS = ROWS / 32;
-// Blocks on a multiprocessor, at least. Left alone, the compiler spends up to 142 registers a
-// thread on addresses, and with three blocks too few bytes are on their way.
+// Minimum of resident blocks per multiprocessor. Without this bound the compiler uses up to 142
+// registers per thread, and the registers of compute capability 9.0 suffice for three blocks only.
 constexpr int BLOCKS = 8;
 
-// How a tile lies in shared memory: PITCH words from row to row, and where in its row a column is.
+// The layout of a tile in shared memory: PITCH words per row, and the place of an element.
 struct Conflict {
   static constexpr int PITCH = COLS;
   static __device__ int place(int row, int col) { return row * PITCH + col; }
@@ -96,25 +95,26 @@ __device__ void ema_through_tile(const T* __restrict__ x, T* __restrict__ y, int
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row0 = int64_t{blockIdx.x} * ROWS;
 
-  float average = 0;  // of this thread's row, up to the sub-tile before
+  float average = 0;  // of this thread's row, up to the end of the previous sub-tile
   for (int64_t c0 = 0; c0 < cols; c0 += COLS) {
     const int64_t col = c0 + lane;
 #pragma unroll 16
-    for (int r = warp; r < ROWS; r += WARPS) {  // 32 rows a warp
+    for (int r = warp; r < ROWS; r += WARPS) {  // 32 rows per warp
       const bool inside = row0 + r < rows && col < cols;
       const float value = inside ? static_cast<float>(x[(row0 + r) * cols + col]) : 0.0f;
       tile[Layout::place(r, lane)] = value;
     }
-    __syncthreads();  // all rows are there before anybody walks along one
+    __syncthreads();  // all rows are loaded before any thread reads its own
 
-    // Lane l of a warp is at (row l, column c): a column of the tile, at every step.
+    // At every step the lanes of a warp access a column of the tile: lane l is at (row l, column
+    // c).
 #pragma unroll 8
     for (int c = 0; c < COLS; ++c) {
       float& at = tile[Layout::place(threadIdx.x, c)];
       average = decayed(average, decay, at);
       at = average;
     }
-    __syncthreads();  // all rows are averaged before anybody writes them out
+    __syncthreads();  // all averages are written before any warp stores them
 
 #pragma unroll 16
     for (int r = warp; r < ROWS; r += WARPS) {
@@ -122,7 +122,7 @@ __device__ void ema_through_tile(const T* __restrict__ x, T* __restrict__ y, int
       const float value = tile[Layout::place(r, lane)];
       if (inside) y[(row0 + r) * cols + col] = static_cast<T>(value);
     }
-    // No barrier here: each place of the tile is filled again by the thread that has just read it.
+    // No barrier here: the thread that has just read an element of the tile also refills it.
   }
 }
 
@@ -150,8 +150,8 @@ Tensor ema_v1_conflict(const Tensor& x, double decay) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a word of padding at the end of each row. Lane l is at word 33 · l + c, in bank
-// (l + c) % 32: all different.
+// v2 against v1: one word of padding per row. Lane l accesses word 33 · l + c, which is in bank
+// (l + c) % 32: 32 different banks.
 
 struct Padded {
   static constexpr int PITCH = COLS + 1;
@@ -182,8 +182,8 @@ Tensor ema_v2_padded(const Tensor& x, double decay) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: column c of row r lies in place c ^ (r % 32) of its row. For a fixed r that is a
-// permutation of [0, 32), so a row has no conflicts; for a fixed c as well, so a column has none.
+// v3 against v2: no padding; column c of row r lies at place c ^ (r % 32) of its row. For a fixed r
+// that is a permutation of [0, 32), so rows are free of conflicts; the same holds for a fixed c.
 
 struct Swizzled {
   static constexpr int PITCH = COLS;
@@ -214,21 +214,20 @@ Tensor ema_v3_swizzled(const Tensor& x, double decay) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: four columns at a time, and a sub-tile of 128 columns, 64 KB: a quarter of the
-// accesses to shared memory, of the barriers, and of the loads, each four times as wide. A warp
-// that accesses 16 bytes a lane is served in four parts of 8 lanes, so what counts is that 8
-// neighbouring rows have a pack of 4 words in 8 different places: pack p of row r lies in p ^ (r %
-// 8).
+// v4 against v3: packs of four columns, and sub-tiles of 128 columns, 64 KB. A quarter of the
+// accesses, each four times as wide, and a quarter of the barriers. An access of 16 bytes per lane
+// is served in four parts of 8 lanes, so 8 neighbouring rows need their pack at 8 different places:
+// pack p of row r lies at place p ^ (r % 8).
 
-constexpr int PACKS = 32;                                  // a row of the sub-tile: a warp
-constexpr int PACK_COLS = 4;                               // columns a pack
+constexpr int PACKS = 32;                                  // packs per row of the sub-tile
+constexpr int PACK_COLS = 4;                               // columns per pack
 constexpr int TILE_BYTES = ROWS * PACKS * sizeof(float4);  // 64 KB
 
 __device__ int place_of_pack(int row, int pack) {
   return row * PACKS + (pack ^ (row % 8));
 }
 
-// Four steps: the averages at four values, the last of which is left in `average`.
+// Four steps: returns the averages after each of four values, and leaves the last in `average`.
 __device__ float4 decayed(float& average, Decay decay, float4 values) {
   const float x = decayed(average, decay, values.x), y = decayed(x, decay, values.y);
   const float z = decayed(y, decay, values.z), w = decayed(z, decay, values.w);
@@ -236,7 +235,7 @@ __device__ float4 decayed(float& average, Decay decay, float4 values) {
   return make_float4(x, y, z, w);
 }
 
-// Four neighbours in a row of x or y: 16 bytes of fp32, 8 of the short types.
+// Four neighbours in a row of x or y: 16 bytes of fp32, 8 bytes of the 16-bit types.
 template <typename T>
 struct alignas(PACK_COLS * sizeof(T)) Four {
   T at[PACK_COLS];
@@ -262,14 +261,14 @@ __global__ void ema_v4_large_tile_kernel(const T* __restrict__ x, T* __restrict_
           make_float4(static_cast<float>(in.at[0]), static_cast<float>(in.at[1]),
                       static_cast<float>(in.at[2]), static_cast<float>(in.at[3]));
     }
-    __syncthreads();  // all rows are there before anybody walks along one
+    __syncthreads();  // all rows are loaded before any thread reads its own
 
 #pragma unroll 8
     for (int p = 0; p < PACKS; ++p) {
       float4& at = packs[place_of_pack(threadIdx.x, p)];
       at = decayed(average, decay, at);
     }
-    __syncthreads();  // all rows are averaged before anybody writes them out
+    __syncthreads();  // all averages are written before any warp stores them
 
 #pragma unroll 16
     for (int r = warp; r < ROWS; r += WARPS) {
@@ -280,7 +279,7 @@ __global__ void ema_v4_large_tile_kernel(const T* __restrict__ x, T* __restrict_
         *reinterpret_cast<Four<T>*>(y + (row0 + r) * cols + col) = out;
       }
     }
-    // As in v1, each pack is filled again by the thread that has just read it: no barrier.
+    // No barrier, as in v1: the thread that has just read a pack also refills it.
   }
 }
 
@@ -288,7 +287,7 @@ Tensor ema_v4_large_tile(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
   const int64_t rows = x.size(0), cols = x.size(1);
   if (cols % PACK_COLS != 0 || !is_aligned(x, PACK_COLS * x.element_size())) {
-    return ema_v3_swizzled(x, decay);  // rows that end, or begin, within a pack
+    return ema_v3_swizzled(x, decay);  // rows that begin or end within a pack
   }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
@@ -297,7 +296,7 @@ Tensor ema_v4_large_tile(const Tensor& x, double decay) {
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     const auto kernel = ema_v4_large_tile_kernel<T>;
-    // More than 48 KB must be asked for, kernel by kernel, and must be dynamic.
+    // More than 48 KB must be dynamic shared memory, and must be requested for each kernel.
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_BYTES),
         "cudaFuncSetAttribute");
@@ -309,12 +308,13 @@ Tensor ema_v4_large_tile(const Tensor& x, double decay) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5 against v4: while the threads walk along their rows, memory is idle. So the next sub-tile is
-// on its way into registers meanwhile: 16 packs a thread. The sub-tile is 64 × 64, and 16 KB again.
+// v5 against v4: a block of v4 has no load in flight while its threads compute. v5 issues the loads
+// of the next sub-tile into registers, 16 packs per thread, before it computes the present one. A
+// sub-tile is 64 × 64, 16 KB.
 
 constexpr int ROWS_V5 = 64;
-constexpr int PACKS_V5 = 16;                 // a row of the sub-tile; also what a thread fetches
-constexpr int STEP_V5 = ROWS_V5 / PACKS_V5;  // rows that the block fetches at once
+constexpr int PACKS_V5 = 16;                 // packs per row of the sub-tile, and per thread
+constexpr int STEP_V5 = ROWS_V5 / PACKS_V5;  // rows that the block loads at once
 constexpr int COLS_V5 = PACKS_V5 * PACK_COLS;
 
 template <typename T>
@@ -322,10 +322,10 @@ __global__ void __launch_bounds__(ROWS_V5, BLOCKS)
     ema_v5_prefetch_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int64_t cols,
                            Decay decay) {
   __shared__ float4 packs[ROWS_V5][PACKS_V5];
-  const int r0 = threadIdx.x / PACKS_V5, p = threadIdx.x % PACKS_V5;  // of my first pack
+  const int r0 = threadIdx.x / PACKS_V5, p = threadIdx.x % PACKS_V5;  // of the thread's first pack
   const int64_t row0 = int64_t{blockIdx.x} * ROWS_V5;
   Four<T> next[PACKS_V5];
-  const auto fetch = [&](int64_t c0) {
+  const auto fetch = [&](int64_t c0) {  // issues the loads of the sub-tile that starts at c0
     const int64_t col = c0 + p * PACK_COLS;
 #pragma unroll
     for (int k = 0; k < PACKS_V5; ++k) {
@@ -347,14 +347,14 @@ __global__ void __launch_bounds__(ROWS_V5, BLOCKS)
           make_float4(static_cast<float>(next[k].at[0]), static_cast<float>(next[k].at[1]),
                       static_cast<float>(next[k].at[2]), static_cast<float>(next[k].at[3]));
     }
-    __syncthreads();  // all rows are there before anybody walks along one
-    if (c0 + COLS_V5 < cols) fetch(c0 + COLS_V5);  // nobody waits for it before the next round
+    __syncthreads();  // all rows are loaded before any thread reads its own
+    if (c0 + COLS_V5 < cols) fetch(c0 + COLS_V5);  // first used in the next iteration
 
     for (int q = 0; q < PACKS_V5; ++q) {
       float4& at = packs[threadIdx.x][q ^ (threadIdx.x % 8)];
       at = decayed(average, decay, at);
     }
-    __syncthreads();  // all rows are averaged before anybody writes them out
+    __syncthreads();  // all averages are written before any warp stores them
 
     const int64_t col = c0 + p * PACK_COLS;
 #pragma unroll
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(ROWS_V5, BLOCKS)
         *reinterpret_cast<Four<T>*>(y + (row0 + r) * cols + col) = out;
       }
     }
-    // As in v1, each pack is filled again by the thread that has just read it: no barrier.
+    // No barrier, as in v1: the thread that has just read a pack also refills it.
   }
 }
 

@@ -9,6 +9,7 @@ TITLE = "Warp shuffles"
 TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions without shared memory"
 TOPICS = ("warps", "shuffles", "reduction", "scan", "votes", "broadcast")
 SOURCE = "warp_shuffle.cu"
+INTRODUCES = ("butterfly", "ballot", "vote")
 
 HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
@@ -21,7 +22,7 @@ def matrix(case, draw):
 
 
 def matrix_cost(read, written):
-    """Bytes of so many matrices; rows are not counted."""
+    """Cost of reading and writing so many matrices; vectors of one value per row are neglected."""
 
     def of_case(case):
         elements = case.shape[0] * case.shape[1]
@@ -74,8 +75,8 @@ def row_sums(name, cases, bench):
         inputs=matrix,
         reference=row_sum,
         rungs=(
-            Rung("row_sum_v1_shared", "a block a row, a tree in shared memory"),
-            Rung("row_sum_v2_shuffle_down", "a warp a row, the tree in registers"),
+            Rung("row_sum_v1_shared", "one block per row, a tree in shared memory"),
+            Rung("row_sum_v2_shuffle_down", "one warp per row, the tree in registers"),
             Rung("row_sum_v3_butterfly", "every lane gets the sum"),
             Rung("row_sum_v4_vectorised", "four 16-byte loads", target=Target(0.95, "read")),
         ),
@@ -124,13 +125,15 @@ PROBLEMS = (
         bench=Case((1 << 28, 32), values="uniform"),
         bench_cpu=Case((1 << 15, 32), values="uniform"),
         cost=segments_cost,
-        tolerance=Tolerance(ulps=64, why="sums that cancel, added in another order than PyTorch's"),
+        tolerance=Tolerance(
+            ulps=64, why="sums that cancel, added in a different order from PyTorch's"
+        ),
     ),
     Problem(
         name="compact",
         inputs=matrix,
         reference=compact,
-        rungs=(Rung("compact", "a ballot tells each lane its place"),),
+        rungs=(Rung("compact", "a ballot gives each lane its place"),),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),
             *grid([(9, 100)], FLOATS, values="extreme"),
@@ -145,7 +148,7 @@ PROBLEMS = (
         name="scale_rows",
         inputs=matrix_and_factors,
         reference=scale_rows,
-        rungs=(Rung("scale_rows", "one lane's factor for all"),),
+        rungs=(Rung("scale_rows", "a factor broadcast from one lane"),),
         cases=(
             *grid(SHAPES + EMPTY, FLOATS),
             *grid([(40, 40)], FLOATS, values="nonfinite"),

@@ -5,16 +5,16 @@
 //   compact         the positive elements of each row first, in their order, then zeros
 //   scale_rows      y[r, c] = s[r] · x[r, c]
 //
-// Bytes of row_sum: read x once, rows · cols · sizeof(T); 262144×1024 fp32 are 1.1 GB. Operations:
-// one addition an element. The memory bus is the limit, unless the additions wait for each other.
+// Bytes of row_sum: read x once, rows · cols · sizeof(T); 262144×1024 fp32 are 1.1 GB. One addition
+// per element, so memory bandwidth is the bound.
 //
-//   row_sum v1 shared        a block a row, a tree in shared memory: 9 barriers (day 5)
-//   row_sum v2 shuffle_down  a warp a row, the tree in registers: no barrier, no shared memory
-//   row_sum v3 butterfly     with xor instead of down every lane ends with the sum
-//   row_sum v4 vectorised    16 bytes a load, four loads in flight
-//   segment_scan             __shfl_up_sync with a width, and a mask for a warp that is not full
-//   compact                  __ballot_sync: 32 answers in one word
-//   scale_rows               __shfl_sync: one lane's number for all
+//   row_sum v1 shared        one block per row, a tree in shared memory: 10 barriers (day 5)
+//   row_sum v2 shuffle_down  one warp per row, the tree in registers: no barrier, no shared memory
+//   row_sum v3 butterfly     xor instead of down: every lane ends with the sum
+//   row_sum v4 vectorised    16 bytes per load, four loads in flight
+//   segment_scan             __shfl_up_sync with a width, and a mask for a partial warp
+//   compact                  __ballot_sync: 32 votes in one word
+//   scale_rows               __shfl_sync: one lane's value for all lanes
 //
 // Run: python run_day.py 23
 
@@ -22,14 +22,15 @@
 #include "common/cuda/tensor.cuh"
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 
-// Bit l stands for lane l: these are the lanes that take part. Each of them must make the call.
+// A mask of participating lanes: bit l stands for lane l. Every lane of the mask must make the
+// call.
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
 constexpr int BLOCK = 256;
-constexpr int WARPS = BLOCK / 32;  // rows a block, where a warp has a row
+constexpr int WARPS = BLOCK / 32;  // rows per block, where each warp has one row
 
 // ---------------------------------------------------------------------------------------------
-// row_sum v1: day 5's tree. 256 threads share a row, and 8 levels need a barrier each.
+// row_sum v1: day 5's tree. 256 threads share a row; the tree has 8 levels, with a barrier each.
 
 template <typename T>
 __global__ void row_sum_v1_shared_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t cols) {
@@ -42,7 +43,7 @@ __global__ void row_sum_v1_shared_kernel(const T* __restrict__ x, T* __restrict_
   if (threadIdx.x == 0) y[blockIdx.x] = static_cast<T>(sum);
 }
 
-// Checks x (rows, cols) and makes y (rows,).
+// Checks x (rows, cols) and allocates y (rows,).
 Tensor make_row_sums(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   return torch::stable::new_empty(x, {x.size(0)});
@@ -63,11 +64,11 @@ Tensor row_sum_v1_shared(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// row_sum v2 against v1: a warp has a row for itself. Its 32 lanes execute together and can read
-// each other's registers, so the tree needs neither shared memory nor barriers.
+// row_sum v2 against v1: one warp per row. Its 32 lanes can read each other's registers, so the
+// tree needs neither shared memory nor barriers.
 
-// The sum of the 32 lanes' values, in lane 0. Lane l adds what lane l + half holds; the lanes for
-// which there is none get their own value back, and what they then compute is never used.
+// The sum of the 32 lanes' values, in lane 0. Lane l adds the value of lane l + half. Where there
+// is no such lane, the shuffle returns the lane's own value; those partial sums are never used.
 __device__ float warp_sum_down(float value) {
   for (int half = 16; half > 0; half /= 2) value += __shfl_down_sync(FULL_WARP, value, half);
   return value;
@@ -78,7 +79,7 @@ __global__ void row_sum_v2_shuffle_down_kernel(const T* __restrict__ x, T* __res
                                                int64_t rows, int64_t cols) {
   const int lane = threadIdx.x % 32;
   const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
-  if (r >= rows) return;  // the whole warp leaves, so no shuffle waits for it
+  if (r >= rows) return;  // the same for all 32 lanes, so FULL_WARP stays true below
   float sum = 0;
   for (int64_t c = lane; c < cols; c += 32) sum += static_cast<float>(x[r * cols + c]);
   sum = warp_sum_down(sum);
@@ -101,8 +102,8 @@ Tensor row_sum_v2_shuffle_down(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// row_sum v3 against v2: lane l adds what lane l ^ half holds. Every step pairs the lanes both
-// ways, so all 32 end with the sum, for the same five instructions: a sum and a broadcast in one.
+// row_sum v3 against v2: lane l adds the value of lane l ^ half. Each step exchanges values between
+// pairs of lanes, so all 32 lanes end with the sum, with the same five shuffles.
 
 __device__ float warp_sum(float value) {
   for (int half = 16; half > 0; half /= 2) value += __shfl_xor_sync(FULL_WARP, value, half);
@@ -117,7 +118,7 @@ __global__ void row_sum_v3_butterfly_kernel(const T* __restrict__ x, T* __restri
   if (r >= rows) return;
   float sum = 0;
   for (int64_t c = lane; c < cols; c += 32) sum += static_cast<float>(x[r * cols + c]);
-  sum = warp_sum(sum);  // a mean, a norm, a softmax could go on from here in every lane
+  sum = warp_sum(sum);  // in every lane, as a mean, a norm or a softmax would need it
   if (lane == 0) y[r] = static_cast<T>(sum);
 }
 
@@ -137,8 +138,8 @@ Tensor row_sum_v3_butterfly(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// row_sum v4 against v2: a lane loads 16 bytes at a time, and four such pieces before it adds the
-// first. What keeps memory busy is bytes on the way: 32 lanes × 4 × 16 bytes = 2 KB a warp.
+// row_sum v4 against v3: a lane issues four loads of 16 bytes before it adds the first, so a warp
+// has 32 × 4 × 16 bytes = 2 KB in flight.
 
 constexpr int LOADS = 4;
 
@@ -146,18 +147,18 @@ template <typename T>
 __global__ void row_sum_v4_vectorised_kernel(const T* __restrict__ x, T* __restrict__ y,
                                              int64_t rows, int64_t cols) {
   constexpr int N = Pack<T>::N;
-  constexpr int PIECE = 32 * LOADS;  // packs that the warp loads at a time
+  constexpr int PIECE = 32 * LOADS;  // packs per warp and iteration
   const int lane = threadIdx.x % 32;
   const int64_t r = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
   if (r >= rows) return;
   const T* row = x + r * cols;
-  // Elements before the first multiple of 16 bytes: a row may start anywhere.
+  // Elements before the first 16-byte boundary, since a row may start anywhere.
   const int64_t before = -reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T);
   const int64_t head = before < cols ? before : cols;
   const auto* packs = reinterpret_cast<const Pack<T>*>(row + head);
   const int64_t pieces = (cols - head) / (PIECE * N);
 
-  float sums[N] = {};  // N additions that do not wait for each other
+  float sums[N] = {};  // N independent chains of additions
   for (int64_t piece = 0; piece < pieces; ++piece) {
     Pack<T> pack[LOADS];
 #pragma unroll
@@ -169,7 +170,7 @@ __global__ void row_sum_v4_vectorised_kernel(const T* __restrict__ x, T* __restr
   }
   if (lane < head) sums[0] += static_cast<float>(row[lane]);
   for (int64_t c = head + pieces * PIECE * N + lane; c < cols; c += 32) {
-    sums[0] += static_cast<float>(row[c]);  // less than a piece is left
+    sums[0] += static_cast<float>(row[c]);  // the tail, less than a piece
   }
 
   for (int i = 1; i < N; ++i) sums[0] += sums[i];
@@ -193,22 +194,22 @@ Tensor row_sum_v4_vectorised(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// segment_scan: __shfl_up_sync hands a lane the register `distance` lanes below. Its last argument
-// cuts the warp into segments of `width` lanes that do not see each other.
+// segment_scan: __shfl_up_sync returns the value of the lane `distance` below. Its last argument
+// divides the warp into segments of `width` lanes; a shuffle does not cross their borders.
 
 template <typename T>
 __global__ void segment_scan_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n,
                                     int width) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  // Who is left after the `if`? All 32 answer while all 32 are still there. A mask that names a
-  // lane which has left is an error; __activemask() would only say who happens to be here.
+  // The lanes that remain after the `if`, found while all 32 are still active. A mask must not name
+  // a lane that has exited, and __activemask() only lists the lanes that are converged right now.
   const unsigned mask = __ballot_sync(FULL_WARP, i < n);
   if (i >= n) return;
   const int place = threadIdx.x % width;  // within the segment
   float sum = static_cast<float>(x[i]);
   for (int distance = 1; distance < width; distance *= 2) {
     const float below = __shfl_up_sync(mask, sum, distance, width);
-    if (place >= distance) sum = below + sum;  // else there is none, and `below` is our own sum
+    if (place >= distance) sum = below + sum;  // else `below` is the lane's own sum
   }
   y[i] = static_cast<T>(sum);
 }
@@ -232,8 +233,8 @@ Tensor segment_scan(const Tensor& x, int64_t width) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// compact: each lane asks a question about its element, and the ballot shows all lanes all 32
-// answers. The number of 1s below its own bit is an element's place: a scan in one instruction.
+// compact: each lane votes on its element, and the ballot returns all 32 votes to every lane. The
+// number of 1s below a lane's own bit is the place of its element: an exclusive scan of 32 bits.
 
 template <typename T>
 __global__ void compact_kernel(const T* __restrict__ x, T* __restrict__ y,
@@ -245,10 +246,10 @@ __global__ void compact_kernel(const T* __restrict__ x, T* __restrict__ y,
   const T* x_row = x + r * cols;
   T* y_row = y + r * cols;
 
-  int64_t kept = 0;  // positive elements so far; the same in all lanes
+  int64_t kept = 0;  // positive elements so far, equal in all lanes
   for (int64_t start = 0; start < cols; start += 32) {
     const int64_t c = start + lane;
-    // Lanes beyond the end stay and vote no: the loop ends for all lanes at once.
+    // Lanes beyond the end of the row vote no, so all 32 lanes reach the ballot.
     const T value = c < cols ? x_row[c] : static_cast<T>(0.0f);
     const bool keep = static_cast<float>(value) > 0;
     const unsigned votes = __ballot_sync(FULL_WARP, keep);
@@ -277,8 +278,8 @@ std::tuple<Tensor, Tensor> compact(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// scale_rows: a warp has 32 rows and 32 lanes. Each lane loads one row's factor, all in one access;
-// row by row __shfl_sync then hands one lane's factor to all.
+// scale_rows: a warp has 32 rows. Lane l loads the factor of row l, so one coalesced load fetches
+// all 32; for each row, __shfl_sync then broadcasts the factor from one lane to all.
 
 template <typename T>
 __global__ void scale_rows_kernel(const T* __restrict__ x, const T* __restrict__ s,
@@ -286,7 +287,7 @@ __global__ void scale_rows_kernel(const T* __restrict__ x, const T* __restrict__
   const int lane = threadIdx.x % 32;
   const int64_t first = (int64_t{blockIdx.x} * WARPS + threadIdx.x / 32) * 32;
   const float mine = first + lane < rows ? static_cast<float>(s[first + lane]) : 0.0f;
-  for (int k = 0; k < 32 && first + k < rows; ++k) {  // the same number of rounds for all lanes
+  for (int k = 0; k < 32 && first + k < rows; ++k) {  // as many iterations in every lane
     const float factor = __shfl_sync(FULL_WARP, mine, k);
     const int64_t row = (first + k) * cols;
 #pragma unroll 4

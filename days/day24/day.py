@@ -1,4 +1,4 @@
-"""Day 24: persistent kernels: blocks that stay and fetch their own work."""
+"""Day 24: persistent kernels: blocks that loop over many tasks."""
 
 import torch
 
@@ -8,12 +8,13 @@ TITLE = "Persistent kernels"
 TEACHES = "A grid the size of the machine, a work queue, state that stays in registers"
 TOPICS = ("persistent kernel", "work queue", "atomics", "launch overhead", "RNN", "streaming")
 SOURCE = "persistent_threads.cu"
+INTRODUCES = ("persistent kernel", "work queue", "double buffering")
 
 # ------------------------------------------------------------------ tasks of unequal length
 
 
 def steps_of(tasks):
-    """Steps of each task: most are short, every tenth is three times as long."""
+    """Steps of each task: 4 to 12, three times as many in every tenth, none in one of 13."""
     return [(4 + t % 9) * (3 if t % 10 == 7 else 1) if t % 13 else 0 for t in range(tasks)]
 
 
@@ -73,7 +74,7 @@ def rolling_cost(case):
 
 
 def show(operators, device):
-    """What the launches cost when the host makes them, one by one, instead of a graph."""
+    """Times the rungs with launches by the host instead of replays of a CUDA graph."""
     if device.type != "cuda":
         return
     steps = torch.tensor(steps_of(1000), dtype=torch.int32, device=device)
@@ -100,12 +101,12 @@ PROBLEMS = (
         reference=rnn,
         pytorch_not_captured="it reads the longest task's steps back to the host",
         rungs=(
-            Rung("rnn_v1_launch_each", "a kernel a task"),
-            Rung("rnn_v2_block_each", "one kernel, a block a task"),
-            Rung("rnn_v3_persistent_static", "blocks stay, tasks dealt out"),
+            Rung("rnn_v1_launch_each", "one launch per task"),
+            Rung("rnn_v2_block_each", "one launch, one block per task"),
+            Rung("rnn_v3_persistent_static", "persistent blocks, static assignment"),
             Rung(
                 "rnn_v4_persistent_queue",
-                "blocks stay and draw tasks",
+                "persistent blocks, a work queue",
                 target=Target(5.0, "rnn_v1_launch_each"),
             ),
         ),
@@ -119,7 +120,7 @@ PROBLEMS = (
         bench_cpu=Case((40, 32)),
         cost=rnn_cost,
         tolerance=Tolerance(
-            ulps=64, why="a rounding error of one step goes through all the steps after it"
+            ulps=64, why="a rounding error in one step propagates through all later steps"
         ),
     ),
     Problem(
@@ -127,8 +128,8 @@ PROBLEMS = (
         inputs=lambda case, draw: (draw(*case.shape),),
         reference=identity,
         rungs=(
-            Rung("queue_v1_warp_ticket", "a ticket for 32 tasks"),
-            Rung("queue_v2_long_ticket", "a ticket for 1024 tasks"),
+            Rung("queue_v1_warp_ticket", "32 tasks per atomic operation"),
+            Rung("queue_v2_long_ticket", "1024 tasks per atomic operation"),
         ),
         cases=grid(
             [(1,), (31,), (32,), (33,), (1023,), (1024,), (1025,), (10007,), (0,)], ["int32"]
@@ -143,8 +144,8 @@ PROBLEMS = (
         inputs=stream,
         reference=rolling,
         rungs=(
-            Rung("rolling_v1_launch_each", "a kernel a batch, the state in memory"),
-            Rung("rolling_v2_persistent", "one kernel, the state in registers"),
+            Rung("rolling_v1_launch_each", "one launch per batch, the state in memory"),
+            Rung("rolling_v2_persistent", "one launch, the state in registers"),
         ),
         cases=(
             *grid([(1, 1), (7, 127), (8, 128), (9, 129), (17, 33), (40, 5)], ["float32"]),
@@ -155,6 +156,6 @@ PROBLEMS = (
         bench=Case((1000, 65536)),
         bench_cpu=Case((64, 512)),
         cost=rolling_cost,
-        tolerance=Tolerance(ulps=64, why="the state carries the errors of all batches before"),
+        tolerance=Tolerance(ulps=64, why="the state accumulates the errors of all earlier batches"),
     ),
 )

@@ -1,21 +1,20 @@
-// Day 24: persistent kernels: blocks that stay and fetch their own work
+// Day 24: persistent kernels: blocks that loop over many tasks
 //
 //   rnn       y[t] = h[t] after steps[t] times  h ← tanh(h · w)    h, y: (tasks, H), w: (H, H)
 //   queue     y[i] = x[i], each element a task that must be drawn exactly once
-//   rolling   a stream of batches x: (batches, n); each is normalised by a mean and a variance
-//             that move with it
+//   rolling   batches x: (batches, n), each normalised by a running mean and variance
 //
-// Operations of rnn: 2 · H² a step. Bytes of rolling: 8 · batches · n if the mean and the variance
-// stay in registers, 24 · batches · n if every batch reads and writes them.
+// Operations of rnn: 2 · H² per step. Bytes of rolling: 8 · batches · n if the mean and the
+// variance stay in registers, 24 · batches · n if every batch reads and writes them.
 //
-//   rnn v1 launch_each          a kernel for each task, one block each, one after the other
-//   rnn v2 block_each           one kernel with a block for each task: the hardware hands them out
+//   rnn v1 launch_each          one launch of one block per task
+//   rnn v2 block_each           one launch with one block per task
 //   rnn v3 persistent_static    as many blocks as fit; block b takes tasks b, b + grid, …
-//   rnn v4 persistent_queue     a free block draws the next task's number from a counter
-//   queue v1 warp_ticket        a ticket for 32 tasks: how fast is one counter?
-//   queue v2 long_ticket        a ticket for 1024 tasks
-//   rolling v1 launch_each      a kernel for each batch
-//   rolling v2 persistent       one kernel for the stream: the state never leaves the registers
+//   rnn v4 persistent_queue     a free block draws the next task from a counter
+//   queue v1 warp_ticket        32 tasks per atomic operation: the rate of one counter
+//   queue v2 long_ticket        1024 tasks per atomic operation
+//   rolling v1 launch_each      one launch per batch
+//   rolling v2 persistent       one launch for all batches: the state stays in registers
 //
 // Run: python run_day.py 24
 
@@ -23,12 +22,12 @@
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
-// rnn: what one block does with one task. All four rungs share this; they differ in who calls it.
+// rnn: the work of one block on one task. All four rungs call it; they differ in the scheduling.
 
-constexpr int MAX_HIDDEN = 128;  // a thread keeps a column of w in registers: 128 of its 255
+constexpr int MAX_HIDDEN = 128;  // a thread keeps a column of w in registers, of which it has 255
 
-// A block has H threads, H = 32, 64 or 128, and thread j keeps column j of w. Where the hidden size
-// is smaller than H, the rest is zeros. Neighbouring threads read neighbouring addresses.
+// A block has H threads, H = 32, 64 or 128, and thread j keeps column j of w, filled up with zeros
+// where the hidden size is smaller than H. The loads are coalesced.
 template <int H>
 __device__ void load_column(const float* __restrict__ w, int hidden, float (&column)[H]) {
   const int j = threadIdx.x;
@@ -38,8 +37,8 @@ __device__ void load_column(const float* __restrict__ w, int hidden, float (&col
   }
 }
 
-// Task t: h[t] goes through steps[t] steps. state: the vector before and after a step, in turns, so
-// that one barrier a step is enough. Every thread of the block must call it.
+// Task t: steps[t] steps on h[t]. state is a double buffer, the vector before a step and the vector
+// after it, so one barrier per step is enough. Every thread of the block must call it.
 template <int H>
 __device__ void run_task(const float (&column)[H], float (&state)[2][H],
                          const float* __restrict__ h, const int* __restrict__ steps,
@@ -47,23 +46,23 @@ __device__ void run_task(const float (&column)[H], float (&state)[2][H],
   const int j = threadIdx.x;
   float mine = j < hidden ? h[t * hidden + j] : 0.0f;
   state[0][j] = mine;
-  __syncthreads();  // the whole vector is there before anybody multiplies
+  __syncthreads();  // the whole vector is written before any thread multiplies
   const int count = steps[t];
   for (int s = 0; s < count; ++s) {
     const float4* before = reinterpret_cast<const float4*>(state[s % 2]);
-    float sum[4] = {};  // four chains of additions: a single one would wait for itself
+    float sum[4] = {};  // four independent chains of multiply-adds, to hide their latency
 #pragma unroll
     for (int k = 0; k < H / 4; ++k) {
-      const float4 v = before[k];  // all threads read one address: a broadcast
+      const float4 v = before[k];  // a broadcast: all threads read the same address
       sum[0] += v.x * column[4 * k];
       sum[1] += v.y * column[4 * k + 1];
       sum[2] += v.z * column[4 * k + 2];
       sum[3] += v.w * column[4 * k + 3];
     }
-    // Threads beyond the hidden size keep 0, also where another element is infinite.
+    // Threads beyond the hidden size keep 0 even if an element is infinite (0 · ∞ is NaN).
     mine = j < hidden ? tanhf((sum[0] + sum[1]) + (sum[2] + sum[3])) : 0.0f;
     state[(s + 1) % 2][j] = mine;
-    __syncthreads();  // this step is written, and the one before it is read by all
+    __syncthreads();  // all have written this step and read the one before it
   }
   if (j < hidden) y[t * hidden + j] = mine;
 }
@@ -81,11 +80,11 @@ Rnn check_rnn(const Tensor& h, const Tensor& w, const Tensor& steps) {
   check(steps, "steps").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous();
   check(steps, "steps").same_device(h, "h").size(0, h.size(0));
   STD_TORCH_CHECK(h.size(1) <= MAX_HIDDEN, "h: expected at most ", MAX_HIDDEN,
-                  " columns, which is what fits in the registers, got ", h.size(1));
+                  " columns, because a thread keeps a column of w in registers, got ", h.size(1));
   return {h.size(0), static_cast<int>(h.size(1))};
 }
 
-// A number that the compiler knows, as a function's argument.
+// A compile-time constant that can be passed as an argument.
 template <int VALUE>
 struct Constant {
   static constexpr int value = VALUE;
@@ -104,8 +103,8 @@ void with_block_size(int hidden, Launch launch) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// rnn v1: the host walks over the tasks. Kernels of one stream run one after the other, so a single
-// block is at work at any time, and each launch loads w again.
+// rnn v1: the host loops over the tasks. Kernels of one stream run one after the other, so only one
+// block runs at any time, and each launch loads w again.
 
 template <int H>
 __global__ void __launch_bounds__(H)
@@ -135,8 +134,8 @@ Tensor rnn_v1_launch_each(const Tensor& h, const Tensor& w, const Tensor& steps)
 }
 
 // ---------------------------------------------------------------------------------------------
-// rnn v2 against v1: one launch with a block for each task. The hardware starts a block wherever
-// one has ended, so all multiprocessors work. But every block begins by loading w, for one task.
+// rnn v2 against v1: one launch with one block per task. The hardware starts a new block wherever
+// one has ended, so all multiprocessors are busy. But every block loads w for a single task.
 
 template <int H>
 __global__ void __launch_bounds__(H)
@@ -164,15 +163,15 @@ Tensor rnn_v2_block_each(const Tensor& h, const Tensor& w, const Tensor& steps) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// rnn v3 against v2: the grid is as large as the machine, not as the work. A block loads w once and
-// keeps it for all its tasks, which are dealt out like cards before anybody knows how long they
-// are.
+// rnn v3 against v2: the grid has the size of the machine, not of the work. A block loads w once
+// and keeps it for all its tasks. The assignment of tasks to blocks is static, whatever their
+// lengths.
 
-// As many blocks of this kernel as the GPU runs at a time, and no more than there is work for.
+// The number of blocks of this kernel that are resident at one time, but no more than `work`.
 template <typename Kernel>
 unsigned resident_grid(Kernel kernel, int block, int64_t work, const Tensor& on) {
   int blocks = 0;
-  // Registers, shared memory and threads of the kernel decide how many fit on a multiprocessor.
+  // The occupancy depends on the kernel's registers, shared memory and threads.
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block, 0),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   const int64_t resident = int64_t{multiprocessor_count(on)} * blocks;
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(H)
   __shared__ alignas(16) float state[2][H];
   float column[H];
   load_column(w, hidden, column);
-  // A task ends with a barrier after which nobody reads state, so the next may write to it at once.
+  // No thread reads state after a task's last barrier, so the next task may write to it at once.
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     run_task(column, state, h, steps, y, hidden, task);
   }
@@ -209,10 +208,10 @@ Tensor rnn_v3_persistent_static(const Tensor& h, const Tensor& w, const Tensor& 
 }
 
 // ---------------------------------------------------------------------------------------------
-// rnn v4 against v3: nobody deals. A block that is free draws the next number from a counter in
-// global memory, so a block with a long task simply draws fewer.
+// rnn v4 against v3: dynamic assignment. A free block draws the next task from a counter in global
+// memory, so a block with a long task draws fewer tasks.
 
-using Counter = unsigned long long;  // the 64-bit integer that atomicAdd takes
+using Counter = unsigned long long;  // the 64-bit type that atomicAdd supports
 
 template <int H>
 __global__ void __launch_bounds__(H)
@@ -224,18 +223,18 @@ __global__ void __launch_bounds__(H)
   load_column(w, hidden, column);
   int64_t task = blockIdx.x;  // the first gridDim.x tasks need no queue
   while (task < tasks) {
-    // Drawn now, needed after the task: the counter's answer travels while the block works.
+    // The next ticket is needed only after the task, which hides the latency of the atomic.
     int64_t next = 0;
     if (threadIdx.x == 0) next = gridDim.x + static_cast<int64_t>(atomicAdd(queue, 1));
     run_task(column, state, h, steps, y, hidden, task);
     if (threadIdx.x == 0) ticket = next;
-    __syncthreads();  // thread 0 has written the ticket that all read now
+    __syncthreads();  // thread 0 has written the ticket that all threads read now
     task = ticket;
-    // Thread 0 writes it again behind the next task's barriers, which all reach after reading.
+    // The barriers of the next task separate this read from the next write to ticket.
   }
 }
 
-// A counter that starts at 0, on x's GPU, in the order of the current stream.
+// Allocates a counter on x's GPU and sets it to 0 on the current stream.
 Tensor new_queue(const Tensor& x) {
   Tensor queue = torch::stable::new_empty(x, {1}, ScalarType::Long);
   check_cuda(cudaMemsetAsync(queue.mutable_data_ptr(), 0, sizeof(Counter), current_stream(x)),
@@ -262,13 +261,13 @@ Tensor rnn_v4_persistent_queue(const Tensor& h, const Tensor& w, const Tensor& s
 }
 
 // ---------------------------------------------------------------------------------------------
-// queue: tasks of no work at all, so that the counter itself is what is timed. y starts at 0 and
-// task i adds x[i] to y[i]: a task drawn twice, or never, shows as a wrong element.
+// queue: minimal tasks, so that the time is that of the counter. y starts at 0 and task i adds x[i]
+// to y[i]: a task that is drawn twice or never leaves a wrong element.
 
 constexpr int BLOCK = 256;
 
-// v1: EACH = 32: lane 0 of a warp draws 32 tasks, one a lane.
-// v2 against v1: EACH = 1024: a 32nd of the tickets; the warp works on it in 32 rounds.
+// v1: EACH = 32: lane 0 draws 32 tasks for its warp, one per lane.
+// v2 against v1: EACH = 1024: a 32nd of the atomic operations, and 32 tasks per lane.
 template <int EACH>
 __global__ void queue_kernel(const int* __restrict__ x, int* __restrict__ y, int64_t n,
                              Counter* queue) {
@@ -277,7 +276,7 @@ __global__ void queue_kernel(const int* __restrict__ x, int* __restrict__ y, int
     int64_t first = 0;
     if (lane == 0) first = static_cast<int64_t>(atomicAdd(queue, EACH));
     first = __shfl_sync(0xffffffffu, first, 0);  // [first, first + EACH) is this warp's
-    if (first >= n) return;                      // the same answer in all lanes
+    if (first >= n) return;                      // the same in all lanes
     for (int64_t i = first + lane; i < first + EACH && i < n; i += 32) y[i] += x[i];
   }
 }
@@ -309,13 +308,13 @@ Tensor queue_v2_long_ticket(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// rolling v1: for each batch that arrives, a kernel: thread i looks after feature i. The state goes
-// to memory at the end of each kernel, because registers do not outlive it.
+// rolling v1: one launch per batch, one thread per feature. Registers do not outlive a kernel, so
+// each launch reads the state from memory and writes it back.
 
-constexpr float EPSILON = 1e-5f;  // keeps a feature that never moves from a division by 0
+constexpr float EPSILON = 1e-5f;  // avoids a division by 0 for a constant feature
 
-// Returns the element, normalised by the state before it; then the state moves towards it by the
-// share `momentum` (exponentially weighted mean and variance; West, 1979).
+// Returns x normalised by the present state, then updates the state with weight `momentum`
+// (exponentially weighted mean and variance; West, 1979).
 __device__ float roll(float x, float& mean, float& var, float momentum) {
   const float off = x - mean;
   const float y = off / sqrtf(var + EPSILON);
@@ -336,7 +335,7 @@ __global__ void rolling_v1_launch_each_kernel(const float* __restrict__ x, float
 
 using Rolled = std::tuple<Tensor, Tensor, Tensor>;  // y, and the state after the last batch
 
-// Checks x (batches, n), mean (n,), var (n,); makes y, and copies of the state that may be written.
+// Checks x (batches, n), mean (n,), var (n,); allocates y and writable copies of the state.
 Rolled make_rolled(const Tensor& x, const Tensor& mean, const Tensor& var, double momentum) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   for (const auto& [state, name] : {std::pair(&mean, "mean"), std::pair(&var, "var")}) {
@@ -359,8 +358,8 @@ Rolled make_rolled(const Tensor& x, const Tensor& mean, const Tensor& var, doubl
   return made;
 }
 
-// 128 threads: 65,536 features make 512 blocks, which spread more evenly over 132 multiprocessors
-// than 256 would.
+// One thread per feature. 65,536 features make 512 blocks of 128 threads: at most four per
+// multiprocessor of an H200, which all run at the same time.
 constexpr int ROLLING_BLOCK = 128;
 
 Rolled rolling_v1_launch_each(const Tensor& x, const Tensor& mean, const Tensor& var,
@@ -381,10 +380,10 @@ Rolled rolling_v1_launch_each(const Tensor& x, const Tensor& mean, const Tensor&
 }
 
 // ---------------------------------------------------------------------------------------------
-// rolling v2 against v1: the kernel stays for the whole stream. A feature's state lives in its
-// thread's registers, and the next batches are on their way while this one is worked on.
+// rolling v2 against v1: one launch loops over all batches. A feature's state stays in registers of
+// its thread, and the loads of the next batches are in flight while the present ones are processed.
 
-constexpr int AHEAD = 8;  // batches fetched before they are needed, to cover memory's latency
+constexpr int AHEAD = 8;  // batches loaded ahead, to hide the latency of memory
 
 __global__ void __launch_bounds__(ROLLING_BLOCK)
     rolling_v2_persistent_kernel(const float* __restrict__ x, float* __restrict__ y, float* mean,

@@ -1,4 +1,4 @@
-// Day 25: cuBLAS from C++, beside kernels of our own
+// Day 25: cuBLAS from C++, beside our own kernels
 //
 //   gemm          C = A · B                             A: (M, K), B: (K, N), row-major
 //   linear_gelu   Y = gelu(X · W + bias)                X: (M, K), W: (K, N), bias: (N,)
@@ -6,12 +6,12 @@
 //   dot           Σ x[i] · y[i]      axpy   a · x + y      amax   where |x[i]| is largest
 //   attention     softmax(Q · Kᵀ / √D) · V              Q: (heads, S, D), K, V: (heads, T, D)
 //
-// Operations of gemm: 2 · M · N · K, on tensor cores for half types. Bytes of gemv: 4 · M · K, of
-// dot 8 · n, of axpy 12 · n, of amax 4 · n: the memory bus is the limit there.
+// Operations of gemm: 2 · M · N · K, on tensor cores for 16-bit types. Bytes of gemv: 4 · M · K, of
+// dot 8 · n, of axpy 12 · n, of amax 4 · n: memory bandwidth is the bound there.
 //
-//   v1 own         shared-memory tiles (day 8), a warp a row (day 23), two-stage reductions (day
-//   14) v2 cublas      the library's kernel; row-major matrices handed to a column-major library v3
-//   cublaslt    linear_gelu: bias and GELU in the epilogue of the library's kernel
+//   v1 own         tiles (day 8), one warp per row (day 23), reductions in two stages (day 14)
+//   v2 cublas      the library's kernels, which expect column-major matrices
+//   v3 cublaslt    linear_gelu: bias and GELU in the epilogue of the library's kernel
 //
 // Run: python run_day.py 25
 
@@ -30,12 +30,12 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// gemm v1: day 8's tiles, with what the other problems of this day need: many products at once
-// along the grid's z, B as it is or transposed, and a last step on each element, the epilogue.
+// gemm v1: day 8's tiles, with what the other problems of this day need: a batch of products along
+// the grid's z, B optionally transposed, and an epilogue, a function applied to each result.
 
 constexpr int TILE = 32;
 
-// matrices: how many products; those of one tensor lie behind each other in memory.
+// matrices: number of products in the batch; the matrices of one tensor are consecutive in memory.
 struct Product {
   int64_t matrices, M, N, K;
   bool b_transposed;  // B is stored as (N, K)
@@ -47,7 +47,7 @@ struct Plain {
 };
 
 __device__ float gelu_tanh(float v) {
-  // √(2/π) · (v + 0.044715 v³): the approximation that cuBLASLt's epilogue computes too.
+  // With √(2/π) · (v + 0.044715 v³), the same approximation as cuBLASLt's epilogue.
   return 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
 }
 
@@ -69,7 +69,7 @@ template <typename T, typename Epilogue>
 __global__ void gemm_v1_own_kernel(const T* __restrict__ a, const T* __restrict__ b,
                                    T* __restrict__ c, Product p, Epilogue epilogue) {
   __shared__ float a_tile[TILE][TILE];      // (m, k)
-  __shared__ float b_tile[TILE][TILE + 1];  // (k, n); a column more, for the transposed store
+  __shared__ float b_tile[TILE][TILE + 1];  // (k, n), padded for the transposed store
   a += blockIdx.z * p.M * p.K;
   b += blockIdx.z * p.K * p.N;
   c += blockIdx.z * p.M * p.N;
@@ -80,24 +80,24 @@ __global__ void gemm_v1_own_kernel(const T* __restrict__ a, const T* __restrict_
   float sum = 0;
   for (int64_t k0 = 0; k0 < p.K; k0 += TILE) {
     a_tile[ty][tx] = element_or_zero(a, m, k0 + tx, p.M, p.K);
-    if (p.b_transposed) {  // along k in memory, so along k are the neighbours that load
+    if (p.b_transposed) {  // rows of B run along k, so lanes load along k
       b_tile[tx][ty] = element_or_zero(b, n0 + ty, k0 + tx, p.N, p.K);
     } else {
       b_tile[ty][tx] = element_or_zero(b, k0 + ty, n0 + tx, p.K, p.N);
     }
-    __syncthreads();  // both tiles are complete before anybody multiplies
+    __syncthreads();  // both tiles are complete before any thread multiplies
     for (int k = 0; k < TILE; ++k) sum += a_tile[ty][k] * b_tile[k][tx];
-    __syncthreads();  // all are done with the tiles before anybody overwrites them
+    __syncthreads();  // all threads are done with the tiles before any overwrites them
   }
   const int64_t n = n0 + tx;
   if (m < p.M && n < p.N) c[m * p.N + n] = static_cast<T>(epilogue(p.alpha * sum, n));
 }
 
-// c = epilogue(alpha · a · b), for a dtype T. Nothing may be empty but K.
+// c = epilogue(alpha · a · b) for elements of type T. K may be 0; matrices, M and N may not.
 template <typename T, typename Epilogue>
 void own_gemm(const Tensor& a, const Tensor& b, Tensor& c, const Product& p, Epilogue epilogue) {
-  STD_TORCH_CHECK(p.matrices <= 65535, "q: ", p.matrices,
-                  " heads, more than the 65535 of one grid");
+  STD_TORCH_CHECK(p.matrices <= 65535, "q: expected at most 65535 heads, the limit of a grid, got ",
+                  p.matrices);
   const dim3 grid(grid_size(ceil_div<int64_t>(p.N, TILE), "b"),
                   grid_size_y(ceil_div<int64_t>(p.M, TILE), "a"),
                   static_cast<unsigned>(p.matrices));
@@ -124,7 +124,7 @@ Tensor gemm_v1_own(const Tensor& a, const Tensor& b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// linear_gelu v1: the product, the bias and the GELU in one kernel of our own.
+// linear_gelu v1: product, bias and GELU in one kernel of our own.
 
 // Checks X (M, K), W (K, N), bias (N,).
 Product check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
@@ -147,7 +147,7 @@ Tensor linear_gelu_v1_own(const Tensor& x, const Tensor& w, const Tensor& bias) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// Vectors: gemv with a warp a row, dot and amax in two stages, axpy element by element. fp32.
+// Vectors in fp32: gemv with one warp per row, dot and amax in two stages, axpy by element.
 
 constexpr int BLOCK = 256;
 constexpr int WARPS = BLOCK / 32;
@@ -156,8 +156,8 @@ __global__ void gemv_v1_own_kernel(const float* __restrict__ a, const float* __r
                                    float* __restrict__ y, int64_t M, int64_t K) {
   const int lane = threadIdx.x % 32;
   const int64_t m = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
-  if (m >= M) return;  // the whole warp, so no lane waits below
-  float sum[4] = {};   // four loads in flight a lane
+  if (m >= M) return;  // the same for all 32 lanes, so all take part in the shuffles
+  float sum[4] = {};   // independent sums, so that a lane has several loads in flight
   int64_t k = lane;
   for (; k + 96 < K; k += 128) {
 #pragma unroll
@@ -169,7 +169,7 @@ __global__ void gemv_v1_own_kernel(const float* __restrict__ a, const float* __r
   if (lane == 0) y[m] = total;
 }
 
-// Checks A (M, K), x (K,); makes y (M,).
+// Checks A (M, K), x (K,); allocates y (M,).
 Tensor make_gemv(const Tensor& a, const Tensor& x) {
   check(a, "a").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
@@ -188,8 +188,8 @@ Tensor gemv_v1_own(const Tensor& a, const Tensor& x) {
   return y;
 }
 
-// Blocks of the first stage: 8 a multiprocessor of the largest GPU, and a second stage of one
-// block.
+// Blocks of the first stage: 8 per multiprocessor of an H200, which has 132. The second stage is
+// one block.
 constexpr int64_t MAX_PARTIALS = 1056;
 
 unsigned first_stage(int64_t n) {
@@ -197,8 +197,8 @@ unsigned first_stage(int64_t n) {
   return static_cast<unsigned>(blocks < MAX_PARTIALS ? blocks : MAX_PARTIALS);
 }
 
-// partial[b] = the sum of x[i] · y[i] over block b's elements. With y == nullptr, the sum of x: the
-// second stage, one block, has the partial results as its x.
+// partial[b] = the sum of x[i] · y[i] over block b's elements. With y == nullptr it is the sum of
+// x; the second stage sums the partial results of the first that way.
 __global__ void dot_v1_own_kernel(const float* __restrict__ x, const float* __restrict__ y,
                                   float* __restrict__ partial, int64_t n) {
   __shared__ float shared[BLOCK];
@@ -257,15 +257,15 @@ Tensor axpy_v1_own(const Tensor& x, const Tensor& y, double a) {
 
 struct Largest {
   float size;  // |x[i]|
-  int64_t at;  // i + 1, as BLAS counts; of equal sizes the first
+  int64_t at;  // i + 1, as in BLAS; among equal sizes the smallest
 };
 
 __device__ Largest larger(Largest p, Largest q) {
   return q.size > p.size || (q.size == p.size && q.at < p.at) ? q : p;
 }
 
-// partial[b] = the largest of block b's elements. The second stage, one block, has n == 0, folds
-// the `blocks` partial results of the first, and writes the answer.
+// partial[b] = the largest of block b's elements. The second stage, one block with n == 0, reduces
+// the `blocks` partial results of the first and writes the answer.
 __global__ void amax_v1_own_kernel(const float* __restrict__ x, int64_t n, Largest* partial,
                                    int blocks, int64_t* answer) {
   __shared__ Largest shared[BLOCK];
@@ -307,9 +307,9 @@ Tensor amax_v1_own(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// attention v1: two products of our own with a softmax between them, the scores in memory.
+// attention v1: two products of our own and a softmax between them; the scores go through memory.
 
-// Each row of s becomes its softmax: a block a row, in place. s: (rows, cols)
+// The softmax of each row of s (rows, cols), in place, with one block per row.
 template <typename T>
 __global__ void softmax_rows_kernel(T* __restrict__ s, int64_t cols) {
   __shared__ float shared[BLOCK];
@@ -346,7 +346,7 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   check(v, "v").on_gpu().like(k, "k").contiguous();
 }
 
-// multiply(a, b, c, product): whoever computes the two products.
+// multiply(a, b, c, product) computes c = alpha · a · b, with our own kernel or the library.
 template <typename Multiply>
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, Multiply multiply) {
   const int64_t heads = q.size(0), S = q.size(1), D = q.size(2), T = k.size(1);
@@ -370,16 +370,16 @@ Tensor attention_v1_own(const Tensor& q, const Tensor& k, const Tensor& v) {
 
 #ifdef HAVE_CUBLAS
 // ---------------------------------------------------------------------------------------------
-// The library. No -lcublas is needed to build this file: libtorch_cuda, which every day's library
-// is linked with, brings cuBLAS along, and so both sides of the comparison call the same one.
+// The library. This file needs no -lcublas: libtorch_cuda, which every day links with, depends on
+// cuBLAS. So PyTorch and this file call the same version.
 
 void check_cublas(cublasStatus_t status, const char* call) {
   STD_TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, call, ": ", cublasGetStatusString(status));
 }
 
-// A handle is the library's state for one device: its settings, its stream, its scratch memory. It
-// is made once for each device and host thread, for making one is slow, and it must not be used by
-// two threads at a time. Never destroyed: at the process's end CUDA may be gone already.
+// A handle is the library's state for one device: settings, stream, workspace. Creating one is
+// slow, and two threads must not use one at the same time, so there is one per device and host
+// thread. It is never destroyed, because CUDA may be shut down already when the process ends.
 cublasHandle_t handle_of(const Tensor& t) {
   thread_local std::map<int, cublasHandle_t> handles;
   cublasHandle_t& handle = handles[t.get_device_index()];
@@ -387,26 +387,25 @@ cublasHandle_t handle_of(const Tensor& t) {
   return handle;
 }
 
-constexpr int64_t WORKSPACE = 32 << 20;  // bytes; NVIDIA's advice for Hopper
+constexpr int64_t WORKSPACE = 32 << 20;  // bytes; NVIDIA's recommendation for Hopper
 
-// Scratch memory from PyTorch's allocator, which keeps it until the stream is done with it, and
-// makes it part of a CUDA graph that is captured. The library's own would lie beside PyTorch's
-// account.
+// A workspace from PyTorch's allocator, which does not reuse it before the stream is done with it,
+// and which supports capture in a CUDA graph. PyTorch's memory statistics include it.
 struct Workspace {
   explicit Workspace(const Tensor& like)
       : room(torch::stable::new_empty(like, {WORKSPACE + 256}, ScalarType::Byte)) {
     const auto address = reinterpret_cast<uintptr_t>(room.mutable_data_ptr());
-    start = reinterpret_cast<void*>((address + 255) / 256 * 256);  // cuBLAS asks for 256 bytes
+    start = reinterpret_cast<void*>((address + 255) / 256 * 256);  // cuBLAS requires 256 bytes
   }
   Tensor room;
   void* start;
 };
 
-// A handle on the current stream, results of dot and amax to memory on the GPU or to the host's.
+// A handle on the current stream. results: whether dot and amax write to the host or the device.
 struct Library {
   explicit Library(const Tensor& t, cublasPointerMode_t results = CUBLAS_POINTER_MODE_HOST)
       : handle(handle_of(t)), workspace(t) {
-    // In this order: setting the stream puts the handle back to the library's own workspace.
+    // In this order: cublasSetStream resets the handle to the library's own workspace.
     check_cublas(cublasSetStream(handle, current_stream(t)), "cublasSetStream");
     check_cublas(cublasSetWorkspace(handle, workspace.start, WORKSPACE), "cublasSetWorkspace");
     check_cublas(cublasSetPointerMode(handle, results), "cublasSetPointerMode");
@@ -426,12 +425,12 @@ cudaDataType_t type_of(const Tensor& t) {
   }
 }
 
-// c = alpha · a · b for row-major matrices. BLAS reads matrices by columns, so what we store as A
-// (M, K) it sees as Aᵀ (K, M). Instead of transposing anything we ask for another product:
-// Cᵀ = Bᵀ · Aᵀ. B goes first, M and N change places, and what it writes by columns as Cᵀ (N, M) is
-// C by rows. Only a B that is stored transposed, (N, K), needs the library's own transposition.
+// c = alpha · a · b for row-major matrices. BLAS is column-major, so our A (M, K) is Aᵀ (K, M) to
+// it. Instead of transposing anything we request Cᵀ = Bᵀ · Aᵀ: B is passed first, M and N are
+// swapped, and the column-major result Cᵀ (N, M) is C in row-major order. Only a B that is stored
+// as (N, K) needs the library's transposition.
 void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& c, const Product& p) {
-  if (p.K == 0) {  // a matrix without columns has no leading dimension; the product is zeros
+  if (p.K == 0) {  // a matrix without columns has no valid leading dimension; the product is 0
     check_cuda(
         cudaMemsetAsync(c.mutable_data_ptr(), 0, c.numel() * c.element_size(), current_stream(a)),
         "cudaMemsetAsync");
@@ -466,8 +465,8 @@ Tensor gemm_v2_cublas(const Tensor& a, const Tensor& b) {
   return c;
 }
 
-// linear_gelu v2 against v1: the library multiplies, and a kernel of our own does the rest: Y is
-// written, read and written again.
+// linear_gelu v2 against v1: the library multiplies, and a kernel of our own adds the bias and
+// applies GELU. Y is written, read and written again.
 template <typename T>
 __global__ void bias_gelu_kernel(T* __restrict__ y, const T* __restrict__ bias, int64_t elements,
                                  int64_t N) {
@@ -491,10 +490,10 @@ Tensor linear_gelu_v2_cublas(const Tensor& x, const Tensor& w, const Tensor& bia
   return y;
 }
 
-// linear_gelu v3 against v2: cuBLASLt takes a description of the whole product, its epilogue
-// included, so bias and GELU are applied to the accumulators before Y is written for the only time.
+// linear_gelu v3 against v2: the description that cuBLASLt takes includes an epilogue, which
+// applies bias and GELU to the accumulators, so Y is written once and never read.
 
-// Objects of cuBLASLt, freed at the end of the scope.
+// An object of cuBLASLt that is destroyed at the end of its scope.
 template <typename Handle, cublasStatus_t (*destroy)(Handle)>
 struct Owned {
   Handle it = nullptr;
@@ -513,8 +512,8 @@ void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t name,
 
 Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Product p = check_linear(x, w, bias);
-  // The library's fast kernels want aligned matrices and rows. In fp32 its results with this
-  // epilogue were off by up to 4e-6 near 0, more than fp32 should be. v2 takes both.
+  // The library's fast kernels require aligned matrices and rows. In fp32 this epilogue was off by
+  // up to 4e-6 near 0, outside the tolerance of fp32. Both cases go to v2.
   const int64_t pack = 16 / x.element_size();
   if (x.scalar_type() == ScalarType::Float || p.M == 0 || p.N % pack != 0 || p.K % pack != 0 ||
       p.N == 0 || p.K == 0 || !is_aligned(x, 16) || !is_aligned(w, 16) || !is_aligned(bias, 16)) {
@@ -531,15 +530,15 @@ Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& b
   set(description.it, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.const_data_ptr());
   set(description.it, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
 
-  // Yᵀ = Wᵀ · Xᵀ as above: (N, M) = (N, K) · (K, M) by columns. The bias has a number for each row
-  // of that, N of them, just as the epilogue expects.
+  // Yᵀ = Wᵀ · Xᵀ as above: (N, M) = (N, K) · (K, M), column-major. The epilogue adds the bias along
+  // the N rows of Yᵀ, which are the columns of our Y.
   Layout w_layout, x_layout, y_layout;
   check_cublas(cublasLtMatrixLayoutCreate(&w_layout.it, type, p.N, p.K, p.N), "layout of w");
   check_cublas(cublasLtMatrixLayoutCreate(&x_layout.it, type, p.K, p.M, p.K), "layout of x");
   check_cublas(cublasLtMatrixLayoutCreate(&y_layout.it, type, p.N, p.M, p.N), "layout of y");
 
-  // A cuBLAS handle is a cuBLASLt handle too. Which of its kernels is best, the library estimates;
-  // asking is work for the host, so the answer is kept for each shape.
+  // A cuBLAS handle is also a cuBLASLt handle. The library's heuristic, which chooses among its
+  // kernels, costs host time, so its answer is cached per shape.
   const auto handle = reinterpret_cast<cublasLtHandle_t>(handle_of(x));
   using Key = std::tuple<int, cudaDataType_t, int64_t, int64_t, int64_t>;
   thread_local std::map<Key, cublasLtMatmulHeuristicResult_t> answers;
@@ -552,7 +551,7 @@ Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& b
     check_cublas(cublasLtMatmulPreferenceSetAttribute(
                      preference.it, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
                  "cublasLtMatmulPreferenceSetAttribute");
-    const uint32_t alignment = 16;  // what was checked above; the library would assume 256
+    const uint32_t alignment = 16;  // as checked above; the default is 256
     for (auto name :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -580,7 +579,7 @@ Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& b
   return y;
 }
 
-// gemv v2: A (M, K) by rows is Aᵀ (K, M) by columns, so the library is asked for its transpose.
+// gemv v2: our A (M, K) is Aᵀ (K, M) to the library, which transposes it back.
 Tensor gemv_v2_cublas(const Tensor& a, const Tensor& x) {
   Tensor y = make_gemv(a, x);
   const int64_t M = a.size(0), K = a.size(1);
@@ -599,15 +598,15 @@ Tensor gemv_v2_cublas(const Tensor& a, const Tensor& x) {
   return y;
 }
 
-// dot v2: the result goes to memory on the GPU. By default the library would wait for the kernel,
-// to hand the number to the host.
+// dot v2: the result stays in device memory. With the default pointer mode, the call would wait for
+// the kernel and return the result to the host.
 Tensor dot_v2_cublas(const Tensor& x, const Tensor& y) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
   Tensor result = torch::stable::new_empty(x, {});
   const Library library(x, CUBLAS_POINTER_MODE_DEVICE);
   check_cuda(cudaMemsetAsync(result.mutable_data_ptr(), 0, sizeof(float), current_stream(x)),
-             "cudaMemsetAsync");  // what an empty sum is
+             "cudaMemsetAsync");  // the sum of an empty vector
   if (x.numel() == 0) return result;
   check_cublas(cublasSdot_64(library.handle, x.numel(), data<float>(x), 1, data<float>(y), 1,
                              mutable_data<float>(result)),
@@ -615,8 +614,8 @@ Tensor dot_v2_cublas(const Tensor& x, const Tensor& y) {
   return result;
 }
 
-// axpy v2: BLAS overwrites y, so whoever needs y later copies it first: 20 bytes an element,
-// not 12.
+// axpy v2: BLAS overwrites y, so a caller that still needs y must copy it first: 20 bytes per
+// element instead of 12.
 Tensor axpy_v2_cublas(const Tensor& x, const Tensor& y, double a) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
@@ -634,7 +633,7 @@ Tensor axpy_v2_cublas(const Tensor& x, const Tensor& y, double a) {
   return z;
 }
 
-// amax v2: the index, counted from 1, as Fortran does.
+// amax v2: the index counts from 1, as in Fortran.
 Tensor amax_v2_cublas(const Tensor& x) {
   Tensor index = make_amax(x);
   const DeviceGuard guard(x);
@@ -645,7 +644,7 @@ Tensor amax_v2_cublas(const Tensor& x) {
   return index;
 }
 
-// attention v2 against v1: both products from the library, a call each for all heads.
+// attention v2 against v1: both products from the library, with one call each for all heads.
 Tensor attention_v2_cublas(const Tensor& q, const Tensor& k, const Tensor& v) {
   check_attention(q, k, v);
   const DeviceGuard guard(q);

@@ -1,4 +1,4 @@
-"""Day 25: cuBLAS from C++, beside kernels of our own."""
+"""Day 25: cuBLAS from C++, beside our own kernels."""
 
 import torch
 
@@ -8,6 +8,7 @@ TITLE = "cuBLAS"
 TEACHES = "Handles, streams, column-major matrices, epilogues: library calls beside own kernels"
 TOPICS = ("cuBLAS", "cuBLASLt", "GEMM", "BLAS", "epilogue", "attention", "column-major")
 SOURCE = "cublas_integration.cu"
+INTRODUCES = ("GEMM", "GEMV", "column-major", "epilogue", "workspace")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 VECTORS = [(1,), (255,), (1024,), (1025,), (10007,)]
@@ -18,7 +19,7 @@ def library(name, idea, target=None):
 
     def load(builder):
         if builder.device == "cpu":
-            raise Skip("cuBLAS runs on NVIDIA GPUs only; the own kernel beside it runs here")
+            raise Skip("cuBLAS needs an NVIDIA GPU; our own kernel runs here")
         operators = builder.operators()
         if not hasattr(operators, name):
             raise Skip(
@@ -49,7 +50,7 @@ def layer(case, draw):
 
 def linear_gelu(x, w, bias):
     if bias.shape != w.shape[1:]:
-        raise ValueError(f"bias: {tuple(bias.shape)} does not fit w: {tuple(w.shape)}")
+        raise ValueError(f"bias: expected {w.shape[1]} elements, got {tuple(bias.shape)}")
     return torch.nn.functional.gelu(x @ w + bias, approximate="tanh")
 
 
@@ -77,7 +78,7 @@ def vectors(case, draw):
 
 def axpy(x, y, a):
     if x.shape != y.shape:
-        raise ValueError(f"y: {tuple(y.shape)} is not the shape of x, {tuple(x.shape)}")
+        raise ValueError(f"y: expected the shape of x, {tuple(x.shape)}, got {tuple(y.shape)}")
     return a * x + y
 
 
@@ -85,8 +86,8 @@ def amax(x):
     return x.abs().argmax() + 1
 
 
-def streamed(bytes_an_element):
-    return lambda case: Cost(bytes=bytes_an_element * case.shape[0], flops=2 * case.shape[0])
+def streamed(bytes_per_element):
+    return lambda case: Cost(bytes=bytes_per_element * case.shape[0], flops=2 * case.shape[0])
 
 
 # ------------------------------------------------------------------ attention
@@ -134,7 +135,7 @@ PROBLEMS = (
         inputs=lambda case, draw: (draw(*case.shape), draw(case.shape[1])),
         reference=gemv,
         rungs=(
-            Rung("gemv_v1_own", "a warp a row"),
+            Rung("gemv_v1_own", "one warp per row"),
             library("gemv_v2_cublas", "cublasSgemv"),
         ),
         cases=(
@@ -155,7 +156,7 @@ PROBLEMS = (
         reference=torch.dot,
         rungs=(
             Rung("dot_v1_own", "two stages"),
-            library("dot_v2_cublas", "cublasSdot, result on the GPU"),
+            library("dot_v2_cublas", "cublasSdot, result in device memory"),
         ),
         cases=(
             *grid([*VECTORS, (0,)], ["float32"]),
@@ -202,8 +203,8 @@ PROBLEMS = (
         inputs=heads,
         reference=attention,
         rungs=(
-            Rung("attention_v1_own", "own products, softmax between"),
-            library("attention_v2_cublas", "batched cuBLAS, the same softmax"),
+            Rung("attention_v1_own", "our own products and softmax"),
+            library("attention_v2_cublas", "batched cuBLAS calls, the same softmax"),
         ),
         cases=(
             *grid([(1, 1, 1, 1), (2, 33, 40, 9), (3, 17, 65, 32), (5, 8, 31, 64)], FLOATS),
@@ -235,7 +236,7 @@ PROBLEMS = (
         bench_cpu=Case((128, 128, 128)),
         cost=gemm_cost,
         tolerance=Tolerance(
-            factor=8, why="sums of 4096 terms in fp32, seen where they cancel to 0"
+            factor=8, why="sums of 4096 terms in fp32, some of which cancel to almost 0"
         ),
     ),
 )
