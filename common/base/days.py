@@ -147,6 +147,19 @@ def load_lesson(day: Day) -> Lesson:
     for problem in problems:
         if not isinstance(problem, Problem):
             raise DayError(f"{file}: PROBLEMS holds a {type(problem).__name__}, not a Problem")
+        timed = problem.timed and any(rung.timed for rung in problem.rungs)
+        if timed and problem.pytorch is None:
+            raise DayError(
+                f"{file}: problem {problem.name!r} is timed, so it needs pytorch=: how somebody "
+                "who knows PyTorch would call it"
+            )
+        if timed and not (problem.bench.shape and problem.bench_cpu.shape):
+            raise DayError(
+                f"{file}: problem {problem.name!r} is timed: it needs bench and bench_cpu"
+            )
+        for rung in problem.rungs:
+            if (rung.backward is None) != (rung.saves is None):
+                raise DayError(f"{file}: rung {rung.name!r}: backward and saves go together")
         if not problem.rungs or not problem.cases:
             raise DayError(f"{file}: problem {problem.name!r} has no rungs or no cases")
     show = getattr(module, "show", None)

@@ -57,7 +57,7 @@ def test_a_compiler_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
-    assert finding.state == BAD and "-std=c++20" in finding.text and finding.mend
+    assert finding.state == BAD and "-std=c++20" in finding.text and finding.fix
 
 
 def test_a_compiler_with_a_runtime_of_its_own(
@@ -71,7 +71,7 @@ def test_a_compiler_with_a_runtime_of_its_own(
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
     finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
-    assert finding.state == BAD and "C++ runtime of its own" in finding.text and finding.mend
+    assert finding.state == BAD and "C++ runtime of its own" in finding.text and finding.fix
 
 
 def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: gone')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     finding = of(doctor.found(doctor.torch, DAYS), "torch")
-    assert finding.state == BAD and "libcudart.so.13: gone" in finding.text and finding.mend
+    assert finding.state == BAD and "libcudart.so.13: gone" in finding.text and finding.fix
 
 
 def test_the_whole_program_survives_without_torch(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_driver_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
     findings = list(doctor.found(doctor.gpu, DAYS))
     (bad,) = [finding for finding in findings if finding.state == BAD]
-    assert bad.subject == "driver" and "12.4" in bad.text and "update" in bad.mend
+    assert bad.subject == "driver" and "12.4" in bad.text and "update" in bad.fix
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "file" / "cache"))
     finding = of(doctor.found(doctor.cache, DAYS), "cache")
-    assert finding.state == BAD and "HUNDRED_DAYS_CACHE" in finding.mend
+    assert finding.state == BAD and "HUNDRED_DAYS_CACHE" in finding.fix
