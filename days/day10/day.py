@@ -25,8 +25,8 @@ def reference(x, a=1.0, b=0.0):
 
 
 def four_kernels(x, a, b):
-    """a · x + b as one operator of PyTorch, b - (-a) · x. As a * x + b it would be two."""
-    return torch.tanh(torch.sigmoid(torch.relu(torch.rsub(x, b, alpha=-a))))
+    """b + a · x as one operator of PyTorch; as a * x + b it would be two."""
+    return torch.tanh(torch.sigmoid(torch.relu(torch.add(torch.tensor(b), x, alpha=a))))
 
 
 def backward_reference(gy, x, a=1.0, b=0.0):
