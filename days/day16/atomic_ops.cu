@@ -17,53 +17,49 @@
 //
 // Run: python run_day.py 16
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/pack.cuh"             // taught in day 2
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
+#include <algorithm>
+#include <cuda/atomic>
+
 constexpr int BLOCK = 512;  // four blocks fill a multiprocessor of compute capability 9.0
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
-// Calls f with a zero of x's integer type.
+// Checks the arguments of a histogram, makes its counts, all 0, and calls launch(zero of x's type,
+// pointer to the counts).
 template <typename F>
-void dispatch_integer(const Tensor& x, F&& f) {
-  switch (x.scalar_type()) {
-    case ScalarType::Byte:
-      return f(uint8_t{});
-    case ScalarType::Int:
-      return f(int32_t{});
-    default:
-      return f(int64_t{});
-  }
-}
-
-// Checks the arguments of a histogram and makes its counts, all 0.
-Tensor make_counts(const Tensor& x, int64_t bins) {
-  check(x, "x").on_gpu().rank(1).contiguous().dtype(
-      {ScalarType::Byte, ScalarType::Int, ScalarType::Long});
+Tensor histogram_by(const Tensor& x, int64_t bins, const char* name, F&& launch) {
+  check(x, "x").on_gpu().rank(1).contiguous();
+  check(x, "x").dtype({ScalarType::Byte, ScalarType::Int, ScalarType::Long});
   STD_TORCH_CHECK(bins >= 1 && bins <= 2147483647, "bins: expected 1 to 2147483647, got ", bins);
-  return torch::stable::new_zeros(x, {bins}, ScalarType::Long);
+  const Tensor counts = torch::stable::new_zeros(x, {bins}, ScalarType::Long);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return counts;  // a grid of no blocks is an error
+  auto* out = mutable_data<int64_t>(counts);
+  if (x.scalar_type() == ScalarType::Byte) launch(uint8_t{}, out);
+  if (x.scalar_type() == ScalarType::Int) launch(int32_t{}, out);
+  if (x.scalar_type() == ScalarType::Long) launch(int64_t{}, out);
+  check_launch(name);
+  return counts;
 }
 
-// The number of blocks of `kernel` that are resident at a time, or fewer if there is less work.
+// Lets a block of `kernel` use `shared_bytes` of dynamic shared memory. Returns the number of
+// blocks that are resident at a time, or fewer if there is less work.
 template <typename Kernel>
 unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_bytes,
                        int64_t blocks_of_work) {
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+      "cudaFuncSetAttribute");
   int per_multiprocessor = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
                                                            shared_bytes),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   const int64_t resident = int64_t{multiprocessor_count(x)} * per_multiprocessor;
   return static_cast<unsigned>(blocks_of_work < resident ? blocks_of_work : resident);
-}
-
-// Bytes of shared memory that a block can request: 227 KB on compute capability 9.0.
-size_t shared_limit(const Tensor& x) {
-  int limit = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
-      "cudaDeviceGetAttribute");
-  return limit;
 }
 
 // The bin of a value; `bins`, one beyond the last bin, for any value outside of [0, bins).
@@ -92,18 +88,12 @@ __global__ void histogram_v1_global_kernel(const T* __restrict__ x, int64_t* cou
 }
 
 Tensor histogram_v1_global(const Tensor& x, int64_t bins) {
-  const Tensor counts = make_counts(x, bins);
-  const DeviceGuard guard(x);
-  const int64_t n = x.numel();
-  if (n == 0) return counts;  // a grid of no blocks is an error
-  dispatch_integer(x, [&](auto zero) {
+  return histogram_by(x, bins, "histogram_v1_global", [&](auto zero, int64_t* counts) {
     using T = decltype(zero);
-    histogram_v1_global_kernel<T>
-        <<<grid_size(ceil_div<int64_t>(n, BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
-            data<T>(x), mutable_data<int64_t>(counts), n, static_cast<unsigned>(bins));
+    const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
+    histogram_v1_global_kernel<T><<<grid, BLOCK, 0, current_stream(x)>>>(
+        data<T>(x), counts, x.numel(), bins);  // bins < 2^31
   });
-  check_launch("histogram_v1_global");
-  return counts;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -138,26 +128,34 @@ __global__ void histogram_shared_kernel(const T* __restrict__ x, int64_t* counts
   }
 }
 
+// Bytes of shared memory that a block can request: 227 KB on compute capability 9.0, 64 KB on 7.5.
+size_t shared_limit(const Tensor& x) {
+  int limit = 0;
+  check_cuda(
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
+      "cudaDeviceGetAttribute");
+  return limit;
+}
+
+// Whether a histogram fits in a block's shared memory. If not, v2 to v4 let v1 do the work: so many
+// bins cause little contention.
+bool fits_in_shared(const Tensor& x, int64_t bins) {
+  if (bins * sizeof(unsigned) <= shared_limit(x)) return true;
+  fell_back("histogram_v1_global", "the bins do not fit in a block's shared memory");
+  return false;
+}
+
 template <typename Add>
 Tensor histogram_shared(const Tensor& x, int64_t bins, const char* name) {
-  const size_t bytes = bins * sizeof(unsigned);
-  // Too many bins for shared memory: fall back to v1, where so many bins cause little contention.
-  if (bins < 1 || bytes > shared_limit(x)) return histogram_v1_global(x, bins);
-  const Tensor counts = make_counts(x, bins);
-  const DeviceGuard guard(x);
-  const int64_t n = x.numel();
-  if (n == 0) return counts;
-  dispatch_integer(x, [&](auto zero) {
+  if (!fits_in_shared(x, bins)) return histogram_v1_global(x, bins);
+  return histogram_by(x, bins, name, [&](auto zero, int64_t* counts) {
     using T = decltype(zero);
     const auto kernel = histogram_shared_kernel<T, Add>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
-    const unsigned grid = resident_grid(x, kernel, BLOCK, bytes, ceil_div<int64_t>(n, BLOCK));
-    kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), mutable_data<int64_t>(counts), n,
-                                                      static_cast<unsigned>(bins));
+    const size_t bytes = bins * sizeof(unsigned);
+    const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK);
+    const unsigned grid = resident_grid(x, kernel, BLOCK, bytes, work);
+    kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(), bins);
   });
-  check_launch(name);
-  return counts;
 }
 
 Tensor histogram_v2_shared_private(const Tensor& x, int64_t bins) {
@@ -188,11 +186,11 @@ Tensor histogram_v3_warp_aggregated(const Tensor& x, int64_t bins) {
 
 constexpr int BLOCK_V4 = 1024;
 constexpr int LOADS = 4;
-constexpr size_t SHARED_V4 = 112 * 1024;  // bytes: two blocks fit on a multiprocessor of an H200
+constexpr size_t MOST_FOR_COPIES = 112 * 1024;  // bytes: two blocks fit on compute capability 9.0
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_V4)
-    histogram_v4_lane_copies_kernel(const T* __restrict__ x, int64_t* counts, int64_t n, int head,
+    histogram_v4_lane_copies_kernel(const T* __restrict__ x, int64_t* counts, int64_t n,
                                     unsigned bins, unsigned copies) {
   extern __shared__ unsigned histogram[];  // [bin][copy]: bins × copies, copies a power of two
   for (unsigned i = threadIdx.x; i < bins * copies; i += BLOCK_V4) histogram[i] = 0;
@@ -206,8 +204,8 @@ __global__ void __launch_bounds__(BLOCK_V4)
 
   constexpr int N = Pack<T>::N;
   constexpr int64_t TILE = int64_t{BLOCK_V4} * LOADS;  // packs
-  const auto* packs = reinterpret_cast<const Pack<T>*>(x + head);
-  const int64_t tiles = (n - head) / (TILE * N);
+  const auto* packs = reinterpret_cast<const Pack<T>*>(x);
+  const int64_t tiles = n / (TILE * N);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     Pack<T> pack[LOADS];
 #pragma unroll
@@ -217,11 +215,9 @@ __global__ void __launch_bounds__(BLOCK_V4)
       for (int i = 0; i < N; ++i) count(pack[k].at[i]);
     }
   }
-  // The elements outside of whole tiles, one by one: the head and the rest at the end.
-  const int64_t thread = int64_t{blockIdx.x} * BLOCK_V4 + threadIdx.x;
-  if (thread < head) count(x[thread]);
-  const int64_t threads = int64_t{gridDim.x} * BLOCK_V4;
-  for (int64_t i = head + tiles * TILE * N + thread; i < n; i += threads) count(x[i]);
+  // The elements after the last whole tile, one by one.
+  const int64_t rest = tiles * TILE * N + int64_t{blockIdx.x} * BLOCK_V4 + threadIdx.x;
+  for (int64_t i = rest; i < n; i += int64_t{gridDim.x} * BLOCK_V4) count(x[i]);
 
   __syncthreads();  // every thread has counted before any thread reads the histogram
   for (unsigned bin = threadIdx.x; bin < bins; bin += BLOCK_V4) {
@@ -235,30 +231,23 @@ __global__ void __launch_bounds__(BLOCK_V4)
 }
 
 Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
-  const size_t limit = shared_limit(x);
-  if (bins < 1 || bins * sizeof(unsigned) > limit) return histogram_v1_global(x, bins);
-  const Tensor counts = make_counts(x, bins);
-  const DeviceGuard guard(x);
-  const int64_t n = x.numel();
-  if (n == 0) return counts;
-  unsigned copies = 32;
-  while (copies > 1 && bins * copies * sizeof(unsigned) > SHARED_V4) copies /= 2;
-  const size_t bytes = bins * copies * sizeof(unsigned);
-  dispatch_integer(x, [&](auto zero) {
+  if (!is_aligned(x, 16)) {
+    fell_back("histogram_v2_shared_private", "x is not aligned to 16 bytes");  // such as x[1:]
+    return histogram_v2_shared_private(x, bins);
+  }
+  if (!fits_in_shared(x, bins)) return histogram_v1_global(x, bins);
+  return histogram_by(x, bins, "histogram_v4_lane_copies", [&](auto zero, int64_t* counts) {
     using T = decltype(zero);
-    // A slice such as x[1:] can start up to 15 bytes before a 16-byte boundary.
-    const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
-    const int head = static_cast<int>(before < n ? before : n);
+    const size_t room = std::min(shared_limit(x), MOST_FOR_COPIES);
+    unsigned copies = 32;
+    while (copies > 1 && bins * copies * sizeof(unsigned) > room) copies /= 2;
+    const size_t bytes = bins * copies * sizeof(unsigned);
     const auto kernel = histogram_v4_lane_copies_kernel<T>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
-    const int64_t work = ceil_div<int64_t>(n, BLOCK_V4 * LOADS * Pack<T>::N);
+    const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK_V4 * LOADS * Pack<T>::N);
     const unsigned grid = resident_grid(x, kernel, BLOCK_V4, bytes, work);
-    kernel<<<grid, BLOCK_V4, bytes, current_stream(x)>>>(
-        data<T>(x), mutable_data<int64_t>(counts), n, head, static_cast<unsigned>(bins), copies);
+    kernel<<<grid, BLOCK_V4, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(), bins,
+                                                         copies);
   });
-  check_launch("histogram_v4_lane_copies");
-  return counts;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -272,7 +261,10 @@ __device__ bool beats(float a, float b) {
 
 __device__ void atomic_max(float* max, float value) {
   auto* word = reinterpret_cast<unsigned*>(max);  // atomicCAS compares bits
-  unsigned seen = *word;  // if it is out of date, the swap fails and returns the current value
+  // A plain read of a word that other threads change is undefined; an atomic load is not. If its
+  // value is out of date, the swap fails and returns the current one.
+  const cuda::atomic_ref<unsigned, cuda::thread_scope_device> shared_word(*word);
+  unsigned seen = shared_word.load(cuda::memory_order_relaxed);
   while (beats(value, __uint_as_float(seen))) {
     const unsigned found = atomicCAS(word, seen, __float_as_uint(value));
     if (found == seen) return;  // no other thread changed it in between
@@ -295,10 +287,9 @@ Tensor max_v1_compare_and_swap(const Tensor& x) {
   const DeviceGuard guard(x);
   Tensor max = torch::stable::new_empty(x, {});
   torch::stable::fill_(max, -INFINITY);
-  const int64_t n = x.numel();
-  max_v1_compare_and_swap_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK), "x"), BLOCK, 0,
-                                   current_stream(x)>>>(data<float>(x), mutable_data<float>(max),
-                                                        n);
+  const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
+  max_v1_compare_and_swap_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(max), x.numel());
   check_launch("max_v1_compare_and_swap");
   return max;
 }
@@ -320,13 +311,23 @@ __device__ float value_of(unsigned key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
+// The largest of a warp's 32 keys, in every lane: one instruction since compute capability 8.0.
+__device__ unsigned warp_max(unsigned key) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(FULL_WARP, key);
+#else
+  for (int step = 16; step > 0; step /= 2) key = max(key, __shfl_xor_sync(FULL_WARP, key, step));
+  return key;
+#endif
+}
+
 __global__ void max_v2_ordered_bits_kernel(const float* __restrict__ x, unsigned* key, int64_t n) {
   unsigned mine = 0;  // below the key of -inf
   const int64_t threads = int64_t{gridDim.x} * BLOCK;
   for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) {
     mine = max(mine, key_of(x[i]));
   }
-  mine = __reduce_max_sync(FULL_WARP, mine);  // the largest of the warp's 32 keys, in every lane
+  mine = warp_max(mine);
   if (threadIdx.x % 32 == 0) atomicMax(key, mine);
 }
 
@@ -387,22 +388,10 @@ Tensor sum_v1_shared_then_global(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day16, m) {
-  m.def("histogram_v1_global(Tensor x, int bins) -> Tensor");
-  m.def("histogram_v2_shared_private(Tensor x, int bins) -> Tensor");
-  m.def("histogram_v3_warp_aggregated(Tensor x, int bins) -> Tensor");
-  m.def("histogram_v4_lane_copies(Tensor x, int bins) -> Tensor");
-  m.def("max_v1_compare_and_swap(Tensor x) -> Tensor");
-  m.def("max_v2_ordered_bits(Tensor x) -> Tensor");
-  m.def("sum_v1_shared_then_global(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day16, CUDA, m) {
-  m.impl("histogram_v1_global", TORCH_BOX(&histogram_v1_global));
-  m.impl("histogram_v2_shared_private", TORCH_BOX(&histogram_v2_shared_private));
-  m.impl("histogram_v3_warp_aggregated", TORCH_BOX(&histogram_v3_warp_aggregated));
-  m.impl("histogram_v4_lane_copies", TORCH_BOX(&histogram_v4_lane_copies));
-  m.impl("max_v1_compare_and_swap", TORCH_BOX(&max_v1_compare_and_swap));
-  m.impl("max_v2_ordered_bits", TORCH_BOX(&max_v2_ordered_bits));
-  m.impl("sum_v1_shared_then_global", TORCH_BOX(&sum_v1_shared_then_global));
-}
+RUNG(day16, histogram_v1_global, "(Tensor x, int bins) -> Tensor");
+RUNG(day16, histogram_v2_shared_private, "(Tensor x, int bins) -> Tensor");
+RUNG(day16, histogram_v3_warp_aggregated, "(Tensor x, int bins) -> Tensor");
+RUNG(day16, histogram_v4_lane_copies, "(Tensor x, int bins) -> Tensor");
+RUNG(day16, max_v1_compare_and_swap, "(Tensor x) -> Tensor");
+RUNG(day16, max_v2_ordered_bits, "(Tensor x) -> Tensor");
+RUNG(day16, sum_v1_shared_then_global, "(Tensor x) -> Tensor");

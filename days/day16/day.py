@@ -1,8 +1,10 @@
 """Day 16: atomics: histograms, the maximum of floats, their sum."""
 
+from dataclasses import replace
+
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
@@ -14,17 +16,12 @@ INTEGERS = ["int32", "uint8", "int64"]
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]
 
 
-# ------------------------------------------------------------------ histograms
-
-
 def histogram_inputs(case, draw):
     """Shape (n, bins). All "normal" values lie in a bin; most "extreme" values lie in none."""
     n, bins = case.shape
     if case.values == "extreme":
         return draw(n), bins
-    if case.values == "constant":
-        return draw(n, low=bins - 1, high=bins), bins
-    return draw(n, low=0, high=bins), bins
+    return draw(n, low=bins - 1 if case.values == "constant" else 0, high=bins), bins
 
 
 def histogram_reference(x, bins):
@@ -36,56 +33,54 @@ def bincount(x, bins):
     return torch.bincount(x, minlength=bins)
 
 
-def histogram_cost(case):
-    n, bins = case.shape
-    return Cost(bytes=n * getattr(torch, case.dtype).itemsize + bins * 8)
+def histc(x, bins):
+    """bincount without its search for the largest value; its counts have the dtype of x."""
+    return torch.histc(x, bins, min=0, max=bins)
 
 
-def histogram(name, cases, bench, bench_cpu, target=None):
+V1 = Rung("histogram_v1_global", "one atomic per element in global memory")
+V2 = Rung("histogram_v2_shared_private", "one histogram per block")
+V3 = Rung("histogram_v3_warp_aggregated", "one lane adds for all with its bin")
+V4 = Rung("histogram_v4_lane_copies", "one copy per lane, wide loads")
+
+
+def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12):
+    """The same on another number of bins: what does contention cost?"""
     return Problem(
-        name=name,
+        name=f"histogram, {bins} bin{'s' * (bins > 1)}",
         inputs=histogram_inputs,
         reference=histogram_reference,
         pytorch=bincount,
         pytorch_not_captured="it waits for the GPU to read the largest value",
-        rungs=(
-            Rung("histogram_v1_global", "one atomic per element in global memory"),
-            Rung("histogram_v2_shared_private", "one histogram per block"),
-            Rung("histogram_v3_warp_aggregated", "one lane adds for all with its bin"),
-            Rung("histogram_v4_lane_copies", "one copy per lane, wide loads", target=target),
-        ),
+        libraries=(Library("histc", histc),),
+        rungs=rungs,
+        cases=cases or grid([(700, bins)], ["int32"]),
+        bench=Case((n, bins), "int32"),
+        bench_cpu=Case((n_cpu, bins), "int32"),
+        cost=lambda case: Cost(bytes=case.shape[0] * case.itemsize + case.shape[1] * 8),
+    )
+
+
+def of_floats(name, function, rungs, cases, values="normal", **options):
+    return Problem(
+        name=name,
+        inputs=lambda case, draw: (draw(*case.shape),),
+        reference=function,
+        pytorch=function,
+        libraries=(COMPILE,),
+        rungs=rungs,
         cases=cases,
-        bench=bench,
-        bench_cpu=bench_cpu,
-        cost=histogram_cost,
+        bench=Case((1 << 28,), values=values),
+        bench_cpu=Case((1 << 16,), values=values),
+        cost=lambda case: Cost(bytes=4 * case.shape[0], flops=case.shape[0]),
+        **options,
     )
-
-
-def contention(bins):
-    """The same on a given number of bins: what does contention cost?"""
-    return histogram(
-        f"histogram, {bins} bin{'s' * (bins > 1)}",
-        grid([(700, bins)], ["int32"]),
-        Case((1 << 26, bins), "int32"),
-        Case((1 << 12, bins), "int32"),
-    )
-
-
-# ------------------------------------------------------------------ maximum and sum
-
-
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=4 * n, flops=n)
 
 
 PROBLEMS = (
     histogram(
-        "histogram, 256 bins",
+        256,
+        (V1, V2, V3, replace(V4, target=Target(4.0, "pytorch"))),
         (
             *grid([(n, 256) for (n,) in SIZES], ["int32"]),
             *grid([(1025, 256), (70_001, 256)], ["uint8"]),
@@ -95,48 +90,40 @@ PROBLEMS = (
             *grid([(1000, 100)], INTEGERS, values="extreme"),
             *grid([(300, 60_000)], ["int32"]),  # more bins than shared memory holds
         ),
-        Case((1 << 28, 256), "int32"),
-        Case((1 << 14, 256), "int32"),
-        Target(4.0, "pytorch"),
+        n=1 << 28,
+        n_cpu=1 << 14,
     ),
-    contention(1),
-    contention(16),
-    contention(4096),
-    contention(65536),
-    Problem(
-        name="maximum",
-        inputs=inputs,
-        reference=torch.amax,
-        rungs=(
+    histogram(1),
+    histogram(16),
+    histogram(4096),
+    histogram(65536, (V1,)),  # 256 KB: more than the shared memory of a block
+    of_floats(
+        "maximum",
+        torch.amax,
+        (
             Rung("max_v1_compare_and_swap", "a loop around atomicCAS"),
             Rung("max_v2_ordered_bits", "atomicMax on integers in the same order"),
         ),
-        cases=(
+        (
             *grid(SIZES[:-1], ["float32"]),
             *grid([(1009,)], ["float32"], values="extreme"),
             *grid([(1009,), (8,)], ["float32"], values="nonfinite"),
             *grid([(1009,)], ["float32"], values="constant"),
         ),
-        bench=Case((1 << 28,)),
-        bench_cpu=Case((1 << 16,)),
-        cost=cost,
         outputs_exact=True,
     ),
-    Problem(
-        name="sum",
-        inputs=inputs,
-        reference=torch.sum,
-        rungs=(
+    of_floats(
+        "sum",
+        torch.sum,
+        (
             Rung(
                 "sum_v1_shared_then_global",
                 "register, then block, then grid",
                 not_repeatable="floats are added in any order, and each addition rounds",
             ),
         ),
-        cases=grid(SIZES, ["float32"], values="uniform"),
-        bench=Case((1 << 28,), values="uniform"),
-        bench_cpu=Case((1 << 16,), values="uniform"),
-        cost=cost,
+        grid(SIZES, ["float32"], values="uniform"),
+        values="uniform",
         tolerance=Tolerance(ulps=64, why="512 threads, then all blocks, add to one fp32 number"),
     ),
 )
