@@ -34,7 +34,8 @@ class Day:
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
     (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
-    library; the others are what rungs with a `load` of their own build.
+    library; the others are what rungs with a `load` of their own build. introduces: the optional
+    constant INTRODUCES, the terms of the glossary that the day explains.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Day:
     topics: tuple[str, ...]
     source: Path
     extra_sources: tuple[Path, ...] = ()
+    introduces: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
 
 
 def read_day(folder: Path) -> Day:
@@ -105,6 +107,7 @@ def read_day(folder: Path) -> Day:
         tuple(found["TOPICS"]),
         sources[0],
         tuple(sources[1:]),
+        tuple(found.get("INTRODUCES", ())),
     )
 
 

@@ -19,6 +19,7 @@ from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
+from common.report.glossary import glossary
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,8 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     ]
     if notes:
         lines += ["", *(f"- [{letter}] {note}" for note, letter in notes.items())]
+    if any(day.introduces for day in days):
+        lines += ["", "## Glossary", "", *glossary(days)]
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,8 @@ import torch
 
 from common.base import toolchain
 from common.base.paths import ROOT
-from common.cpu import backend, features, libraries
+from common.cpu import backend, features
+from common.cpu import libraries as shared
 from tests.kernel_files import Call, Libraries, source
 
 KERNELS = "features"
@@ -237,7 +238,7 @@ def test_runtime_api(call: Call) -> None:
 
 
 def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
-    names = "\n".join(_defined(libraries.build_runtime(toolchain.detect("cpu"))))
+    names = "\n".join(_defined(shared.build_runtime(toolchain.detect("cpu"))))
     defined = set(re.findall(r"\bT cudacpu_(cuda[A-Z]\w*)", names))
     # These are templates in a header.
     templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
@@ -264,7 +265,7 @@ def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> No
     note = '.section .note.GNU-stack, "", %progbits\n'  # or the linker warns of its stack
     (folder / "fake.s").write_text(".text\n" + "".join(lines) + note)
     fake = folder / "libfake.so"
-    compiler = toolchain.find_compiler()[0]
+    compiler = toolchain.find_compiler().path
     subprocess.run([compiler, "-shared", str(folder / "fake.s"), "-o", str(fake)], check=True)
     program = f"""
         import ctypes, sys, torch
@@ -272,7 +273,7 @@ def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> No
         from pathlib import Path
         from common.cpu import backend
         ctypes.CDLL({str(fake)!r}, mode=ctypes.RTLD_GLOBAL)
-        backend.Runtime(Path({str(libraries.build_runtime(toolchain.detect("cpu")))!r}))
+        backend.Runtime(Path({str(shared.build_runtime(toolchain.detect("cpu")))!r}))
         torch.ops.load_library({str(libraries.path("features", "cpu"))!r})
         torch.ops.test_features.launch_errors(torch.zeros(1))
         torch.ops.test_features.runtime_api(torch.zeros(1))
@@ -292,7 +293,7 @@ def test_nvidia_s_own_runtime_library_is_not_in_the_way(
 
 def test_the_runtime_calls_its_own_templates(libraries: Libraries, tmp_path: Path) -> None:
     """A day that is loaded first may have the same ones, built with sanitizers' calls in them."""
-    lines = _defined(libraries.build_runtime(toolchain.detect("cpu")))
+    lines = _defined(shared.build_runtime(toolchain.detect("cpu")))
     weak = [line.split()[-1] for line in lines if " W " in line]
     assert weak
     _runs_behind(tmp_path, weak, libraries)
@@ -473,7 +474,7 @@ def test_a_forked_child_launches(runtime: backend.Runtime) -> None:
 
 
 def test_an_interrupt_ends_a_launch(libraries: Libraries) -> None:
-    library = libraries.build_runtime(toolchain.detect("cpu"))
+    library = shared.build_runtime(toolchain.detect("cpu"))
     kernels = libraries.path("faults", "cpu")
     program = f"""
         import sys, time, torch

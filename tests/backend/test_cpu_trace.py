@@ -27,7 +27,8 @@ from common.cpu import libraries as shared
 from common.process import worker
 from common.tools import debugger
 from common.tools.debugger import Pass
-from tests.kernel_files import FOLDER, ORDERS
+from tests.compilations import FOLDER
+from tests.kernel_files import ORDERS
 
 SOURCE = FOLDER / "trace.cu"
 
