@@ -300,18 +300,26 @@ def build_runtime(platform: Platform) -> Path:
         if path.is_file():
             return path
         partial = path.with_suffix(".partial")
-        command = cpu.runtime_compile_command(
+        compiles, link = cpu.runtime_commands(
             platform.compiler, platform.cuda_include, partial, platform.variant
         )
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise BuildError(f"the CPU backend's runtime did not build\n{done.stderr.strip()}")
+        with ThreadPoolExecutor(len(compiles)) as pool:
+            list(pool.map(_run_for_runtime, compiles))
+        _run_for_runtime(link)
+        for unit in path.parent.glob("*.o"):
+            unit.unlink()
         if platform.variant == "trace":
             # Linking with the flags of compiling asks for the thread sanitizer's own library. An
             # empty one beside ours is found first.
             (path.parent / "libtsan.a").write_bytes(b"!<arch>\n")
         os.replace(partial, path)
     return path
+
+
+def _run_for_runtime(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"the CPU backend's runtime did not build\n{done.stderr.strip()}")
 
 
 def build_once(platform: Platform) -> tuple[Path, list[str]]:
