@@ -112,7 +112,7 @@ def used_too_early(days: Sequence[Day]) -> list[str]:
 # Words that a reader of Nsight's reports, NVIDIA's guide or a paper does not meet, and what to say.
 _UNIT = (
     r"(?:row|thread|block|warp|element|step|level|sum|launch|call|tile|lane|multiprocessor|clock|"
-    r"pixel|column|head|key|query|rung|day)"
+    r"pixel|column|head|key|query|rung)"
 )
 AVOIDED = {
     rf"(?:bytes|barriers?|numbers?|operations|atomics?|elements|registers|outputs|blocks?|warps?|"
