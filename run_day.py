@@ -24,6 +24,8 @@ examples:
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
   python run_day.py --doctor          what is missing on this machine?
+  python run_day.py --new 101 "Sparse attention"
+                                      a folder to start from
 
 exit codes: 0 nothing failed and something passed; 1 a failure, a build error or a time-out;
 2 a mistake on the command line, or no such day; 130 interrupted
@@ -80,7 +82,13 @@ def parser() -> Parser:
     p.add_argument(
         "--doctor",
         action="store_true",
-        help="say what is there on this machine, what is wrong, and how to mend it",
+        help="say what is there on this machine, what is wrong, and how to fix it",
+    )
+    p.add_argument(
+        "--new",
+        nargs=2,
+        metavar=("N", "TITLE"),
+        help="write the folder of a new day, which builds and passes, and do nothing else",
     )
 
     how = p.add_argument_group("how to run")
@@ -208,6 +216,9 @@ def main(argv: list[str] | None = None) -> int:
         from common.run import doctor
 
         return doctor.main(colour=not args.no_color)
+    if args.new:
+        number, title = args.new
+        return new_day(number, title, root)
     if args.merge or args.source or (args.write and not args.days):
         return use_reports(args, root)
     if not args.days:
@@ -252,6 +263,22 @@ def list_days(wanted: list[str], root: Path) -> int:
     for each in broken:
         print(f"not a proper day: {each}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def new_day(number: str, title: str, root: Path) -> int:
+    """`--new`."""
+    from common.run.new_day import NewDayError
+    from common.run.new_day import new_day as make
+
+    try:
+        made = make(number, title, root)
+    except NewDayError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return 2
+    for path in made:
+        print(f"wrote {path}")
+    print(f"next: python run_day.py {int(number)} --device cpu")
+    return 0
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:

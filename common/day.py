@@ -1,8 +1,13 @@
-"""What a day.py imports: the vocabulary in which a day says what it is."""
+"""What a day.py imports: the vocabulary in which a day says what it is.
+
+Listing days reads day.py without running it. What runs it has imported PyTorch already.
+"""
 
 from common.base.declaration import (
+    COMPILE,
     Case,
     Cost,
+    Library,
     Problem,
     Rung,
     Target,
@@ -10,5 +15,20 @@ from common.base.declaration import (
     grid,
 )
 from common.base.outcome import Skip
+from common.bench.showing import peak_memory, print_table, seconds
 
-__all__ = ["Case", "Cost", "Problem", "Rung", "Skip", "Target", "Tolerance", "grid"]
+__all__ = [
+    "COMPILE",
+    "Case",
+    "Cost",
+    "Library",
+    "Problem",
+    "Rung",
+    "Skip",
+    "Target",
+    "Tolerance",
+    "grid",
+    "peak_memory",
+    "print_table",
+    "seconds",
+]

@@ -34,7 +34,8 @@ class Day:
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
     (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
-    library; the others are what rungs with a `load` of their own build.
+    library; the others are what rungs with a `load` of their own build. introduces: the optional
+    constant INTRODUCES, the terms of the glossary that the day explains.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Day:
     topics: tuple[str, ...]
     source: Path
     extra_sources: tuple[Path, ...] = ()
+    introduces: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
 
 
 def read_day(folder: Path) -> Day:
@@ -105,6 +107,7 @@ def read_day(folder: Path) -> Day:
         tuple(found["TOPICS"]),
         sources[0],
         tuple(sources[1:]),
+        tuple(found.get("INTRODUCES", ())),
     )
 
 
@@ -147,6 +150,19 @@ def load_lesson(day: Day) -> Lesson:
     for problem in problems:
         if not isinstance(problem, Problem):
             raise DayError(f"{file}: PROBLEMS holds a {type(problem).__name__}, not a Problem")
+        timed = problem.timed and any(rung.timed for rung in problem.rungs)
+        if timed and problem.pytorch is None:
+            raise DayError(
+                f"{file}: problem {problem.name!r} is timed, so it needs pytorch=: how somebody "
+                "who knows PyTorch would call it"
+            )
+        if timed and not (problem.bench.shape and problem.bench_cpu.shape):
+            raise DayError(
+                f"{file}: problem {problem.name!r} is timed: it needs bench and bench_cpu"
+            )
+        for rung in problem.rungs:
+            if (rung.backward is None) != (rung.saves is None):
+                raise DayError(f"{file}: rung {rung.name!r}: backward and saves go together")
         if not problem.rungs or not problem.cases:
             raise DayError(f"{file}: problem {problem.name!r} has no rungs or no cases")
     show = getattr(module, "show", None)

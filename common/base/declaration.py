@@ -9,6 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+ITEMSIZES = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -23,6 +30,11 @@ class Case:
     dtype: str = "float32"
     values: str = "normal"
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of `dtype`."""
+        return ITEMSIZES[self.dtype]
+
     def __str__(self) -> str:
         text = f"{'×'.join(map(str, self.shape))} {self.dtype}"
         return text if self.values == "normal" else f"{text} {self.values}"
@@ -33,8 +45,8 @@ class Cost:
     """The least work that a case can take: bytes over the memory bus, operations on the units.
 
     bytes: each input read once and each output written once.
-    flops: floating-point operations, a fused multiply-add counted as two.
-    unit: the ceiling for flops, "fp32" or "tensor".
+    flops: arithmetic operations, a multiply-add counted as two.
+    unit: the ceiling for flops: "fp32", "int32" or "tensor" (bf16 tensor cores).
     """
 
     bytes: int = 0
@@ -60,8 +72,9 @@ class Tolerance:
 class Target:
     """What a rung must reach on the GPU that the curriculum names; reported, never enforced.
 
-    of: "copy" or "read" (share of that measured bandwidth), "pytorch" or "compile" (speed over
-        theirs in the same run), or the name of another rung (speed over that rung).
+    of: "copy" or "read" (share of that measured bandwidth), "pytorch" or the name of a library of
+        the problem, such as "compile" (speed over theirs in the same run), or the name of another
+        rung (speed over that rung).
     """
 
     at_least: float
@@ -84,6 +97,10 @@ class Rung:
         that the clock of the host is the right one.
     timed: False where a time says nothing (a rung that prints).
     target: what this rung must reach.
+    backward: makes the rung differentiable, by torch.library.register_autograd: (saved, *upstream)
+        -> the gradients of the rung's inputs, a tensor or a tuple with None where there is none.
+        The upstream gradients are contiguous. saves: (inputs, output) -> what `backward` gets as
+        `saved`, a tuple of tensors and plain values.
     load: for a rung that is built some other way: takes a `common.build.own_way.Builder`, returns
         the callable. The default is torch.ops.dayNN.<name>.
     """
@@ -96,7 +113,26 @@ class Rung:
     host_timed: bool = False
     timed: bool = True
     target: Target | None = None
+    backward: Callable[..., Any] | None = None
+    saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     load: Callable[[Any], Callable[..., Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """Somebody else's implementation that a problem's rungs are timed beside.
+
+    name: for the report and for targets. call: takes the rungs' arguments; None stands for
+    torch.compile of the problem's `pytorch`. Raises Skip, when first called, where it is missing.
+    not_captured: why it cannot be captured in a CUDA graph, where it cannot.
+    """
+
+    name: str
+    call: Callable[..., Any] | None = None
+    not_captured: str = ""
+
+
+COMPILE = Library("compile")
 
 
 @dataclass(frozen=True)
@@ -106,15 +142,18 @@ class Problem:
     name: what is computed, e.g. "softmax".
     inputs: (case, draw) -> tuple of arguments for a rung; `draw` is a `common.check.draw.Draw`.
     reference: the same mathematics in PyTorch, called with the same arguments. Called with
-        float64 tensors it is the truth; called as they are it is PyTorch's own operator, whose
-        error and time the rungs are compared with. Returns a tensor or a tuple of tensors.
-    cases: what is checked. bench: what is timed on a GPU. bench_cpu: what is timed on the CPU.
-    cost: case -> Cost.
-    pytorch: timed as PyTorch's, where the reference is not how one would call it.
+        float64 tensors it is the truth; called as they are, it gives the error that the rungs' is
+        compared with. Returns a tensor or a tuple of tensors.
+    cases: what is checked.
+    timed: False for a problem that is only checked; the fields below are for timing alone.
+    bench: what is timed on a GPU. bench_cpu: what is timed on the CPU. cost: case -> Cost.
+    pytorch: how somebody who knows PyTorch would call it; timed beside the rungs. Required where
+        the problem is timed.
     pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, where it cannot.
-    compiled: whether torch.compile is timed beside it too.
+    libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    gradients: whether the operator has a backward, checked against float64 autograd.
+    gradients: whether the operator has a backward, checked against float64 autograd. Then a step of
+        training is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
         out, and the report says why.
     """
@@ -124,16 +163,24 @@ class Problem:
     reference: Callable[..., Any]
     rungs: tuple[Rung, ...]
     cases: tuple[Case, ...]
-    bench: Case
-    bench_cpu: Case
-    cost: Callable[[Case], Cost]
+    timed: bool = True
+    bench: Case = Case(())
+    bench_cpu: Case = Case(())
+    cost: Callable[[Case], Cost] = field(default=lambda case: Cost())
     pytorch: Callable[..., Any] | None = None
     pytorch_not_captured: str = ""
-    compiled: bool = False
+    libraries: tuple[Library, ...] = ()
     outputs_exact: bool = False
     gradients: bool = False
     unwatched: str = ""
     tolerance: Tolerance = field(default_factory=Tolerance)
+
+    def timing_case(self, device: str) -> Case:
+        """What is timed, or profiled, on "cuda" or "cpu"; of a problem that is only checked, its
+        first case."""
+        if not self.timed:
+            return self.cases[0]
+        return self.bench if device == "cuda" else self.bench_cpu
 
 
 def grid(

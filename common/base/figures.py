@@ -30,11 +30,12 @@ def rate(timing: Timing) -> str:
     Without a known ceiling, bytes are taken where the day declares any. "" where it declares no
     work.
     """
-    arithmetic = timing.bound in ("fp32", "tensor") or not timing.gbs
+    arithmetic = timing.bound in ("fp32", "int32", "tensor") or not timing.gbs
     if arithmetic and timing.tflops:
+        unit = "OP/s" if timing.bound == "int32" else "FLOP/s"
         if timing.tflops < 0.995:
-            return f"{significant(timing.tflops * 1e3)} GFLOP/s"
-        return f"{significant(timing.tflops)} TFLOP/s"
+            return f"{significant(timing.tflops * 1e3)} G{unit}"
+        return f"{significant(timing.tflops)} T{unit}"
     return f"{significant(timing.gbs)} GB/s" if timing.gbs else ""
 
 

@@ -22,8 +22,9 @@ class Timing:
     case: the case, as text. ms: median of one call. spread: half the interquartile range over the
     median. samples: how many were taken. gbs: GB/s (1e9) of the declared bytes. tflops: of the
     declared operations. bound: the ceiling it is held against ("copy", "read", "fp32",
-    "tensor"), share: the rate over that ceiling (None where none is known, as on the CPU).
-    pytorch_ms, compile_ms: the same call in PyTorch, eager and compiled, interleaved with it.
+    "int32", "tensor"), share: the rate over that ceiling (None where none is known, as on the CPU).
+    pytorch_ms: the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved
+    with it.
     note: how it was timed ("events", "graph of 32 calls", "host clock").
     """
 
@@ -36,8 +37,14 @@ class Timing:
     bound: str = ""
     share: float | None = None
     pytorch_ms: float | None = None
-    compile_ms: float | None = None
+    libraries: dict[str, float] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def best_library(self) -> tuple[str, float] | None:
+        """Name and ms of the fastest library; None where none was timed."""
+        found = sorted(self.libraries.items(), key=lambda item: item[1])
+        return found[0] if found else None
 
 
 @dataclass

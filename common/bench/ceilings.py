@@ -23,13 +23,15 @@ class Ceilings:
     """Measured maxima of one GPU.
 
     copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum.
-    fp32: TFLOP/s of independent fused multiply-adds. tensor: TFLOP/s of a large bf16 product.
+    fp32, int32: TFLOP/s of independent multiply-adds in that type. tensor: TFLOP/s of a large bf16
+    product.
     l2_bytes: size of the second-level cache.
     """
 
     copy: float
     read: float
     fp32: float
+    int32: float
     tensor: float
     l2_bytes: int
 
@@ -38,7 +40,7 @@ def ceilings(cache: Path) -> Ceilings:
     """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
     properties = torch.cuda.get_device_properties(0)
     slug = re.sub(r"\W+", "-", properties.name.lower())
-    file = cache / f"ceilings-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    file = cache / f"ceilings-2-{slug}-torch{torch.__version__.split('+')[0]}.json"
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
     measured = measure()
@@ -59,27 +61,33 @@ def measure() -> Ceilings:
     read = x.nbytes / _best_seconds(x.sum) / 1e9
     del x, y
 
-    # Eight independent chains a thread hide the latency of the multiply-add.
-    steps, chains = 2048, 8
+    fp32 = _multiply_adds(torch.float32)
+    int32 = _multiply_adds(torch.int32)
+
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
+    return Ceilings(copy, read, fp32, int32, tensor, properties.L2_cache_size)
+
+
+def _multiply_adds(dtype: torch.dtype) -> float:
+    """TFLOP/s of multiply-adds, two operations each, in chains that do not wait for one another."""
+    steps, chains = 2048, 8  # eight per thread hide the latency of one
+    factor = "T(0.999)" if dtype.is_floating_point else "T(3)"
     names = [f"c{i}" for i in range(chains)]
     code = (
-        "template <typename T> T fma_chains(T x) {"
+        "template <typename T> T multiply_adds(T x) {"
         + "".join(f"T {name} = x + T({i});" for i, name in enumerate(names))
         + f"for (int i = 0; i < {steps}; ++i) {{"
-        + "".join(f"{name} = {name} * T(0.999) + x;" for name in names)
+        + "".join(f"{name} = {name} * {factor} + x;" for name in names)
         + "} return "
         + " + ".join(names)
         + "; }"
     )
     chained = torch.cuda.jiterator._create_jit_fn(code)
-    lanes = torch.randn(properties.multi_processor_count * 2048 * 16, device="cuda")
-    flops = 2 * steps * chains * lanes.numel()
-    fp32 = flops / _best_seconds(lambda: chained(lanes)) / 1e12
-
-    n = 8192
-    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
-    return Ceilings(copy, read, fp32, tensor, properties.L2_cache_size)
+    count = torch.cuda.get_device_properties(0).multi_processor_count * 2048 * 16
+    lanes = torch.randint(1, 100, (count,), device="cuda").to(dtype)
+    return 2 * steps * chains * count / _best_seconds(lambda: chained(lanes)) / 1e12
 
 
 def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:

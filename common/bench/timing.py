@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from common.base.declaration import Cost, Problem, Rung
-from common.base.outcome import Timing
+from common.base.outcome import Skip, Timing
 from common.bench.ceilings import Ceilings
 from common.check.device import Backend
 from common.check.draw import Draw
-from common.check.expected import signature_of
+from common.check.expected import map_tensors, signature_of, tensors_of
 from common.check.rungs import check_outputs
 
-PYTORCH, COMPILED = "pytorch", "compile"
+PYTORCH = "pytorch"
 
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
 MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
@@ -61,25 +61,33 @@ def time_problem(
     calls: dict[str, Callable[..., Any]],
     backend: Backend,
     ceilings: Ceilings | None,
+    fallback: Callable[[], str] = lambda: "",
     *,
     quick: bool = False,
 ) -> dict[str, Timing | str]:
     """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
 
     ceilings: None where none are known (the CPU). A call that the host's clock times is held
-    against none, for it is not the GPU that bounds it. Returns for each rung its Timing, or a text
-    that says why its time is not to be trusted: it was wrong afterwards, or too fast to be true.
+    against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
+    another rung's kernel did the work ("" if none did): then the time is not the rung's. Returns
+    for each rung its Timing, or a text that says why its time is not to be trusted: it was wrong
+    afterwards, or too fast to be true.
     Raises MeasuringFault where PyTorch's own call fails.
     """
-    case = problem.bench if backend.name == "cuda" else problem.bench_cpu
+    case = problem.timing_case(backend.name)
     seconds = 0.1 if quick or backend.name == "cpu" else 2.0
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
-    reference = problem.pytorch or problem.reference
     # Where one rung writes an argument, PyTorch's call may write it too: each has its own.
     signatures = [signature_of(calls[name], problem.reference) for name in rungs]
     writes = sorted({place for signature in signatures for place in signature.writes})
-    contenders = [_prepare(backend, rungs[name], calls[name], inputs, writes) for name in rungs]
+    step = _training_step if problem.gradients else _as_it_is
+    contenders, fell_back = [], {}
+    fallback()
+    for name, rung in rungs.items():
+        contenders.append(_prepare(backend, rung, step(calls[name], inputs), inputs, writes))
+        fell_back[name] = fallback()
+    assert problem.pytorch is not None  # see load_lesson
     plain = Rung(
         PYTORCH,
         "",
@@ -87,15 +95,20 @@ def time_problem(
         host_timed=any(rung.host_timed for rung in rungs.values()),
     )
     try:
-        contenders.append(_prepare(backend, plain, reference, inputs, writes))
+        contenders.append(_prepare(backend, plain, step(problem.pytorch, inputs), inputs, writes))
     except RuntimeError as error:
         raise MeasuringFault(
             "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
             f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
         ) from error
-    if problem.compiled and backend.name == "cuda" and not quick:
-        compiled = torch.compile(problem.reference, dynamic=False)
-        contenders.append(_prepare(backend, Rung(COMPILED, ""), compiled, inputs, writes))
+    missing = []
+    for each in problem.libraries if backend.name == "cuda" and not quick else ():
+        call = each.call or torch.compile(problem.pytorch, dynamic=False)
+        other = Rung(each.name, "", not_captured=each.not_captured)
+        try:
+            contenders.append(_prepare(backend, other, step(call, inputs), inputs, writes))
+        except Skip as skip:
+            missing.append(f"{each.name} is not timed: {skip}")
 
     _interleave(backend, contenders, seconds)
 
@@ -106,6 +119,9 @@ def time_problem(
         if contender.name not in rungs:
             continue
         call = calls[contender.name]
+        if to := fell_back[contender.name]:
+            results[contender.name] = f"timed on a case for which it fell back to {to}"
+            continue
         wrong = check_outputs(problem, call, inputs, contender.arguments, contender.output())
         if wrong is not None:
             results[contender.name] = f"wrong after timing: {wrong}"
@@ -116,8 +132,12 @@ def time_problem(
             spread=_spread(contender.samples),
             samples=len(contender.samples),
             pytorch_ms=medians[PYTORCH] * 1e3,
-            compile_ms=medians[COMPILED] * 1e3 if COMPILED in medians else None,
-            note=contender.note,
+            libraries={
+                each.name: medians[each.name] * 1e3
+                for each in problem.libraries
+                if each.name in medians
+            },
+            note="; ".join([contender.note, *missing]),
         )
         try:
             rate(timing, cost, None if contender.host_timed else ceilings)
@@ -141,7 +161,9 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
         return
     if not (cost.bytes or cost.flops):
         return
-    peak_flops = ceilings.tensor if cost.unit == "tensor" else ceilings.fp32
+    peak_flops = {"tensor": ceilings.tensor, "int32": ceilings.int32, "fp32": ceilings.fp32}[
+        cost.unit
+    ]
     if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
         if cost.bytes < 4 * ceilings.l2_bytes:
             timing.note += ", mostly in L2"  # so the memory's bandwidth is not its bound
@@ -172,13 +194,46 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
         reached = mine.gbs / getattr(ceilings, of)
     else:
         other = results.get(of)
-        theirs = {PYTORCH: mine.pytorch_ms, COMPILED: mine.compile_ms}.get(
+        theirs = {PYTORCH: mine.pytorch_ms, **mine.libraries}.get(
             of, other.ms if isinstance(other, Timing) else None
         )
         if theirs is None:
             return False
         reached = theirs / mine.ms
     return reached >= rung.target.at_least
+
+
+Step = Callable[..., Any]  # what is called with a problem's arguments
+
+
+def _as_it_is(call: Step, inputs: tuple[Any, ...]) -> Step:
+    return call
+
+
+def _training_step(call: Step, inputs: tuple[Any, ...]) -> Step:
+    """The call's forward pass and backward pass; it returns the outputs of the first.
+
+    The upstream gradients are drawn once, here.
+    """
+    upstream: list[torch.Tensor] = []
+
+    def step(*arguments: Any) -> Any:
+        with torch.enable_grad():
+            leaves = [_leaf(value) for value in arguments]
+            result = call(*leaves)
+            outputs = [t for t in tensors_of(result) if t.requires_grad]
+            if not upstream:
+                upstream.extend(torch.randn_like(output) for output in outputs)
+            wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+            torch.autograd.grad(outputs, wanted, upstream)
+        return map_tensors(torch.Tensor.detach, result)
+
+    return step
+
+
+def _leaf(value: Any) -> Any:
+    differentiable = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if differentiable else value
 
 
 def _prepare(

@@ -6,6 +6,7 @@ key that covers the day, platform, flags, versions and the content of every sour
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -169,6 +170,18 @@ def load(todo: Build) -> Any:
             f"{todo.library} does not load, and was removed; run the day again\n{error}"
         ) from None
     return getattr(torch.ops, todo.day.name)
+
+
+def fallbacks(todo: Build) -> Callable[[], str]:
+    """Returns what a launcher said by fell_back() since the last call (common/cuda/binding.cuh).
+
+    Always "" for a library without that header.
+    """
+    function = getattr(ctypes.CDLL(str(todo.library)), "take_fallback", None)
+    if function is None:
+        return lambda: ""
+    function.restype = ctypes.c_char_p
+    return lambda: function().decode()
 
 
 def unset_locals(day: Day, platform: Platform) -> list[str]:

@@ -16,9 +16,18 @@ from common.base.toolchain import Variant
 
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
-_UNITY: Final = _HERE / "runtime" / "all.cpp"  # includes the other sources of the runtime
+# The translation units of the runtime, which include its other sources, and flags of their own.
+# Sources that no running kernel uses are compiled with less optimisation, which takes less time.
+_UNITS: Final[dict[Path, tuple[str, ...]]] = {
+    _HERE / "runtime" / "kernels.cpp": (),
+    _HERE / "runtime" / "calls.cpp": ("-O1",),
+}
 
-HEADERS: Final = tuple(sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()))
+# The sources of the precompiled headers.
+HEADERS: Final = (
+    *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
+    _HERE.parent / "cuda" / "torch.cuh",
+)
 
 # The sources of the runtime library.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
@@ -75,25 +84,24 @@ _COMPLETIONS: Final = {"late": 0, "early": 1, "mixed": 2}
 _X86_64_V3: Final = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 
 
-def runtime_compile_command(
+def runtime_commands(
     compiler: str, cuda_include: Path, out: Path, variant: Variant = "plain"
-) -> list[str]:
-    """The command that builds the runtime library; `out` is the `.so` to write."""
-    return [
-        compiler,
-        "-shared",
-        *_common_flags(cuda_include),
-        *_VARIANT_MACROS[variant],
-        "-Wall",
-        "-pthread",
-        # Otherwise inline functions and templates of the standard library could be those of a day
-        # that was loaded first, with a sanitizer's calls in them.
-        "-Wl,-Bsymbolic",
-        str(_UNITY),
-        "-o",
-        str(out),
-        "-ldl",
+) -> tuple[list[list[str]], list[str]]:
+    """The commands that build the runtime library; `out` is the `.so` to write.
+
+    First the commands that compile, which may run in parallel, then the one that links. Objects are
+    written beside `out`.
+    """
+    flags = [*_common_flags(cuda_include), *_VARIANT_MACROS[variant], "-Wall", "-pthread"]
+    objects = {unit: str(out.with_name(f"{unit.stem}.o")) for unit in _UNITS}
+    compiles = [
+        [compiler, "-c", *flags, *own, str(unit), "-o", objects[unit]]
+        for unit, own in _UNITS.items()
     ]
+    # -Bsymbolic: otherwise inline functions and templates of the standard library could be those of
+    # a day that was loaded first, with a sanitizer's calls in them.
+    link = [compiler, "-shared", "-pthread", "-Wl,-Bsymbolic", *objects.values(), "-o", str(out)]
+    return compiles, [*link, "-ldl"]
 
 
 def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain") -> list[str]:

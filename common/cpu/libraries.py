@@ -32,16 +32,24 @@ def build_runtime(platform: Platform) -> Path:
     entry = runtime(platform)
 
     def make(directory: Path) -> None:
-        command = backend.runtime_compile_command(
+        compiles, link = backend.runtime_commands(
             platform.compiler, platform.cuda_include, directory / entry.product, platform.variant
         )
-        run_compiler(command, "the CPU backend's runtime did not build")
+        with ThreadPoolExecutor(len(compiles)) as pool:
+            list(pool.map(_compile_runtime, compiles))
+        _compile_runtime(link)
+        for unit in directory.glob("*.o"):
+            unit.unlink()
         if platform.variant == "trace":
             # Linking with the flags of compiling requests the thread sanitizer's own library. An
             # empty one beside ours is found first.
             (directory / "libtsan.a").write_bytes(b"!<arch>\n")
 
     return cached(entry, make)
+
+
+def _compile_runtime(command: list[str]) -> None:
+    run_compiler(command, "the CPU backend's runtime did not build")
 
 
 def build_prelude(platform: Platform) -> list[str]:

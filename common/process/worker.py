@@ -23,6 +23,7 @@ from common.bench import ceilings
 from common.bench.timing import target_met, time_problem
 from common.build import library, own_way
 from common.check import bad_input, device, guard, rungs
+from common.check.autograd import differentiable
 from common.check.expected import message_of
 from common.process.child import flush
 from common.process.events import (
@@ -80,6 +81,7 @@ class _Run:
     channel: Channel
     todo: library.Build
     backend: device.Backend
+    fallback: Callable[[], str]
     ceilings: ceilings.Ceilings | None = None
     broken: str = ""
 
@@ -123,8 +125,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
                 f"{day.source.name}, or what it is built with, changed after it was built; run the "
                 "day again"
             )
-        run = _Run(day, platform, work, channel, todo, device.make(platform, work.debug))
+        backend = device.make(platform, work.debug)
         operators = library.load(todo)
+        run = _Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -163,7 +166,7 @@ def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
     calls: dict[str, Callable[..., Any]] = {}
     for rung in problem.rungs:
         call, outcome = _check_rung(run, problem, rung, operators)
-        if outcome.status == PASS and rung.timed and run.work.bench:
+        if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
             assert call is not None
             calls[rung.name], pending[rung.name] = call, outcome
             run.tell(Checked(outcome))
@@ -191,9 +194,12 @@ def _check_rung(
         if outcome.build_s is not None:
             outcome.remarks.append(f"built in {duration(outcome.build_s)}")
         run.stage(rung.name, "checking")
+        run.fallback()
         result = rungs.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
         outcome.checked = result.checked
         _take(outcome, result)
+        if fallback := run.fallback():
+            outcome.remarks.append(f"falls back on some cases to {fallback}")
         if outcome.status == PASS and not run.work.watched:
             run.stage(rung.name, "trying bad input")
             tried = bad_input.check_bad_input(problem, rung, call, run.backend)
@@ -219,7 +225,10 @@ def load_rung(
         builder = own_way.Builder(todo)
         return rung.load(builder), builder.seconds
     try:
-        return getattr(operators, rung.name), None
+        operator = getattr(operators, rung.name)
+        if rung.backward is not None:
+            differentiable(day.name, rung)
+        return operator, None
     except AttributeError:
         raise LookupError(
             f"{day.source.name} registers no operator {rung.name!r} in {day.name}; "
@@ -290,7 +299,9 @@ def _time_problem(
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
-        timings = time_problem(problem, calls, run.backend, run.ceilings, quick=run.work.quick)
+        timings = time_problem(
+            problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
+        )
         for rung in problem.rungs:
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])

@@ -46,6 +46,14 @@ def _state(outcome: RungOutcome) -> str:
     return duration(outcome.timing.ms / 1e3) if outcome.timing else "checked"
 
 
+def _library(timing: Timing, name: str) -> str:
+    """The ratio to the fastest library; name: how its name is added, with {} in its place."""
+    if timing.best_library is None:
+        return ""
+    best, ms = timing.best_library
+    return ratio(ms, timing.ms) + name.format(best)
+
+
 def _target(outcome: RungOutcome) -> str:
     return f"{outcome.target} {mark(outcome)}".strip()
 
@@ -66,7 +74,12 @@ COLUMNS = (
         width=6,
         in_progress=True,
     ),
-    Column("× compile", _timed(lambda t: ratio(t.compile_ms, t.ms)), short="×comp.", width=6),
+    Column(
+        "× library",
+        _timed(lambda t: _library(t, " {}")),
+        in_progress=True,
+    ),
+    Column("", _timed(lambda t: _library(t, "")), short="×lib.", width=6),
     Column("build", lambda o: duration(o.build_s) if o.build_s is not None else ""),
     Column("target", _target, left=True),
 )

@@ -17,8 +17,11 @@ from pathlib import Path
 from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
+from common.base.toolchain import sm
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
+from common.report.glossary import glossary
+from common.report.terminal import Line, header_line, rung_line
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
             raise ResultsError(f"{readme} is missing; it must hold {_begin('results')}")
         text = readme.read_text(encoding="utf-8")
         blocks = {"results": results_block(stored.get(day.number, []))}
+        blocks["run"] = run_block(stored.get(day.number, []))
         blocks["neighbours"] = neighbours_block(before, after)
         for name, block in blocks.items():
             text = _replaced(readme, text, name, block)
@@ -106,6 +110,31 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
         if day
     ]
     return f"- {' · '.join(links)}" if links else "- This is the only day."
+
+
+def run_block(stored: Sequence[Stored]) -> str:
+    """What `run_day.py N` printed, on the first device of these results: a console block."""
+    if not stored:
+        return "Not measured yet."
+    one = stored[0]
+    several = len({rung.problem for rung in one.rungs}) > 1
+    lines: list[Line] = [[(_platform(one.where), "")], header_line()]
+    problem = ""
+    for rung in one.rungs:
+        if several and rung.problem != problem:
+            problem = rung.problem
+            lines.append([(f"{one.day:>3} {problem}:", "")])
+        lines.append(rung_line(one.day, rung))
+    texts = ["".join(text for text, _ in line).rstrip() for line in lines]
+    texts += [f"      | {line}".rstrip() for line in one.output]
+    return "\n".join(["```text", *texts, "```"])
+
+
+def _platform(where: dict[str, str]) -> str:
+    """The first line of a run there."""
+    if where["device"] == "cpu":
+        return f"CPU backend, {where['compiler']}, torch {where['torch']}"
+    return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
 
 
 def results_block(stored: Sequence[Stored]) -> str:
@@ -198,6 +227,8 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     ]
     if notes:
         lines += ["", *(f"- [{letter}] {note}" for note, letter in notes.items())]
+    if any(day.introduces for day in days):
+        lines += ["", "## Glossary", "", *glossary(days)]
     return "\n".join(lines) + "\n"
 
 

@@ -164,6 +164,11 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILED
+    if findings := _obstacles(options, selection, platform):
+        report.close()
+        for line in findings:
+            print(f"run_day.py: {line}", file=sys.stderr)
+        return EXIT_FAILED
     broken = [
         DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
@@ -190,6 +195,22 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
     report.summary(outcomes, time.monotonic() - began)
     stored = _store(options, platform, outcomes, report, options.write)
     return exit_code(outcomes) if stored else EXIT_FAILED
+
+
+def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
+    """What would make every build fail, where there is something to build: a line each."""
+    from common.build import day_build
+    from common.run.doctor import obstacles
+
+    def built(day: Day) -> bool:
+        try:
+            return day_build.ready(day, platform)
+        except OSError:
+            return False  # the day's own failure, told with it
+
+    if options.mode != "compile" and all(built(day) for day in selection.days):
+        return []
+    return [f"{finding.subject}: {finding.text}; {finding.fix}" for finding in obstacles()]
 
 
 def title(options: Options, platform: Platform) -> str:

@@ -1,4 +1,4 @@
-"""`--doctor`: what this machine has, what is wrong with it, and the mend of each finding.
+"""`--doctor`: what this machine has, what is wrong with it, and the fix of each finding.
 
 Everything is tried and nothing is taken for granted: torch may be missing or broken.
 """
@@ -35,12 +35,12 @@ TRY_LIMIT = 120  # seconds for importing torch, and for building one kernel
 @dataclass(frozen=True)
 class Finding:
     """state: "ok", "warn" (something works less well) or "bad" (days cannot run). subject: what
-    was looked at. text: what was found. mend: what to do about it."""
+    was examined. text: what was found. fix: what to do about it."""
 
     state: str
     subject: str
     text: str
-    mend: str = ""
+    fix: str = ""
 
 
 def main(colour: bool = True, root: Path = DAYS) -> int:
@@ -55,7 +55,7 @@ def main(colour: bool = True, root: Path = DAYS) -> int:
                 report.line(line)
     report.close()
     counts = f"{worst[OK]} ok, {counted(worst[WARN], 'warning')}, {worst[BAD]} bad"
-    verdict = "days cannot run until the bad ones are mended" if worst[BAD] else "days can run"
+    verdict = "days cannot run until the bad ones are fixed" if worst[BAD] else "days can run"
     report.line([(f"{counts}: {verdict}", "bold")])
     return 1 if worst[BAD] else 0
 
@@ -68,8 +68,8 @@ def lines(finding: Finding) -> list[Line]:
             (f"  {finding.subject:<11} {finding.text}", ""),
         ]
     ]
-    if finding.mend:
-        shown.append([(f"      {'':<11} mend: {finding.mend}", "cyan")])
+    if finding.fix:
+        shown.append([(f"      {'':<11} fix: {finding.fix}", "cyan")])
     return shown
 
 
@@ -220,7 +220,7 @@ def nvcc(_root: Path) -> Iterator[Finding]:
     yield Finding(OK, "headers", f"of CUDA, for the CPU backend: {headers}")
 
 
-def cache(_root: Path) -> Iterator[Finding]:
+def writable_cache(_root: Path) -> Iterator[Finding]:
     folder = cache_directory()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,13 +233,20 @@ def cache(_root: Path) -> Iterator[Finding]:
             f"{folder} cannot be written: {error.strerror}",
             "set HUNDRED_DAYS_CACHE to a folder that can",
         )
+
+
+def cache(root: Path) -> Iterator[Finding]:
+    unwritable = list(writable_cache(root))
+    if unwritable:
+        yield from unwritable
         return
+    folder = cache_directory()
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     yield Finding(OK, "cache", f"{folder}, {size / 1e6:.1f} MB")
     free = shutil.disk_usage(folder).free
     state = WARN if free < LOW_DISK else OK
-    mend = "make room, or set HUNDRED_DAYS_CACHE to another disk" if state == WARN else ""
-    yield Finding(state, "disk", f"{free / 1e9:.1f} GB free for builds", mend)
+    fix = "make room, or set HUNDRED_DAYS_CACHE to another disk" if state == WARN else ""
+    yield Finding(state, "disk", f"{free / 1e9:.1f} GB free for builds", fix)
 
 
 def days(root: Path) -> Iterator[Finding]:
@@ -272,3 +279,12 @@ def cpu_backend(_root: Path) -> Iterator[Finding]:
 
 
 LOOKS = (python, torch, packages, compiler, ninja, gpu, nvcc, cache, days, cpu_backend)
+
+# Of these, what makes every build fail, found in a moment.
+OBSTACLES = (compiler, ninja, writable_cache)
+
+
+def obstacles() -> list[Finding]:
+    """Why no day can be built on this machine; [] where nothing is known to prevent it."""
+    findings = (finding for look in OBSTACLES for finding in found(look, DAYS))
+    return [finding for finding in findings if finding.state == BAD]

@@ -41,9 +41,8 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     problems = load_lesson(day).problems
     channel.emit(Planned([[p.name, r.name, r.idea] for p in problems for r in p.rungs]))
     for problem in problems:
-        inputs = problem.inputs(
-            problem.bench_cpu, Draw(problem.bench_cpu, backend, seed=0, fast=True)
-        )
+        case = problem.timing_case("cpu")
+        inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
             channel.emit(Stage(rung.name, "counting accesses"))
@@ -65,7 +64,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 def _tell_tables(
     problem: Problem, rung: Rung, counts: Sequence[LineCounts], channel: Channel
 ) -> None:
-    title = f"{rung.name}, {problem.bench_cpu}"
+    title = f"{rung.name}, {problem.timing_case('cpu')}"
     rows = kernel_rows(counts)
     channel.emit(Table(title, list(KERNEL_HEADER), rows))
     if counts:

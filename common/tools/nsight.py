@@ -69,7 +69,7 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
     todo = library.plan(day, platform)
     operators = library.load(todo)
     for problem in load_lesson(day).problems:
-        case = problem.bench_cpu if work.quick else problem.bench
+        case = problem.timing_case("cpu" if work.quick else "cuda")
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Softmax in shared memory"
 TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
@@ -56,6 +56,6 @@ PROBLEMS = (
         bench=Case((65536, 1024)),
         bench_cpu=Case((512, 1024)),
         cost=cost,
-        compiled=True,
+        libraries=(COMPILE,),
     ),
 )

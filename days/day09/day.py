@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Layer normalisation"
 TEACHES = "Mean and variance in parallel: two passes, Welford, a row in one warp's registers"
@@ -47,7 +47,7 @@ def problem(dtype, rungs, cases):
         bench=Case((65536, 4096), dtype),
         bench_cpu=Case((256, 1024), dtype),
         cost=cost,
-        compiled=True,
+        libraries=(COMPILE,),
     )
 
 

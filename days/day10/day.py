@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Fusing element-wise chains"
 TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
@@ -95,7 +95,7 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((1 << 18,)),
         cost=cost(2, 16),
-        compiled=True,
+        libraries=(COMPILE,),
         gradients=True,
     ),
     Problem(
@@ -111,7 +111,7 @@ PROBLEMS = (
         bench=Case(LARGE, "bfloat16"),
         bench_cpu=Case((1 << 18,), "bfloat16"),
         cost=cost(2, 16),
-        compiled=True,
+        libraries=(COMPILE,),
         gradients=True,
     ),
     Problem(
@@ -130,6 +130,6 @@ PROBLEMS = (
         bench=Case(LARGE, "bfloat16"),
         bench_cpu=Case((1 << 18,), "bfloat16"),
         cost=cost(3, 24),
-        compiled=True,
+        libraries=(COMPILE,),
     ),
 )

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Skip, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Skip, grid
 
 TITLE = "One operator, three ways to build it"
 TEACHES = "JIT, setup.py and CMake builds of one operator; opcheck, autograd, torch.compile"
@@ -146,7 +146,7 @@ PROBLEMS = (
         bench=Case((65536, 4096)),
         bench_cpu=Case((256, 1024)),
         cost=cost,
-        compiled=True,
+        libraries=(COMPILE,),
         gradients=True,
     ),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Images: grey and blurred"
 TEACHES = "Bytes packed in words, fixed-point arithmetic, separable filters in shared memory"
@@ -117,7 +117,7 @@ PROBLEMS = (
         bench=Case((16384, 16384), "uint8"),
         bench_cpu=Case((1024, 1024), "uint8"),
         cost=grey_cost,
-        compiled=True,
+        libraries=(COMPILE,),
     ),
     blur_problem(
         "Gaussian blur",

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Fused preparation of a backward pass"
 TEACHES = (
@@ -117,6 +117,6 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((2, 128, 4, 64)),
         cost=cost,
-        compiled=True,
+        libraries=(COMPILE,),
     ),
 )

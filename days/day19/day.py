@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Softmax backward and cross-entropy"
 TEACHES = "Two gradients that need a whole row, computed from registers; autograd by torch.library"
@@ -123,7 +123,7 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((256, 1024)),
         cost=cost(2, 5),
-        compiled=True,
+        libraries=(COMPILE,),
         gradients=True,
     ),
     Problem(
@@ -147,7 +147,7 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((256, 1024)),
         cost=cost(3, 4),
-        compiled=True,
+        libraries=(COMPILE,),
     ),
     Problem(
         name="cross-entropy with its gradient",
@@ -162,7 +162,7 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((256, 1024)),
         cost=cost(1, 5),
-        compiled=True,
+        libraries=(COMPILE,),
         gradients=True,
     ),
     Problem(
@@ -186,6 +186,6 @@ PROBLEMS = (
         bench_cpu=Case((256, 1024)),
         cost=cost(2, 7),
         pytorch=gradient_by_autograd,
-        compiled=True,
+        libraries=(COMPILE,),
     ),
 )

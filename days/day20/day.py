@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "FlashAttention-2 backward and fused cross-entropy"
 TEACHES = "Two backward passes without their large matrices: compute again, or write over the input"
@@ -275,7 +275,7 @@ loss = Problem(
     bench_cpu=Case((64, 4096), "bfloat16"),
     cost=loss_cost,
     pytorch=loss_by_autograd,
-    compiled=True,
+    libraries=(COMPILE,),
 )
 
 
@@ -342,7 +342,7 @@ def differentiable(name, inputs, cases):
         rungs=(Rung("cross_entropy", "v4; gradient kept for backward", load=load_cross_entropy),),
         cases=cases,
         gradients=True,
-        compiled=False,
+        libraries=(),
     )
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
@@ -54,7 +54,7 @@ PROBLEMS = (
         bench=Case((16384, 16384)),
         bench_cpu=Case((512, 512)),
         cost=cost,
-        compiled=True,
+        libraries=(COMPILE,),
         outputs_exact=True,
     ),
 )

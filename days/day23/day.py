@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 TITLE = "Warp shuffles"
 TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions without shared memory"
@@ -84,7 +84,7 @@ def row_sums(name, cases, bench):
         bench=bench,
         bench_cpu=Case((128, 1024), bench.dtype),
         cost=matrix_cost(read=1, written=0),
-        compiled=True,
+        libraries=(COMPILE,),
     )
 
 
@@ -156,6 +156,6 @@ PROBLEMS = (
         bench=Case((262144, 1024)),
         bench_cpu=Case((128, 1024)),
         cost=matrix_cost(read=1, written=1),
-        compiled=True,
+        libraries=(COMPILE,),
     ),
 )

@@ -23,6 +23,7 @@ def problem(*rungs):
         name="twice",
         inputs=inputs,
         reference=reference,
+        pytorch=reference,
         rungs=rungs,
         cases=(Case((1,)), Case((1025,))),
         bench=Case((4096,)),

@@ -1,0 +1,56 @@
+"""What a day's `show` measures and prints beside its rungs: memory, single times, tables."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """Bytes of GPU memory that a call takes at its peak, its results included; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return peak
+
+
+def seconds(call: Callable[[], object], repeats: int = 10) -> float:
+    """Median of a call's time: by events of the GPU, and without one by the host's clock.
+
+    For a table of a day's own. Rungs are timed by the runner, with the caches emptied.
+    """
+    call()
+    times = []
+    for _ in range(repeats):
+        if torch.cuda.is_available():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(stop) / 1e3)
+        else:
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table, the first column to the left and the others to the right."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        first, *others = row
+        line = first.ljust(widths[0])
+        line += "".join(f"  {cell:>{w}}" for cell, w in zip(others, widths[1:], strict=True))
+        print(line.rstrip())

@@ -1,0 +1,41 @@
+// Binds a launcher to PyTorch, and lets it say that another kernel did the work.
+#pragma once
+
+#include <string>
+
+#include "common/cuda/torch.cuh"
+
+// Registers the function `name` as torch.ops.<day>.<name>: its schema and its implementation for
+// tensors on the GPU. One line per rung, at the end of the file:
+//
+//   RUNG(day05, softmax_v2_online, "(Tensor x) -> Tensor");
+#define RUNG(day, name, schema)             \
+  STABLE_TORCH_LIBRARY_FRAGMENT(day, m) {   \
+    m.def(#name schema);                    \
+  }                                         \
+  STABLE_TORCH_LIBRARY_IMPL(day, CUDA, m) { \
+    m.impl(#name, TORCH_BOX(&name));        \
+  }                                         \
+  static_assert(true, "a RUNG ends with a semicolon")
+
+inline std::string& last_fallback() {
+  static thread_local std::string text;
+  return text;
+}
+
+// A launcher that hands its work to another rung's kernel says to which, and why:
+//
+//   fell_back("softmax_v2_online", "a row that does not fit into registers");
+//
+// The report shows it, and a rung may not be timed on a case for which it fell back.
+inline void fell_back(const char* to, const char* why) {
+  last_fallback() = std::string(to) + ": " + why;
+}
+
+// For the checker: what was said since the last call, "" if nothing was.
+extern "C" __attribute__((visibility("default"), used)) inline const char* take_fallback() {
+  static thread_local std::string taken;
+  taken.swap(last_fallback());
+  last_fallback().clear();
+  return taken.c_str();
+}
