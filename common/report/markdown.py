@@ -21,7 +21,10 @@ from common.base.toolchain import sm
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
+from common.report.plot import plot
 from common.report.terminal import Line, header_line, rung_line
+
+PLOT = "results.svg"  # in a day's folder
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
         for name, block in blocks.items():
             text = _replaced(readme, text, name, block)
         files[readme] = text
+        for one in _shown(stored.get(day.number, []))[:1]:
+            if picture := plot(one.rungs):
+                files[day.folder / PLOT] = picture
     return files
 
 
@@ -139,8 +145,15 @@ def _platform(where: dict[str, str]) -> str:
 
 def results_block(stored: Sequence[Stored]) -> str:
     """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
-    shown = [one for one in stored if one.on_gpu] or stored
-    return "\n\n".join(_results_on(one) for one in shown) or "Not measured yet."
+    parts = [_results_on(one) for one in _shown(stored)]
+    if parts and plot(_shown(stored)[0].rungs):
+        parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def _shown(stored: Sequence[Stored]) -> list[Stored]:
+    """The results on GPUs; where there are none, those on the CPU."""
+    return [one for one in stored if one.on_gpu] or list(stored)
 
 
 def _results_on(one: Stored) -> str:
