@@ -16,6 +16,7 @@ from common.base.declaration import (
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
+from common.report.picture import hills_at_night, save_pictures
 
 __all__ = [
     "COMPILE",
@@ -28,7 +29,9 @@ __all__ = [
     "Target",
     "Tolerance",
     "grid",
+    "hills_at_night",
     "peak_memory",
     "print_table",
+    "save_pictures",
     "seconds",
 ]

@@ -17,8 +17,9 @@
 //
 // Run: python run_day.py 10
 
-#include "common/cuda/pack.cuh"    // taught in day 2
-#include "common/cuda/tensor.cuh"  // taught in days 6 and 12
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
+#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
 
 #include <type_traits>
 
@@ -143,7 +144,10 @@ void map_packs(const Tensor& x, const Tensor& y, F f) {
 
 Tensor chain_v3_vectorised(const Tensor& x, double a, double b) {
   check(x, "x").on_gpu().floating().contiguous();
-  if (!is_aligned(x, 16)) return chain_v2_fused(x, a, b);  // a slice such as x[1:]
+  if (!is_aligned(x, 16)) {
+    fell_back("chain_v2_fused", "x is not aligned to 16 bytes");  // a slice such as x[1:]
+    return chain_v2_fused(x, a, b);
+  }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
@@ -171,7 +175,10 @@ struct FastSigmoid {
 Tensor chain_v4_fast(const Tensor& x, double a, double b) {
   // fp32 is refused, since its users expect more than 11 bits.
   check(x, "x").on_gpu().dtype({ScalarType::Half, ScalarType::BFloat16}).contiguous();
-  if (!is_aligned(x, 16)) return chain_v2_fused(x, a, b);
+  if (!is_aligned(x, 16)) {
+    fell_back("chain_v2_fused", "x is not aligned to 16 bytes");
+    return chain_v2_fused(x, a, b);
+  }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
@@ -302,20 +309,9 @@ Tensor chain_backward_v2_fused(const Tensor& gy, const Tensor& x, double a, doub
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day10, m) {
-  m.def("chain_v1_unfused(Tensor x, float a=1.0, float b=0.0) -> Tensor");
-  m.def("chain_v2_fused(Tensor x, float a=1.0, float b=0.0) -> Tensor");
-  m.def("chain_v3_vectorised(Tensor x, float a=1.0, float b=0.0) -> Tensor");
-  m.def("chain_v4_fast(Tensor x, float a=1.0, float b=0.0) -> Tensor");
-  m.def("chain_backward_v1_unfused(Tensor gy, Tensor x, float a=1.0, float b=0.0) -> Tensor");
-  m.def("chain_backward_v2_fused(Tensor gy, Tensor x, float a=1.0, float b=0.0) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day10, CUDA, m) {
-  m.impl("chain_v1_unfused", TORCH_BOX(&chain_v1_unfused));
-  m.impl("chain_v2_fused", TORCH_BOX(&chain_v2_fused));
-  m.impl("chain_v3_vectorised", TORCH_BOX(&chain_v3_vectorised));
-  m.impl("chain_v4_fast", TORCH_BOX(&chain_v4_fast));
-  m.impl("chain_backward_v1_unfused", TORCH_BOX(&chain_backward_v1_unfused));
-  m.impl("chain_backward_v2_fused", TORCH_BOX(&chain_backward_v2_fused));
-}
+RUNG(day10, chain_v1_unfused, "(Tensor x, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day10, chain_v2_fused, "(Tensor x, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day10, chain_v3_vectorised, "(Tensor x, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day10, chain_v4_fast, "(Tensor x, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day10, chain_backward_v1_unfused, "(Tensor gy, Tensor x, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day10, chain_backward_v2_fused, "(Tensor gy, Tensor x, float a=1.0, float b=0.0) -> Tensor");

@@ -15,8 +15,9 @@
 //
 // Run: python run_day.py 11
 
-#include "common/cuda/pack.cuh"    // taught in day 2
-#include "common/cuda/tensor.cuh"  // taught in days 6 and 12
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
+#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
 
 #include <map>
 #include <mutex>
@@ -356,16 +357,10 @@ Tensor conv1d_v4_register_window(const Tensor& x, const Tensor& w, int64_t paddi
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day11, m) {
-  m.def("conv1d_v1_naive(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
-  m.def("conv1d_v2_constant_filter(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
-  m.def("conv1d_v3_shared_halo(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
-  m.def("conv1d_v4_register_window(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day11, CUDA, m) {
-  m.impl("conv1d_v1_naive", TORCH_BOX(&conv1d_v1_naive));
-  m.impl("conv1d_v2_constant_filter", TORCH_BOX(&conv1d_v2_constant_filter));
-  m.impl("conv1d_v3_shared_halo", TORCH_BOX(&conv1d_v3_shared_halo));
-  m.impl("conv1d_v4_register_window", TORCH_BOX(&conv1d_v4_register_window));
-}
+RUNG(day11, conv1d_v1_naive, "(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
+RUNG(day11, conv1d_v2_constant_filter,
+     "(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
+RUNG(day11, conv1d_v3_shared_halo,
+     "(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");
+RUNG(day11, conv1d_v4_register_window,
+     "(Tensor x, Tensor w, int padding=0, str mode='zeros') -> Tensor");

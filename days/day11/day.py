@@ -1,9 +1,11 @@
 """Day 11: convolution in one dimension."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 
-from common.day import Case, Cost, Problem, Rung, grid
+from common.day import Case, Cost, Library, Problem, Rung, grid
 
 TITLE = "Convolution in one dimension"
 TEACHES = (
@@ -35,24 +37,55 @@ def reference(x, w, padding=0, mode="zeros"):
     return F.conv1d(x, w.reshape(1, 1, *w.shape), padding=padding).squeeze(1)
 
 
+def cudnn_searched(x, w, padding, mode):
+    """F.conv1d with the fastest of cuDNN's algorithms, which cuDNN finds by trying them."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        return F.conv1d(x[:, None], w[None, None], padding=padding)[:, 0]
+
+
+def by_fft(x, w, padding, mode):
+    """Zeros only: the product of two spectra, by cuFFT; its work hardly depends on the taps."""
+    n, out = x.shape[1], x.shape[1] + 2 * padding - len(w) + 1
+    size = max(n + 2 * padding, n // 8 * 9)  # 9 · 2^17 for the timed rows: small prime factors
+    taps = F.pad(w, (0, size - len(w))).roll(-padding)
+    spectrum = torch.fft.rfft(x, size) * torch.fft.rfft(taps).conj()
+    return torch.fft.irfft(spectrum, size)[:, :out]
+
+
+@cache
+def compiled(call):
+    return torch.compile(call, dynamic=False)
+
+
+def by_shifts(x, w, padding, mode):
+    """Zeros only: a sum of shifted rows. The compiler makes one kernel of it."""
+    row = F.pad(x, (padding, padding))
+    out = row.shape[1] - len(w) + 1
+    return sum(w[j] * row[:, j : j + out] for j in range(len(w)))
+
+
+RUNGS = (
+    Rung("conv1d_v1_naive", "all operands from global memory"),
+    Rung("conv1d_v2_constant_filter", "filter in constant memory"),
+    Rung("conv1d_v3_shared_halo", "tile with halo in shared memory"),
+    Rung("conv1d_v4_register_window", "12 outputs per thread"),
+)
+
+
 def cost(case):
     rows, n, taps, padding = case.shape
-    element = getattr(torch, case.dtype).itemsize
     outputs = rows * (n + 2 * padding - taps + 1)
-    return Cost(bytes=(rows * n + taps + outputs) * element, flops=2 * taps * outputs)
+    return Cost(bytes=(rows * n + taps + outputs) * case.itemsize, flops=2 * taps * outputs)
 
 
-def problem(name, mode, cases, taps, timed=True):
+def timed(taps, cases, *libraries):
     return Problem(
-        name=name,
-        inputs=inputs(mode),
+        name=f"{taps} taps, zeros",
+        inputs=inputs("zeros"),
         reference=reference,
-        rungs=(
-            Rung("conv1d_v1_naive", "all operands from global memory", timed=timed),
-            Rung("conv1d_v2_constant_filter", "filter in constant memory", timed=timed),
-            Rung("conv1d_v3_shared_halo", "tile with halo in shared memory", timed=timed),
-            Rung("conv1d_v4_register_window", "12 outputs per thread", timed=timed),
-        ),
+        pytorch=reference,
+        libraries=(Library("cuDNN", cudnn_searched), *libraries),
+        rungs=RUNGS,
         cases=cases,
         bench=Case((64, 1 << 20, taps, taps // 2)),
         bench_cpu=Case((2, 1 << 13, taps, taps // 2)),
@@ -60,10 +93,14 @@ def problem(name, mode, cases, taps, timed=True):
     )
 
 
+def checked(mode, *more):
+    cases = grid([*SHAPES, *more], FLOATS)
+    return Problem(mode, inputs(mode), reference, RUNGS, cases, timed=False)
+
+
 PROBLEMS = (
-    problem(
-        "255 taps, zeros",
-        "zeros",
+    timed(
+        255,
         (
             *grid([*SHAPES, (0, 5, 3, 1), (2, 3, 4, 9)], FLOATS),
             *grid([(1, 16390, 16384, 0)], ["float32"]),  # the longest filter, 64 KB
@@ -71,10 +108,14 @@ PROBLEMS = (
             *grid([(2, 601, 31, 15)], FLOATS, values="large"),
             *grid([(2, 601, 31, 15)], FLOATS, values="tiny"),
         ),
-        taps=255,
+        Library("cuFFT", by_fft),
     ),
-    problem("9 taps, zeros", "zeros", grid([(3, 1600, 9, 4)], FLOATS), taps=9),
-    problem("reflect", "reflect", grid([*SHAPES, (3, 5, 3, 4)], FLOATS), 255, timed=False),
-    problem("replicate", "replicate", grid([*SHAPES, (3, 2, 3, 9)], FLOATS), 255, timed=False),
-    problem("circular", "circular", grid([*SHAPES, (3, 5, 3, 5)], FLOATS), 255, timed=False),
+    timed(
+        9,
+        grid([(3, 1600, 9, 4)], FLOATS),
+        Library("compile", lambda *arguments: compiled(by_shifts)(*arguments)),
+    ),
+    checked("reflect", (3, 5, 3, 4)),
+    checked("replicate", (3, 2, 3, 9)),
+    checked("circular", (3, 5, 3, 5)),
 )

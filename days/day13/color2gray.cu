@@ -17,6 +17,7 @@
 //
 // Run: python run_day.py 13
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/tensor.cuh"
 
 #include <vector>
@@ -91,7 +92,10 @@ __global__ void grey_v2_four_pixels_kernel(const uint8_t* __restrict__ rgb,
 
 Tensor grey_v2_four_pixels(const Tensor& image) {
   check_image(image);
-  if (!is_aligned(image, 4)) return grey_v1_thread_per_pixel(image);  // e.g. a slice
+  if (!is_aligned(image, 4)) {
+    fell_back("grey_v1_thread_per_pixel", "image is not aligned to 4 bytes");  // e.g. a slice
+    return grey_v1_thread_per_pixel(image);
+  }
   const DeviceGuard guard(image);
   Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
@@ -124,7 +128,10 @@ __global__ void grey_v3_sixteen_pixels_kernel(const uint8_t* __restrict__ rgb,
 
 Tensor grey_v3_sixteen_pixels(const Tensor& image) {
   check_image(image);
-  if (!is_aligned(image, 16)) return grey_v2_four_pixels(image);
+  if (!is_aligned(image, 16)) {
+    fell_back("grey_v2_four_pixels", "image is not aligned to 16 bytes");
+    return grey_v2_four_pixels(image);
+  }
   const DeviceGuard guard(image);
   Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
@@ -376,7 +383,10 @@ void launch_window(const Tensor& image, Tensor& out, dim3 grid, const Weights& w
 Tensor blur_v3_register_window(const Tensor& image, const std::vector<int64_t>& weights) {
   check_image(image);
   const Weights by_value = weights_of(weights);
-  if (by_value.radius > MAX_UNROLLED) return blur_v2_separable(image, weights);
+  if (by_value.radius > MAX_UNROLLED) {
+    fell_back("blur_v2_separable", "the radius is larger than 8");
+    return blur_v2_separable(image, weights);
+  }
   const DeviceGuard guard(image);
   Tensor out = torch::stable::empty_like(image);
   if (image.numel() == 0) return out;
@@ -389,20 +399,9 @@ Tensor blur_v3_register_window(const Tensor& image, const std::vector<int64_t>& 
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day13, m) {
-  m.def("grey_v1_thread_per_pixel(Tensor image) -> Tensor");
-  m.def("grey_v2_four_pixels(Tensor image) -> Tensor");
-  m.def("grey_v3_sixteen_pixels(Tensor image) -> Tensor");
-  m.def("blur_v1_direct(Tensor image, int[] weights) -> Tensor");
-  m.def("blur_v2_separable(Tensor image, int[] weights) -> Tensor");
-  m.def("blur_v3_register_window(Tensor image, int[] weights) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day13, CUDA, m) {
-  m.impl("grey_v1_thread_per_pixel", TORCH_BOX(&grey_v1_thread_per_pixel));
-  m.impl("grey_v2_four_pixels", TORCH_BOX(&grey_v2_four_pixels));
-  m.impl("grey_v3_sixteen_pixels", TORCH_BOX(&grey_v3_sixteen_pixels));
-  m.impl("blur_v1_direct", TORCH_BOX(&blur_v1_direct));
-  m.impl("blur_v2_separable", TORCH_BOX(&blur_v2_separable));
-  m.impl("blur_v3_register_window", TORCH_BOX(&blur_v3_register_window));
-}
+RUNG(day13, grey_v1_thread_per_pixel, "(Tensor image) -> Tensor");
+RUNG(day13, grey_v2_four_pixels, "(Tensor image) -> Tensor");
+RUNG(day13, grey_v3_sixteen_pixels, "(Tensor image) -> Tensor");
+RUNG(day13, blur_v1_direct, "(Tensor image, int[] weights) -> Tensor");
+RUNG(day13, blur_v2_separable, "(Tensor image, int[] weights) -> Tensor");
+RUNG(day13, blur_v3_register_window, "(Tensor image, int[] weights) -> Tensor");

@@ -1,14 +1,24 @@
 """Day 13: images, converted to grey and blurred."""
 
 import math
-import struct
-import zlib
+from functools import cache
 from pathlib import Path
 
 import torch
-from torch.nn import functional
+import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    grid,
+    hills_at_night,
+    save_pictures,
+)
 
 TITLE = "Images: grey and blurred"
 TEACHES = "Bytes packed in words, fixed-point arithmetic, separable filters in shared memory"
@@ -20,14 +30,8 @@ SIZES = [(1, 1), (1, 3), (5, 3), (3, 5), (16, 16), (31, 33), (64, 65), (7, 1031)
 
 
 def image_of(case, draw):
-    height, width = case.shape[:2]
-    if case.values == "constant":  # white must stay white: finds overflow
-        return draw(height, width, 3, low=255, high=256)
-    return draw(height, width, 3)
-
-
-def grey_inputs(case, draw):
-    return (image_of(case, draw),)
+    white = {"low": 255, "high": 256} if case.values == "constant" else {}  # finds overflow
+    return draw(*case.shape[:2], 3, **white)
 
 
 def grey_reference(image):
@@ -35,9 +39,17 @@ def grey_reference(image):
     return ((19595 * r + 38470 * g + 7471 * b + 32768) >> 16).to(torch.uint8)
 
 
+def grey_in_place(image):
+    """Exact, with one int32 image: each addition reads bytes and widens them itself."""
+    r, g, b = image.unbind(-1)
+    y = torch.full(r.shape, 32768, dtype=torch.int32, device=image.device)
+    y.add_(r, alpha=19595).add_(g, alpha=38470).add_(b, alpha=7471)
+    return y.bitwise_right_shift_(16).to(torch.uint8)
+
+
 def grey_cost(case):
-    height, width = case.shape
-    return Cost(bytes=4 * height * width, flops=6 * height * width)
+    pixels = case.shape[0] * case.shape[1]
+    return Cost(bytes=4 * pixels, flops=6 * pixels, unit="int32")
 
 
 def box(radius):
@@ -68,46 +80,59 @@ def blur_reference(image, weights):
     return ((sums + total // 2) // total).to(torch.uint8)
 
 
-def blur_pytorch(image, weights):
-    """Two depthwise convolutions, along rows and along columns."""
+def blur_convolutions(image, weights):
+    """Two depthwise convolutions, along rows and along columns; a bias of 0.5 rounds to nearest."""
     count, total = len(weights), sum(weights)
     row = torch.cat([torch.full((1,), w / total, device=image.device) for w in weights])
-    planes = image.permute(2, 0, 1)[None].float()
-    planes = functional.pad(planes, [count // 2] * 4, mode="replicate")
-    planes = functional.conv2d(planes, row.expand(3, 1, 1, count), groups=3)
-    planes = functional.conv2d(planes, row[:, None].expand(3, 1, count, 1), groups=3)
-    return planes[0].permute(1, 2, 0).round().to(torch.uint8).contiguous()
+    half = torch.full((3,), 0.5, device=image.device)
+    planes = F.pad(image.permute(2, 0, 1)[None].float(), [count // 2] * 4, mode="replicate")
+    planes = F.conv2d(planes, row.expand(3, 1, 1, count), groups=3)
+    planes = F.conv2d(planes, row[:, None].expand(3, 1, count, 1), half, groups=3)
+    return planes.to(torch.uint8, memory_format=torch.channels_last)[0].permute(1, 2, 0)
+
+
+@cache
+def blur_compiled():
+    """The sums of shifted images, in integers, which the compiler fuses."""
+    return torch.compile(blur_reference, dynamic=False)
 
 
 def blur_cost(case):
     height, width, radius = case.shape
     values = 3 * height * width
-    return Cost(bytes=2 * values, flops=4 * (2 * radius + 1) * values)
+    return Cost(bytes=2 * values, flops=4 * (2 * radius + 1) * values, unit="int32")
 
 
-def blur_problem(name, weights, cases):
+def blur(name, weights, cases):
     return Problem(
         name=name,
         inputs=lambda case, draw: (image_of(case, draw), weights(case.shape[2])),
         reference=blur_reference,
-        pytorch=blur_pytorch,
+        pytorch=blur_convolutions,
+        libraries=(Library("compile", lambda *arguments: blur_compiled()(*arguments)),),
         rungs=(
             Rung("blur_v1_direct", "all neighbours of each output"),
             Rung("blur_v2_separable", "rows, then columns, in shared memory"),
             Rung("blur_v3_register_window", "four outputs from registers"),
         ),
-        cases=cases,
+        cases=(
+            *grid(cases, ["uint8"]),
+            *grid([(9, 13, 4), (9, 13, 15)], ["uint8"], values="constant"),
+        ),
         bench=Case((8192, 8192, 4), "uint8"),
         bench_cpu=Case((96, 96, 4), "uint8"),
         cost=blur_cost,
     )
 
 
+SMALL = [(1, 1, 1), (5, 3, 2), (33, 35, 3), (31, 67, 4), (64, 32, 1)]
 PROBLEMS = (
     Problem(
         name="grey",
-        inputs=grey_inputs,
+        inputs=lambda case, draw: (image_of(case, draw),),
         reference=grey_reference,
+        pytorch=grey_in_place,
+        libraries=(COMPILE,),
         rungs=(
             Rung("grey_v1_thread_per_pixel", "one thread per pixel"),
             Rung("grey_v2_four_pixels", "three words in, one word out"),
@@ -117,75 +142,19 @@ PROBLEMS = (
         bench=Case((16384, 16384), "uint8"),
         bench_cpu=Case((1024, 1024), "uint8"),
         cost=grey_cost,
-        libraries=(COMPILE,),
     ),
-    blur_problem(
-        "Gaussian blur",
-        gaussian,
-        (
-            *grid([(1, 1, 1), (5, 3, 2), (33, 35, 3), (31, 67, 4), (64, 32, 1)], ["uint8"]),
-            *grid([(3, 41, 15), (70, 2, 7), (0, 4, 2), (4, 0, 2)], ["uint8"]),
-            Case((9, 13, 4), "uint8", "constant"),
-        ),
-    ),
-    blur_problem(
-        "box blur",
-        box,
-        (
-            *grid([(1, 7, 1), (7, 5, 2), (33, 31, 0), (12, 40, 15)], ["uint8"]),
-            Case((9, 13, 15), "uint8", "constant"),
-        ),
-    ),
+    blur("Gaussian blur", gaussian, [*SMALL, (3, 41, 15), (70, 2, 7), (0, 4, 2), (4, 0, 2)]),
+    blur("box blur", box, [(1, 7, 1), (7, 5, 2), (33, 31, 0), (12, 40, 15)]),
 )
-
-
-def picture(height=200, width=320):
-    """Hills at night with a moon, stars and a railing of thin bars: uint8 (H, W, 3)."""
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    image = torch.stack([20 + y // 3, 24 + y // 2, 70 + y // 2], dim=-1)
-
-    def paint(where, *colour):
-        image[where] = torch.tensor(colour)
-
-    paint((x * 7919 + y * 104729 + x * y * 31) % 397 == 0, 255, 255, 235)  # stars
-    paint((x - 245) ** 2 + (y - 52) ** 2 < 30**2, 250, 240, 200)  # the moon
-    for base, height_of, step, colour in ((120, 22, 47, (48, 72, 66)), (150, 14, 29, (34, 52, 40))):
-        ridge = [base - height_of * math.sin(i / step) - 5 * math.sin(i / 11) for i in range(width)]
-        paint(y > torch.tensor(ridge).round(), *colour)
-    paint((y > 165) & (y < 192) & (x % 8 < 3), 205, 180, 140)  # the railing
-    paint((y > 172) & (y < 176), 205, 180, 140)
-    return image.to(torch.uint8)
-
-
-def save_png(image, path):
-    """Writes uint8 (H, W) or (H, W, 3) as a PNG: a signature, then three chunks, each with its
-    length, name, data and checksum."""
-    height, width = image.shape[:2]
-    colour = 2 if image.dim() == 3 else 0
-    # Each row starts with the number of its filter; 0 means unfiltered.
-    rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in image.cpu())
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
-        (b"IDAT", zlib.compress(rows, 9)),
-        (b"IEND", b""),
-    )
-    data = b"\x89PNG\r\n\x1a\n"
-    for name, body in chunks:
-        data += struct.pack(">I", len(body)) + name + body
-        data += struct.pack(">I", zlib.crc32(name + body))
-    path.write_bytes(data)
 
 
 def show(operators, device):
     """Saves a picture as drawn, in grey, and blurred with both filters."""
-    image = picture().to(device)
+    image = hills_at_night().to(device)
     pictures = {
         "picture": image,
         "grey": operators.grey_v3_sixteen_pixels(image),
         "box": operators.blur_v3_register_window(image, box(4)),
         "gaussian": operators.blur_v3_register_window(image, gaussian(4)),
     }
-    for name, pixels in pictures.items():
-        path = Path(__file__).with_name(f"{name}.png")
-        save_png(pixels, path)
-        print(f"{path.name:<14}{tuple(pixels.shape)!s:<15}{path.stat().st_size:>7,} bytes")
+    save_pictures(Path(__file__).parent, pictures)

@@ -1,8 +1,10 @@
 """Day 14: the sum of a vector, the whole ladder of parallel reduction."""
 
+from dataclasses import replace
+
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid, print_table
 
 TITLE = "Parallel reduction, the whole ladder"
 TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding of sums"
@@ -19,53 +21,45 @@ V1 = Rung(
     "one atomicAdd per element",
     not_repeatable="floats are added in any order, and each addition rounds",
 )
+V5 = Rung("sum_v5_warp", "the tree in registers")
 V6 = Rung("sum_v6_vectorised", "eight 16-byte loads in flight, two stages")
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
-def reference(x):
-    return x.sum()
-
-
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=n * getattr(torch, case.dtype).itemsize, flops=n)
-
-
-def large(name, dtype, n, target=None):
-    """Sums of 4 GiB: v6, bound by memory, beside v5, the best with a tree per 256 elements."""
+def problem(name, rungs, cases, bench, **options):
     return Problem(
         name=name,
-        inputs=inputs,
-        reference=reference,
-        rungs=(
-            Rung("sum_v5_warp", "the tree in registers"),
-            Rung(V6.name, V6.idea, target=target),
-        ),
-        cases=grid([(70_001,)], [dtype]),  # more than one block of v6, and a tail
-        bench=Case((n,), dtype),
-        bench_cpu=Case((1 << 16,), dtype),
-        cost=cost,
+        inputs=lambda case, draw: (draw(*case.shape),),
+        reference=torch.sum,
+        pytorch=torch.sum,
+        libraries=(COMPILE,),
+        rungs=rungs,
+        cases=cases,
+        bench=bench,
+        bench_cpu=Case((1 << 16,), bench.dtype),
+        cost=lambda case: Cost(bytes=case.shape[0] * case.itemsize, flops=case.shape[0]),
+        **options,
     )
 
 
+def large(dtype, n, **target):
+    """Sums of 4 GiB: v6, bound by memory, beside v5, the best with a tree per 256 elements."""
+    cases = grid([(70_001,)], [dtype])  # more than one block of v6, and a tail
+    rungs = (V5, replace(V6, **target))
+    return problem(f"4 GiB of {dtype}", rungs, cases, Case((n,), dtype))
+
+
 PROBLEMS = (
-    Problem(
-        name="sum",
-        inputs=inputs,
-        reference=reference,
-        rungs=(
+    problem(
+        "sum",
+        (
             V1,
             Rung("sum_v2_interleaved", "one tree per block, every second thread"),
             Rung("sum_v3_strided", "adjacent threads, few banks"),
             Rung("sum_v4_sequential", "upper half added to lower half"),
-            Rung("sum_v5_warp", "the tree in registers"),
+            V5,
             V6,
         ),
-        cases=(
+        (
             *grid(SMALL, FLOATS),
             *grid(LARGE, FLOATS, values="uniform"),  # no cancellation: v1's rounding is in bounds
             *grid([(1,), (257,), (1025,), (0,)], ["int32", "int64"]),
@@ -74,14 +68,12 @@ PROBLEMS = (
             *grid([(300,)], FLOATS, values="nonfinite"),
             *grid([(777,)], ["int32"], values="extreme"),
         ),
-        bench=Case((1 << 26,)),
-        bench_cpu=Case((1 << 16,)),
-        cost=cost,
+        Case((1 << 26,)),
         tolerance=Tolerance(ulps=32, why="v1 adds one by one, and each addition rounds"),
     ),
-    large("4 GiB of float32", "float32", 1 << 30, Target(0.97, "read")),
-    large("4 GiB of float64", "float64", 1 << 29),
-    large("4 GiB of int32", "int32", 1 << 30),
+    large("float32", 1 << 30, target=Target(0.97, "read")),
+    large("float64", 1 << 29),
+    large("int32", 1 << 30),
 )
 
 
@@ -92,9 +84,9 @@ def show(ops, device):
     x = torch.rand(n, generator=generator, device=device)
     expected = x.sum(dtype=torch.float64).item()
     print(f"sum of {n:,} fp32 numbers in [0, 1): {expected:.3f} in float64")
-    sums = {rung.name: getattr(ops, rung.name) for rung in PROBLEMS[0].rungs}
-    for name, function in {**sums, "torch.sum": torch.sum}.items():
-        actual = function(x).item()
-        print(
-            f"{name:<20} {actual:>16.3f}   relative error {abs(actual - expected) / expected:.1e}"
-        )
+    calls = {rung.name: getattr(ops, rung.name) for rung in PROBLEMS[0].rungs}
+    sums = {name: call(x).item() for name, call in {**calls, "torch.sum": torch.sum}.items()}
+    print_table(
+        ("rung", "sum", "relative error"),
+        [(name, f"{y:.3f}", f"{abs(y - expected) / expected:.1e}") for name, y in sums.items()],
+    )

@@ -16,6 +16,7 @@
 //
 // Run: python run_day.py 14
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/pack.cuh"             // taught in day 2
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
@@ -311,20 +312,9 @@ Tensor sum_v6_vectorised(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day14, m) {
-  m.def("sum_v1_atomics(Tensor x) -> Tensor");
-  m.def("sum_v2_interleaved(Tensor x) -> Tensor");
-  m.def("sum_v3_strided(Tensor x) -> Tensor");
-  m.def("sum_v4_sequential(Tensor x) -> Tensor");
-  m.def("sum_v5_warp(Tensor x) -> Tensor");
-  m.def("sum_v6_vectorised(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day14, CUDA, m) {
-  m.impl("sum_v1_atomics", TORCH_BOX(&sum_v1_atomics));
-  m.impl("sum_v2_interleaved", TORCH_BOX(&sum_v2_interleaved));
-  m.impl("sum_v3_strided", TORCH_BOX(&sum_v3_strided));
-  m.impl("sum_v4_sequential", TORCH_BOX(&sum_v4_sequential));
-  m.impl("sum_v5_warp", TORCH_BOX(&sum_v5_warp));
-  m.impl("sum_v6_vectorised", TORCH_BOX(&sum_v6_vectorised));
-}
+RUNG(day14, sum_v1_atomics, "(Tensor x) -> Tensor");
+RUNG(day14, sum_v2_interleaved, "(Tensor x) -> Tensor");
+RUNG(day14, sum_v3_strided, "(Tensor x) -> Tensor");
+RUNG(day14, sum_v4_sequential, "(Tensor x) -> Tensor");
+RUNG(day14, sum_v5_warp, "(Tensor x) -> Tensor");
+RUNG(day14, sum_v6_vectorised, "(Tensor x) -> Tensor");
