@@ -137,10 +137,18 @@ class Lesson:
 
 
 def load_lesson(day: Day) -> Lesson:
-    """Runs the day's day.py. Raises DayError where what it declares is not what is needed."""
+    """Runs the day's day.py. Raises DayError where what it declares is not what is needed.
+
+    day.py is loaded as a package, so that it can import other .py files of its folder, by
+    `from .name import …`. They are run anew each time, as it is.
+    """
     file = day.folder / "day.py"
-    spec = importlib.util.spec_from_file_location(f"days.{day.name}", file)
+    spec = importlib.util.spec_from_file_location(
+        f"days.{day.name}", file, submodule_search_locations=[str(day.folder)]
+    )
     assert spec and spec.loader
+    for name in [name for name in sys.modules if name.startswith(f"{spec.name}.")]:
+        del sys.modules[name]
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
