@@ -116,7 +116,9 @@ _UNIT = (
 )
 AVOIDED = {
     rf"(?:bytes|barriers?|numbers?|operations|atomics?|elements|registers|outputs|blocks?|warps?|"
-    rf"threads?|two|three|four|eight|\d+) an? {_UNIT}": "per: one block per row",
+    rf"threads?|two|three|four|eight|\d+) an? {_UNIT}(?! (?:may|can|must|has|needs|is|does|uses|holds|reads))": (
+        "per: one block per row"
+    ),
     r"turned (?:matrix|tile|copy|round)": "transposed",
     r"on (?:its|their) way": "in flight",
     r"parts? ways": "diverge",

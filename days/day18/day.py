@@ -10,7 +10,7 @@ TEACHES = (
 )
 TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
-INTRODUCES = ("backward pass", "split heads", "bias gradient")
+INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (B, S, H, D)

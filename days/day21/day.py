@@ -6,7 +6,7 @@ TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
 TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle")
 SOURCE = "transpose_matrix.cu"
-INTRODUCES = ("transposed", "padding", "swizzle", "bank")
+INTRODUCES = ("padded rows", "swizzle")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 OTHERS = ["uint8", "bool", "int16", "int64", "float64"]
