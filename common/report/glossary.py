@@ -114,11 +114,10 @@ _UNIT = (
     r"(?:row|thread|block|warp|element|step|level|sum|launch|call|tile|lane|multiprocessor|clock|"
     r"pixel|column|head|key|query|rung)"
 )
+_VERB = r"(?! (?:may|can|must|has|needs|is|does|uses|holds|reads))"
 AVOIDED = {
     rf"(?:bytes|barriers?|numbers?|operations|atomics?|elements|registers|outputs|blocks?|warps?|"
-    rf"threads?|two|three|four|eight|\d+) an? {_UNIT}(?! (?:may|can|must|has|needs|is|does|uses|holds|reads))": (
-        "per: one block per row"
-    ),
+    rf"threads?|two|three|four|eight|\d+) an? {_UNIT}{_VERB}": "per: one block per row",
     r"turned (?:matrix|tile|copy|round)": "transposed",
     r"on (?:its|their) way": "in flight",
     r"parts? ways": "diverge",

@@ -6,7 +6,7 @@ TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
 TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle")
 SOURCE = "transpose_matrix.cu"
-INTRODUCES = ("padded rows", "swizzle")
+INTRODUCES = ("swizzle",)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 OTHERS = ["uint8", "bool", "int16", "int64", "float64"]
