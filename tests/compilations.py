@@ -1,40 +1,99 @@
 """Compilations that tests wait for, begun when the session begins: compilers are what tests cost.
 
-As many run at a time as there are cores, beside the tests.
+They run in processes of their own, as many at a time as there are cores, beside the tests: what a
+test changes in its process, such as the cache in use, does not reach them. This module imports
+neither torch nor pytest, so that such a process starts at once.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from common.base import compiling, toolchain
+from common.base.cache import Entry, cached, digest
+from common.base.paths import ROOT
 from common.build import nvcc
+from common.cpu import backend
+from common.cpu import libraries as shared
 
 ARCHITECTURES = ["8.0", "9.0a"]
+FOLDER = ROOT / "tests" / "cpu_kernels"
+
+
+def source(name: str) -> Path:
+    """The `.cu` of that name."""
+    return FOLDER / f"{name}.cu"
+
+
+def library(name: str, device: str) -> Path:
+    """Builds `cpu_kernels/<name>.cu` for "cpu" or "cuda" if need be; returns the library.
+
+    Raises compiling.BuildError with the compiler's message, ToolchainError if there is none.
+    """
+    platform = toolchain.detect(device)
+    torch_lib = compiling.torch_includes()[0].parent / "lib"
+    includes = [word for path in compiling.torch_includes() for word in ("-isystem", str(path))]
+    if device == "cpu":
+        kept = f"test-{name}"
+        cpp = shared.rewritten(kept, source(name), compiling.sources_of(source(name)), [ROOT])
+        files = [*shared.texts(cpp), *backend.HEADERS]
+        runtime, prelude = shared.build_shared(platform)
+        command = [platform.compiler, "-shared", *prelude, str(cpp)]
+        command += [*backend.ldflags(runtime, platform.variant), compiling.STABLE_ABI]
+        command += shared.flags(platform)
+        linked = [f"-Wl,-rpath,{torch_lib}"]
+    else:
+        assert platform.toolkit
+        files = compiling.sources_of(source(name))
+        command = [str(platform.toolkit.nvcc), "-shared", "-Xcompiler", "-fPIC", str(source(name))]
+        command += ["-cudart", "shared", f"-L{nvcc.link_directory(platform.toolkit)}"]
+        command += [*nvcc.BINDING, *nvcc.cuda_flags([platform.arch]), "-ccbin", platform.compiler]
+        linked = ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={torch_lib}"]
+    command += [f"-I{ROOT}", *includes]
+    linked += ["-ltorch_cpu", "-lc10", f"-L{torch_lib}"]
+    key = digest([platform.label(), *command, *linked], files)
+    entry = Entry(f"test-{name}-{device}", key, f"{name}.so")
+    return cached(
+        entry, lambda _: compiling.run_compiler([*command, "-o", str(entry.path), *linked])
+    )
 
 
 class Compilations:
     """Compilations in the background, each begun once."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._pool: ProcessPoolExecutor | None = None
         self._begun: dict[Hashable, Future[Any]] = {}
 
-    def begin(self, name: Hashable, work: Callable[[], Any]) -> Future[Any]:
-        """Begins `work`, unless something of this name was begun before; its future."""
+    def begin(self, work: Callable[..., Any], *arguments: Hashable) -> Future[Any]:
+        """Begins work(*arguments), unless that was begun before; its future.
+
+        work: a function of a module, which the other process imports.
+        """
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
+            )
+        name = (work.__name__, *arguments)
         if name not in self._begun:
-            self._begun[name] = self._pool.submit(work)
+            self._begun[name] = self._pool.submit(work, *arguments)
         return self._begun[name]
 
     def nvcc(self, name: str, source: Path) -> Future[Any]:
         """nvcc's compilation of a `.cu` for all ARCHITECTURES."""
-        return self.begin(
-            ("nvcc", source), lambda: nvcc.compile_source(name, source, ARCHITECTURES)
-        )
+        return self.begin(compile_for_gpus, name, source)
 
     def close(self) -> None:
         """Gives up what has not begun."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def compile_for_gpus(name: str, source: Path) -> None:
+    """Compiles a `.cu` for all ARCHITECTURES. Raises compiling.BuildError."""
+    nvcc.compile_source(name, source, ARCHITECTURES)

@@ -18,54 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.base import compiling, toolchain
-from common.base.cache import Entry, cached, digest
-from common.base.paths import ROOT
-from common.build import nvcc
-from common.cpu import backend
-from common.cpu import libraries as shared
-from tests.compilations import Compilations
+from tests.compilations import Compilations, library, source
 
-FOLDER = Path(__file__).resolve().parent / "cpu_kernels"
-TORCH = Path(torch.__file__).parent
 ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-
-
-def source(name: str) -> Path:
-    """The `.cu` of that name."""
-    return FOLDER / f"{name}.cu"
-
-
-def library(name: str, device: str) -> Path:
-    """Builds `cpu_kernels/<name>.cu` for "cpu" or "cuda" if need be; returns the library.
-
-    Raises compiling.BuildError with the compiler's message, ToolchainError if there is none.
-    """
-    platform = toolchain.detect(device)
-    includes = [word for path in compiling.torch_includes() for word in ("-isystem", str(path))]
-    if device == "cpu":
-        kept = f"test-{name}"
-        cpp = shared.rewritten(kept, source(name), compiling.sources_of(source(name)), [ROOT])
-        files = [*shared.texts(cpp), *backend.HEADERS]
-        runtime, prelude = shared.build_shared(platform)
-        command = [platform.compiler, "-shared", *prelude, str(cpp)]
-        command += [*backend.ldflags(runtime, platform.variant), compiling.STABLE_ABI]
-        command += shared.flags(platform)
-        linked = [f"-Wl,-rpath,{TORCH / 'lib'}"]
-    else:
-        assert platform.toolkit
-        files = compiling.sources_of(source(name))
-        command = [str(platform.toolkit.nvcc), "-shared", "-Xcompiler", "-fPIC", str(source(name))]
-        command += ["-cudart", "shared", f"-L{nvcc.link_directory(platform.toolkit)}"]
-        command += [*nvcc.BINDING, *nvcc.cuda_flags([platform.arch]), "-ccbin", platform.compiler]
-        linked = ["-ltorch_cuda", "-lc10_cuda", f"-Xlinker=-rpath={TORCH / 'lib'}"]
-    command += [f"-I{ROOT}", *includes]
-    linked += ["-ltorch_cpu", "-lc10", f"-L{TORCH / 'lib'}"]
-    key = digest([platform.label(), *command, *linked], files)
-    entry = Entry(f"test-{name}-{device}", key, f"{name}.so")
-    return cached(
-        entry, lambda _: compiling.run_compiler([*command, "-o", str(entry.path), *linked])
-    )
 
 
 def names_line(message: str, name: str, marker: str) -> bool:
@@ -102,7 +57,7 @@ class Libraries:
                 self._begin(name, device)
 
     def _begin(self, name: str, device: str) -> Future[Path]:
-        return self._compilations.begin((name, device), lambda: library(name, device))
+        return self._compilations.begin(library, name, device)
 
     def path(self, name: str, device: str) -> Path:
         """The library of that file, built."""

@@ -22,7 +22,7 @@ from common.base import toolchain
 from common.base.paths import DAYS, ROOT
 from common.base.where import slug, where
 from common.report.files import write_atomically
-from tests.kernel_files import FOLDER
+from tests.compilations import FOLDER
 
 HEADERS = ROOT / "common" / "cuda" / "ptx"
 README = HEADERS / "README.md"

@@ -34,7 +34,8 @@ class Day:
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
     (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
-    library; the others are what rungs with a `load` of their own build.
+    library; the others are what rungs with a `load` of their own build. introduces: the optional
+    constant INTRODUCES, the terms of the glossary that the day explains.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Day:
     topics: tuple[str, ...]
     source: Path
     extra_sources: tuple[Path, ...] = ()
+    introduces: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
 
 
 def read_day(folder: Path) -> Day:
@@ -105,6 +107,7 @@ def read_day(folder: Path) -> Day:
         tuple(found["TOPICS"]),
         sources[0],
         tuple(sources[1:]),
+        tuple(found.get("INTRODUCES", ())),
     )
 
 
@@ -134,10 +137,18 @@ class Lesson:
 
 
 def load_lesson(day: Day) -> Lesson:
-    """Runs the day's day.py. Raises DayError where what it declares is not what is needed."""
+    """Runs the day's day.py. Raises DayError where what it declares is not what is needed.
+
+    day.py is loaded as a package, so that it can import other .py files of its folder, by
+    `from .name import …`. They are run anew each time, as it is.
+    """
     file = day.folder / "day.py"
-    spec = importlib.util.spec_from_file_location(f"days.{day.name}", file)
+    spec = importlib.util.spec_from_file_location(
+        f"days.{day.name}", file, submodule_search_locations=[str(day.folder)]
+    )
     assert spec and spec.loader
+    for name in [name for name in sys.modules if name.startswith(f"{spec.name}.")]:
+        del sys.modules[name]
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
 """Tokens of a CUDA C++ file, with what the preprocessor will do to each of them.
 
-This is no C++ parser. It knows comments, every kind of string, line continuations and `#if`
+This is not a C++ parser. It knows comments, every kind of string, line continuations and `#if`
 branches, which is what it takes to edit a file without ever touching a string, a comment or a
 branch that the CPU backend does not compile.
 """

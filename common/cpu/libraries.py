@@ -1,5 +1,5 @@
-"""What everything on the CPU backend is built with, built once: the runtime library, and the
-headers that nearly every file includes, already compiled."""
+"""What is built once for the CPU backend: the runtime library, and the precompiled headers that
+nearly every file includes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def build_runtime(platform: Platform) -> Path:
     entry = runtime(platform)
 
     def make(directory: Path) -> None:
-        command = backend.runtime_compile_command(
+        compiles, link = backend.runtime_commands(
             platform.compiler, platform.cuda_include, directory / entry.product, platform.variant
         )
-        run_compiler(command, "the CPU backend's runtime did not build")
+        with ThreadPoolExecutor(len(compiles)) as pool:
+            list(pool.map(_compile_runtime, compiles))
+        _compile_runtime(link)
+        for unit in directory.glob("*.o"):
+            unit.unlink()
         if platform.variant == "trace":
             # Linking with the flags of compiling requests the thread sanitizer's own library. An
             # empty one beside ours is found first.
@@ -44,11 +48,15 @@ def build_runtime(platform: Platform) -> Path:
     return cached(entry, make)
 
 
-def build_prelude(platform: Platform) -> list[str]:
-    """Flags that give a file the headers which nearly every day includes, already compiled.
+def _compile_runtime(command: list[str]) -> None:
+    run_compiler(command, "the CPU backend's runtime did not build")
 
-    Compiles them if that is not done yet: as long as three days take, and 137 MB. None for clang,
-    and none for the variants, whose builds are few. Raises BuildError.
+
+def build_prelude(platform: Platform) -> list[str]:
+    """Flags for a file to use the precompiled headers that nearly every day includes.
+
+    Compiles the headers first if necessary, which takes as long as three days, and 137 MB. There
+    are no flags for clang, and none for the variants, which are built rarely. Raises BuildError.
     """
     if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
         return []
@@ -67,8 +75,8 @@ def build_prelude(platform: Platform) -> list[str]:
 
 
 def build_shared(platform: Platform) -> tuple[Path, list[str]]:
-    """Both, side by side where they are missing: the runtime library's path, and the flags of
-    `build_prelude`. Raises BuildError."""
+    """Builds both in parallel if they are missing. Returns the runtime library's path, and the
+    flags of `build_prelude`. Raises BuildError."""
     with ThreadPoolExecutor(1) as pool:
         prelude = pool.submit(build_prelude, platform)
         return build_runtime(platform), prelude.result()
@@ -78,7 +86,7 @@ def rewritten(name: str, source: Path, files: list[Path], roots: list[Path]) -> 
     """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
     name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
-    headers are looked for. Raises BuildError with the line of a feature that is not there.
+    headers are looked for. Raises BuildError with the line of a feature that is missing.
     """
     parts = [str(file) for file in (*files, *roots)]
     entry = Entry(

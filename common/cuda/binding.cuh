@@ -1,9 +1,9 @@
 // Binds a launcher to PyTorch, and lets it say that another kernel did the work.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-
 #include <string>
+
+#include "common/cuda/torch.cuh"
 
 // Registers the function `name` as torch.ops.<day>.<name>: its schema and its implementation for
 // tensors on the GPU. One line per rung, at the end of the file:

@@ -4,22 +4,12 @@
 // and a built library works with later versions of torch. Taught in days 6 and 12.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#ifndef CUDA_ON_CPU
-#include <torch/csrc/stable/accelerator.h>
-#endif
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <initializer_list>
 #include <sstream>
 #include <string>
+
+#include "common/cuda/torch.cuh"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;

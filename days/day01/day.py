@@ -5,7 +5,7 @@ import subprocess
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung
+from common.day import Case, Problem, Rung
 
 TITLE = "Hello, GPU"
 TEACHES = "What a GPU consists of, how a thread finds its index, and where it runs"
@@ -28,19 +28,21 @@ INTRODUCES = (
     "PTX",
 )
 
-FACTS = (
-    "compute capability, major",
-    "compute capability, minor",
-    "multiprocessors",
-    "bytes of memory",
-    "bytes of L2 cache",
-    "threads per warp",
-    "threads per block, maximum",
-    "threads per multiprocessor",
-    "registers per multiprocessor",
-    "bytes of shared memory per block, maximum",
-    "clock, kHz",
-)
+# Each fact, and PyTorch's name of it.
+FACTS = {
+    "compute capability, major": "major",
+    "compute capability, minor": "minor",
+    "multiprocessors": "multi_processor_count",
+    "bytes of memory": "total_memory",
+    "bytes of L2 cache": "L2_cache_size",
+    "threads per warp": "warp_size",
+    "threads per block, maximum": "",
+    "threads per multiprocessor": "max_threads_per_multi_processor",
+    "registers per multiprocessor": "regs_per_multiprocessor",
+    "bytes of shared memory per block, maximum": "shared_memory_per_block_optin",
+    "clock, kHz": "clock_rate",
+}
+MAX_THREADS = 1024  # per block, on every GPU since compute capability 2.0; PyTorch has no name
 NAME_ON_CPU = "CUDA-on-CPU (emulated, limits of an H200)"
 
 
@@ -63,19 +65,7 @@ def expected_facts(like):
         facts = facts_on_cpu()
     else:
         gpu = torch.cuda.get_device_properties(like.device)
-        facts = (
-            gpu.major,
-            gpu.minor,
-            gpu.multi_processor_count,
-            gpu.total_memory,
-            gpu.L2_cache_size,
-            gpu.warp_size,
-            1024,  # every GPU since compute capability 2.0; PyTorch has no field for it
-            gpu.max_threads_per_multi_processor,
-            gpu.regs_per_multiprocessor,
-            gpu.shared_memory_per_block_optin,
-            gpu.clock_rate,
-        )
+        facts = [getattr(gpu, name) if name else MAX_THREADS for name in FACTS.values()]
     return torch.tensor(facts, device=like.device)
 
 
@@ -110,59 +100,37 @@ def always_in_range(like, blocks):
     return torch.ones(blocks, dtype=torch.bool, device=like.device)
 
 
-def no_work(case):
-    return Cost()
-
-
-def problem(name, inputs, reference, rung, shapes):
+def checked(name, inputs, reference, rung, shapes=((),)):
     cases = tuple(Case(shape) for shape in shapes)
-    return Problem(
-        name=name,
-        inputs=inputs,
-        reference=reference,
-        rungs=(rung,),
-        cases=cases,
-        bench=cases[0],
-        bench_cpu=cases[0],
-        cost=no_work,
-        outputs_exact=True,
-    )
+    return Problem(name, inputs, reference, (rung,), cases, timed=False, outputs_exact=True)
 
 
 COPIES_FROM_HOST = "it copies facts from the host with a cudaMemcpy that waits"
 PROBLEMS = (
-    problem(
+    checked(
         "facts",
         like,
         expected_facts,
-        Rung("properties", "cudaGetDeviceProperties", timed=False, not_captured=COPIES_FROM_HOST),
-        [()],
+        Rung("properties", "cudaGetDeviceProperties", not_captured=COPIES_FROM_HOST),
     ),
-    problem(
+    checked(
         "name",
         like,
         expected_name,
-        Rung("device_name", "text as bytes", timed=False, not_captured=COPIES_FROM_HOST),
-        [()],
+        Rung("device_name", "text as bytes", not_captured=COPIES_FROM_HOST),
     ),
-    problem(
+    checked(
         "global index",
         launch,
         indices,
-        Rung("global_indices", "blockIdx · blockDim + threadIdx", timed=False),
+        Rung("global_indices", "blockIdx · blockDim + threadIdx"),
         [(1, 1), (3, 7), (2, 1024), (65535, 1), (131, 33)],
     ),
-    problem(
+    checked(
         "multiprocessor",
         launch,
         always_in_range,
-        Rung(
-            "sm_ids",
-            "PTX register %smid",
-            timed=False,
-            not_captured=COPIES_FROM_HOST,
-            load=sm_ids_in_range,
-        ),
+        Rung("sm_ids", "PTX register %smid", not_captured=COPIES_FROM_HOST, load=sm_ids_in_range),
         [(1,), (1000,)],
     ),
 )

@@ -13,6 +13,7 @@
 //
 // Run: python run_day.py 1
 
+#include "common/cuda/binding.cuh"  // explained in day 6
 #include "common/cuda/tensor.cuh"
 
 #include <cstdio>
@@ -117,16 +118,7 @@ Tensor sm_ids(const Tensor& like, int64_t blocks) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day01, m) {
-  m.def("properties(Tensor like) -> Tensor");
-  m.def("device_name(Tensor like) -> Tensor");
-  m.def("global_indices(Tensor like, int blocks, int threads, bool print=False) -> Tensor");
-  m.def("sm_ids(Tensor like, int blocks) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
-  m.impl("properties", TORCH_BOX(&properties));
-  m.impl("device_name", TORCH_BOX(&device_name));
-  m.impl("global_indices", TORCH_BOX(&global_indices));
-  m.impl("sm_ids", TORCH_BOX(&sm_ids));
-}
+RUNG(day01, properties, "(Tensor like) -> Tensor");
+RUNG(day01, device_name, "(Tensor like) -> Tensor");
+RUNG(day01, global_indices, "(Tensor like, int blocks, int threads, bool print=False) -> Tensor");
+RUNG(day01, sm_ids, "(Tensor like, int blocks) -> Tensor");

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, grid
 
 TITLE = "Vector addition"
 TEACHES = (
@@ -29,6 +29,7 @@ INTRODUCES = (
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
+NOT_CAPTURED = "it allocates memory and its copies wait"
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)]
 
 
@@ -37,44 +38,34 @@ def inputs(case, draw):
     return draw(n), draw(n)
 
 
-def host_inputs(pinned):
-    def arrays(case, draw):
-        (n,) = case.shape
-        return tuple(draw(n, device="cpu", pinned=pinned) for _ in range(3))
-
-    return arrays
-
-
-def reference(x, y):
-    return x + y
-
-
-def host_reference(x, y, z):
-    z.copy_(x + y)
-
-
 def cost(case):
     (n,) = case.shape
-    return Cost(bytes=3 * n * getattr(torch, case.dtype).itemsize, flops=n)
+    return Cost(bytes=3 * n * case.itemsize, flops=n)
+
+
+def add_on_host(x, y, z):
+    torch.add(x, y, out=z)
+
+
+def add_on_gpu(x, y, z):
+    """The rung's way with PyTorch's kernel, and with memory that PyTorch keeps allocated."""
+    z.copy_(x.cuda(non_blocking=True) + y.cuda(non_blocking=True))
 
 
 def host_problem(name, idea, pinned):
     return Problem(
         name=name,
-        inputs=host_inputs(pinned),
-        reference=host_reference,
-        rungs=(
-            Rung(
-                "vec_add_host_arrays",
-                idea,
-                host_timed=True,
-                not_captured="it allocates memory and its copies wait",
-            ),
+        inputs=lambda case, draw: tuple(
+            draw(*case.shape, device="cpu", pinned=pinned) for _ in range(3)
         ),
+        reference=add_on_host,
+        rungs=(Rung("vec_add_host_arrays", idea, host_timed=True, not_captured=NOT_CAPTURED),),
         cases=grid(SIZES, ["float32"]),
         bench=Case((1 << 26,)),
         bench_cpu=Case((1 << 20,)),
         cost=cost,
+        pytorch=add_on_host,  # on the CPU, where the arrays are
+        libraries=(Library("PyTorch on the GPU", add_on_gpu, not_captured=NOT_CAPTURED),),
     )
 
 
@@ -84,7 +75,7 @@ PROBLEMS = (
     Problem(
         name="from tensors",
         inputs=inputs,
-        reference=reference,
+        reference=torch.add,
         rungs=(
             Rung("vec_add_v1_thread_per_element", "one thread per element"),
             Rung("vec_add_v2_grid_stride", "grid-stride loop, grid of the GPU's size"),
@@ -98,5 +89,7 @@ PROBLEMS = (
         bench=Case((1 << 28,)),
         bench_cpu=Case((1 << 20,)),
         cost=cost,
+        pytorch=torch.add,
+        libraries=(COMPILE,),
     ),
 )

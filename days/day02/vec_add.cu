@@ -12,6 +12,7 @@
 //
 // Run: python run_day.py 2
 
+#include "common/cuda/binding.cuh"  // explained in day 6
 #include "common/cuda/tensor.cuh"
 
 // Threads per block: a multiple of the warp's 32 that divides what a multiprocessor holds on every
@@ -129,7 +130,10 @@ __global__ void vec_add_v3_float4_kernel(const T* __restrict__ x, const T* __res
 Tensor vec_add_v3_float4(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   // A slice such as x[1:] is not aligned to 16 bytes, and a 16-byte load from it would fault.
-  if (!is_aligned(x, 16) || !is_aligned(y, 16)) return vec_add_v1_thread_per_element(x, y);
+  if (!is_aligned(x, 16) || !is_aligned(y, 16)) {
+    fell_back("vec_add_v1_thread_per_element", "an input that is not aligned to 16 bytes");
+    return vec_add_v1_thread_per_element(x, y);
+  }
   const DeviceGuard guard(x);
   Tensor z = torch::stable::empty_like(x);
   const int64_t n = x.numel();
@@ -185,19 +189,15 @@ void vec_add_host_arrays(const Tensor& x, const Tensor& y, Tensor& z) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day02, m) {
+RUNG(day02, vec_add_v1_thread_per_element, "(Tensor x, Tensor y) -> Tensor");
+RUNG(day02, vec_add_v2_grid_stride, "(Tensor x, Tensor y) -> Tensor");
+RUNG(day02, vec_add_v3_float4, "(Tensor x, Tensor y) -> Tensor");
+
+// vec_add_host_arrays takes arrays on the host, so it is registered for the CPU: what RUNG writes
+// for the others, written out (day 6).
+STABLE_TORCH_LIBRARY_FRAGMENT(day02, m) {
   m.def("vec_add_host_arrays(Tensor x, Tensor y, Tensor(a!) z) -> ()");
-  m.def("vec_add_v1_thread_per_element(Tensor x, Tensor y) -> Tensor");
-  m.def("vec_add_v2_grid_stride(Tensor x, Tensor y) -> Tensor");
-  m.def("vec_add_v3_float4(Tensor x, Tensor y) -> Tensor");
 }
-
-STABLE_TORCH_LIBRARY_IMPL(day02, CUDA, m) {
-  m.impl("vec_add_v1_thread_per_element", TORCH_BOX(&vec_add_v1_thread_per_element));
-  m.impl("vec_add_v2_grid_stride", TORCH_BOX(&vec_add_v2_grid_stride));
-  m.impl("vec_add_v3_float4", TORCH_BOX(&vec_add_v3_float4));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day02, CPU, m) {  // its arguments are host arrays
+STABLE_TORCH_LIBRARY_IMPL(day02, CPU, m) {
   m.impl("vec_add_host_arrays", TORCH_BOX(&vec_add_host_arrays));
 }

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Matrices on a 2D grid"
 TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, functors"
@@ -19,27 +19,23 @@ def add_inputs(case, draw):
     return draw(*case.shape), draw(*case.shape)
 
 
-def add_reference(x, y):
-    return x + y
-
-
-def map_inputs(f, a=1.0, b=0.0):
-    return lambda case, draw: (draw(*case.shape), f, a, b)
-
-
 def map_reference(x, f, a=1.0, b=0.0):
-    functions = {
-        "scale_and_shift": lambda v: a * v + b,
-        "relu": torch.relu,
-        "square": torch.square,
-    }
-    return functions[f](x)
+    if f == "scale_and_shift":
+        return a * x + b
+    return torch.relu(x) if f == "relu" else torch.square(x)
+
+
+def map_pytorch(x, f, a=1.0, b=0.0):
+    """One kernel for each f. `a * x + b` would be two; torch.add computes b + a · x in one."""
+    if f == "scale_and_shift":
+        return torch.add(torch.tensor(b), x, alpha=a)
+    return torch.relu(x) if f == "relu" else torch.square(x)
 
 
 def cost(matrices):
     def of_case(case):
         elements = case.shape[0] * case.shape[1]
-        return Cost(bytes=matrices * elements * getattr(torch, case.dtype).itemsize, flops=elements)
+        return Cost(bytes=matrices * elements * case.itemsize, flops=elements)
 
     return of_case
 
@@ -47,7 +43,7 @@ def cost(matrices):
 def map_problem(f, a=1.0, b=0.0):
     return Problem(
         name=f,
-        inputs=map_inputs(f, a, b),
+        inputs=lambda case, draw: (draw(*case.shape), f, a, b),
         reference=map_reference,
         rungs=(
             Rung("element_wise_v1_functor", "the function is a template argument"),
@@ -61,6 +57,8 @@ def map_problem(f, a=1.0, b=0.0):
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
         cost=cost(2),
+        pytorch=map_pytorch,
+        libraries=(COMPILE,),
     )
 
 
@@ -68,7 +66,7 @@ PROBLEMS = (
     Problem(
         name="matrix_add",
         inputs=add_inputs,
-        reference=add_reference,
+        reference=torch.add,
         rungs=(
             Rung("matrix_add_v1_grid_2d", "2D grid, one element per thread"),
             Rung("matrix_add_v2_four_rows", "four rows per thread", target=Target(0.95, "copy")),
@@ -81,6 +79,8 @@ PROBLEMS = (
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
         cost=cost(3),
+        pytorch=torch.add,
+        libraries=(COMPILE,),
     ),
     map_problem("scale_and_shift", 1.5, -0.25),
     map_problem("relu"),

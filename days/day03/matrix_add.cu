@@ -13,11 +13,11 @@
 //
 // Run: python run_day.py 3
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/binding.cuh"  // explained in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
 #include "common/cuda/tensor.cuh"
 
-// A block covers 32 columns by 8 rows. Each warp is 32 neighbours of a row: its loads are
-// coalesced.
+// A block covers 32 columns by 8 rows. A warp is 32 neighbours of a row: its loads are coalesced.
 constexpr int BLOCK_X = 32;
 constexpr int BLOCK_Y = 8;
 constexpr int64_t MAX_GRID_Y = 65535;  // CUDA's limit; that of gridDim.x is 2^31 - 1
@@ -205,7 +205,10 @@ __global__ void element_wise_v2_functor_wide_kernel(const T* __restrict__ x, T* 
 
 Tensor element_wise_v2_functor_wide(const Tensor& x, const std::string& f, double a, double b) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
-  if (!is_aligned(x, 16)) return element_wise_v1_functor(x, f, a, b);  // a slice such as x[1:]
+  if (!is_aligned(x, 16)) {  // a slice such as x[1:]
+    fell_back("element_wise_v1_functor", "an input that is not aligned to 16 bytes");
+    return element_wise_v1_functor(x, f, a, b);
+  }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   const int64_t n = x.numel();
@@ -225,16 +228,7 @@ Tensor element_wise_v2_functor_wide(const Tensor& x, const std::string& f, doubl
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day03, m) {
-  m.def("matrix_add_v1_grid_2d(Tensor x, Tensor y) -> Tensor");
-  m.def("matrix_add_v2_four_rows(Tensor x, Tensor y) -> Tensor");
-  m.def("element_wise_v1_functor(Tensor x, str f, float a=1.0, float b=0.0) -> Tensor");
-  m.def("element_wise_v2_functor_wide(Tensor x, str f, float a=1.0, float b=0.0) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day03, CUDA, m) {
-  m.impl("matrix_add_v1_grid_2d", TORCH_BOX(&matrix_add_v1_grid_2d));
-  m.impl("matrix_add_v2_four_rows", TORCH_BOX(&matrix_add_v2_four_rows));
-  m.impl("element_wise_v1_functor", TORCH_BOX(&element_wise_v1_functor));
-  m.impl("element_wise_v2_functor_wide", TORCH_BOX(&element_wise_v2_functor_wide));
-}
+RUNG(day03, matrix_add_v1_grid_2d, "(Tensor x, Tensor y) -> Tensor");
+RUNG(day03, matrix_add_v2_four_rows, "(Tensor x, Tensor y) -> Tensor");
+RUNG(day03, element_wise_v1_functor, "(Tensor x, str f, float a=1.0, float b=0.0) -> Tensor");
+RUNG(day03, element_wise_v2_functor_wide, "(Tensor x, str f, float a=1.0, float b=0.0) -> Tensor");

@@ -9,11 +9,11 @@
 // Operations: 3 per element: exp, addition, division.
 //
 //   v1 thread_per_row   one thread per row; the lanes of a warp read addresses one row apart
-//   v2 two_kernels      one block per row for the sums, then one thread per element for the
-//   quotients
+//   v2 two_kernels      one block per row for the sums, then one thread per quotient
 //
 // Run: python run_day.py 4
 
+#include "common/cuda/binding.cuh"  // explained in day 6
 #include "common/cuda/tensor.cuh"
 
 constexpr int BLOCK = 256;
@@ -105,12 +105,5 @@ Tensor softmax_v2_two_kernels(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day04, m) {
-  m.def("softmax_v1_thread_per_row(Tensor x) -> Tensor");
-  m.def("softmax_v2_two_kernels(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day04, CUDA, m) {
-  m.impl("softmax_v1_thread_per_row", TORCH_BOX(&softmax_v1_thread_per_row));
-  m.impl("softmax_v2_two_kernels", TORCH_BOX(&softmax_v2_two_kernels));
-}
+RUNG(day04, softmax_v1_thread_per_row, "(Tensor x) -> Tensor");
+RUNG(day04, softmax_v2_two_kernels, "(Tensor x) -> Tensor");

@@ -8,12 +8,12 @@
 //
 //   v1 shared_tree   one block per row; the row is kept in shared memory; two tree reductions
 //   v2 online        maximum and sum in one reduction: half the barriers, rows of any length
-//   v3 registers     the row in registers, 16-byte loads, reductions inside warps: two block
-//   barriers
+//   v3 registers     the row in registers, 16-byte loads, reductions in warps: two block barriers
 //
 // Run: python run_day.py 5
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/binding.cuh"  // explained in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // Threads per block, one block per row. A multiprocessor holds several such blocks, and while one
@@ -242,6 +242,7 @@ Tensor softmax_v3_registers(const Tensor& x) {
   // read: a length of no whole number of packs, or a tensor that is not aligned.
   const int64_t packs = row_bytes / 16;
   if (packs > MAX_PACKS * BLOCK_V3 || row_bytes % 16 != 0 || !is_aligned(x, 16)) {
+    fell_back("softmax_v2_online", "a row too long for the registers or without aligned packs");
     return softmax_v2_online(x);
   }
   const DeviceGuard guard(x);
@@ -263,14 +264,6 @@ Tensor softmax_v3_registers(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day05, m) {
-  m.def("softmax_v1_shared_tree(Tensor x) -> Tensor");
-  m.def("softmax_v2_online(Tensor x) -> Tensor");
-  m.def("softmax_v3_registers(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day05, CUDA, m) {
-  m.impl("softmax_v1_shared_tree", TORCH_BOX(&softmax_v1_shared_tree));
-  m.impl("softmax_v2_online", TORCH_BOX(&softmax_v2_online));
-  m.impl("softmax_v3_registers", TORCH_BOX(&softmax_v3_registers));
-}
+RUNG(day05, softmax_v1_shared_tree, "(Tensor x) -> Tensor");
+RUNG(day05, softmax_v2_online, "(Tensor x) -> Tensor");
+RUNG(day05, softmax_v3_registers, "(Tensor x) -> Tensor");

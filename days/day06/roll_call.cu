@@ -36,7 +36,12 @@ cudaError_t launch_roll_call(const float* x, float* y, int64_t n, cudaStream_t s
 // ---------------------------------------------------------------------------------------------
 // The stable ABI: tensors through a C interface that later versions of PyTorch keep. The two blocks
 // at the end declare the operator torch.ops.day06.roll_call_stable and register its kernel for CUDA
-// tensors.
+// tensors. The other days write them as one line, which common/cuda/binding.cuh expands to both:
+//
+//   RUNG(day06, roll_call_stable, "(Tensor x) -> Tensor");
+//
+// RUNG writes STABLE_TORCH_LIBRARY_FRAGMENT for the first block. A namespace may have any number of
+// fragments, but only one STABLE_TORCH_LIBRARY.
 
 #ifndef ROLL_CALL_WITHOUT_BINDING
 #include "common/cuda/tensor.cuh"

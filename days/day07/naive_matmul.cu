@@ -11,6 +11,7 @@
 //
 // Run: python run_day.py 7
 
+#include "common/cuda/binding.cuh"  // taught in day 6
 #include "common/cuda/tensor.cuh"
 
 // A block computes 32 × 8 elements of C; its threads with the same threadIdx.y are one warp.
@@ -95,12 +96,5 @@ Tensor matmul_v2_coalesced(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day07, m) {
-  m.def("matmul_v1_row_major(Tensor a, Tensor b) -> Tensor");
-  m.def("matmul_v2_coalesced(Tensor a, Tensor b) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day07, CUDA, m) {
-  m.impl("matmul_v1_row_major", TORCH_BOX(&matmul_v1_row_major));
-  m.impl("matmul_v2_coalesced", TORCH_BOX(&matmul_v2_coalesced));
-}
+RUNG(day07, matmul_v1_row_major, "(Tensor a, Tensor b) -> Tensor");
+RUNG(day07, matmul_v2_coalesced, "(Tensor a, Tensor b) -> Tensor");

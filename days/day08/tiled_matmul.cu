@@ -13,6 +13,7 @@
 //
 // Run: python run_day.py 8
 
+#include "common/cuda/binding.cuh"  // taught in day 6
 #include "common/cuda/tensor.cuh"
 
 // Checks A (M, K) and B (K, N), and allocates C (M, N).
@@ -203,16 +204,7 @@ Tensor matmul_v3_two_outputs(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day08, m) {
-  m.def("matmul_v0_naive(Tensor a, Tensor b) -> Tensor");
-  m.def("matmul_v1_static_tile(Tensor a, Tensor b) -> Tensor");
-  m.def("matmul_v2_dynamic_tile(Tensor a, Tensor b, int tile=16) -> Tensor");
-  m.def("matmul_v3_two_outputs(Tensor a, Tensor b) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day08, CUDA, m) {
-  m.impl("matmul_v0_naive", TORCH_BOX(&matmul_v0_naive));
-  m.impl("matmul_v1_static_tile", TORCH_BOX(&matmul_v1_static_tile));
-  m.impl("matmul_v2_dynamic_tile", TORCH_BOX(&matmul_v2_dynamic_tile));
-  m.impl("matmul_v3_two_outputs", TORCH_BOX(&matmul_v3_two_outputs));
-}
+RUNG(day08, matmul_v0_naive, "(Tensor a, Tensor b) -> Tensor");
+RUNG(day08, matmul_v1_static_tile, "(Tensor a, Tensor b) -> Tensor");
+RUNG(day08, matmul_v2_dynamic_tile, "(Tensor a, Tensor b, int tile=16) -> Tensor");
+RUNG(day08, matmul_v3_two_outputs, "(Tensor a, Tensor b) -> Tensor");

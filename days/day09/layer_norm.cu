@@ -14,6 +14,7 @@
 //
 // Run: python run_day.py 9
 
+#include "common/cuda/binding.cuh"      // taught in day 6
 #include "common/cuda/pack.cuh"         // taught in day 2
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
@@ -246,11 +247,11 @@ Tensor layer_norm_v3_warp_a_row(const Tensor& x, const Tensor& weight, const Ten
                                 double eps) {
   check_inputs(x, weight, bias, eps);
   const int64_t rows = x.size(0), cols = x.size(1), row_bytes = cols * x.element_size();
-  // v1 takes rows that are too long for the registers or that are not made of aligned 16-byte
-  // packs.
+  // v1 takes rows that are too long for the registers, or not made of aligned 16-byte packs.
   const int64_t packs = row_bytes / 16;
   const bool aligned = is_aligned(x, 16) && is_aligned(weight, 16) && is_aligned(bias, 16);
   if (packs > MAX_PACKS * 32 || row_bytes % 16 != 0 || !aligned) {
+    fell_back("layer_norm_v1_two_passes", "a row too long for one warp or without aligned packs");
     return layer_norm_v1_two_passes(x, weight, bias, eps);
   }
   const DeviceGuard guard(x);
@@ -359,9 +360,14 @@ Tensor layer_norm_v4_team_a_row(const Tensor& x, const Tensor& weight, const Ten
   const bool aligned = is_aligned(x, 16) && is_aligned(weight, 16) && is_aligned(bias, 16);
   // v3 takes rows that need only one warp, and handles those not made of aligned 16-byte packs.
   if (packs <= per_warp || row_bytes % 16 != 0 || !aligned) {
+    fell_back("layer_norm_v3_warp_a_row",
+              "a row short enough for one warp or without aligned packs");
     return layer_norm_v3_warp_a_row(x, weight, bias, eps);
   }
-  if (packs > MAX_TEAM * per_warp) return layer_norm_v1_two_passes(x, weight, bias, eps);
+  if (packs > MAX_TEAM * per_warp) {
+    fell_back("layer_norm_v1_two_passes", "a row too long for the registers of 16 warps");
+    return layer_norm_v1_two_passes(x, weight, bias, eps);
+  }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
@@ -383,16 +389,11 @@ Tensor layer_norm_v4_team_a_row(const Tensor& x, const Tensor& weight, const Ten
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day09, m) {
-  m.def("layer_norm_v1_two_passes(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-  m.def("layer_norm_v2_welford(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-  m.def("layer_norm_v3_warp_a_row(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-  m.def("layer_norm_v4_team_a_row(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day09, CUDA, m) {
-  m.impl("layer_norm_v1_two_passes", TORCH_BOX(&layer_norm_v1_two_passes));
-  m.impl("layer_norm_v2_welford", TORCH_BOX(&layer_norm_v2_welford));
-  m.impl("layer_norm_v3_warp_a_row", TORCH_BOX(&layer_norm_v3_warp_a_row));
-  m.impl("layer_norm_v4_team_a_row", TORCH_BOX(&layer_norm_v4_team_a_row));
-}
+RUNG(day09, layer_norm_v1_two_passes,
+     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
+RUNG(day09, layer_norm_v2_welford,
+     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
+RUNG(day09, layer_norm_v3_warp_a_row,
+     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
+RUNG(day09, layer_norm_v4_team_a_row,
+     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");

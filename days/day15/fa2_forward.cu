@@ -13,6 +13,7 @@
 //
 // Run: python run_day.py 15
 
+#include "common/cuda/binding.cuh"      // taught in day 6
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 
@@ -554,7 +555,10 @@ std::tuple<Tensor, Tensor> attention_v4_register_tiles(const Tensor& q, const Te
   const size_t bytes = n.D <= 32   ? sizeof(Tiles<32>)
                        : n.D <= 64 ? sizeof(Tiles<64>)
                                    : sizeof(Tiles<128>);
-  if (bytes > static_cast<size_t>(limit)) return attention_v3_fa2_order(q, k, v, causal);
+  if (bytes > static_cast<size_t>(limit)) {
+    fell_back("attention_v3_fa2_order", "tiles larger than the GPU's shared memory per block");
+    return attention_v3_fa2_order(q, k, v, causal);
+  }
   Tensor o = torch::stable::empty_like(q), lse = make_lse(q);
   if (q.numel() == 0) return {o, lse};
   const int64_t tiles = ceil_div<int64_t>(n.S, BM);
@@ -579,24 +583,11 @@ std::tuple<Tensor, Tensor> attention_v4_register_tiles(const Tensor& q, const Te
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day15, m) {
-  m.def(
-      "attention_v1_three_kernels(Tensor q, Tensor k, Tensor v, bool causal=False)"
-      " -> (Tensor, Tensor)");
-  m.def(
-      "attention_v2_tiled_online(Tensor q, Tensor k, Tensor v, bool causal=False)"
-      " -> (Tensor, Tensor)");
-  m.def(
-      "attention_v3_fa2_order(Tensor q, Tensor k, Tensor v, bool causal=False)"
-      " -> (Tensor, Tensor)");
-  m.def(
-      "attention_v4_register_tiles(Tensor q, Tensor k, Tensor v, bool causal=False)"
-      " -> (Tensor, Tensor)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day15, CUDA, m) {
-  m.impl("attention_v1_three_kernels", TORCH_BOX(&attention_v1_three_kernels));
-  m.impl("attention_v2_tiled_online", TORCH_BOX(&attention_v2_tiled_online));
-  m.impl("attention_v3_fa2_order", TORCH_BOX(&attention_v3_fa2_order));
-  m.impl("attention_v4_register_tiles", TORCH_BOX(&attention_v4_register_tiles));
-}
+RUNG(day15, attention_v1_three_kernels,
+     "(Tensor q, Tensor k, Tensor v, bool causal=False) -> (Tensor, Tensor)");
+RUNG(day15, attention_v2_tiled_online,
+     "(Tensor q, Tensor k, Tensor v, bool causal=False) -> (Tensor, Tensor)");
+RUNG(day15, attention_v3_fa2_order,
+     "(Tensor q, Tensor k, Tensor v, bool causal=False) -> (Tensor, Tensor)");
+RUNG(day15, attention_v4_register_tiles,
+     "(Tensor q, Tensor k, Tensor v, bool causal=False) -> (Tensor, Tensor)");

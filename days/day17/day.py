@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
@@ -26,17 +26,29 @@ def reference(x, exclusive):
     return torch.cumsum(x, dim=0, dtype=x.dtype)
 
 
+def inclusive_scan(x, exclusive):
+    """CUB's scan: torch.cumsum calls it for a vector on the GPU."""
+    return torch.cumsum(x, 0)
+
+
+def exclusive_scan(x, exclusive):
+    """PyTorch has no exclusive one: the same scan, written one place further, without a copy."""
+    y = torch.empty_like(x)
+    y[:1].zero_()
+    torch.cumsum(x[:-1], 0, out=y[1:])
+    return y
+
+
 def cost(case):
     (n,) = case.shape
-    return Cost(bytes=2 * n * getattr(torch, case.dtype).itemsize, flops=n)
+    return Cost(bytes=2 * n * case.itemsize, flops=n)
 
 
-def scan(name, exclusive, target):
+def scan(name, exclusive, pytorch, target=None):
     return Problem(
         name=name,
         inputs=inputs(exclusive),
         reference=reference,
-        pytorch=lambda x, exclusive: torch.cumsum(x, dim=0),
         rungs=(
             Rung("scan_v1_hillis_steele", "log2 steps over a tile", dtypes=FOUR_BYTES),
             Rung("scan_v2_blelloch", "up and down a tree", dtypes=FOUR_BYTES),
@@ -58,10 +70,12 @@ def scan(name, exclusive, target):
         bench=Case((1 << 28,), values="uniform"),
         bench_cpu=Case((1 << 16,), values="uniform"),
         cost=cost,
+        pytorch=pytorch,
+        libraries=(COMPILE,),
     )
 
 
 PROBLEMS = (
-    scan("inclusive", False, Target(1.3, "pytorch")),
-    scan("exclusive", True, None),
+    scan("inclusive", False, inclusive_scan, Target(1.3, "pytorch")),
+    scan("exclusive", True, exclusive_scan),
 )

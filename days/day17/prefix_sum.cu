@@ -13,7 +13,8 @@
 //
 // Run: python run_day.py 17
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 #include <cuda/atomic>
@@ -174,9 +175,13 @@ Tensor scan_v2_blelloch(const Tensor& x, bool exclusive) {
 // scans the tiles and has their offsets from the start. The tiles are kept in registers, 32
 // elements per thread, and shared memory holds one number per warp.
 
-constexpr int BLOCK = 384;        // 12 warps
+constexpr int BLOCK = 384;      // 12 warps
+constexpr int PER_THREAD = 32;  // elements, in as many registers
+#if __CUDA_ARCH__ == 750
+constexpr int BLOCKS_PER_SM = 2;  // compute capability 7.5 has room for 1024 threads
+#else
 constexpr int BLOCKS_PER_SM = 3;  // 3 × 384 threads × 32 elements: 147 KB of fp32 in flight
-constexpr int PER_THREAD = 32;    // elements, in as many registers
+#endif
 constexpr int WIDE_TILE = BLOCK * PER_THREAD;  // 12288 elements per block
 constexpr int WARP_TILE = 32 * PER_THREAD;     // 1024 elements per warp
 
@@ -499,16 +504,7 @@ Tensor scan_v4_look_back(const Tensor& x, bool exclusive) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day17, m) {
-  m.def("scan_v1_hillis_steele(Tensor x, bool exclusive=False) -> Tensor");
-  m.def("scan_v2_blelloch(Tensor x, bool exclusive=False) -> Tensor");
-  m.def("scan_v3_three_kernel(Tensor x, bool exclusive=False) -> Tensor");
-  m.def("scan_v4_look_back(Tensor x, bool exclusive=False) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day17, CUDA, m) {
-  m.impl("scan_v1_hillis_steele", TORCH_BOX(&scan_v1_hillis_steele));
-  m.impl("scan_v2_blelloch", TORCH_BOX(&scan_v2_blelloch));
-  m.impl("scan_v3_three_kernel", TORCH_BOX(&scan_v3_three_kernel));
-  m.impl("scan_v4_look_back", TORCH_BOX(&scan_v4_look_back));
-}
+RUNG(day17, scan_v1_hillis_steele, "(Tensor x, bool exclusive=False) -> Tensor");
+RUNG(day17, scan_v2_blelloch, "(Tensor x, bool exclusive=False) -> Tensor");
+RUNG(day17, scan_v3_three_kernel, "(Tensor x, bool exclusive=False) -> Tensor");
+RUNG(day17, scan_v4_look_back, "(Tensor x, bool exclusive=False) -> Tensor");

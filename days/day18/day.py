@@ -1,7 +1,5 @@
 """Day 18: everything that a backward pass derives from one gradient, in one launch."""
 
-from functools import cache
-
 import torch
 
 from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
@@ -12,7 +10,7 @@ TEACHES = (
 )
 TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
-INTRODUCES = ("backward pass", "split heads", "bias gradient")
+INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (B, S, H, D)
@@ -46,46 +44,43 @@ def merge_inputs(case, draw):
     return draw(B, H, S, D), draw(H * D, dtype="float32")
 
 
-def merge_reference(o, bias):
+def prepare(g, heads):
+    """As few passes as separate operators allow: the first copy also casts, the second reads it."""
+    split = g.view(*g.shape[:2], heads, -1).transpose(1, 2)
+    low = split.to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return low, low.mT.contiguous(), g.sum((0, 1))
+
+
+def merge(o, bias):
     return o.transpose(1, 2).flatten(2) + bias
 
 
 def cost(case):
     B, S, H, D = case.shape
     n = B * S * H * D
-    return Cost(bytes=n * (getattr(torch, case.dtype).itemsize + 2 + 2) + 4 * H * D, flops=n)
+    return Cost(bytes=n * (case.itemsize + 2 + 2) + 4 * H * D, flops=n)
 
 
 def merge_cost(case):
+    """Forward: o and y. Backward: g and the gradient of o. Each reads or writes H · D of bias."""
     B, S, H, D = case.shape
-    return Cost(bytes=B * S * H * D * (2 + 4) + 4 * H * D, flops=B * S * H * D)
-
-
-@cache
-def differentiable():
-    """Registers merge_heads' backward, so that loss.backward() works through it."""
-
-    def setup_context(ctx, inputs, output):
-        o, _ = inputs
-        ctx.heads = o.shape[1]
-
-    def backward(ctx, g):
-        return torch.ops.day18.merge_heads_backward(g.contiguous(), ctx.heads)
-
-    torch.library.register_autograd("day18::merge_heads", backward, setup_context=setup_context)
-
-
-def load_merge_heads(builder):
-    differentiable()
-    return torch.ops.day18.merge_heads
+    n = B * S * H * D
+    return Cost(bytes=2 * (n * (2 + 4) + 4 * H * D), flops=2 * n)
 
 
 PROBLEMS = (
     Problem(
         name="merge heads",
         inputs=merge_inputs,
-        reference=merge_reference,
-        rungs=(Rung("merge_heads", "forward; its backward runs v3", load=load_merge_heads),),
+        reference=merge,
+        rungs=(
+            Rung(
+                "merge_heads",
+                "forward; its backward runs v3",
+                backward=lambda saved, g: torch.ops.day18.merge_heads_backward(g, *saved),
+                saves=lambda inputs, output: (inputs[0].shape[1],),  # the number of heads
+            ),
+        ),
         cases=(
             *grid(SHAPES + EMPTY, ["bfloat16"]),
             *grid([(2, 16, 2, 16)], ["bfloat16"], values="nonfinite"),
@@ -93,6 +88,8 @@ PROBLEMS = (
         bench=Case(LARGE, "bfloat16"),
         bench_cpu=Case((2, 128, 4, 64), "bfloat16"),
         cost=merge_cost,
+        pytorch=merge,
+        libraries=(COMPILE,),
         gradients=True,
     ),
     Problem(
@@ -117,6 +114,7 @@ PROBLEMS = (
         bench=Case(LARGE),
         bench_cpu=Case((2, 128, 4, 64)),
         cost=cost,
+        pytorch=prepare,
         libraries=(COMPILE,),
     ),
 )

@@ -15,7 +15,8 @@
 //
 // Run: python run_day.py 18
 
-#include "common/cuda/tensor.cuh"  // taught in days 6 and 12
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
 
 #include <tuple>
 
@@ -363,8 +364,8 @@ __global__ void __launch_bounds__(BLOCK)
 
 template <bool WITH_HEADS_T>
 Outputs launch_v3(const Tensor& g, Sizes n) {
-  // v2 where rows of heads or of heads_t, or the start of g, are not multiples of 16 bytes.
   if (n.D % E != 0 || (WITH_HEADS_T && n.S % E != 0) || !is_aligned(g, 16)) {
+    fell_back("backward_prep_v2_fused", "rows or a start that are no multiples of 16 bytes");
     return launch_v2<WITH_HEADS_T>(g, n);
   }
   const DeviceGuard guard(g);
@@ -438,18 +439,8 @@ std::tuple<Tensor, Tensor> merge_heads_backward(const Tensor& g, int64_t heads) 
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day18, m) {
-  m.def("backward_prep_v1_separate(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
-  m.def("backward_prep_v2_fused(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
-  m.def("backward_prep_v3_tiles(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
-  m.def("merge_heads(Tensor o, Tensor bias) -> Tensor");
-  m.def("merge_heads_backward(Tensor g, int heads) -> (Tensor, Tensor)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day18, CUDA, m) {
-  m.impl("backward_prep_v1_separate", TORCH_BOX(&backward_prep_v1_separate));
-  m.impl("backward_prep_v2_fused", TORCH_BOX(&backward_prep_v2_fused));
-  m.impl("backward_prep_v3_tiles", TORCH_BOX(&backward_prep_v3_tiles));
-  m.impl("merge_heads", TORCH_BOX(&merge_heads));
-  m.impl("merge_heads_backward", TORCH_BOX(&merge_heads_backward));
-}
+RUNG(day18, backward_prep_v1_separate, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
+RUNG(day18, backward_prep_v2_fused, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
+RUNG(day18, backward_prep_v3_tiles, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
+RUNG(day18, merge_heads, "(Tensor o, Tensor bias) -> Tensor");
+RUNG(day18, merge_heads_backward, "(Tensor g, int heads) -> (Tensor, Tensor)");

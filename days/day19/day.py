@@ -1,8 +1,7 @@
 """Day 19: the gradients of softmax and of cross-entropy."""
 
-from functools import cache
-
 import torch
+import torch.nn.functional as F
 
 from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
@@ -13,24 +12,31 @@ SOURCE = "softmax_backward.cu"
 INTRODUCES = ("upstream gradient", "cross-entropy")
 
 FLOATS = ["float32", "float16", "bfloat16"]
-SHAPES = [(1, 1), (3, 127), (2, 128), (3, 1023), (2, 1024), (3, 1025), (7, 40), (2, 4096)]
+SHAPES = [(1, 1), (3, 127), (2, 128), (3, 1023), (2, 1024), (3, 1025), (7, 40), (2, 4096), (0, 8)]
 LONG = [(1, 8200), (2, 6000)]  # do not fit into registers, in some or all dtypes
-LARGE = (32768, 4096)
+CASES = (
+    *grid(SHAPES + LONG, FLOATS),
+    *grid([(4, 1000)], FLOATS, values="large"),
+    *grid([(8, 300)], FLOATS, values="nonfinite"),
+)
+WIDTHS = (*CASES, *grid([(4, 0)], FLOATS))
+OFFSET = (*WIDTHS, *grid([(4, 513)], FLOATS, values="offset"))
 
 
-def softmax_inputs(case, draw):
+def matrix(case, draw):
     return (draw(*case.shape),)
 
 
-def softmax_reference(x):
-    return torch.softmax(x, -1)
+def softmax(x):
+    return F.softmax(x, -1)
 
 
 def backward_inputs(case, draw):
     return draw(*case.shape), torch.softmax(draw(*case.shape, values="normal"), -1)
 
 
-def backward_reference(gy, y):
+def softmax_backward(gy, y):
+    """The operator that autograd calls for the gradient of softmax."""
     return torch.ops.aten._softmax_backward_data(gy, y, -1, y.dtype)
 
 
@@ -50,6 +56,10 @@ def cross_entropy_reference(x, target):
     return torch.where(classes(x, target)[0], -log_y, 0).sum(-1)
 
 
+def cross_entropy(x, target):
+    return F.cross_entropy(x, target, reduction="none")
+
+
 def gradient_inputs(case, draw):
     return draw(case.shape[0], dtype="float32", values="normal"), *logits(case, draw)
 
@@ -61,131 +71,77 @@ def gradient_reference(g, x, target):
     return torch.where(counts, (y - one) * g[:, None], 0).to(x.dtype)
 
 
-def gradient_by_autograd(g, x, target):
-    """Forward and backward, as a training step runs them."""
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        loss = torch.nn.functional.cross_entropy(leaf, target, reduction="none")
-    return torch.autograd.grad(loss, leaf, g.to(loss.dtype))
+def gradient(g, x, target):
+    """Softmax, scaled in place, minus g at the targets. Autograd would also need the loss."""
+    y = torch.softmax(x, -1).mul_(g[:, None])
+    return y.scatter_add_(1, target[:, None], -g[:, None])
 
 
-def cost(tensors, operations):
-    def of_case(case):
+def problem(name, inputs, reference, rungs, work, cases=CASES, pytorch=None, **options):
+    """work: tensors of the size of x that are read or written, and operations per element of x."""
+
+    def cost(case):
         n = case.shape[0] * case.shape[1]
-        element = getattr(torch, case.dtype).itemsize
-        return Cost(bytes=tensors * n * element, flops=operations * n)
+        return Cost(bytes=work[0] * n * case.itemsize, flops=work[1] * n)
 
-    return of_case
-
-
-@cache
-def differentiable():
-    """Registers both backwards, so that loss.backward() works through the forward operators."""
-
-    def softmax_context(ctx, inputs, output):
-        ctx.save_for_backward(output)
-
-    def softmax_backward(ctx, gy):
-        (y,) = ctx.saved_tensors
-        return torch.ops.day19.softmax_backward_v2_one_pass(gy.contiguous(), y)
-
-    def entropy_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)  # the logits and their targets; no softmax is stored
-
-    def entropy_backward(ctx, g):
-        gx = torch.ops.day19.cross_entropy_backward_v3_fused(g.contiguous(), *ctx.saved_tensors)
-        return gx, None
-
-    register = torch.library.register_autograd
-    register("day19::softmax", softmax_backward, setup_context=softmax_context)
-    register("day19::cross_entropy", entropy_backward, setup_context=entropy_context)
+    return Problem(
+        name,
+        inputs,
+        reference,
+        rungs,
+        cases,
+        bench=Case((32768, 4096)),
+        bench_cpu=Case((256, 1024)),
+        cost=cost,
+        pytorch=pytorch or reference,
+        libraries=(COMPILE,),
+        **options,
+    )
 
 
-def forward(name, idea):
-    def load(builder):
-        differentiable()
-        return getattr(torch.ops.day19, name)
-
-    return Rung(name, idea, load=load)
-
+SOFTMAX = Rung(
+    "softmax",
+    "row in registers; backward is v2",
+    backward=lambda saved, gy: torch.ops.day19.softmax_backward_v2_one_pass(gy, *saved),
+    saves=lambda inputs, output: (output,),
+)
+SOFTMAX_BACKWARD = (
+    Rung("softmax_backward_v1_two_passes", "sum, then gy and y again"),
+    Rung("softmax_backward_v2_one_pass", "both rows in registers", target=Target(1.0, "compile")),
+)
+ENTROPY = Rung(
+    "cross_entropy",
+    "only the loss; backward is v3",
+    backward=lambda saved, g: (torch.ops.day19.cross_entropy_backward_v3_fused(g, *saved), None),
+    saves=lambda inputs, output: inputs,  # the logits and their targets; no softmax is stored
+)
+GRADIENT = (
+    Rung("cross_entropy_backward_v2_buffer", "softmax stored in between"),
+    Rung("cross_entropy_backward_v3_fused", "softmax never stored", target=Target(1.0, "compile")),
+)
 
 PROBLEMS = (
-    Problem(
-        name="softmax with its gradient",
-        inputs=softmax_inputs,
-        reference=softmax_reference,
-        rungs=(forward("softmax", "row in registers; backward is v2"),),
-        cases=(
-            *grid(SHAPES + LONG + [(0, 8), (4, 0)], FLOATS),
-            *grid([(4, 1000)], FLOATS, values="large"),
-            *grid([(8, 300)], FLOATS, values="nonfinite"),
-        ),
-        bench=Case(LARGE),
-        bench_cpu=Case((256, 1024)),
-        cost=cost(2, 5),
-        libraries=(COMPILE,),
+    problem(  # reads x and writes y; then reads gy and y, and writes gx
+        "softmax with its gradient", matrix, softmax, (SOFTMAX,), (5, 9), WIDTHS, gradients=True
+    ),
+    problem(
+        "softmax backward", backward_inputs, softmax_backward, SOFTMAX_BACKWARD, (3, 4), OFFSET
+    ),
+    problem(  # reads x; then reads x again and writes gx
+        "cross-entropy with its gradient",
+        logits,
+        cross_entropy_reference,
+        (ENTROPY,),
+        (3, 12),
+        pytorch=cross_entropy,
         gradients=True,
     ),
-    Problem(
-        name="softmax backward",
-        inputs=backward_inputs,
-        reference=backward_reference,
-        rungs=(
-            Rung("softmax_backward_v1_two_passes", "sum, then gy and y again"),
-            Rung(
-                "softmax_backward_v2_one_pass",
-                "both rows in registers",
-                target=Target(1.0, "compile"),
-            ),
-        ),
-        cases=(
-            *grid(SHAPES + LONG + [(0, 8), (4, 0)], FLOATS),
-            *grid([(4, 1000)], FLOATS, values="large"),
-            *grid([(8, 300)], FLOATS, values="nonfinite"),
-            *grid([(4, 513)], FLOATS, values="offset"),
-        ),
-        bench=Case(LARGE),
-        bench_cpu=Case((256, 1024)),
-        cost=cost(3, 4),
-        libraries=(COMPILE,),
-    ),
-    Problem(
-        name="cross-entropy with its gradient",
-        inputs=logits,
-        reference=cross_entropy_reference,
-        rungs=(forward("cross_entropy", "only the loss; backward is v3"),),
-        cases=(
-            *grid(SHAPES + LONG + [(0, 8)], FLOATS),
-            *grid([(4, 1000)], FLOATS, values="large"),
-            *grid([(8, 300)], FLOATS, values="nonfinite"),
-        ),
-        bench=Case(LARGE),
-        bench_cpu=Case((256, 1024)),
-        cost=cost(1, 5),
-        libraries=(COMPILE,),
-        gradients=True,
-    ),
-    Problem(
-        name="gradient of cross-entropy",
-        inputs=gradient_inputs,
-        reference=gradient_reference,
-        rungs=(
-            Rung("cross_entropy_backward_v2_buffer", "softmax stored in between"),
-            Rung(
-                "cross_entropy_backward_v3_fused",
-                "softmax never stored",
-                target=Target(1.0, "compile"),
-            ),
-        ),
-        cases=(
-            *grid(SHAPES + LONG + [(0, 8)], FLOATS),
-            *grid([(4, 1000)], FLOATS, values="large"),
-            *grid([(8, 300)], FLOATS, values="nonfinite"),
-        ),
-        bench=Case(LARGE),
-        bench_cpu=Case((256, 1024)),
-        cost=cost(2, 7),
-        pytorch=gradient_by_autograd,
-        libraries=(COMPILE,),
+    problem(
+        "gradient of cross-entropy",
+        gradient_inputs,
+        gradient_reference,
+        GRADIENT,
+        (2, 7),
+        pytorch=gradient,
     ),
 )

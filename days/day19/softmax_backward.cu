@@ -15,6 +15,7 @@
 //
 // Run: python run_day.py 19
 
+#include "common/cuda/binding.cuh"      // taught in day 6
 #include "common/cuda/pack.cuh"         // taught in day 2
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
@@ -155,7 +156,10 @@ __global__ void __launch_bounds__(BLOCK)
 
 Tensor softmax_backward_v2_one_pass(const Tensor& gy, const Tensor& y) {
   check_pair(gy, y);
-  if (!fits_registers(gy) || !is_aligned(y, 16)) return softmax_backward_v1_two_passes(gy, y);
+  if (!fits_registers(gy) || !is_aligned(y, 16)) {
+    fell_back("softmax_backward_v1_two_passes", "rows over 16 KB or not in packs of 16 bytes");
+    return softmax_backward_v1_two_passes(gy, y);
+  }
   const DeviceGuard guard(gy);
   Tensor gx = torch::stable::empty_like(gy);
   if (gy.numel() == 0) return gx;
@@ -422,20 +426,9 @@ Tensor cross_entropy_backward_v3_fused(const Tensor& g, const Tensor& x, const T
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day19, m) {
-  m.def("softmax(Tensor x) -> Tensor");
-  m.def("softmax_backward_v1_two_passes(Tensor gy, Tensor y) -> Tensor");
-  m.def("softmax_backward_v2_one_pass(Tensor gy, Tensor y) -> Tensor");
-  m.def("cross_entropy(Tensor x, Tensor target) -> Tensor");
-  m.def("cross_entropy_backward_v2_buffer(Tensor g, Tensor x, Tensor target) -> Tensor");
-  m.def("cross_entropy_backward_v3_fused(Tensor g, Tensor x, Tensor target) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day19, CUDA, m) {
-  m.impl("softmax", TORCH_BOX(&softmax));
-  m.impl("softmax_backward_v1_two_passes", TORCH_BOX(&softmax_backward_v1_two_passes));
-  m.impl("softmax_backward_v2_one_pass", TORCH_BOX(&softmax_backward_v2_one_pass));
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("cross_entropy_backward_v2_buffer", TORCH_BOX(&cross_entropy_backward_v2_buffer));
-  m.impl("cross_entropy_backward_v3_fused", TORCH_BOX(&cross_entropy_backward_v3_fused));
-}
+RUNG(day19, softmax, "(Tensor x) -> Tensor");
+RUNG(day19, softmax_backward_v1_two_passes, "(Tensor gy, Tensor y) -> Tensor");
+RUNG(day19, softmax_backward_v2_one_pass, "(Tensor gy, Tensor y) -> Tensor");
+RUNG(day19, cross_entropy, "(Tensor x, Tensor target) -> Tensor");
+RUNG(day19, cross_entropy_backward_v2_buffer, "(Tensor g, Tensor x, Tensor target) -> Tensor");
+RUNG(day19, cross_entropy_backward_v3_fused, "(Tensor g, Tensor x, Tensor target) -> Tensor");

@@ -4,38 +4,31 @@
 //   dx[r, c] = w · (p[r, c] - (1 - ε) · [c = t[r]] - ε / V)      x, dx: (rows, V); t: (rows)
 //
 // w is 1, or for reduction "mean" one over the number of rows that count: those whose target is not
-// ignore_index. Those that do not have loss 0 and gradient 0. A target that names no class makes
-// its row's loss and gradient NaN: a kernel cannot raise, and a NaN cannot be overlooked.
+// ignore_index. The other rows have loss 0 and gradient 0. A target that names no class makes the
+// loss and the gradient of its row NaN: a kernel cannot raise an exception.
 //
-// Bytes: x read once, dx written once; for 8192 × 50304 bf16 1.65 GB. Operations: some 10 an
-// element, two of them exp, of which a multiprocessor does 16 a clock: that is close to the limit.
+// Bytes: x read once, dx written once; for 8192 × 50304 bf16 1.65 GB. Operations: about 10 per
+// element, two of them exp, of which a multiprocessor of an H200 computes 16 per clock.
 //
-//   v1 plain          log p to memory in fp32, then a second kernel: 12 bytes more an element
+//   v1 plain          log p to memory in fp32, then a second kernel: 12 more bytes per element
 //   v2 in_place       statistics in one pass, the gradient in another, over the logits
-//   v3 row_in_shared  the row waits in shared memory for the second look: 1 read, 1 write
-//   v4 rows_ahead     a block a multiprocessor, the row in registers, cp.async fetching the next
+//   v3 row_in_shared  the row stays in shared memory for the second pass: 1 read, 1 write
+//   v4 rows_ahead     one block per multiprocessor, rows in registers, cp.async loads the next two
 //
 // Run: python run_day.py 20
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/pack.cuh"             // taught in day 2
-#include "common/cuda/ptx/cp_async.cuh"     // 16 bytes to shared memory that arrive later
-#include "common/cuda/ptx/exp2.cuh"         // 2^x in one instruction
+#include "common/cuda/ptx/cp_async.cuh"     // asynchronous copies to shared memory
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"      // taught in day 5
+#include "days/day20/row_loss.cuh"
 
 #include <cmath>
 #include <string>
 #include <tuple>
-#include <type_traits>
-
-// What the kernels need to know of the loss. weight: w, one number in memory, since it is counted
-// on the GPU and the host does not wait for it.
-struct LossTerms {
-  int64_t ignore_index;
-  float smoothing;  // ε
-  const float* weight;
-};
 
 enum class Reduction { NONE, MEAN, SUM };
 
@@ -56,7 +49,7 @@ void check_logits(const Tensor& logits, const Tensor& target, double label_smoot
 }
 
 // ---------------------------------------------------------------------------------------------
-// Before and after: the weight of a row, and the sum of the rows' losses. One block each.
+// Before and after the rows: their weight, and the sum of their losses. One block each.
 
 constexpr int SMALL_BLOCK = 1024;
 
@@ -70,7 +63,7 @@ __global__ void cross_entropy_weight_kernel(const int64_t* __restrict__ target, 
   }
   partial[threadIdx.x] = count;
   count = tree_reduce(partial, [](int64_t a, int64_t b) { return a + b; });
-  // None that counts: 1 / 0, and the mean of nothing is NaN, as in PyTorch.
+  // If no row counts it is 1 / 0, and the mean becomes NaN, as in PyTorch.
   if (threadIdx.x == 0) *weight = mean ? 1.0f / static_cast<float>(count) : 1.0f;
 }
 
@@ -85,7 +78,7 @@ __global__ void cross_entropy_sum_kernel(const float* __restrict__ losses, int64
   if (threadIdx.x == 0) *loss = sum * *weight;
 }
 
-// Calls launch(terms, losses), which is to fill losses (rows), and returns the reduced loss.
+// Calls launch(terms, losses), which fills losses (rows), and returns the reduced loss.
 template <typename F>
 Tensor with_terms(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                   double label_smoothing, const std::string& reduction, F&& launch) {
@@ -108,184 +101,7 @@ Tensor with_terms(const Tensor& logits, const Tensor& target, int64_t ignore_ind
 }
 
 // ---------------------------------------------------------------------------------------------
-// What all rungs compute of a row.
-
-constexpr float LOG2_E = 1.44269504f;  // exp(v) = 2^(v · log2 e)
-
-// exp(v) for v <= 0, as exactly as an output of type T can show: the special function unit's answer
-// is good to about 2 of fp32's ulps here, far below the rounding to 16 bits. For those types, what
-// is below the smallest normal number is 0; beside the largest term of a sum, 1, it is nothing.
-template <typename T>
-__device__ float exponential(float v) {
-  return std::is_same_v<T, float> ? expf(v) : ptx::exp2_approx(v * LOG2_E);
-}
-
-// A gradient may be that small, and bf16 can show it. LIFT<T> · exp(v) is far from 0, and is
-// brought down by a multiplication that there is anyway.
-template <typename T>
-constexpr float LIFT = std::is_same_v<T, float> ? 1.0f : 0x1p64f;
-template <typename T>
-__device__ float lifted_exponential(float v) {
-  return std::is_same_v<T, float> ? expf(v) : ptx::exp2_approx(v * LOG2_E + 64);
-}
-
-// Of some elements of a row: their maximum, sum of exp(x - max), and sum of x, which only label
-// smoothing needs.
-struct Statistics {
-  float max = -INFINITY, sum = 0, total = 0;
-};
-
-// The statistics of the whole warp, in all lanes.
-__device__ Statistics warp_combine(const Statistics& mine) {
-  Statistics all = mine;
-  for (int distance = 16; distance > 0; distance /= 2) {
-    all.max = fmaxf(all.max, __shfl_xor_sync(0xffffffff, all.max, distance));
-  }
-  // Equal: also where both are -inf, whose difference is NaN.
-  all.sum *= mine.max == all.max ? 1.0f : expf(mine.max - all.max);
-  for (int distance = 16; distance > 0; distance /= 2) {
-    all.sum += __shfl_xor_sync(0xffffffff, all.sum, distance);
-    all.total += __shfl_xor_sync(0xffffffff, all.total, distance);
-  }
-  return all;
-}
-
-// Of the whole block, in all threads, which must all call it. shared: one place a warp, to be
-// overwritten only after another barrier.
-template <int WARPS>
-__device__ Statistics block_combine(const Statistics& mine, Statistics (&shared)[WARPS]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Statistics ours = warp_combine(mine);
-  if (lane == 0) shared[warp] = ours;
-  __syncthreads();  // every warp's are written before any are read
-  return warp_combine(lane < WARPS ? shared[lane] : Statistics{});
-}
-
-// A row's loss, and its gradient as a function of x: LIFT<T> · exp(x - max) · scale - everywhere,
-// and at the target `at_target` less.
-template <typename T>
-struct RowTerms {
-  bool ignored, valid;
-  float max, log_sum, smoothing, mean, scale, everywhere, at_target;
-
-  __device__ RowTerms(const Statistics& all, int64_t target, int64_t cols, const LossTerms& terms,
-                      float weight)
-      : ignored(target == terms.ignore_index),
-        valid(target >= 0 && target < cols),
-        max(all.max),
-        log_sum(logf(all.sum)),
-        smoothing(terms.smoothing),
-        mean(all.total / static_cast<float>(cols)) {
-    scale = valid ? weight / all.sum / LIFT<T> : NAN;
-    everywhere = weight * smoothing / static_cast<float>(cols);
-    at_target = weight * (1 - smoothing);
-  }
-
-  // x_target: the target's logit, of no matter where the target is none.
-  __device__ float loss(float x_target) const {
-    if (ignored) return 0;
-    if (!valid) return NAN;
-    const float hit = log_sum + (max - x_target);
-    // Without smoothing the mean must not count: one logit of -inf would make it -inf, 0 · inf NaN.
-    return smoothing > 0 ? (1 - smoothing) * hit + smoothing * (log_sum + (max - mean)) : hit;
-  }
-};
-
-// How a thread moves elements where rows do not start at multiples of 16 bytes: singly.
-template <typename T>
-struct Single {
-  static constexpr int N = 1;
-  T at[1];
-};
-
-// Some neighbouring elements of a row, as fp32. Two 16-bit numbers are converted by one
-// instruction.
-template <int N>
-struct Floats {
-  float at[N];
-};
-
-template <typename Piece>
-__device__ Floats<Piece::N> unpack(const Piece& piece) {
-  Floats<Piece::N> out;
-#pragma unroll
-  for (int i = 0; i < Piece::N; ++i) out.at[i] = static_cast<float>(piece.at[i]);
-  return out;
-}
-
-__device__ void convert(float a, float b, __half* to) {
-  *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
-}
-__device__ void convert(float a, float b, __nv_bfloat16* to) {
-  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
-}
-__device__ void convert(float a, float b, float* to) {
-  to[0] = a;
-  to[1] = b;
-}
-
-template <typename Piece>
-__device__ Piece pack(const Floats<Piece::N>& from) {
-  Piece out;
-  if constexpr (Piece::N == 1) {
-    out.at[0] = from.at[0];
-  } else {
-#pragma unroll
-    for (int i = 0; i < Piece::N; i += 2) convert(from.at[i], from.at[i + 1], &out.at[i]);
-  }
-  return out;
-}
-
-// The largest of a piece. Two 16-bit numbers are compared by one instruction. NaN is no number to a
-// maximum, which returns the other argument; the sum finds it.
-template <typename T>
-__device__ float max_of(const Single<T>& piece) {
-  return static_cast<float>(piece.at[0]);
-}
-__device__ float max_of(const Pack<float>& pack) {
-  return fmaxf(fmaxf(pack.at[0], pack.at[1]), fmaxf(pack.at[2], pack.at[3]));
-}
-template <typename T>
-__device__ float max_of(const Pack<T>& pack) {
-  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const auto* two = reinterpret_cast<const Two*>(&pack);
-  const Two four = __hmax2(__hmax2(two[0], two[1]), __hmax2(two[2], two[3]));
-  return static_cast<float>(__hmax(four.x, four.y));
-}
-
-// Adds a piece to sum and total, which are for mine.max.
-template <typename T, typename Piece>
-__device__ void add(Statistics& mine, const Piece& piece, bool with_total) {
-  // As long as all is -inf, exp(x - max) would be NaN; exp(-inf - 0) is the 0 that is meant.
-  const float base = mine.max == -INFINITY ? 0.0f : mine.max;
-  const auto x = unpack(piece);
-#pragma unroll
-  for (const float v : x.at) mine.sum += exponential<T>(v - base);
-  if (with_total) {
-#pragma unroll
-    for (const float v : x.at) mine.total += v;
-  }
-}
-
-// The gradient of a piece of the row, of columns [first, first + N).
-template <typename T, typename Piece>
-__device__ Piece gradient_of(const Piece& piece, int64_t first, int64_t target,
-                             const RowTerms<T>& row) {
-  Floats<Piece::N> x = unpack(piece);
-#pragma unroll
-  for (float& v : x.at) v = lifted_exponential<T>(v - row.max) * row.scale - row.everywhere;
-  if (row.ignored) x = {};
-  // One piece of the row has the target; only its thread looks for it among the N.
-  const int64_t hit = target - first;
-  if (hit >= 0 && hit < Piece::N && !row.ignored) {
-#pragma unroll
-    for (int i = 0; i < Piece::N; ++i) x.at[i] -= i == hit ? row.at_target : 0.0f;
-  }
-  return pack<Piece>(x);
-}
-
-// ---------------------------------------------------------------------------------------------
-// v1: as an autograd engine does it. Forward leaves log p in memory, backward reads it.
+// v1: what an autograd engine does. The forward pass stores log p, the backward pass reads it.
 
 constexpr int PLAIN_BLOCK = 256;
 
@@ -343,9 +159,9 @@ __global__ void cross_entropy_gradient_kernel(const float* __restrict__ log_p,
   const float weight = valid ? *terms.weight : NAN;
   for (int64_t c = threadIdx.x; c < cols; c += PLAIN_BLOCK) {
     const float p = expf(log_p[blockIdx.x * cols + c]);
-    const float wanted =
+    const float expected =
         terms.smoothing / static_cast<float>(cols) + (c == t ? 1 - terms.smoothing : 0);
-    dx[blockIdx.x * cols + c] = static_cast<T>(ignored ? 0.0f : weight * (p - wanted));
+    dx[blockIdx.x * cols + c] = static_cast<T>(ignored ? 0.0f : weight * (p - expected));
   }
 }
 
@@ -377,18 +193,18 @@ std::tuple<Tensor, Tensor> cross_entropy_v1_plain(const Tensor& logits, const Te
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: nothing is left in memory between the two passes but the logits themselves, and
-// the second writes each gradient over its logit. The first keeps a running maximum, as day 5's
+// v2 against v1: between the two passes nothing but the logits is in memory, and the second pass
+// overwrites each logit with its gradient. The first pass keeps a running maximum, as day 5's
 // online softmax does.
 
 constexpr int ROW_BLOCK = 512;
 
-// Takes one more piece of the row into account.
+// Updates the statistics with one more piece of the row.
 template <typename T, typename Piece>
 __device__ void include(Statistics& mine, const Piece& piece, bool with_total) {
   const float before = mine.max;
   mine.max = fmaxf(before, max_of(piece));
-  // Equal: also where both are -inf, whose difference is NaN.
+  // Not where they are equal: both may be -inf, whose difference is NaN.
   if (before != mine.max) mine.sum *= exponential<T>(before - mine.max);
   add<T>(mine, piece, with_total);
 }
@@ -409,7 +225,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
   for (int64_t p = threadIdx.x; p < pieces; p += ROW_BLOCK) {
     include<T>(mine, in[p], terms.smoothing > 0);
   }
-  // Its barrier comes after everybody's x_target, so that none is overwritten before it is read.
+  // The barrier in block_combine: all threads have read x_target before any logit is overwritten.
   const RowTerms<T> all(block_combine(mine, shared), t, cols, terms, *terms.weight);
   for (int64_t p = threadIdx.x; p < pieces; p += ROW_BLOCK) {
     out[p] = gradient_of<T>(in[p], p * Piece::N, t, all);
@@ -417,7 +233,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
   if (threadIdx.x == 0) losses[blockIdx.x] = all.loss(x_target);
 }
 
-// Whether rows of x can be moved in pieces of 16 bytes.
+// Whether all rows of x are aligned to 16 bytes and consist of whole packs.
 bool has_packs(const Tensor& x) {
   return x.size(1) * x.element_size() % 16 == 0 && is_aligned(x, 16);
 }
@@ -435,27 +251,34 @@ void launch_v2(const Tensor& logits, const Tensor& dx, const Tensor& target, con
   check_launch("cross_entropy_v2_in_place");
 }
 
-Tensor cross_entropy_v2_in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
-                                 double label_smoothing, const std::string& reduction) {
+// The loss; launch(logits, dx, target, terms, losses) leaves the gradient in the logits.
+template <typename F>
+Tensor in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                double label_smoothing, const std::string& reduction, F launch) {
   check_logits(logits, target, label_smoothing);
   const DeviceGuard guard(logits);
   return with_terms(logits, target, ignore_index, label_smoothing, reduction,
                     [&](const LossTerms& terms, float* losses) {
-                      launch_v2(logits, logits, target, terms, losses);
+                      launch(logits, logits, target, terms, losses);
                     });
 }
 
+Tensor cross_entropy_v2_in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                                 double label_smoothing, const std::string& reduction) {
+  return in_place(logits, target, ignore_index, label_smoothing, reduction, launch_v2);
+}
+
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: the row waits in shared memory for the second look. Two blocks of 100 KB fit on a
-// multiprocessor, so that one can load while the other computes. A thread reads what it has written
-// itself; there is nothing to wait for but the statistics.
+// v3 against v2: the row stays in shared memory for the second pass. Two blocks of 100 KB fit on a
+// multiprocessor of an H200, so one can load while the other computes. A thread reads only what it
+// has written itself, so the only barrier is the one for the statistics.
 
 template <typename T>
 __global__ void __launch_bounds__(ROW_BLOCK)
     cross_entropy_v3_row_in_shared_kernel(const T* logits, T* dx,
                                           const int64_t* __restrict__ target,
                                           float* __restrict__ losses, int packs, LossTerms terms) {
-  extern __shared__ float4 dynamic[];  // float4, so that it starts at a multiple of 16 bytes
+  extern __shared__ float4 dynamic[];  // float4, so that it is aligned to 16 bytes
   __shared__ Statistics shared[ROW_BLOCK / 32];
   auto* row = reinterpret_cast<Pack<T>*>(dynamic);
   const auto* in = reinterpret_cast<const Pack<T>*>(logits) + int64_t{blockIdx.x} * packs;
@@ -470,7 +293,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
   for (int p = threadIdx.x; p < packs; p += ROW_BLOCK) {
     include<T>(mine, row[p], terms.smoothing > 0);
   }
-  // Its barrier comes after everybody's x_target, so that none is overwritten before it is read.
+  // The barrier in block_combine: all threads have read x_target before any logit is overwritten.
   const RowTerms<T> all(block_combine(mine, shared), t, cols, terms, *terms.weight);
   for (int p = threadIdx.x; p < packs; p += ROW_BLOCK) {
     out[p] = gradient_of<T>(row[p], int64_t{p} * Pack<T>::N, t, all);
@@ -478,27 +301,18 @@ __global__ void __launch_bounds__(ROW_BLOCK)
   if (threadIdx.x == 0) losses[blockIdx.x] = all.loss(x_target);
 }
 
-// Shared memory that one block may ask for: 227 KB on Hopper, 163 KB on an A100. A little of it is
-// left for the kernels' own arrays.
-int64_t shared_limit(const Tensor& t) {
-  int limit = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(t)),
-      "cudaDeviceGetAttribute");
-  return limit - 1024;
-}
-
-template <typename Kernel>
-void allow_shared(Kernel kernel, int64_t bytes) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
-             "cudaFuncSetAttribute");
+// Bytes for rows in shared memory: a little is left for the kernels' own arrays.
+int64_t room_for_rows(const Tensor& logits) {
+  return shared_limit(logits) - 1024;
 }
 
 void launch_v3(const Tensor& logits, const Tensor& dx, const Tensor& target, const LossTerms& terms,
                float* losses) {
   const int64_t row_bytes = logits.size(1) * logits.element_size();
-  if (!has_packs(logits) || !has_packs(dx) || row_bytes > shared_limit(logits)) {
+  const bool packs = has_packs(logits) && has_packs(dx);
+  if (!packs || row_bytes > room_for_rows(logits)) {
+    fell_back("cross_entropy_v2_in_place",
+              packs ? "a row does not fit into shared memory" : "rows are not aligned to 16 bytes");
     return launch_v2(logits, dx, target, terms, losses);
   }
   dispatch_floating(logits, [&](auto zero) {
@@ -515,39 +329,35 @@ void launch_v3(const Tensor& logits, const Tensor& dx, const Tensor& target, con
 Tensor cross_entropy_v3_row_in_shared(const Tensor& logits, const Tensor& target,
                                       int64_t ignore_index, double label_smoothing,
                                       const std::string& reduction) {
-  check_logits(logits, target, label_smoothing);
-  const DeviceGuard guard(logits);
-  return with_terms(logits, target, ignore_index, label_smoothing, reduction,
-                    [&](const LossTerms& terms, float* losses) {
-                      launch_v3(logits, logits, target, terms, losses);
-                    });
+  return in_place(logits, target, ignore_index, label_smoothing, reduction, launch_v3);
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: v3's loads stop while its blocks compute. Here a block stays, takes row after row,
-// and has the row that it works on in registers; shared memory is for the next two, which cp.async
-// fetches meanwhile. Some 200 KB a multiprocessor are always on their way.
+// v4 against v3: a block of v3 has no loads in flight while it computes. Here one block per
+// multiprocessor processes row after row. The current row is in its registers, and shared memory
+// holds the next two, which cp.async loads meanwhile: 200 KB in flight per multiprocessor.
 
-constexpr int MOST_PACKS = 16;  // a thread: 64 of the 128 registers that 512 threads leave it
+constexpr int MOST_PACKS = 16;  // per thread: 64 of its 128 registers
 
-// rows_ahead: for how many rows there is room in shared memory, 1 or 2.
+// rows_ahead: the number of rows that fit into shared memory, 1 or 2. cp.async needs compute
+// capability 8.0; for older ones the body is left out and launch_v4 calls v3.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(ROW_BLOCK, 1)
     cross_entropy_v4_rows_ahead_kernel(const T* logits, T* dx, const int64_t* __restrict__ target,
                                        float* __restrict__ losses, int64_t rows, int packs,
                                        int rows_ahead, LossTerms terms) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int N = Pack<T>::N;
   extern __shared__ float4 dynamic[];
-  // Of this row and of the one before: a warp may write the next row's while others read this
-  // one's.
+  // For even and odd rows: a warp may write the next row's while others still read this one's.
   __shared__ Statistics shared[2][ROW_BLOCK / 32];
   auto* slot = reinterpret_cast<Pack<T>*>(dynamic);  // (rows_ahead, packs)
   const auto* in = reinterpret_cast<const Pack<T>*>(logits);
   auto* out = reinterpret_cast<Pack<T>*>(dx);
   const int64_t cols = int64_t{packs} * N;
 
-  // Fetches this thread's packs of a row: t, t + 512 … No other thread looks at them, so none of
-  // what follows needs a barrier. A group is committed even for no row, to keep count of them.
+  // Loads this thread's packs of a row: t, t + 512, … No other thread reads them, so they need no
+  // barrier. A group is committed even without a row, so that the number of groups is right.
   const auto fetch = [&](int64_t r, int place) {
     if (r < rows) {
 #pragma unroll
@@ -564,7 +374,8 @@ __global__ void __launch_bounds__(ROW_BLOCK, 1)
   int place = 0, parity = 0;
   int64_t t = blockIdx.x < rows ? target[blockIdx.x] : 0;
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-    const int64_t next_t = r + gridDim.x < rows ? target[r + gridDim.x] : 0;  // wanted a row later
+    const int64_t next_t =
+        r + gridDim.x < rows ? target[r + gridDim.x] : 0;  // used for the next row
     if (rows_ahead == 2) {
       ptx::cp_async_wait<1>();
     } else {
@@ -583,7 +394,7 @@ __global__ void __launch_bounds__(ROW_BLOCK, 1)
     if (owner && valid) x_target = static_cast<float>(slot[place * packs + t / N].at[t % N]);
     fetch(r + int64_t{rows_ahead} * gridDim.x, place);
 
-    // The row is at hand: first its maximum, then the sums, with nothing to rescale.
+    // The whole row is in registers: the maximum first, then the sums, without rescaling.
     Statistics mine;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -605,13 +416,24 @@ __global__ void __launch_bounds__(ROW_BLOCK, 1)
     place = place + 1 < rows_ahead ? place + 1 : 0;
     parity ^= 1;
   }
+#endif
+}
+
+bool has_cp_async(const Tensor& on) {
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index(on)),
+             "cudaDeviceGetAttribute");
+  return major >= 8;
 }
 
 void launch_v4(const Tensor& logits, const Tensor& dx, const Tensor& target, const LossTerms& terms,
                float* losses) {
   const int64_t row_bytes = logits.size(1) * logits.element_size(), packs = row_bytes / 16;
-  const int64_t limit = shared_limit(logits);
-  if (!has_packs(logits) || !has_packs(dx) || row_bytes > limit || packs > MOST_PACKS * ROW_BLOCK) {
+  const int64_t limit = room_for_rows(logits);
+  const bool fits = row_bytes <= limit && packs <= MOST_PACKS * ROW_BLOCK;
+  if (!has_packs(logits) || !has_packs(dx) || !fits || !has_cp_async(logits)) {
+    fell_back("cross_entropy_v3_row_in_shared",
+              !fits ? "a row does not fit" : "no aligned rows, or no cp.async");
     return launch_v3(logits, dx, target, terms, losses);
   }
   const int rows_ahead = 2 * row_bytes <= limit ? 2 : 1;
@@ -634,15 +456,11 @@ void launch_v4(const Tensor& logits, const Tensor& dx, const Tensor& target, con
 
 Tensor cross_entropy_v4_rows_ahead(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                                    double label_smoothing, const std::string& reduction) {
-  check_logits(logits, target, label_smoothing);
-  const DeviceGuard guard(logits);
-  return with_terms(logits, target, ignore_index, label_smoothing, reduction,
-                    [&](const LossTerms& terms, float* losses) {
-                      launch_v4(logits, logits, target, terms, losses);
-                    });
+  return in_place(logits, target, ignore_index, label_smoothing, reduction, launch_v4);
 }
 
-// The same with the logits left as they are, which is what autograd can use.
+// The same, but the logits stay as they are and the gradient is a second output. Autograd needs
+// that: a forward pass may not overwrite its input.
 std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& target,
                                          int64_t ignore_index, double label_smoothing,
                                          const std::string& reduction) {
@@ -656,9 +474,8 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& tar
 }
 
 // ---------------------------------------------------------------------------------------------
-// The backward pass proper: the gradient is there already, times g, the gradient with respect to
-// the loss, one number or one a row. Where that is 1, as it is for the end of a chain, nothing is
-// moved.
+// The backward pass: the stored gradient times g, the gradient with respect to the loss, one number
+// or one per row. If that is 1, as at the end of a chain, no memory is written.
 
 constexpr int SCALE_BLOCK = 256;
 
@@ -695,31 +512,13 @@ void scale(const Tensor& dx, const Tensor& g) {
 
 // ---------------------------------------------------------------------------------------------
 
-// SOURCE of this day opens the namespace; this file adds to it.
-STABLE_TORCH_LIBRARY_FRAGMENT(day20, m) {
-  m.def(
-      "cross_entropy_v1_plain(Tensor logits, Tensor target, int ignore_index=-100,"
-      " float label_smoothing=0.0, str reduction='mean') -> (Tensor, Tensor)");
-  m.def(
-      "cross_entropy_v2_in_place(Tensor(a!) logits, Tensor target, int ignore_index=-100,"
-      " float label_smoothing=0.0, str reduction='mean') -> Tensor");
-  m.def(
-      "cross_entropy_v3_row_in_shared(Tensor(a!) logits, Tensor target, int ignore_index=-100,"
-      " float label_smoothing=0.0, str reduction='mean') -> Tensor");
-  m.def(
-      "cross_entropy_v4_rows_ahead(Tensor(a!) logits, Tensor target, int ignore_index=-100,"
-      " float label_smoothing=0.0, str reduction='mean') -> Tensor");
-  m.def(
-      "cross_entropy(Tensor logits, Tensor target, int ignore_index=-100,"
-      " float label_smoothing=0.0, str reduction='mean') -> (Tensor, Tensor)");
-  m.def("scale(Tensor(a!) dx, Tensor g) -> ()");
-}
+#define ARGUMENTS " Tensor target, int ignore_index=-100, float label_smoothing=0.0, "
+#define IN_PLACE "(Tensor(a!) logits," ARGUMENTS "str reduction='mean') -> Tensor"
+#define SEPARATE "(Tensor logits," ARGUMENTS "str reduction='mean') -> (Tensor, Tensor)"
 
-STABLE_TORCH_LIBRARY_IMPL(day20, CUDA, m) {
-  m.impl("cross_entropy_v1_plain", TORCH_BOX(&cross_entropy_v1_plain));
-  m.impl("cross_entropy_v2_in_place", TORCH_BOX(&cross_entropy_v2_in_place));
-  m.impl("cross_entropy_v3_row_in_shared", TORCH_BOX(&cross_entropy_v3_row_in_shared));
-  m.impl("cross_entropy_v4_rows_ahead", TORCH_BOX(&cross_entropy_v4_rows_ahead));
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("scale", TORCH_BOX(&scale));
-}
+RUNG(day20, cross_entropy_v1_plain, SEPARATE);
+RUNG(day20, cross_entropy_v2_in_place, IN_PLACE);
+RUNG(day20, cross_entropy_v3_row_in_shared, IN_PLACE);
+RUNG(day20, cross_entropy_v4_rows_ahead, IN_PLACE);
+RUNG(day20, cross_entropy, SEPARATE);
+RUNG(day20, scale, "(Tensor(a!) dx, Tensor g) -> ()");

@@ -13,7 +13,8 @@
 //
 // Run: python run_day.py 21
 
-#include "common/cuda/pack.cuh"  // taught in day 2
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/pack.cuh"     // taught in day 2
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -168,6 +169,15 @@ Tensor transpose_v3_padded(const Tensor& x) {
 
 constexpr int BLOCK = 256;
 
+// The threads of a multiprocessor, by compute capability.
+#if __CUDA_ARCH__ == 750
+constexpr unsigned RESIDENT = 1024;
+#elif (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100
+constexpr unsigned RESIDENT = 1536;
+#else  // 8.0, 9.0, 10.0
+constexpr unsigned RESIDENT = 2048;
+#endif
+
 // The tile in shared memory for elements of type T: 64 × 64 floats, 16 KB; 128 × 128 bytes; …
 template <typename T>
 struct Swizzled {
@@ -176,7 +186,7 @@ struct Swizzled {
   static constexpr unsigned WIDTH = PACKS * N;                // elements per row; also rows
   // Blocks per multiprocessor for __launch_bounds__. On compute capability 9.0, 8 blocks are all
   // 2048 threads, with 32 registers each. One-byte elements need more registers to unpack.
-  static constexpr unsigned BLOCKS = sizeof(T) > 1 ? 8 : 4;
+  static constexpr unsigned BLOCKS = sizeof(T) > 1 ? RESIDENT / BLOCK : 4;
   Pack<T> at[WIDTH][PACKS];
 
   // The place of pack p within row r. Rows [0, N) keep their order, rows [N, 2N) swap neighbouring
@@ -262,10 +272,15 @@ bool is_in_packs(const Tensor& x) {
   return x.size(0) % in_pack == 0 && x.size(1) % in_pack == 0 && is_aligned(x, 16);
 }
 
+Tensor not_in_packs(const Tensor& x) {
+  fell_back("transpose_v3_padded", "rows of x or y that are not in packs of 16 bytes");
+  return transpose_v3_padded(x);
+}
+
 Tensor transpose_v4_vector_swizzle(const Tensor& x) {
   Tensor y = make_output(x);
   if (x.numel() == 0) return y;
-  if (!is_in_packs(x)) return transpose_v3_padded(x);
+  if (!is_in_packs(x)) return not_in_packs(x);
   const DeviceGuard guard(x);
   dispatch_size(x, [&](auto zero) {
     using T = decltype(zero);
@@ -300,7 +315,7 @@ __global__ void __launch_bounds__(BLOCK, Swizzled<T>::BLOCKS)
 Tensor transpose_v5_streaming(const Tensor& x) {
   Tensor y = make_output(x);
   if (x.numel() == 0) return y;
-  if (!is_in_packs(x)) return transpose_v3_padded(x);
+  if (!is_in_packs(x)) return not_in_packs(x);
   const DeviceGuard guard(x);
   dispatch_size(x, [&](auto zero) {
     using T = decltype(zero);
@@ -314,18 +329,8 @@ Tensor transpose_v5_streaming(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day21, m) {
-  m.def("transpose_v1_naive(Tensor x) -> Tensor");
-  m.def("transpose_v2_shared(Tensor x) -> Tensor");
-  m.def("transpose_v3_padded(Tensor x) -> Tensor");
-  m.def("transpose_v4_vector_swizzle(Tensor x) -> Tensor");
-  m.def("transpose_v5_streaming(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day21, CUDA, m) {
-  m.impl("transpose_v1_naive", TORCH_BOX(&transpose_v1_naive));
-  m.impl("transpose_v2_shared", TORCH_BOX(&transpose_v2_shared));
-  m.impl("transpose_v3_padded", TORCH_BOX(&transpose_v3_padded));
-  m.impl("transpose_v4_vector_swizzle", TORCH_BOX(&transpose_v4_vector_swizzle));
-  m.impl("transpose_v5_streaming", TORCH_BOX(&transpose_v5_streaming));
-}
+RUNG(day21, transpose_v1_naive, "(Tensor x) -> Tensor");
+RUNG(day21, transpose_v2_shared, "(Tensor x) -> Tensor");
+RUNG(day21, transpose_v3_padded, "(Tensor x) -> Tensor");
+RUNG(day21, transpose_v4_vector_swizzle, "(Tensor x) -> Tensor");
+RUNG(day21, transpose_v5_streaming, "(Tensor x) -> Tensor");

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
+from common.day import Case, Cost, Problem, Rung, grid, print_table
 
 TITLE = "Tricks of shared memory"
 TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
@@ -28,10 +28,17 @@ def reference(x, decay):
     return y
 
 
+def by_product(x, decay):
+    """All averages of a row are one product with a triangular matrix of weights (cuBLAS)."""
+    column = torch.arange(x.shape[1], device=x.device)
+    age = column - column[:, None]
+    weights = torch.where(age >= 0, (1 - decay) * decay**age, 0.0)
+    return x @ weights.to(x.dtype)
+
+
 def cost(case):
     rows, cols = case.shape
-    element = getattr(torch, case.dtype).itemsize
-    return Cost(bytes=2 * rows * cols * element, flops=3 * rows * cols)
+    return Cost(bytes=2 * rows * cols * case.itemsize, flops=3 * rows * cols)
 
 
 PROBLEMS = (
@@ -56,6 +63,7 @@ PROBLEMS = (
         bench=Case((1 << 20, 256)),
         bench_cpu=Case((1024, 256)),
         cost=cost,
+        pytorch=by_product,
     ),
 )
 
@@ -73,11 +81,14 @@ def show(operators, device):
         "padded": lambda r, c: 33 * r + c,
         "swizzled": lambda r, c: 32 * r + (c ^ r),
     }
-    print("cycles per access of a warp: along a row of the tile, and along a column")
+    print("cycles per access of a warp")
+    rows = []
     for name, place in layouts.items():
         row = max(ways([place(r, lane) for lane in range(32)]) for r in range(32))
         column = max(ways([place(lane, c) for lane in range(32)]) for c in range(32))
-        print(f"  {name:<10}{row:>3}{column:>4}")
-    print("and with a stride, lane l at word stride · l")
-    for stride in (0, 1, 2, 3, 4, 8, 12, 16, 31, 32, 33):
-        print(f"  stride {stride:>2} {ways([stride * lane for lane in range(32)]):>4}")
+        rows.append([name, row, column])
+    print_table(["tile", "along a row", "along a column"], rows)
+    print("with a stride, lane l at word stride · l")
+    strides = (0, 1, 2, 3, 4, 8, 12, 16, 31, 32, 33)
+    cycles = [ways([stride * lane for lane in range(32)]) for stride in strides]
+    print_table(["stride", *map(str, strides)], [["cycles", *cycles]])

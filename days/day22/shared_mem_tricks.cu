@@ -18,6 +18,8 @@
 //
 // Run: python run_day.py 22
 
+#include "common/cuda/binding.cuh"
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -283,11 +285,16 @@ __global__ void ema_v4_large_tile_kernel(const T* __restrict__ x, T* __restrict_
   }
 }
 
+bool has_whole_packs(const Tensor& x) {
+  return x.size(1) % PACK_COLS == 0 && is_aligned(x, PACK_COLS * x.element_size());
+}
+
 Tensor ema_v4_large_tile(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
   const int64_t rows = x.size(0), cols = x.size(1);
-  if (cols % PACK_COLS != 0 || !is_aligned(x, PACK_COLS * x.element_size())) {
-    return ema_v3_swizzled(x, decay);  // rows that begin or end within a pack
+  if (!has_whole_packs(x) || TILE_BYTES > shared_limit(x)) {
+    fell_back("ema_v3_swizzled", "rows begin or end within a pack, or 64 KB are too much");
+    return ema_v3_swizzled(x, decay);
   }
   const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
@@ -374,7 +381,8 @@ __global__ void __launch_bounds__(ROWS_V5, BLOCKS)
 Tensor ema_v5_prefetch(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
   const int64_t rows = x.size(0), cols = x.size(1);
-  if (cols % PACK_COLS != 0 || !is_aligned(x, PACK_COLS * x.element_size())) {
+  if (!has_whole_packs(x)) {
+    fell_back("ema_v3_swizzled", "rows begin or end within a pack");
     return ema_v3_swizzled(x, decay);
   }
   const DeviceGuard guard(x);
@@ -392,20 +400,9 @@ Tensor ema_v5_prefetch(const Tensor& x, double decay) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day22, m) {
-  m.def("ema_v0_no_tile(Tensor x, float decay) -> Tensor");
-  m.def("ema_v1_conflict(Tensor x, float decay) -> Tensor");
-  m.def("ema_v2_padded(Tensor x, float decay) -> Tensor");
-  m.def("ema_v3_swizzled(Tensor x, float decay) -> Tensor");
-  m.def("ema_v4_large_tile(Tensor x, float decay) -> Tensor");
-  m.def("ema_v5_prefetch(Tensor x, float decay) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day22, CUDA, m) {
-  m.impl("ema_v0_no_tile", TORCH_BOX(&ema_v0_no_tile));
-  m.impl("ema_v1_conflict", TORCH_BOX(&ema_v1_conflict));
-  m.impl("ema_v2_padded", TORCH_BOX(&ema_v2_padded));
-  m.impl("ema_v3_swizzled", TORCH_BOX(&ema_v3_swizzled));
-  m.impl("ema_v4_large_tile", TORCH_BOX(&ema_v4_large_tile));
-  m.impl("ema_v5_prefetch", TORCH_BOX(&ema_v5_prefetch));
-}
+RUNG(day22, ema_v0_no_tile, "(Tensor x, float decay) -> Tensor");
+RUNG(day22, ema_v1_conflict, "(Tensor x, float decay) -> Tensor");
+RUNG(day22, ema_v2_padded, "(Tensor x, float decay) -> Tensor");
+RUNG(day22, ema_v3_swizzled, "(Tensor x, float decay) -> Tensor");
+RUNG(day22, ema_v4_large_tile, "(Tensor x, float decay) -> Tensor");
+RUNG(day22, ema_v5_prefetch, "(Tensor x, float decay) -> Tensor");

@@ -26,8 +26,7 @@ def matrix_cost(read, written):
 
     def of_case(case):
         elements = case.shape[0] * case.shape[1]
-        element = getattr(torch, case.dtype).itemsize
-        return Cost(bytes=(read + written) * elements * element, flops=elements)
+        return Cost(bytes=(read + written) * elements * case.itemsize, flops=elements)
 
     return of_case
 
@@ -49,15 +48,30 @@ def segment_scan(x, width):
     return padded.cumsum(dim=1).flatten()[: x.numel()]
 
 
+def segments_by_cumsum(x, width):
+    """Without the copy that padding makes; for whole segments."""
+    return x.view(-1, width).cumsum(dim=1).view(-1)
+
+
 def segments_cost(case):
     n, _ = case.shape
-    return Cost(bytes=2 * n * getattr(torch, case.dtype).itemsize, flops=n)
+    return Cost(bytes=2 * n * case.itemsize, flops=n)
 
 
 def compact(x):
     keep = x > 0
     order = torch.argsort(keep.to(torch.int8), dim=1, descending=True, stable=True)
     return torch.where(keep, x, 0).gather(1, order), keep.sum(dim=1)
+
+
+def compact_by_scatter(x):
+    """A scan gives each element its place, without a sort; the others follow as zeros."""
+    keep = x > 0
+    kept = keep.cumsum(1)
+    counts = kept[:, -1]
+    column = torch.arange(x.shape[1], device=x.device)
+    place = torch.where(keep, kept - 1, counts[:, None] + column - kept)
+    return torch.empty_like(x).scatter_(1, place, torch.where(keep, x, 0)), counts
 
 
 def matrix_and_factors(case, draw):
@@ -84,6 +98,7 @@ def row_sums(name, cases, bench):
         bench=bench,
         bench_cpu=Case((128, 1024), bench.dtype),
         cost=matrix_cost(read=1, written=0),
+        pytorch=row_sum,
         libraries=(COMPILE,),
     )
 
@@ -125,6 +140,8 @@ PROBLEMS = (
         bench=Case((1 << 28, 32), values="uniform"),
         bench_cpu=Case((1 << 15, 32), values="uniform"),
         cost=segments_cost,
+        pytorch=segments_by_cumsum,
+        libraries=(COMPILE,),
         tolerance=Tolerance(
             ulps=64, why="sums that cancel, added in a different order from PyTorch's"
         ),
@@ -142,6 +159,8 @@ PROBLEMS = (
         bench=Case((65536, 1024)),
         bench_cpu=Case((64, 1024)),
         cost=matrix_cost(read=1, written=1),
+        pytorch=compact_by_scatter,
+        libraries=(COMPILE,),
         outputs_exact=True,
     ),
     Problem(
@@ -156,6 +175,7 @@ PROBLEMS = (
         bench=Case((262144, 1024)),
         bench_cpu=Case((128, 1024)),
         cost=matrix_cost(read=1, written=1),
+        pytorch=scale_rows,
         libraries=(COMPILE,),
     ),
 )

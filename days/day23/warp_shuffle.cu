@@ -18,6 +18,7 @@
 //
 // Run: python run_day.py 23
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/pack.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
@@ -317,22 +318,10 @@ Tensor scale_rows(const Tensor& x, const Tensor& s) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day23, m) {
-  m.def("row_sum_v1_shared(Tensor x) -> Tensor");
-  m.def("row_sum_v2_shuffle_down(Tensor x) -> Tensor");
-  m.def("row_sum_v3_butterfly(Tensor x) -> Tensor");
-  m.def("row_sum_v4_vectorised(Tensor x) -> Tensor");
-  m.def("segment_scan(Tensor x, int width) -> Tensor");
-  m.def("compact(Tensor x) -> (Tensor, Tensor)");
-  m.def("scale_rows(Tensor x, Tensor s) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day23, CUDA, m) {
-  m.impl("row_sum_v1_shared", TORCH_BOX(&row_sum_v1_shared));
-  m.impl("row_sum_v2_shuffle_down", TORCH_BOX(&row_sum_v2_shuffle_down));
-  m.impl("row_sum_v3_butterfly", TORCH_BOX(&row_sum_v3_butterfly));
-  m.impl("row_sum_v4_vectorised", TORCH_BOX(&row_sum_v4_vectorised));
-  m.impl("segment_scan", TORCH_BOX(&segment_scan));
-  m.impl("compact", TORCH_BOX(&compact));
-  m.impl("scale_rows", TORCH_BOX(&scale_rows));
-}
+RUNG(day23, row_sum_v1_shared, "(Tensor x) -> Tensor");
+RUNG(day23, row_sum_v2_shuffle_down, "(Tensor x) -> Tensor");
+RUNG(day23, row_sum_v3_butterfly, "(Tensor x) -> Tensor");
+RUNG(day23, row_sum_v4_vectorised, "(Tensor x) -> Tensor");
+RUNG(day23, segment_scan, "(Tensor x, int width) -> Tensor");
+RUNG(day23, compact, "(Tensor x) -> (Tensor, Tensor)");
+RUNG(day23, scale_rows, "(Tensor x, Tensor s) -> Tensor");

@@ -1,8 +1,22 @@
 """Day 24: persistent kernels: blocks that loop over many tasks."""
 
+from functools import partial
+
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    print_table,
+    seconds,
+)
 
 TITLE = "Persistent kernels"
 TEACHES = "A grid the size of the machine, a work queue, state that stays in registers"
@@ -32,6 +46,30 @@ def rnn(h, w, steps):
     for s in range(int(steps.max()) if steps.numel() else 0):
         y = torch.where((s < steps)[:, None], torch.tanh(y @ w), y)
     return y
+
+
+def rnn_by_pytorch(h, w, steps):
+    """The longest first, so that each step multiplies only the tasks that still run."""
+    active = (len(h) - torch.bincount(steps.cpu()).cumsum(0)).tolist()  # tasks of more than s steps
+    order = torch.argsort(steps, descending=True)
+    y = h[order]
+    for n in active:
+        y[:n] = torch.tanh(y[:n] @ w)
+    return torch.empty_like(h).index_copy_(0, order, y)
+
+
+def rnn_by_cudnn(h, w, steps):
+    """cuDNN's recurrent network over sequences of zeros of these lengths, at least 1."""
+    tasks, hidden = h.shape
+    lengths = steps.cpu().clamp(min=1)
+    zeros = h.new_zeros(int(lengths.max()), tasks, 1)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(zeros, lengths, enforce_sorted=False)
+    parameters = [h.new_zeros(hidden, 1), w.mT.contiguous()]
+    start = h[packed.sorted_indices][None]
+    _, last = torch.rnn_tanh(
+        packed.data, packed.batch_sizes, start, parameters, False, 1, 0.0, False, False
+    )
+    return torch.where((steps > 0)[:, None], last[0][packed.unsorted_indices], h)
 
 
 def rnn_cost(case):
@@ -68,6 +106,21 @@ def rolling(x, mean, var, momentum):
     return y, mean.clone(), var.clone()
 
 
+def rolling_by_pytorch(x, mean, var, momentum):
+    """64 batches at a time: their running means are one product with a matrix of weights."""
+    keep, pieces = 1 - momentum, []
+    for rows in x.split(64):
+        batch = torch.arange(len(rows) + 1, dtype=x.dtype, device=x.device)[:, None]
+        age = batch - 1 - batch[:-1].T
+        weights = torch.where(age >= 0, momentum * keep**age, 0.0)
+        means = keep**batch * mean + weights @ rows
+        off = rows - means[:-1]
+        variances = keep**batch * var + keep * (weights @ off.square())
+        pieces.append(off * torch.rsqrt(variances[:-1] + 1e-5))
+        mean, var = means[-1], variances[-1]
+    return torch.cat(pieces), mean.clone(), var.clone()
+
+
 def rolling_cost(case):
     batches, n = case.shape
     return Cost(bytes=4 * (2 * batches * n + 4 * n), flops=9 * batches * n)
@@ -80,18 +133,12 @@ def show(operators, device):
     steps = torch.tensor(steps_of(1000), dtype=torch.int32, device=device)
     h = torch.randn(1000, 128, device=device)
     w = torch.randn(128, 128, device=device) * 0.04
-    print("rnn, 1,000 tasks, launched by the host instead of replayed from a graph:")
+    print("rnn, 1,000 tasks, launched by the host instead of replayed from a graph")
+    rows = []
     for rung in ("rnn_v1_launch_each", "rnn_v4_persistent_queue"):
-        times = []
-        for _ in range(7):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            start.record()
-            getattr(operators, rung)(h, w, steps)
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-        print(f"  {rung:24} {sorted(times)[3]:7.3f} ms")
+        time = seconds(partial(getattr(operators, rung), h, w, steps))
+        rows.append([rung, f"{time * 1e3:.3f} ms"])
+    print_table(["", "time"], rows)
 
 
 PROBLEMS = (
@@ -99,7 +146,6 @@ PROBLEMS = (
         name="rnn",
         inputs=tasks_and_weights,
         reference=rnn,
-        pytorch_not_captured="it reads the longest task's steps back to the host",
         rungs=(
             Rung("rnn_v1_launch_each", "one launch per task"),
             Rung("rnn_v2_block_each", "one launch, one block per task"),
@@ -119,6 +165,9 @@ PROBLEMS = (
         bench=Case((1000, 128)),
         bench_cpu=Case((40, 32)),
         cost=rnn_cost,
+        pytorch=rnn_by_pytorch,
+        pytorch_not_captured="it copies the steps to the host",
+        libraries=(Library("cuDNN", rnn_by_cudnn, "it copies the lengths to the host"),),
         tolerance=Tolerance(
             ulps=64, why="a rounding error in one step propagates through all later steps"
         ),
@@ -136,7 +185,8 @@ PROBLEMS = (
         ),
         bench=Case((1 << 26,), "int32"),
         bench_cpu=Case((1 << 14,), "int32"),
-        cost=lambda case: Cost(bytes=8 * case.shape[0], flops=0),
+        cost=lambda case: Cost(bytes=8 * case.shape[0]),
+        pytorch=torch.clone,  # the tasks together are a copy
         outputs_exact=True,
     ),
     Problem(
@@ -156,6 +206,8 @@ PROBLEMS = (
         bench=Case((1000, 65536)),
         bench_cpu=Case((64, 512)),
         cost=rolling_cost,
+        pytorch=rolling_by_pytorch,
+        libraries=(COMPILE,),
         tolerance=Tolerance(ulps=64, why="the state accumulates the errors of all earlier batches"),
     ),
 )

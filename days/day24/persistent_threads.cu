@@ -18,6 +18,7 @@
 //
 // Run: python run_day.py 24
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
 #include "common/cuda/tensor.cuh"
 
@@ -428,28 +429,14 @@ Rolled rolling_v2_persistent(const Tensor& x, const Tensor& mean, const Tensor& 
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day24, m) {
-  m.def("rnn_v1_launch_each(Tensor h, Tensor w, Tensor steps) -> Tensor");
-  m.def("rnn_v2_block_each(Tensor h, Tensor w, Tensor steps) -> Tensor");
-  m.def("rnn_v3_persistent_static(Tensor h, Tensor w, Tensor steps) -> Tensor");
-  m.def("rnn_v4_persistent_queue(Tensor h, Tensor w, Tensor steps) -> Tensor");
-  m.def("queue_v1_warp_ticket(Tensor x) -> Tensor");
-  m.def("queue_v2_long_ticket(Tensor x) -> Tensor");
-  m.def(
-      "rolling_v1_launch_each(Tensor x, Tensor mean, Tensor var, float momentum=0.1)"
-      " -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "rolling_v2_persistent(Tensor x, Tensor mean, Tensor var, float momentum=0.1)"
-      " -> (Tensor, Tensor, Tensor)");
-}
+#define ROLLING \
+  "(Tensor x, Tensor mean, Tensor var, float momentum=0.1) -> (Tensor, Tensor, Tensor)"
 
-STABLE_TORCH_LIBRARY_IMPL(day24, CUDA, m) {
-  m.impl("rnn_v1_launch_each", TORCH_BOX(&rnn_v1_launch_each));
-  m.impl("rnn_v2_block_each", TORCH_BOX(&rnn_v2_block_each));
-  m.impl("rnn_v3_persistent_static", TORCH_BOX(&rnn_v3_persistent_static));
-  m.impl("rnn_v4_persistent_queue", TORCH_BOX(&rnn_v4_persistent_queue));
-  m.impl("queue_v1_warp_ticket", TORCH_BOX(&queue_v1_warp_ticket));
-  m.impl("queue_v2_long_ticket", TORCH_BOX(&queue_v2_long_ticket));
-  m.impl("rolling_v1_launch_each", TORCH_BOX(&rolling_v1_launch_each));
-  m.impl("rolling_v2_persistent", TORCH_BOX(&rolling_v2_persistent));
-}
+RUNG(day24, rnn_v1_launch_each, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
+RUNG(day24, rnn_v2_block_each, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
+RUNG(day24, rnn_v3_persistent_static, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
+RUNG(day24, rnn_v4_persistent_queue, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
+RUNG(day24, queue_v1_warp_ticket, "(Tensor x) -> Tensor");
+RUNG(day24, queue_v2_long_ticket, "(Tensor x) -> Tensor");
+RUNG(day24, rolling_v1_launch_each, ROLLING);
+RUNG(day24, rolling_v2_persistent, ROLLING);

@@ -22,7 +22,8 @@ import torch
 
 from common.base import toolchain
 from common.base.paths import ROOT
-from common.cpu import backend, features, libraries
+from common.cpu import backend, features
+from common.cpu import libraries as shared
 from tests.kernel_files import Call, Libraries, source
 
 KERNELS = "features"
@@ -237,7 +238,7 @@ def test_runtime_api(call: Call) -> None:
 
 
 def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
-    names = "\n".join(_defined(libraries.build_runtime(toolchain.detect("cpu"))))
+    names = "\n".join(_defined(shared.build_runtime(toolchain.detect("cpu"))))
     defined = set(re.findall(r"\bT cudacpu_(cuda[A-Z]\w*)", names))
     # These are templates in a header.
     templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
@@ -264,7 +265,7 @@ def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> No
     note = '.section .note.GNU-stack, "", %progbits\n'  # or the linker warns of its stack
     (folder / "fake.s").write_text(".text\n" + "".join(lines) + note)
     fake = folder / "libfake.so"
-    compiler = toolchain.find_compiler()[0]
+    compiler = toolchain.find_compiler().path
     subprocess.run([compiler, "-shared", str(folder / "fake.s"), "-o", str(fake)], check=True)
     program = f"""
         import ctypes, sys, torch
@@ -272,7 +273,7 @@ def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> No
         from pathlib import Path
         from common.cpu import backend
         ctypes.CDLL({str(fake)!r}, mode=ctypes.RTLD_GLOBAL)
-        backend.Runtime(Path({str(libraries.build_runtime(toolchain.detect("cpu")))!r}))
+        backend.Runtime(Path({str(shared.build_runtime(toolchain.detect("cpu")))!r}))
         torch.ops.load_library({str(libraries.path("features", "cpu"))!r})
         torch.ops.test_features.launch_errors(torch.zeros(1))
         torch.ops.test_features.runtime_api(torch.zeros(1))
@@ -292,7 +293,7 @@ def test_nvidia_s_own_runtime_library_is_not_in_the_way(
 
 def test_the_runtime_calls_its_own_templates(libraries: Libraries, tmp_path: Path) -> None:
     """A day that is loaded first may have the same ones, built with sanitizers' calls in them."""
-    lines = _defined(libraries.build_runtime(toolchain.detect("cpu")))
+    lines = _defined(shared.build_runtime(toolchain.detect("cpu")))
     weak = [line.split()[-1] for line in lines if " W " in line]
     assert weak
     _runs_behind(tmp_path, weak, libraries)
@@ -325,15 +326,15 @@ FAULTS = {
     "mixed_operations": (5, "lane 16 is in __shfl_up_sync while lanes 0x0000ffff"),
     "null_pointer": (6, r"null pointer \(address 0x1c\)"),
     "wild_address": (7, "illegal memory access at address 0x"),
-    "impossible_address": (19, "illegal memory access at an address that cannot exist"),
+    "impossible_address": (19, "illegal memory access at a non-canonical address"),
     "division_by_zero": (8, "integer division by zero"),
     "stack_overflow": (9, "stack overflow: the local variables of a thread"),
     "trapped": (10, r"__trap\(\) was called"),
     "failed_assertion": (11, "assertion failed in failed_assertion: .*too small"),
-    "false_assumption": (24, "__builtin_assume of what is not true: .*1e30f"),
-    "spin_on_memory": (12, "no thread gets on"),
-    "spin_and_count": (23, "no thread gets on"),
-    "spin_on_lock": (13, "no thread gets on"),
+    "false_assumption": (24, "the condition of __builtin_assume is false: .*1e30f"),
+    "spin_on_memory": (12, "no thread makes progress"),
+    "spin_and_count": (23, "no thread makes progress"),
+    "spin_on_lock": (13, "no thread makes progress"),
     "endless_loop": (14, "did not finish within 1 s"),
     "abandoned_owner": (15, r"__trap\(\) was called"),
     "escaped_exception": (20, "a C\\+\\+ exception left the kernel: vector::_M_range_check"),
@@ -375,7 +376,7 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("spin_on_lock", "no thread gets on"), ("endless_loop", "a thread has run for 0.3 s")],
+    [("spin_on_lock", "no thread makes progress"), ("endless_loop", "a thread has run for 0.3 s")],
 )
 def test_a_wait_without_end_can_be_cut_short(
     runtime: backend.Runtime, fault: str, message: str
@@ -387,7 +388,7 @@ def test_a_wait_without_end_can_be_cut_short(
         _fault(FAULTS[fault][0])
     # The time limit is 30 s; much of this is for a busy machine.
     assert time.monotonic() - start < 5
-    OPS.launch_barriers(1, 256, 20_000)  # long, but its threads get on
+    OPS.launch_barriers(1, 256, 20_000)  # long, but its threads make progress
     assert _healthy()
 
 
@@ -473,7 +474,7 @@ def test_a_forked_child_launches(runtime: backend.Runtime) -> None:
 
 
 def test_an_interrupt_ends_a_launch(libraries: Libraries) -> None:
-    library = libraries.build_runtime(toolchain.detect("cpu"))
+    library = shared.build_runtime(toolchain.detect("cpu"))
     kernels = libraries.path("faults", "cpu")
     program = f"""
         import sys, time, torch

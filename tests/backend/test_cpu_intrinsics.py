@@ -57,7 +57,7 @@ def test_no_device_function_of_cuda_is_forgotten(tmp_path: Path) -> None:
     source.write_text(
         f"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\nnamespace all {{\n{lines}}}\n"
     )
-    compiler = toolchain.find_compiler()[0]
+    compiler = toolchain.find_compiler().path
     command = [compiler, "-fsyntax-only", *backend.cflags(include, compiler), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines_in_error = {int(n) for n in re.findall(r"names\.cpp:(\d+):\d+: error", done.stderr)}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.base import toolchain
-from tests.compilations import Compilations
-from tests.kernel_files import FOLDER, source
+from tests.compilations import FOLDER, Compilations, source
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.cu")))

@@ -110,7 +110,8 @@ def test_readme_has_the_headings_in_order(day: Day) -> None:
 @every_day
 def test_readme_quotes_are_verbatim(day: Day) -> None:
     """Every block of code stands in the day's sources as it is, but for indentation."""
-    sources = [day.source, *day.extra_sources, day.folder / "day.py"]
+    own = [path for path in day.folder.iterdir() if path.suffix in (".cuh", ".py")]
+    sources = [day.source, *day.extra_sources, *own]
     texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
     quotes = re.findall(
         r"^```(?:cuda|cpp|c\+\+|python|cmake)\n(.*?)^```$", readme(day), re.DOTALL | re.MULTILINE

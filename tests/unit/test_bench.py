@@ -15,7 +15,9 @@ from common.bench import timing as bench
 from common.bench.ceilings import Ceilings
 from common.check.device import Backend
 
-CEILINGS = Ceilings(copy=4000.0, read=4400.0, fp32=60.0, int32=30.0, tensor=800.0, l2_bytes=50 << 20)
+CEILINGS = Ceilings(
+    copy=4000.0, read=4400.0, fp32=60.0, int32=30.0, tensor=800.0, l2_bytes=50 << 20
+)
 GIGABYTE = 10**9
 
 

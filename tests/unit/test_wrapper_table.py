@@ -3,7 +3,7 @@
 import pytest
 
 from tests import wrapper_table
-from tests.kernel_files import FOLDER
+from tests.compilations import FOLDER
 
 # Device functions of these headers that emit no instruction of their own.
 HELPERS = {"shared_address", "swizzled", "wgmma_descriptor", "check_wgmma", "pin_registers"}

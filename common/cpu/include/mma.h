@@ -18,10 +18,6 @@
 
 #include "cudacpu/ptx.h"
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 namespace nvcuda::wmma {
 
 struct matrix_a {};
@@ -186,8 +182,10 @@ void convert(const T* from, Sum* to) {
   if constexpr (std::is_same_v<T, __half>) {  // NVIDIA's __half2float is slow in host code
     static_assert(count % 4 == 0);
     for (int i = 0; i < count; i += 4) {
-      __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i));
-      _mm_storeu_ps(to + i, _mm_cvtph_ps(halves));
+      cudacpu::EightShorts halves{};
+      __builtin_memcpy(&halves, from + i, 4 * sizeof(short));
+      const cudacpu::FourFloats floats = cudacpu::floats_of_halves(halves);
+      __builtin_memcpy(to + i, &floats, sizeof floats);
     }
     return;
   }

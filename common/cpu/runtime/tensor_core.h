@@ -8,10 +8,6 @@
 
 #include <array>
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 namespace cudacpu {
 
 // What each lane brought. False if a lane is missing, which every other then learns.
@@ -32,7 +28,7 @@ struct Half {
   static float value(uint32_t word, unsigned i) {
     auto raw = static_cast<uint16_t>(word >> 16 * i);
 #if defined(__F16C__)
-    return _cvtsh_ss(raw);
+    return floats_of_halves(EightShorts{static_cast<short>(raw)})[0];
 #else
     return __half2float(__half(__half_raw{raw}));
 #endif

@@ -1,5 +1,6 @@
-// The runtime library as one translation unit: it compiles in a third of the time of its parts, and
-// the compiler can inline between them.
+// The first half of the runtime library, as one translation unit: launches, and what runs while
+// kernels run. The compiler can inline between its parts, and headers are read once. The other half
+// is calls.cpp; the two compile in parallel.
 #include "fiber.cpp"
 #include "scheduler.cpp"
 #include "barrier.cpp"
@@ -18,28 +19,12 @@
 #include "launch.cpp"
 #include "pool.cpp"
 #include "watchdog.cpp"
-#include "faults.cpp"
-#include "report.cpp"
 #include "addresses.cpp"
-#include "names.cpp"
-#include "print.cpp"
 #include "settings.cpp"
 #include "kernel.cpp"
-#include "errors.cpp"
-#include "device.cpp"
-#include "memory.cpp"
-#include "memory_pool.cpp"
-#include "volume.cpp"
-#include "shared_between_processes.cpp"
-#include "stream.cpp"
-#include "graph.cpp"
-#include "kernel_node.cpp"
-#include "executable_graph.cpp"
-#include "capture.cpp"
 #ifdef CUDACPU_TRACE
 #include "tracer.cpp"
 #include "happens_before.cpp"
 #include "races.cpp"
 #include "access_counts.cpp"
-#include "trace_report.cpp"
 #endif

@@ -1,0 +1,25 @@
+// More than 48 KB of shared memory per block: how much there is, and the request for it. Day 15's
+// v4 does both in its launcher.
+#pragma once
+
+#include "common/cuda/tensor.cuh"
+
+// Bytes of shared memory that one block may request on the GPU of `on`, static and dynamic
+// together: 227 KB with compute capability 9.0, 163 KB with 8.0, 99 KB with 8.6, 8.9 and 12.0, 64
+// KB with 7.5.
+inline int64_t shared_limit(const Tensor& on) {
+  int limit = 0;
+  check_cuda(
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(on)),
+      "cudaDeviceGetAttribute");
+  return limit;
+}
+
+// Lets a kernel be launched with so many bytes of dynamic shared memory. Without it 48 KB is the
+// limit.
+template <typename Kernel>
+void allow_shared(Kernel kernel, int64_t bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "cudaFuncSetAttribute");
+}

@@ -1,0 +1,66 @@
+"""The words of the days: a term after the day that introduces it, and the field's own words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.base.days import Day, discover
+from common.report import glossary
+
+DAYS, _ = discover()
+
+
+def test_no_term_is_used_before_its_day() -> None:
+    assert DAYS
+    assert glossary.used_too_early(DAYS) == []
+
+
+def test_no_word_that_the_course_avoids() -> None:
+    assert glossary.avoided_words(DAYS) == []
+
+
+def test_the_glossary_and_the_days_agree() -> None:
+    known, introduced = glossary.terms(), glossary.introduced(DAYS)
+    assert set(introduced) - set(known) == set(), "introduced, but not in glossary.toml"
+    assert set(known) - set(introduced) == set(), "in glossary.toml, but no day introduces it"
+    for name, term in known.items():
+        assert term.text.endswith(".") and len(term.text.split()) <= 27, name
+        day = introduced[name]
+        readme = (day.folder / "README.md").read_text(encoding="utf-8")
+        assert term.pattern.search(readme), f"day {day.number} introduces {name!r}, never says it"
+
+
+@pytest.fixture
+def day(tmp_path: Path) -> Day:
+    (tmp_path / "x.cu").write_text("int a;\n// Lanes without\n// bank conflicts.\nint bank;\n")
+    (tmp_path / "README.md").write_text(
+        "A halo (day 11).\n\nTwo halos.\n\n```\nhalo\n```\n`halo`\n"
+    )
+    return Day(3, tmp_path, "t", "t", ("t",), tmp_path / "x.cu")
+
+
+def test_the_gate_sees_prose_and_comments_only(day: Day) -> None:
+    later = replace(day, number=11, folder=Path("none"), source=Path("none.txt"))
+    later = replace(later, introduces=("halo", "bank conflict"))
+    found = glossary.used_too_early([day, later])
+    assert len(found) == 2
+    assert "README.md: 'halo' is taught on day 11: … Two halos. …" in found[0]
+    assert "x.cu: 'bank conflict'" in found[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["one block a row", "two barriers a level", "Nobody reads it", "they part ways"]
+)
+def test_avoided_words_are_seen(day: Day, text: str) -> None:
+    (day.folder / "README.md").write_text(f"So {text}, always.\n")
+    (found,) = glossary.avoided_words([day])
+    assert "README.md" in found
+
+
+@pytest.mark.parametrize("text", ["one block per row", "it loads a row", "a thread a day later"])
+def test_ordinary_words_are_not(day: Day, text: str) -> None:
+    (day.folder / "README.md").write_text(f"So {text}.\n")
+    assert glossary.avoided_words([day]) == []
