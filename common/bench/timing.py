@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from common.base.declaration import Cost, Problem, Rung
-from common.base.outcome import Skip, Timing
+from common.base.outcome import Timing
 from common.bench.ceilings import Ceilings
 from common.check.device import Backend
 from common.check.draw import Draw
-from common.check.expected import map_tensors, signature_of, tensors_of
+from common.check.expected import map_tensors, message_of, signature_of, tensors_of
 from common.check.rungs import check_outputs
 
 PYTORCH = "pytorch"
@@ -104,11 +104,11 @@ def time_problem(
     missing = []
     for each in problem.libraries if backend.name == "cuda" and not quick else ():
         call = each.call or torch.compile(problem.pytorch, dynamic=False)
-        other = Rung(each.name, "", not_captured=each.not_captured)
+        other = Rung(each.name, "", not_captured=each.not_captured, host_timed=plain.host_timed)
         try:
             contenders.append(_prepare(backend, other, step(call, inputs), inputs, writes))
-        except Skip as skip:
-            missing.append(f"{each.name} is not timed: {skip}")
+        except Exception as error:  # a Skip, or the library's own failure: the rungs go on
+            missing.append(f"{each.name} is not timed: {message_of(error).splitlines()[0]}")
 
     _interleave(backend, contenders, seconds)
 
@@ -294,7 +294,10 @@ def _with_copies(inputs: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
 
 
 def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = value.clone()
+    return copy.pin_memory() if value.is_pinned() else copy  # clone() gives pageable memory
 
 
 def _repeat(call: Callable[[], None], repeats: int) -> Callable[[], None]:

@@ -1,6 +1,7 @@
 // Binds a launcher to PyTorch, and lets it say that another kernel did the work.
 #pragma once
 
+#include <mutex>
 #include <string>
 
 #include "common/cuda/torch.cuh"
@@ -18,9 +19,15 @@
   }                                         \
   static_assert(true, "a RUNG ends with a semicolon")
 
-inline std::string& last_fallback() {
-  static thread_local std::string text;
-  return text;
+// What the last launcher said by fell_back(); autograd calls launchers on threads of its own.
+struct Fallback {
+  std::mutex lock;
+  std::string text;
+};
+
+inline Fallback& last_fallback() {
+  static Fallback last;
+  return last;
 }
 
 // A launcher that hands its work to another rung's kernel says to which, and why:
@@ -29,13 +36,15 @@ inline std::string& last_fallback() {
 //
 // The report shows it, and a rung may not be timed on a case for which it fell back.
 inline void fell_back(const char* to, const char* why) {
-  last_fallback() = std::string(to) + ": " + why;
+  const std::lock_guard<std::mutex> held(last_fallback().lock);
+  last_fallback().text = std::string(to) + ": " + why;
 }
 
 // For the checker: what was said since the last call, "" if nothing was.
 extern "C" __attribute__((visibility("default"), used)) inline const char* take_fallback() {
   static thread_local std::string taken;
-  taken.swap(last_fallback());
-  last_fallback().clear();
+  const std::lock_guard<std::mutex> held(last_fallback().lock);
+  taken.swap(last_fallback().text);
+  last_fallback().text.clear();
   return taken.c_str();
 }

@@ -232,7 +232,7 @@ def load_rung(
     except AttributeError:
         raise LookupError(
             f"{day.source.name} registers no operator {rung.name!r} in {day.name}; "
-            "name it in its STABLE_TORCH_LIBRARY block"
+            f'add RUNG({day.name}, {rung.name}, "(Tensor x) -> Tensor") with its schema'
         ) from None
 
 

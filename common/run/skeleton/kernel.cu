@@ -9,6 +9,7 @@
 //
 // Run: python run_day.py @N@
 
+#include "common/cuda/binding.cuh"
 #include "common/cuda/tensor.cuh"
 
 constexpr int BLOCK = 256;  // threads: 8 warps, so that other warps run while one waits for memory
@@ -40,10 +41,4 @@ Tensor skeleton_v1_thread_per_element(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 
-STABLE_TORCH_LIBRARY(day00, m) {
-  m.def("skeleton_v1_thread_per_element(Tensor x) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(day00, CUDA, m) {
-  m.impl("skeleton_v1_thread_per_element", TORCH_BOX(&skeleton_v1_thread_per_element));
-}
+RUNG(day00, skeleton_v1_thread_per_element, "(Tensor x) -> Tensor");
