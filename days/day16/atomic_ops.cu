@@ -18,8 +18,9 @@
 // Run: python run_day.py 16
 
 #include "common/cuda/binding.cuh"
-#include "common/cuda/pack.cuh"             // taught in day 2
 #include "common/cuda/multiprocessors.cuh"  // taught in day 2
+#include "common/cuda/pack.cuh"             // taught in day 2
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"
 
 #include <algorithm>
@@ -51,9 +52,7 @@ Tensor histogram_by(const Tensor& x, int64_t bins, const char* name, F&& launch)
 template <typename Kernel>
 unsigned resident_grid(const Tensor& x, Kernel kernel, int block, size_t shared_bytes,
                        int64_t blocks_of_work) {
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-      "cudaFuncSetAttribute");
+  allow_shared(kernel, shared_bytes);
   int per_multiprocessor = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
                                                            shared_bytes),
@@ -128,19 +127,10 @@ __global__ void histogram_shared_kernel(const T* __restrict__ x, int64_t* counts
   }
 }
 
-// Bytes of shared memory that a block can request: 227 KB on compute capability 9.0, 64 KB on 7.5.
-size_t shared_limit(const Tensor& x) {
-  int limit = 0;
-  check_cuda(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(x)),
-      "cudaDeviceGetAttribute");
-  return limit;
-}
-
 // Whether a histogram fits in a block's shared memory. If not, v2 to v4 let v1 do the work: so many
 // bins cause little contention.
 bool fits_in_shared(const Tensor& x, int64_t bins) {
-  if (bins * sizeof(unsigned) <= shared_limit(x)) return true;
+  if (bins <= shared_limit(x) / int64_t{sizeof(unsigned)}) return true;
   fell_back("histogram_v1_global", "the bins do not fit in a block's shared memory");
   return false;
 }
@@ -151,7 +141,7 @@ Tensor histogram_shared(const Tensor& x, int64_t bins, const char* name) {
   return histogram_by(x, bins, name, [&](auto zero, int64_t* counts) {
     using T = decltype(zero);
     const auto kernel = histogram_shared_kernel<T, Add>;
-    const size_t bytes = bins * sizeof(unsigned);
+    const int64_t bytes = bins * sizeof(unsigned);
     const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK);
     const unsigned grid = resident_grid(x, kernel, BLOCK, bytes, work);
     kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(), bins);
@@ -186,7 +176,7 @@ Tensor histogram_v3_warp_aggregated(const Tensor& x, int64_t bins) {
 
 constexpr int BLOCK_V4 = 1024;
 constexpr int LOADS = 4;
-constexpr size_t MOST_FOR_COPIES = 112 * 1024;  // bytes: two blocks fit on compute capability 9.0
+constexpr int64_t MOST_FOR_COPIES = 112 * 1024;  // bytes: two blocks fit on compute capability 9.0
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_V4)
@@ -238,10 +228,11 @@ Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
   if (!fits_in_shared(x, bins)) return histogram_v1_global(x, bins);
   return histogram_by(x, bins, "histogram_v4_lane_copies", [&](auto zero, int64_t* counts) {
     using T = decltype(zero);
-    const size_t room = std::min(shared_limit(x), MOST_FOR_COPIES);
-    unsigned copies = 32;
-    while (copies > 1 && bins * copies * sizeof(unsigned) > room) copies /= 2;
-    const size_t bytes = bins * copies * sizeof(unsigned);
+    const int64_t room = std::min(shared_limit(x), MOST_FOR_COPIES);
+    const int64_t one_copy = bins * sizeof(unsigned);
+    int copies = 32;
+    while (copies > 1 && one_copy * copies > room) copies /= 2;
+    const int64_t bytes = one_copy * copies;
     const auto kernel = histogram_v4_lane_copies_kernel<T>;
     const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK_V4 * LOADS * Pack<T>::N);
     const unsigned grid = resident_grid(x, kernel, BLOCK_V4, bytes, work);
