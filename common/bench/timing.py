@@ -43,6 +43,7 @@ class Contender:
 
     output: what the last call returned, and arguments: what it was called with, to be checked
     again. restore: gives back, before each unit, what the last one wrote into its arguments.
+    call: what is called, kept because a CUDA graph reads memory that it holds.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Contender:
     output: Callable[[], Any]
     arguments: tuple[Any, ...]
     restore: Callable[[], None]
+    call: Callable[..., Any]
     samples: list[float] = field(default_factory=list)
 
 
@@ -257,7 +259,7 @@ def _prepare(
                         one[place].copy_(inputs[place])
 
         return Contender(
-            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore
+            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore, call
         )
 
     def with_inputs(arguments: tuple[Any, ...]) -> Callable[[], None]:
