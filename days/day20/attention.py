@@ -53,8 +53,8 @@ def sdpa_backward(go, glse, q, k, v, o, lse, causal=False):
         return backward(go, q, k, v, o, lse, 0.0, causal)
     unused = torch.empty((), dtype=torch.int64, device=q.device)  # the seed of dropout
     backward = aten._scaled_dot_product_efficient_attention_backward
-    wanted = [True, True, True, False]
-    return backward(go, q, k, v, None, o, lse, unused, unused, 0.0, wanted, causal)[:3]
+    of_qkv = [True, True, True, False]
+    return backward(go, q, k, v, None, o, lse, unused, unused, 0.0, of_qkv, causal)[:3]
 
 
 def inputs(causal):

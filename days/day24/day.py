@@ -64,7 +64,8 @@ def rnn_by_cudnn(h, w, steps):
     lengths = steps.cpu().clamp(min=1)
     zeros = h.new_zeros(int(lengths.max()), tasks, 1)
     packed = torch.nn.utils.rnn.pack_padded_sequence(zeros, lengths, enforce_sorted=False)
-    parameters = [h.new_zeros(hidden, 1), w.mT.contiguous()]
+    flat = torch.cat([h.new_zeros(hidden), w.mT.flatten()])  # the layout that cuDNN expects
+    parameters = [flat[:hidden].view(hidden, 1), flat[hidden:].view(hidden, hidden)]
     start = h[packed.sorted_indices][None]
     _, last = torch.rnn_tanh(
         packed.data, packed.batch_sizes, start, parameters, False, 1, 0.0, False, False

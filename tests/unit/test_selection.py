@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from common.base.days import load_lesson, read_day
 from common.run.selection import SelectionError, listing, select
 
 METADATA = 'TITLE = "{}"\nTEACHES = "t"\nTOPICS = ({},)\nSOURCE = "x.cu"\n'
@@ -107,3 +108,19 @@ def test_a_broken_day_is_selected_with_its_error(root: Path) -> None:
     text, broken = listing([], root)
     assert len(text.splitlines()) == len(DAYS) - 1
     assert len(broken) == 1
+
+
+def test_a_day_imports_files_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "day07"
+    folder.mkdir()
+    (folder / "x.cu").touch()
+    text = METADATA.format("Two files", '"set-up"') + "from .cases import PROBLEMS\n"
+    (folder / "day.py").write_text(text)
+    declared = (
+        "from common.day import Case, Problem, Rung\n"
+        'PROBLEMS = (Problem("{}", lambda case, draw: (), lambda: None, (Rung("r", "i"),), '
+        "(Case((1,)),), timed=False),)\n"
+    )
+    for name in ("first", "second"):  # what was read before is not remembered
+        (folder / "cases.py").write_text(declared.format(name) + "#" * len(name))
+        assert [p.name for p in load_lesson(read_day(folder)).problems] == [name]
