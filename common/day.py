@@ -16,9 +16,11 @@ from common.base.declaration import (
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
+from common.cpu.models import Card, played
 
 __all__ = [
     "COMPILE",
+    "Card",
     "Case",
     "Cost",
     "Library",
@@ -29,6 +31,7 @@ __all__ = [
     "Tolerance",
     "grid",
     "peak_memory",
+    "played",
     "print_table",
     "seconds",
 ]

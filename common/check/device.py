@@ -130,6 +130,7 @@ def make(platform: Platform, debug: bool = False) -> Backend:
     if platform.device == "cuda":
         return Backend("cuda")
     runtime = Runtime(libraries.build_runtime(platform))
+    runtime.set_model(platform.model)
     if debug or platform.variant != "plain":
         runtime.set_spin_limit(SPIN_LIMIT)
         runtime.set_stuck_limit(STUCK_LIMIT[platform.variant])
