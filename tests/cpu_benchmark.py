@@ -1,6 +1,6 @@
 """How fast the CPU backend is: `python -m tests.cpu_benchmark [--numba PYTHON] [--write]`.
 
-Prints a table of its figures beside their marks, and says what was measured on. With --numba, an
+Prints a table of its figures beside their limits, and says what was measured on. With --numba, an
 interpreter that has Numba runs the same tiled matmul on Numba's CUDA simulator. --write puts the
 table into common/cpu/README.md, between its markers; a busy machine is refused that.
 """
@@ -70,7 +70,7 @@ def _build_seconds() -> tuple[float, float]:
 
 
 def figures(runtime: backend.Runtime, libraries: Libraries) -> list[tuple[str, str, str]]:
-    """What was measured, the figure, and the mark that the backend must not miss on two cores."""
+    """What was measured, the figure, and the limit that the backend must keep on two cores."""
     features, wmma, ptx, wgmma = (libraries.operators(name) for name in FILES)
     a, x, half = torch.randn(512, 512), torch.randn(4096, 4096), torch.randn(512, 512).half()
     bf16 = half.bfloat16()
@@ -81,15 +81,15 @@ def figures(runtime: backend.Runtime, libraries: Libraries) -> list[tuple[str, s
         ("512³ matmul, cp.async and wgmma, bf16", _seconds(lambda: wgmma.matmul(bf16, bf16)), ""),
         ("softmax of 4096×4096", _seconds(lambda: features.softmax(x)), "0.24 s"),
     ]  # fmt: skip
-    table = [(name, f"{seconds:.3f} s", mark) for name, seconds, mark in rows]
+    table = [(name, f"{seconds:.3f} s", limit) for name, seconds, limit in rows]
     launch = _seconds(lambda: features.launch_many(10_000)) / 10_000
     table.append(("launch of one block", f"{1e6 * launch:.2f} µs", "1 µs"))
     runtime.set_threads(1)
     empty = _seconds(lambda: features.launch_empty(4096, 1024)) / (4096 * 1024)
     barrier = _seconds(lambda: features.launch_barriers(4, 256, 1000)) / (4 * 256 * 1000)
     runtime.set_threads(os.cpu_count() or 1)
-    table.append(("empty kernel, one core, a thread", f"{1e9 * empty:.1f} ns", ""))
-    table.append(("`__syncthreads`, one core, a thread", f"{1e9 * barrier:.1f} ns", "15 ns"))
+    table.append(("empty kernel, one core, per thread", f"{1e9 * empty:.1f} ns", ""))
+    table.append(("`__syncthreads`, one core, per thread", f"{1e9 * barrier:.1f} ns", "15 ns"))
     day, before = _build_seconds()
     table.append(("day 5 compiled and linked", f"{day:.1f} s", "2 s"))
     table.append(("once before: the runtime and the headers", f"{before:.1f} s", ""))
@@ -125,7 +125,7 @@ def main() -> None:
     libraries = Libraries(Compilations(), ["cpu"])
     for name in FILES:
         libraries.operators(name)  # built before the clock starts
-    lines = ["| what | figure | mark |", "|---|---|---|"]
+    lines = ["| what | figure | limit |", "|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in figures(runtime, libraries)]
     if args.numba:
         lines += ["", "| kernel | Numba's CUDA simulator | here |", "|---|---|---|"]

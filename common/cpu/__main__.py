@@ -21,8 +21,8 @@ _EPILOG = """examples:
   python -m common.cpu reduce.cu -o reduce              build only; run it as ./reduce
 
 The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
-A built program takes its order from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS and
-CUDACPU_TIME_LIMIT, and plays the card that it was built for, or that of CUDACPU_MODEL."""
+A built program reads its settings from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS and
+CUDACPU_TIME_LIMIT. It plays the card that it was built for, or that of CUDACPU_MODEL."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,7 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("source", type=Path, help="the program's .cu")
     parser.add_argument("-o", dest="out", type=Path, help="write the program there, and do not run")
-    parser.add_argument("--order", choices=["forward", "reverse", "random"], help="of threads")
+    orders = ["forward", "reverse", "random"]
+    parser.add_argument("--order", choices=orders, help="of threads and blocks")
     parser.add_argument("--seed", type=int, help="of the random order")
     parser.add_argument("--threads", type=int, help="OS threads that run blocks (default: all)")
     parser.add_argument("--time-limit", type=float, help="seconds of one launch (default: 30)")
@@ -51,14 +52,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: list[str]) -> int:
-    """Builds and becomes the program; returns only if there is nothing to run."""
+    """Builds the program and replaces this process by it; returns if there is nothing to run."""
     own, arguments = words, []
     if "--" in words:
         own, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     parser = _parser()
     args = parser.parse_args(own)
     if not args.source.is_file():
-        parser.error(f"source: {args.source} is no file")
+        parser.error(f"source: {args.source} is not a file")
     flags = [f"-{kind}{value}" for kind in "IDl" for value in getattr(args, kind)]
     try:
         model = models.chosen(args.model or os.environ.get("CUDACPU_MODEL", ""))

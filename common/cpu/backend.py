@@ -1,4 +1,4 @@
-"""What building and checking need to know of the CPU backend: sources, flags, and the runtime.
+"""The sources of the CPU backend, its compiler and linker flags, and its runtime library.
 
 The runtime library is built once and loaded into the process that runs kernels. A day's file is
 rewritten (rewrite.py), compiled with `cflags` and linked with `ldflags`. Only the CUDA headers are
@@ -18,27 +18,27 @@ from common.cpu import models
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
 # The translation units of the runtime, which include its other sources, and flags of their own.
-# What is no part of a running kernel is compiled with less optimisation, which takes less time.
+# Sources that no running kernel uses are compiled with less optimisation, which takes less time.
 _UNITS: Final[dict[Path, tuple[str, ...]]] = {
     _HERE / "runtime" / "kernels.cpp": (),
     _HERE / "runtime" / "calls.cpp": ("-O1",),
 }
 
-# What precompiled headers are made of.
+# The sources of the precompiled headers.
 HEADERS: Final = (
     *sorted(path for path in INCLUDE_DIR.rglob("*") if path.is_file()),
     _HERE.parent / "cuda" / "torch.cuh",
 )
 
-# What the runtime library is made of.
+# The sources of the runtime library.
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *HEADERS,
-    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # what kernels lay out by it is decoded by it
+    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # the layout of tiles
 )
 
-# What decides how a file is rewritten. All modules but those that only use what was built, so that
-# a new one cannot be forgotten.
+# The modules that decide how a file is rewritten: all but those that only use the result, so that a
+# new module counts by default.
 _NOT_REWRITING: Final = ("__init__.py", "__main__.py", "findings.py", "program.py", "libraries.py")
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
@@ -46,9 +46,9 @@ REWRITER: Final[tuple[Path, ...]] = tuple(
 
 _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
-    # Checks stay inline, where the name of what they call can be changed (see ldflags). Locals
-    # begin with a pattern that no program expects, so that one that nobody set shows; the
-    # compiler's value numbering would give it whatever value suits the code best.
+    # Checks stay inline, so that the linker can rename the functions that they call (see ldflags).
+    # Locals begin with a pattern that no program expects, so that a use of an unset one shows; the
+    # compiler's value numbering would give it the value that simplifies the code most.
     "address": (
         "-fsanitize=address",
         "--param=asan-instrumentation-with-call-threshold=1000000",
@@ -56,9 +56,9 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
         "-O1",
         "-fno-tree-fre",
     ),
-    # The compiler's calls are all that is used of the thread sanitizer: nothing of it is linked.
-    # Structures stay whole, or a float4 would be read as four floats; equal statements stay apart,
-    # or one would be reported with the line of another.
+    # Of the thread sanitizer, only the compiler's calls are used: its library is not linked.
+    # Structures stay whole, or a float4 would be read as four floats; equal statements are not
+    # merged, or one would be reported with the line of another.
     "trace": (
         "-fsanitize=thread",
         "--param=tsan-distinguish-volatile=1",
@@ -67,7 +67,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
         "-fno-crossjumping",
         "-fno-tree-tail-merge",
         "-fno-optimize-sibling-calls",
-        "-Wno-tsan",  # fences are seen, here
+        "-Wno-tsan",  # "fences are not supported": here they are
     ),
 }
 _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
@@ -90,8 +90,8 @@ def runtime_commands(
 ) -> tuple[list[list[str]], list[str]]:
     """The commands that build the runtime library; `out` is the `.so` to write.
 
-    Those that compile (some 10 s each), which may run in parallel, and the one that links. Objects
-    are written beside `out`.
+    First the commands that compile, which may run in parallel, then the one that links. Objects are
+    written beside `out`.
     """
     flags = [*_common_flags(cuda_include), *_VARIANT_MACROS[variant], "-Wall", "-pthread"]
     objects = {unit: str(out.with_name(f"{unit.stem}.o")) for unit in _UNITS}
@@ -99,8 +99,8 @@ def runtime_commands(
         [compiler, "-c", *flags, *own, str(unit), "-o", objects[unit]]
         for unit, own in _UNITS.items()
     ]
-    # -Bsymbolic: or inlines and templates of the standard library could be those of a day that was
-    # loaded first, where sanitizers' calls are in them.
+    # -Bsymbolic: otherwise inline functions and templates of the standard library could be those of
+    # a day that was loaded first, with a sanitizer's calls in them.
     link = [compiler, "-shared", "-pthread", "-Wl,-Bsymbolic", *objects.values(), "-o", str(out)]
     return compiles, [*link, "-ldl"]
 
@@ -112,20 +112,20 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
         *_VARIANT_MACROS[variant],
         *_VARIANT_FLAGS[variant],
         "-include",
-        "cuda_runtime.h",  # by name: #include_next must know the folder that it was found in
+        "cuda_runtime.h",  # by name: #include_next needs the folder in which it was found
         # nvcc contracts a*b+c to an FMA by default; ISO mode would switch that off here.
         "-ffp-contract=fast",
-        # #pragma unroll and its like are for nvcc.
+        # #pragma unroll and similar pragmas are for nvcc.
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
         *([] if "clang" in Path(compiler).name else _GCC_FLAGS),
     ]
 
 
-# -fno-gnu-unique: or g++ makes variables of templates one for the whole process: two days that each
-# have a kernel of some name would share the description of its shared memory. (clang never does.)
-# -fno-ipa-icf: of functions that are equal, two launches of one kernel, all but one would lose
-# their lines.
+# -fno-gnu-unique: otherwise g++ makes static variables of templates one for the whole process, and
+# two days with a kernel of the same name share the description of its shared memory. (clang never
+# does this.) -fno-ipa-icf: otherwise g++ keeps one of two equal functions, as two launches of one
+# kernel are, and the other loses its lines.
 _GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
 
 # What the address sanitizer's checks call; runtime/addresses.cpp has functions in their place.
@@ -140,7 +140,7 @@ def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
     """Linker flags for a day that runs on this runtime library, built as the same variant."""
     runtime = runtime.resolve()
     renamed = _ADDRESS_CALLS if variant == "address" else ()
-    # -Bsymbolic: a day's own kernels, whatever other library defines the same names.
+    # -Bsymbolic: a day calls its own kernels, even if another library defines the same names.
     return [
         "-Wl,-Bsymbolic",
         *(f"-Wl,--wrap={name}" for name in renamed),
@@ -150,8 +150,8 @@ def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
     ]
 
 
-# libasan's settings: leaks are not looked for; signals are the runtime's, and so are their stacks;
-# far beyond a tensor must still be beside it.
+# libasan's settings: leaks are not reported; signals and their stacks belong to the runtime; an
+# access far beyond a tensor must still be in its red zone.
 _ADDRESS_OPTIONS: Final = ":".join(
     (
         "detect_leaks=0",
@@ -168,16 +168,16 @@ _ADDRESS_OPTIONS: Final = ":".join(
 def preloaded(compiler: str) -> dict[str, str]:
     """Environment variables of a process that loads days of the variant "address".
 
-    FileNotFoundError, with what to install, where the compiler has no such library, or is a clang,
-    whose flags and library are others.
+    FileNotFoundError, with what to install, where the compiler has no such library, or is clang,
+    which has other flags and another library.
     """
     if "clang" in Path(compiler).name:
         raise FileNotFoundError(f"{compiler}: a build that watches addresses needs g++ (set CXX)")
     found = []
-    for name in ("libasan.so", "libstdc++.so.6"):  # the second, or its exceptions go past the first
+    for name in ("libasan.so", "libstdc++.so.6"):  # without the second, exceptions bypass it
         command = [compiler, f"-print-file-name={name}"]
         path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        if not Path(path).is_absolute():  # the compiler gives back a name that it does not know
+        if not Path(path).is_absolute():  # the compiler returns an unknown name unchanged
             raise FileNotFoundError(
                 f"{compiler} has no {name}: install g++ with its address sanitizer (libasan)"
             )
@@ -217,7 +217,7 @@ def _architecture_flags() -> tuple[str, ...]:
 
 
 class Runtime:
-    """The runtime library in this process; it decides how the launches that follow are run."""
+    """The runtime library in this process; its settings apply to the launches that follow."""
 
     def __init__(self, library: Path) -> None:
         """Loads the library. OSError if it cannot be loaded."""
@@ -241,11 +241,11 @@ class Runtime:
         self._library.cudacpu_set_model(models.play(model).encode())
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
-        """What messages call the memory of `size` bytes at `address`; element: bytes of one."""
+        """Sets the name in messages of `size` bytes at `address`; element: bytes per element."""
         self._library.cudacpu_name_memory(address, size, element, name.encode())
 
     def forget_names(self) -> None:
-        """Forgets what name_memory said, of memory that is about to be freed."""
+        """Removes the names that name_memory set, before their memory is freed."""
         self._library.cudacpu_forget_names()
 
     def set_schedule(
@@ -272,7 +272,7 @@ class Runtime:
         )
 
     def set_threads(self, n: int) -> None:
-        """How many OS threads run blocks (default: one for each core)."""
+        """How many OS threads run blocks (default: one per core)."""
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         self._library.cudacpu_set_threads(n)
@@ -282,16 +282,16 @@ class Runtime:
         self._limit("time", seconds)
 
     def set_spin_limit(self, seconds: float) -> None:
-        """A launch throws whose threads do nothing but wait in loops so long (default: 1.5 s)."""
+        """A launch throws when its threads have only polled for this long (default: 1.5 s)."""
         self._limit("spin", seconds)
 
     def set_stuck_limit(self, seconds: float) -> None:
-        """A launch throws in which one thread runs so long, and reaches neither a barrier nor its
-        end (default: infinity, only the time limit counts)."""
+        """A launch throws when one thread has run for this long and reached neither a barrier nor
+        its end (default: infinity; only the time limit counts)."""
         self._limit("stuck", seconds)
 
     def set_trace(self, mode: str) -> None:
-        """What the launches that follow are watched for: "off", "races" or "profile" (which counts
+        """What is traced in the launches that follow: "off", "races" or "profile" (which counts
         accesses). Only with the variant "trace", else ValueError."""
         if mode not in _TRACE_MODES:
             raise ValueError(f"mode must be one of {', '.join(_TRACE_MODES)}, not {mode!r}")
@@ -300,7 +300,7 @@ class Runtime:
         self._library.cudacpu_set_trace(_TRACE_MODES[mode])
 
     def take_trace(self) -> str:
-        """What was found since the last call, as JSON; common/cpu/findings.py makes sense of it."""
+        """What was found since the last call, as JSON, which common/cpu/findings.py reads."""
         return self._library.cudacpu_take_trace().decode()
 
     def _limit(self, which: str, seconds: float) -> None:

@@ -11,7 +11,7 @@ def edit(stream: Stream) -> None:
     """Names the type in `v = {a, b};`, in device code.
 
     For __half2 and __nv_bfloat162 the assignment is ambiguous to g++ and clang: their elements
-    convert to integers, of which NVIDIA's headers take a pair, too. nvcc does not mind.
+    convert to integers, and NVIDIA's headers also take a pair of these. nvcc accepts it.
     """
     tokens = stream.tokens
     for p, token in enumerate(tokens):

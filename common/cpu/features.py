@@ -1,4 +1,4 @@
-"""What the CPU backend does not have, and what to say to somebody who asks for it.
+"""Features that the CPU backend does not have, and the messages that refuse them.
 
 A feature that is missing is refused when the file is built, with its line. It must never compile
 to something that gives a wrong answer.
@@ -95,7 +95,7 @@ _INSTEAD = {
     "cuda_awbarrier.h": "cuda_awbarrier_primitives.h and <cuda/barrier> are",
 }
 
-# Of libcu++: the headers of namespace cuda that are there, and those of cuda::std that are not.
+# The headers of libcu++'s namespace cuda that exist here, and those of cuda::std that do not.
 _LIBCUDACXX = frozenset(
     f"cuda/{name}"
     for name in ("atomic", "barrier", "pipeline", "bit", "cmath", "functional", "numeric")
@@ -113,7 +113,7 @@ def _missing_libcudacxx(path: str) -> str | None:
     what = f"<{path}> of libcu++ is not available on the CPU backend"
     if path == "cuda/ptx":
         return f"{what}; common/cuda/ptx.cuh has wrappers of PTX instructions"
-    return f"{what}; of namespace cuda, it has {', '.join(sorted(_LIBCUDACXX))}"
+    return f"{what}; it has {', '.join(sorted(_LIBCUDACXX))}"
 
 
 def missing_header(path: str) -> str | None:
@@ -137,7 +137,7 @@ def missing_name(word: str, *, called: bool, template: bool) -> str | None:
     if _TEXTURE.fullmatch(word) and (called or template or word.startswith("cuda")):
         return f"{word}: textures and surfaces are not modelled on the CPU backend"
     if called and word.startswith("cuTensorMapEncode"):
-        return f"{word}(): the CPU backend has ptx::make_tensor_map (common/cuda/ptx.cuh) for it"
+        return f"{word}(): use ptx::make_tensor_map (common/cuda/ptx.cuh) on the CPU backend"
     known = word in RUNTIME_API or word in _TYPES or word.endswith("_t")
     if called and not known and _RUNTIME_CALL.fullmatch(word):
         return f"{word}() is not part of the CUDA runtime that the CPU backend provides"

@@ -1,7 +1,7 @@
 """What the tracer of the CPU backend found, as plain data: races, unwritten reads, access counts.
 
-The runtime tells addresses of code (runtime/trace_report.cpp); here they become lines of the
-source, through addr2line, and findings become sentences.
+The runtime reports addresses of code (runtime/trace_report.cpp). This module turns them into lines
+of the source, through addr2line, and findings into sentences.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _MANY_BLOCKS = (
     "cuda::atomic that one releases and the other acquires"
 )
 
-# What findings say of the order of accesses; the other kind is "unwritten".
+# The kinds of findings about the order of accesses; the other kind is "unwritten".
 RACES = ("race", "copy", "fence", "mbarrier")
-# Of two findings about the same lines, the heavier one is told.
+# Of two findings about the same lines, the heavier one is reported.
 _WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
 
 
@@ -82,7 +82,7 @@ class Access:
 @dataclass(frozen=True)
 class Finding:
     """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for,
-    or changed while one from it, or a wgmma, is under way; "fence", where the copy engine or wgmma
+    or changed while one from it, or a wgmma, is in flight; "fence", where the copy engine or wgmma
     reads what was stored without fence_for_copy_engine; "mbarrier", where a copy completes at an
     mbarrier with no fence after its initialisation; or "unwritten", where shared memory is read
     that no thread of the block has written.
@@ -114,7 +114,7 @@ class Finding:
         if self.what == "copy":
             return (
                 f"{self.second.place()} uses {self.memory} while the copy of "
-                f"{self.first.place()} may still be under way"
+                f"{self.first.place()} may still be in flight"
             )
         if self.what == "fence":
             return (
@@ -166,9 +166,9 @@ class LineCounts:
     """What the accesses of one line and kind add up to, in one kernel.
 
     kind: "global load", "global store", "global atomic", the same with "shared", "constant load".
-    requests: of warps. lanes, bytes: that took part, and that they asked for, in all. sectors: of
-    32 bytes, of global memory. wavefronts: passes over shared memory; conflicts: those of them that
-    bank conflicts cost.
+    requests: of warps. lanes, bytes: that took part, and that they requested, in total. sectors:
+    of 32 bytes, of global memory. wavefronts: passes over shared memory; conflicts: those of them
+    that bank conflicts cost.
     """
 
     kernel: str
@@ -188,7 +188,7 @@ class LineCounts:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that was found. remarks: what was not looked at, and why."""
+    """All that was found. remarks: what was not checked, and why."""
 
     findings: list[Finding]
     counts: list[LineCounts]
@@ -197,12 +197,12 @@ class Trace:
 
 def take(runtime: Runtime) -> Trace:
     """What the tracer found since the last call; `runtime` is of the variant "trace"."""
-    told = json.loads(runtime.take_trace())
-    lines = _lines(told["sites"])
-    kernels = [(_kernel_name(k["name"]), _relative(k["launched_at"])) for k in told["kernels"]]
+    report = json.loads(runtime.take_trace())
+    lines = _lines(report["sites"])
+    kernels = [(_kernel_name(k["name"]), _relative(k["launched_at"])) for k in report["kernels"]]
 
     findings: dict[tuple[Any, ...], Finding] = {}
-    for item in told["findings"]:
+    for item in report["findings"]:
         kernel, launched_at = kernels[item["kernel"]]
         finding = Finding(
             item["what"],
@@ -212,9 +212,9 @@ def take(runtime: Runtime) -> Trace:
             _access(item["first"], lines),
             _access(item["second"], lines),
         )
-        # Code that is inlined in several places, or a template, makes several of one line. A copy
-        # that nobody waits for also races with what ran before it was started, and where a barrier
-        # is missing it matters less that a fence is.
+        # Inlined code and templates give several findings for one line. A copy that no thread
+        # waits for also races with what ran before its start, and a missing barrier matters more
+        # than a missing fence.
         key = (finding.what == "unwritten", *finding.places())
         known = findings.get(key)
         if known is None or _WEIGHT[finding.what] > _WEIGHT[known.what]:
@@ -230,7 +230,7 @@ def take(runtime: Runtime) -> Trace:
     ]
 
     counts: dict[tuple[str, str, int, str], LineCounts] = {}
-    for item in told["counts"]:
+    for item in report["counts"]:
         file, line = lines[item["site"]]
         place = (kernels[item["kernel"]][0], file, line, item["kind"])
         sums = counts.setdefault(place, LineCounts(*place))
@@ -238,9 +238,9 @@ def take(runtime: Runtime) -> Trace:
             setattr(sums, name, getattr(sums, name) + item[name])
 
     remarks = []
-    if told["more"]:
-        remarks.append(f"{told['more']} further findings are not shown")
-    if told["left_out"]:
+    if report["more"]:
+        remarks.append(f"{report['more']} further findings are not shown")
+    if report["left_out"]:
         remarks.append("global memory beyond the first 128 MB of a launch was not looked at")
     in_order = sorted(counts.values(), key=lambda c: (c.kernel, c.file, c.line, c.kind))
     return Trace(kept, in_order, remarks)
@@ -281,18 +281,18 @@ _known: dict[tuple[str, int], Frames] = {}  # by library and offset; a process l
 
 def _lines(sites: list[dict[str, Any]]) -> list[tuple[str, int]]:
     """File and line of each site."""
-    wanted: dict[str, set[int]] = defaultdict(set)
+    needed: dict[str, set[int]] = defaultdict(set)
     for site in sites:
         for library, offset in filter(None, site.get("code", ())):
             if (library, offset) not in _known:
-                wanted[library].add(offset)
-    for library, offsets in wanted.items():
+                needed[library].add(offset)
+    for library, offsets in needed.items():
         _look_up(library, sorted(offsets))
 
     def line_of(site: dict[str, Any]) -> tuple[str, int]:
         if "file" in site:
             return _relative(site["file"]), site["line"]
-        # The innermost line that is the user's own: else where the function was called from.
+        # The innermost line that is the user's own, or the one that called the function.
         for library, offset in filter(None, site["code"]):
             for file, line in _known[library, offset]:
                 if not any(helper in file for helper in _HELPERS):

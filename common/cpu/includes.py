@@ -1,4 +1,4 @@
-"""`#include` lines: the headers that they name, which get replaced by their rewritten copies."""
+"""`#include` lines: each project header is replaced by its rewritten copy."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,9 @@ def quoted(tokens: list[Token]) -> list[str]:
 
 
 def edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str]) -> None:
-    """Includes the rewritten copy of what is a key of `copies`.
+    """Replaces each header that is a key of `copies` by its rewritten copy.
 
-    Raises TokenError for another header that the backend does not have.
+    Raises TokenError for any other header that the backend does not have.
     """
     for line in directives(tokens):
         if line.name != "include" or not line.rest or not tokens[line.start].active:

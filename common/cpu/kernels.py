@@ -1,10 +1,10 @@
-"""The first statement of each kernel tells the runtime which kernel it is.
+"""The first statement of each kernel reports to the runtime which kernel it is.
 
 __global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
 
-A launch alone cannot tell: template arguments may have been deduced. The runtime wants the address
-for what cudaFuncSetAttribute set for it, the limit of __launch_bounds__ and the extents of
-__cluster_dims__.
+A launch does not know its kernel: template arguments may have been deduced. The runtime needs the
+kernel's address, to which cudaFuncSetAttribute refers, the limit of __launch_bounds__ and the
+extents of __cluster_dims__.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) { k<T>(a...); },
                                                        grid, block)(x, n);
 
-Launches by a function, as cudaLaunchKernel, are in names.py: only what they call changes.
+Launches by a function such as cudaLaunchKernel are in names.py: only the callee changes.
 """
 
 from collections.abc import Sequence

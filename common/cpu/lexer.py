@@ -1,8 +1,8 @@
 """Tokens of a CUDA C++ file, and its preprocessor lines.
 
-This is no C++ parser. It knows comments, every kind of string and line continuations, which is what
-it takes to edit a file without ever touching a string or a comment. Which branches of an `#if` are
-compiled is conditions.py's to say.
+This is not a C++ parser. It knows comments, every kind of string and line continuations, which is
+what it takes to edit a file without ever touching a string or a comment. Which branches of an `#if`
+are compiled is decided in conditions.py.
 """
 
 import re

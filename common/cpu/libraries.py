@@ -1,5 +1,5 @@
-"""What everything on the CPU backend is built with, built once: the runtime library, and the
-headers that nearly every file includes, already compiled."""
+"""What is built once for the CPU backend: the runtime library, and the precompiled headers that
+nearly every file includes."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def _compile_runtime(command: list[str]) -> None:
 
 
 def build_prelude(platform: Platform) -> list[str]:
-    """Flags that give a file the headers which nearly every day includes, already compiled.
+    """Flags for a file to use the precompiled headers that nearly every day includes.
 
-    Compiles them if that is not done yet: as long as three days take, and 137 MB. None for clang,
-    and none for the variants, whose builds are few. Raises BuildError.
+    Compiles the headers first if necessary, which takes as long as three days, and 137 MB. There
+    are no flags for clang, and none for the variants, which are built rarely. Raises BuildError.
     """
     if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
         return []
@@ -76,8 +76,8 @@ def build_prelude(platform: Platform) -> list[str]:
 
 
 def build_shared(platform: Platform) -> tuple[Path, list[str]]:
-    """Both, side by side where they are missing: the runtime library's path, and the flags of
-    `build_prelude`. Raises BuildError."""
+    """Builds both in parallel if they are missing. Returns the runtime library's path, and the
+    flags of `build_prelude`. Raises BuildError."""
     with ThreadPoolExecutor(1) as pool:
         prelude = pool.submit(build_prelude, platform)
         return build_runtime(platform), prelude.result()
@@ -89,9 +89,9 @@ def rewritten(
     """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
     name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
-    headers are looked for. model: the card that is played. The text is the same for all of them
-    unless one of the files asks for __CUDA_ARCH__, and so is what is built of it. Raises BuildError
-    with the line of a feature that is not there.
+    headers are looked for. model: the card that is played. The text, and what is built of it, is
+    the same for all models unless one of the files asks for __CUDA_ARCH__. Raises BuildError with
+    the line of a feature that is missing.
     """
     model = models.chosen(model)
     parts = [model, *(str(file) for file in (*files, *roots))]

@@ -1,4 +1,4 @@
-"""Names: those that the backend does not have are refused, some are replaced by the backend's own.
+"""Names: those that the backend lacks are refused, and some are replaced by the backend's own.
 
 Calls of `printf`, of `clock` in device code and of functions that launch a kernel go to the
 backend's; operators registered for CUDA become operators for the CPU.
@@ -71,7 +71,7 @@ def edit(stream: Stream) -> None:
             _call_backend(stream, p)
         elif called and token.is_word(*_LAUNCH_FUNCTIONS):
             if _call_backend(stream, p):
-                _tell_line_and_types(stream, p)
+                _pass_line_and_types(stream, p)
         elif called and token.is_word("clock") and stream.on_device(p):
             # The C library has a function of this name, too, for host code.
             if not (before and before.is_op(".", "->", "::")):
@@ -83,7 +83,7 @@ def edit(stream: Stream) -> None:
 
 
 def _call_backend(stream: Stream, p: int) -> bool:
-    """Lets the call at p reach the backend's function of that name; False if it is another's."""
+    """Redirects the call at p to the backend's function of that name; False for another's."""
     tokens = stream.tokens
     before = tokens[p - 1] if p > 0 else None
     if before and before.is_op(".", "->"):
@@ -98,7 +98,7 @@ def _call_backend(stream: Stream, p: int) -> bool:
     return True
 
 
-def _tell_line_and_types(stream: Stream, p: int) -> None:
+def _pass_line_and_types(stream: Stream, p: int) -> None:
     """Gives the launch function called at p the file and line, and the kernel with its type."""
     tokens = stream.tokens
     stream.insert_after(p + 1, f"{{__FILE__, {stream.line_of(p)}}}, ")

@@ -1,7 +1,7 @@
 """A whole CUDA program, a `.cu` with a main(), built to run on the CPU.
 
-As a day, it is rewritten, with the headers that it includes by #include "…", and kept in the cache
-until one of them, the backend or the compiler changes.
+Like a day, it is rewritten, with the headers that it includes by #include "…", and kept in the
+cache until one of them, the backend or the compiler changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the 
 
 
 def executable(source: Path, platform: Platform, flags: Sequence[str] = ()) -> Path:
-    """Builds the program if need be, and returns it.
+    """Builds the program if necessary, and returns its path.
 
     flags: further ones for the compiler: -I (also where headers to be rewritten are looked for),
     -D, -l and their like. Raises BuildError with the compiler's message, or with the file and
@@ -33,7 +33,7 @@ def executable(source: Path, platform: Platform, flags: Sequence[str] = ()) -> P
     command = [platform.compiler, *libraries.flags(platform)]
     command += [f"-I{source.parent}", "-pthread", *flags]
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
-    linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after their users
+    linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
     parts = [platform.compiler_version, str(runtime), str(source), *command]
     files = [_SUPPORT, *libraries.texts(cpp), *backend.HEADERS]
     entry = Entry(f"program-{source.stem}", digest(parts, files), source.stem)

@@ -1,12 +1,12 @@
 """From a `.cu` file to C++ that a host compiler takes, line by line.
 
-Four things in CUDA C++ are no C++, and each is replaced where it stands, so that every line keeps
-its number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
+Four things in CUDA C++ are not C++. Each is replaced where it stands, so that every line keeps its
+number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
 variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py).
-Besides, a pair in braces gets its type (braced_pairs.py), and a loop that waits for another thread
-lets that thread run (waiting_loops.py). Conditions on `__CUDA_ARCH__` and `__CUDACC__` are decided
-(conditions.py). What the backend does not have is refused, with its file
-and line (features.py).
+In addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
+lets that thread run (waiting_loops.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are
+decided (conditions.py). A feature that the backend does not have is refused with file and line
+(features.py).
 """
 
 import itertools

@@ -3,7 +3,7 @@
 __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
 extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
 
-A lambda that captures by value is told to capture them by reference.
+A lambda that captures by value captures them by reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def edit(stream: Stream, numbers: Iterator[int]) -> None:
     variables: list[_Variable] = []
     end = 0  # of the declaration before
     for p, token in enumerate(tokens):
-        if not token.is_word("__shared__") or p < end:  # or said twice in one declaration
+        if not token.is_word("__shared__") or p < end:  # or repeated in one declaration
             continue
         scope = stream.scopes[p]
         if not stream.is_macro and not (scope and scope.in_function):
@@ -82,7 +82,7 @@ def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list
     if "extern" in words:
         if len(names) > 1:
             raise TokenError(
-                tokens[start], "one `extern __shared__` variable a declaration, please"
+                tokens[start], "a declaration may have one `extern __shared__` variable"
             )
         _drop_alignment(stream, start, end)
         stream.insert_before(start, "typedef ")
@@ -98,7 +98,7 @@ def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list
 
 
 def _drop_alignment(stream: Stream, start: int, end: int) -> None:
-    """Takes requests for alignment out of a declaration.
+    """Removes requests for alignment from a declaration.
 
     Dynamic shared memory starts at a multiple of 1024 bytes, so that none is needed.
     """

@@ -225,7 +225,7 @@ def expression_start(tokens: Sequence[Token], p: int) -> int:
                 continue
             return q - 1
         return q
-    raise TokenError(tokens[p], "cannot tell which kernel this launch starts")
+    raise TokenError(tokens[p], "cannot determine which kernel this launch starts")
 
 
 def _is_operand(tokens: Sequence[Token], p: int) -> bool:

@@ -1,14 +1,13 @@
-"""Loops in which a thread waits for another to write to memory give way to it.
+"""Loops in which a thread waits for another one to write to memory yield to that thread.
 
-On the CPU backend the other thread would never run. Recognised, from their tokens, are loops that a
-volatile read can end, and that themselves write to no memory:
+On the CPU backend the other thread would otherwise never run. These loops are recognised by their
+tokens: those that a volatile read can end, and that themselves write to no memory,
 
     while (*flag == 0) ++trips;                 flag is declared volatile
     do { seen = load(flag); } while (!seen);    load() reads something volatile
     for (;;) { if (*(volatile int*)flag) break; }
 
-and every `while` with nothing in it. A loop that writes does something meanwhile, and is left
-alone.
+and every `while` with an empty body. A loop that writes to memory is not changed.
 """
 
 import itertools
@@ -149,7 +148,7 @@ def _reads(tokens: Sequence[Token], where: _Range, names: Set[str], readers: Set
 
 
 def _loop_at(tokens: Sequence[Token], p: int) -> _Loop | None:
-    """The loop whose first word is at p; None if none begins there."""
+    """The loop whose first word is at p, or None."""
     word = tokens[p]
     if word.is_word("do"):
         end = statement_end(tokens, p + 1)

@@ -17,9 +17,14 @@ from pathlib import Path
 from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
+from common.base.toolchain import sm
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
+from common.report.plot import plot
+from common.report.terminal import Line, header_line, rung_line
+
+PLOT = "results.svg"  # in a day's folder
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,14 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
             raise ResultsError(f"{readme} is missing; it must hold {_begin('results')}")
         text = readme.read_text(encoding="utf-8")
         blocks = {"results": results_block(stored.get(day.number, []))}
+        blocks["run"] = run_block(stored.get(day.number, []))
         blocks["neighbours"] = neighbours_block(before, after)
         for name, block in blocks.items():
             text = _replaced(readme, text, name, block)
         files[readme] = text
+        for one in _shown(stored.get(day.number, []))[:1]:
+            if picture := plot(one.rungs):
+                files[day.folder / PLOT] = picture
     return files
 
 
@@ -109,10 +118,42 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
     return f"- {' · '.join(links)}" if links else "- This is the only day."
 
 
+def run_block(stored: Sequence[Stored]) -> str:
+    """What `run_day.py N` printed, on the first device of these results: a console block."""
+    if not stored:
+        return "Not measured yet."
+    one = stored[0]
+    several = len({rung.problem for rung in one.rungs}) > 1
+    lines: list[Line] = [[(_platform(one.where), "")], header_line()]
+    problem = ""
+    for rung in one.rungs:
+        if several and rung.problem != problem:
+            problem = rung.problem
+            lines.append([(f"{one.day:>3} {problem}:", "")])
+        lines.append(rung_line(one.day, rung))
+    texts = ["".join(text for text, _ in line).rstrip() for line in lines]
+    texts += [f"      | {line}".rstrip() for line in one.output]
+    return "\n".join(["```text", *texts, "```"])
+
+
+def _platform(where: dict[str, str]) -> str:
+    """The first line of a run there."""
+    if where["device"] == "cpu":
+        return f"CPU backend, {where['compiler']}, torch {where['torch']}"
+    return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
+
+
 def results_block(stored: Sequence[Stored]) -> str:
     """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
-    shown = [one for one in stored if one.on_gpu] or stored
-    return "\n\n".join(_results_on(one) for one in shown) or "Not measured yet."
+    parts = [_results_on(one) for one in _shown(stored)]
+    if parts and plot(_shown(stored)[0].rungs):
+        parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def _shown(stored: Sequence[Stored]) -> list[Stored]:
+    """The results on GPUs; where there are none, those on the CPU."""
+    return [one for one in stored if one.on_gpu] or list(stored)
 
 
 def _results_on(one: Stored) -> str:

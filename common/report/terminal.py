@@ -27,8 +27,11 @@ STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 
-_HEADER = f"{'day':>3} {'rung':<29} {'':<4}"
-_HEADER += "".join(f" {column.short:>{column.width}}" for column in TERMINAL)
+
+def header_line() -> Line:
+    """The heading of the rungs' lines."""
+    figures = "".join(f" {column.short:>{column.width}}" for column in TERMINAL)
+    return [(f"{'day':>3} {'rung':<29} {'':<4}{figures}", "dim")]
 
 
 def rung_line(number: int, outcome: RungOutcome) -> Line:
@@ -180,7 +183,7 @@ class Report:
         """
         if not self._header_shown:
             self._header_shown = True
-            self.line([(_HEADER, "dim")])
+            self.line(header_line())
         if problem and (number, problem) != self._problem:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])

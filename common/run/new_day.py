@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 from common.base.days import discover
+from common.base.paths import ROOT
 
 _SKELETON = Path(__file__).resolve().parent / "skeleton"
 _FILES = {"kernel.cu": "{name}.cu", "day.txt": "day.py", "README.md": "README.md"}
@@ -40,6 +43,9 @@ def new_day(number: str, title: str, root: Path) -> list[Path]:
             text = text.replace(key, value)
         made.append(folder / file.format(name=name))
         made[-1].write_text(text, encoding="utf-8")
+    if formatter := shutil.which("clang-format"):  # the length of the name decides how lines break
+        style = f"--style=file:{ROOT / '.clang-format'}"
+        subprocess.run([formatter, style, "-i", str(made[0])], check=True)
     days, errors = discover(root)
     assert any(day.folder == folder for day in days), errors
     return made

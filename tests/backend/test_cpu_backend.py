@@ -326,15 +326,15 @@ FAULTS = {
     "mixed_operations": (5, "lane 16 is in __shfl_up_sync while lanes 0x0000ffff"),
     "null_pointer": (6, r"null pointer \(address 0x1c\)"),
     "wild_address": (7, "illegal memory access at address 0x"),
-    "impossible_address": (19, "illegal memory access at an address that cannot exist"),
+    "impossible_address": (19, "illegal memory access at a non-canonical address"),
     "division_by_zero": (8, "integer division by zero"),
     "stack_overflow": (9, "stack overflow: the local variables of a thread"),
     "trapped": (10, r"__trap\(\) was called"),
     "failed_assertion": (11, "assertion failed in failed_assertion: .*too small"),
-    "false_assumption": (24, "__builtin_assume of what is not true: .*1e30f"),
-    "spin_on_memory": (12, "no thread gets on"),
-    "spin_and_count": (23, "no thread gets on"),
-    "spin_on_lock": (13, "no thread gets on"),
+    "false_assumption": (24, "the condition of __builtin_assume is false: .*1e30f"),
+    "spin_on_memory": (12, "no thread makes progress"),
+    "spin_and_count": (23, "no thread makes progress"),
+    "spin_on_lock": (13, "no thread makes progress"),
     "endless_loop": (14, "did not finish within 1 s"),
     "abandoned_owner": (15, r"__trap\(\) was called"),
     "escaped_exception": (20, "a C\\+\\+ exception left the kernel: vector::_M_range_check"),
@@ -376,7 +376,7 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("spin_on_lock", "no thread gets on"), ("endless_loop", "a thread has run for 0.3 s")],
+    [("spin_on_lock", "no thread makes progress"), ("endless_loop", "a thread has run for 0.3 s")],
 )
 def test_a_wait_without_end_can_be_cut_short(
     runtime: backend.Runtime, fault: str, message: str
@@ -388,7 +388,7 @@ def test_a_wait_without_end_can_be_cut_short(
         _fault(FAULTS[fault][0])
     # The time limit is 30 s; much of this is for a busy machine.
     assert time.monotonic() - start < 5
-    OPS.launch_barriers(1, 256, 20_000)  # long, but its threads get on
+    OPS.launch_barriers(1, 256, 20_000)  # long, but its threads make progress
     assert _healthy()
 
 

@@ -148,7 +148,7 @@ def test_a_fault_names_the_kernel_and_its_launch(cpu_call: Call) -> None:
     ("what", "answer"),
     [
         ("overloaded kernel", r"graphs\.cu:\d+: an overloaded kernel has no address here"),
-        ("circle", "depend on each other in a circle"),
+        ("circle", "dependencies of the graph's nodes form a cycle"),
     ],
 )
 def test_what_has_no_answer_here_says_so(operators: Any, what: str, answer: str) -> None:

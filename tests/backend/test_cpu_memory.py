@@ -15,6 +15,7 @@ import torch
 from common.base import toolchain
 from common.base.paths import ROOT
 from common.cpu import backend
+from common.cpu import libraries as shared
 from tests.kernel_files import Call, Libraries
 
 KERNELS = "memory"
@@ -49,6 +50,7 @@ _RANK = """
 import sys, time, torch
 from pathlib import Path
 from common.cpu import backend
+from common.cpu import libraries as shared
 runtime = backend.Runtime(Path(sys.argv[1]))
 torch.ops.load_library(sys.argv[2])
 ops = torch.ops.test_memory
@@ -72,7 +74,7 @@ ops.free_memory(x, mine)
 
 
 def _start(libraries: Libraries, rank: int, wait: float) -> subprocess.Popen[str]:
-    runtime = libraries.build_runtime(toolchain.detect("cpu"))
+    runtime = shared.build_runtime(toolchain.detect("cpu"))
     paths = [str(runtime), str(libraries.path(KERNELS, "cpu"))]
     command = [sys.executable, "-c", _RANK, *paths, str(rank), str(wait)]
     pipe = subprocess.PIPE
@@ -115,7 +117,7 @@ def test_processes_share_memory(operators: Any, libraries: Libraries) -> None:
 def test_handles_that_cannot_be_opened(operators: Any) -> None:
     handle = _handle()
     memory = operators.export_memory(handle)
-    with pytest.raises(RuntimeError, match=r"cudaErrorDeviceUninitialized.*of this process"):
+    with pytest.raises(RuntimeError, match=r"cudaErrorDeviceUninitialized.*by this process"):
         operators.import_memory(handle)
     with pytest.raises(RuntimeError, match="cudaErrorInvalidValue"):
         operators.import_memory(_handle())
@@ -132,7 +134,7 @@ def test_a_wait_in_vain_is_found_once_nothing_is_shared(
     with pytest.raises(RuntimeError, match="did not finish within 1 s"):
         operators.wait_in_vain(flag)
     operators.free_memory(LIKE, memory)
-    with pytest.raises(RuntimeError, match="no thread gets on"):
+    with pytest.raises(RuntimeError, match="no thread makes progress"):
         operators.wait_in_vain(flag)
 
 

@@ -145,6 +145,6 @@ def test_a_library_is_refused_by_header_and_line(tmp_path: Path, name: str) -> N
 
 def test_bad_usage_is_explained() -> None:
     done = _run("nowhere.cu")
-    assert done.returncode == 2 and "source: nowhere.cu is no file" in done.stderr
+    assert done.returncode == 2 and "source: nowhere.cu is not a file" in done.stderr
     done = _run(PROGRAMS / "order.cu", "extra")
     assert done.returncode == 2 and "unrecognized arguments: extra" in done.stderr

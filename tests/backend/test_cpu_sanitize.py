@@ -1,7 +1,7 @@
-"""The debugger of the CPU backend names planted faults, and is silent once they are mended.
+"""The debugger of the CPU backend reports planted faults, and is silent once they are fixed.
 
-`cpu_kernels/sanitize.cu` has a kernel for each fault, which with `mended` does it right. What is
-planted there is counted in `common/cpu/README.md`, beside the faults of other suites.
+`cpu_kernels/sanitize.cu` has a kernel for each fault, which with `mended` does it right.
+`common/cpu/DESIGN.md` counts the planted faults, beside those of other suites.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ WAITS = {
     "too_few_bytes": (64, "phase of parity 0, where 1 of 1 arrivals have come and 128 bytes are"),
     "wrong_parity": (64, "phase of parity 1, where 0 of 64 arrivals have come"),
     "too_few_warps": (64, "bar.sync: barrier 1 for 128 threads; it must be"),
-    "flag_never_set": (64, "no thread gets on: all of them wait for another to act"),
+    "flag_never_set": (64, "no thread makes progress: all of them wait for another to act"),
     "loop_without_end": (
         64,
         "a thread has run for 0.3 s and reached neither a barrier nor its end",
@@ -207,7 +207,7 @@ def test_a_remark_of_a_rung_in_two_problems_is_told_once() -> None:
 # Of a row of the report: the rung that fails, and what is said of it.
 ROWS = {
     "orders": r"twice_late_block: .* depends on the order in which threads run: a race",
-    "waits": r"twice_deadlock: .*no thread gets on: all of them wait for another to act",
+    "waits": r"twice_deadlock: .*no thread makes progress: all of them wait for another to act",
     "addresses": r"twice_beyond: .*4 bytes beyond the end of argument x \(float32, ",
     "locals": r"twice_unset: .*\(only where local variables begin with a pattern",
     "races": r"twice_race: race on .*row",

@@ -309,10 +309,10 @@ MISTAKES = {
     3: ("this is not a tensor map that make_tensor_map made", "not a map"),
     4: ("the destination .* is not in the block's shared memory", "tile in global memory"),
     5: (
-        "the mask 0x4 names no block, or one that is not there: the cluster has 2",
+        "the mask 0x4 names no block, or a block that does not exist: the cluster has 2",
         "no such block",
     ),
-    6: ("where 1 of 1 arrivals have come and 1024 bytes are due", "more bytes than come"),
+    6: ("where 1 of 1 arrivals have come and 1024 bytes are pending", "more bytes than come"),
     7: ("the mbarrier at .* is not in the block's shared memory", "no mbarrier"),
     8: ("was not initialised", "first use"),
     9: (

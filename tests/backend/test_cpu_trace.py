@@ -358,7 +358,8 @@ def test_nothing_found_changes_nothing() -> None:
 
 def test_faults_are_named_in_traced_builds_too() -> None:
     """Above all their lines: the compiler likes to make one of statements that end alike."""
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "mistake", "tests/test_cpu_cluster.py"]
+    tests = "tests/backend/test_cpu_cluster.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "mistake", tests]
     environment = {**os.environ, toolchain.VARIANT_VARIABLE: "trace"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-4000:]

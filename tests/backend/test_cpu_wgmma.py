@@ -324,12 +324,12 @@ MISTAKES = {
     14: ("all 32 lanes of a warp must call it, but only lanes 0x0000ffff", "half a warp"),
     15: ("the tile of a starts at .* in the middle of a swizzle of 128 bytes", "misaligned"),
     16: ("out of range: the tile of a reaches from", "out of range"),
-    17: ("warps of a warpgroup issue different ones", "different operations"),
+    17: ("warps of a warpgroup issue different wgmmas", "different operations"),
     18: ("the lanes of a warp pass different arguments", "lanes apart"),
-    19: (r"wgmma of another shape \(N = 16\) that is under way", "overlap"),
+    19: (r"wgmma of another shape \(N = 16\) that is in flight", "overlap"),
     20: ("the descriptor of b has base offset 1: only 0 is modelled", "base offset"),
     21: ("registers, while another warp of the warpgroup says", ""),
-    22: ("warp 0 belongs to no whole warpgroup.* the block has 96 threads", ""),
+    22: ("warp 0 is not part of a complete warpgroup.* the block has 96 threads", ""),
 }
 
 

@@ -51,27 +51,72 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt-get install g++" in finding.text
 
 
-def test_a_compiler_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    old = tmp_path / "old-c++"
-    old.write_text("#!/bin/sh\necho 'error: unrecognized option -std=c++20' >&2; exit 1\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("CXX", str(old))
-    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
-    assert finding.state == BAD and "-std=c++20" in finding.text and finding.fix
+def wrapper(path: Path, script: str) -> Path:
+    """A compiler that is this script."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
-def test_a_compiler_with_a_runtime_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A compiler that knows no C++20."""
+    return wrapper(tmp_path / "old-c++", "echo 'unrecognized option -std=c++20' >&2; exit 1")
+
+
+@pytest.fixture
+def static(tmp_path: Path) -> Path:
+    """A compiler that links its C++ runtime into every library."""
     usual = shutil.which("g++")
     if usual is None:
         pytest.skip("no g++")
-    wrapper = tmp_path / "static-c++"
-    wrapper.write_text(f'#!/bin/sh\nexec {usual} -static-libstdc++ "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
+    return wrapper(tmp_path / "static-c++", f'exec {usual} -static-libstdc++ "$@"')
+
+
+def test_an_unfit_compiler_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, old: Path, static: Path
+) -> None:
+    for unfit, reason in ((old, "-std=c++20"), (static, "a C++ runtime of its own")):
+        monkeypatch.setenv("CXX", str(unfit))
+        toolchain.find_compiler.cache_clear()
+        finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+        assert finding.state == WARN and finding.fix.startswith("export CXX=/")
+        assert f"CXX={unfit}" in finding.text and reason in finding.text
+        assert Path(toolchain.find_compiler().path).name in ("c++", "g++")
+
+
+def test_no_fit_compiler_ends_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, static: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", str(static))
+    monkeypatch.setattr(
+        toolchain, "compiler_unfit", lambda path, version: "links a C++ runtime of its own"
+    )
+    with pytest.raises(toolchain.ToolchainError, match="no usable C\\+\\+ compiler: CXX="):
+        toolchain.find_compiler()
     finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
-    assert finding.state == BAD and "C++ runtime of its own" in finding.text and finding.fix
+    assert finding.state == BAD and "apt-get install g++" in finding.text
+
+
+def test_a_run_with_an_unfit_compiler_says_which_it_takes(static: Path) -> None:
+    """What ended every day by SIGSEGV where CXX named such a compiler."""
+    run = CommandLine(FIXTURE_DAYS)
+    run.environment["CXX"] = str(static)
+    done = run("1", "--no-bench")
+    assert done.returncode == 0, done.stdout
+    assert f"note: CXX={static} links a C++ runtime of its own" in done.stdout
+    assert " is used" in done.stdout
+
+
+def test_what_no_build_gets_past_ends_the_run_at_once(
+    run_copy: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    run_copy.environment["HUNDRED_DAYS_CACHE"] = str(tmp_path / "file" / "cache")
+    done = run_copy("all", "--no-bench")
+    assert done.returncode == 1
+    assert "cannot be written" in done.stdout and "HUNDRED_DAYS_CACHE" in done.stdout
+    assert "day01" not in done.stdout and done.stdout.count("\n") <= 2, done.stdout
 
 
 def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

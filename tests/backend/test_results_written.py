@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from common.report import stored
 from tests.command_line import CommandLine
-from tests.unit.test_results import BEGIN, END
+from tests.unit.test_results import BEGIN, END, NEIGHBOURS
 
 
 def test_write_from_another_machine(run_copy: CommandLine) -> None:
     """The whole way: a run, its JSON, stored elsewhere, shown again; a second run changes all."""
     root = run_copy.days.parent
     for folder in (run_copy.days / "day01", run_copy.days / "day11"):
-        (folder / "README.md").write_text(f"{BEGIN}\n{END}\n")
+        (folder / "README.md").write_text(f"{BEGIN}\n{END}\n{NEIGHBOURS}\n")
     report = root / "report.json"
     assert run_copy("1,11", "--json", str(report)).returncode == 0
     assert not (root / "progress.md").exists()

@@ -64,7 +64,7 @@ def test_a_crash_names_its_signal_rung_and_stage(whole: dict[str, Any]) -> None:
     day = whole["days"][4]
     assert rungs(day) == {"twice_v1": PASS, "twice_v2_crashes": FAIL, "twice_v3": SKIP}
     reason = day["rungs"][1]["reason"]
-    assert "SIGSEGV" in reason and "checking" in reason
+    assert "SIGSEGV" in reason and "checking" in reason and "--doctor" in reason
     assert "about to crash" in day["output"], "what a day printed is shown where it failed"
     assert "about to crash" in whole["output"]
 

@@ -18,7 +18,9 @@ from common.report.files import ResultsError
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
-NEIGHBOURS = "<!-- neighbours:begin -->\n<!-- neighbours:end -->"
+NEIGHBOURS = (
+    "<!-- run:begin -->\n<!-- run:end -->\n<!-- neighbours:begin -->\n<!-- neighbours:end -->"
+)
 README = f"# {{}}\n\n{BEGIN}\nold\n{END}\n\n{NEIGHBOURS}\nThe end.\n"
 METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
 H200 = {

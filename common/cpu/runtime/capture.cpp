@@ -61,7 +61,7 @@ cudaError_t unsafe_call(const char* function) {
                              thread_mode == cudaStreamCaptureModeGlobal;
     if (!counts) continue;
     forbidden = true;
-    invalidate(*capture, std::string(function) + " was called meanwhile");
+    invalidate(*capture, std::string(function) + " was called during the capture");
   }
   if (!forbidden) return cudaSuccess;
   return set_error(cudaErrorStreamCaptureUnsupported, function);
@@ -223,7 +223,7 @@ cudaError_t refuse_for_device(const char* function) {
   if (nobody_captures()) return cudaSuccess;
   std::lock_guard lock(captures().mutex);
   for (const auto& capture : captures().active)
-    invalidate(*capture, std::string(function) + " was called meanwhile");
+    invalidate(*capture, std::string(function) + " was called during the capture");
   return set_error(cudaErrorStreamCaptureUnsupported, function);
 }
 
@@ -240,13 +240,13 @@ cudaError_t refuse_in_capture(cudaStream_t handle, const char* function) {
   CUstream_st* stream = stream_at(handle);
   if (!stream) return use_of_legacy_stream(function);
   if (!stream->capture) return cudaSuccess;
-  invalidate(*stream->capture, std::string(function) + " was called on a stream of it");
+  invalidate(*stream->capture, std::string(function) + " was called on a captured stream");
   return set_error(cudaErrorStreamCaptureUnsupported, function);
 }
 
 cudaError_t refuse_captured_event(cudaEvent_t event, const char* function) {
   std::lock_guard lock(captures().mutex);
-  invalidate(*event->capture, std::string(function) + " was called for an event of it");
+  invalidate(*event->capture, std::string(function) + " was called for an event of the capture");
   return set_error(cudaErrorCapturedEvent, function);
 }
 

@@ -100,7 +100,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
     return set_error(cudaErrorNotSupported, "cudaGraphInstantiateFlagDeviceLaunch");
   if (flags & ~kAllowed) return set_error(cudaErrorInvalidValue);
   if (order_of(*graph, {}).size() != graph->nodes.size())
-    return set_error(cudaErrorInvalidValue, "nodes of the graph depend on each other in a circle");
+    return set_error(cudaErrorInvalidValue, "the dependencies of the graph's nodes form a cycle");
   if (is_instantiated(*graph))
     return set_error(cudaErrorInvalidValue,
                      "a graph that allocates memory can have one executable graph at a time");

@@ -143,7 +143,7 @@ std::string explain_fault(const Worker& worker) {
     case SIGSEGV:
     case SIGBUS:
       if (fault.address == kNotTold)
-        text = "illegal memory access at an address that cannot exist";
+        text = "illegal memory access at a non-canonical address";
       else if (worker.fibers().is_guard(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);

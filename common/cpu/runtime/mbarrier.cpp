@@ -110,7 +110,7 @@ void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site sit
 void add_bytes(Word& word, int bytes, const char* what, Site site) {
   int64_t due = word.bytes + bytes;
   if (bytes < 0 || due > kMaxArrivals)
-    trap(site, "%s: %d bytes more than %d; allowed are 0 to %d in a phase", what, bytes,
+    trap(site, "%s: %d bytes in addition to the %d pending; a phase allows 0 to %d", what, bytes,
          static_cast<int>(word.bytes), kMaxArrivals);
   word.bytes = due;
 }
@@ -308,7 +308,7 @@ std::string describe_mbarrier(const Thread& thread) {
           format(", phase of parity %u, where %u of %u arrivals have come",
                  static_cast<unsigned>(word.parity), static_cast<unsigned>(word.arrivals - missing),
                  static_cast<unsigned>(word.arrivals));
-      if (word.bytes) text += format(" and %d bytes are due", static_cast<int>(word.bytes));
+      if (word.bytes) text += format(" and %d bytes are pending", static_cast<int>(word.bytes));
       return text;
     }
   }

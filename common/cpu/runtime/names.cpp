@@ -63,7 +63,7 @@ std::string describe_address(const void* pointer, size_t bytes) {
       variables.push_back({arena + offset, size, 0, format("__shared__ %s", declaration)});
     });
     const NamedMemory* found = nearest(variables, address);
-    if (!found) return "shared memory that no variable takes";
+    if (!found) return "shared memory outside of all variables";
     const uint3& i = owner->index;
     return place(*found, address, bytes) +
            (owner == current->block ? "" : format(" of block (%u,%u,%u)", i.x, i.y, i.z));

@@ -49,7 +49,7 @@ void assertion_failed(const char* expression, const char* file, int line, const 
   trap({file, line}, "assertion failed in %s: %s", function, expression);
 }
 void assumption_failed(const char* expression, const char* file, int line) {
-  trap({file, line}, "__builtin_assume of what is not true: %s", expression);
+  trap({file, line}, "the condition of __builtin_assume is false: %s", expression);
 }
 
 }  // namespace cudacpu

@@ -527,14 +527,14 @@ bool Worker::answer_active_masks() {
 void Worker::report_deadlock() {
   unsigned returned = 0;
   for (ResidentBlock* block : live_) returned += launch_->threads - block->alive;
-  std::string message = polls_ ? "no thread gets on: all of them wait for another to act\n"
+  std::string message = polls_ ? "no thread makes progress: all of them wait for another to act\n"
                                : "deadlock: every thread waits for another\n";
   message += describe_waiting(live_);
   if (returned) message += format("  %u thread(s) have returned\n", returned);
   if (grid_.waiting.size && grid_.absent)
     message += format(
-        "  in %llu block(s), thread (0,0,0) has returned: their part in grid.sync() "
-        "never comes\n",
+        "  in %llu block(s), thread (0,0,0) has returned: grid.sync() can never "
+        "complete\n",
         static_cast<unsigned long long>(grid_.absent));
   launch_->fail(Stop::kFailed, std::move(message));
 }
@@ -544,7 +544,7 @@ bool is_local(const void* pointer) {
 }
 
 unsigned smid() {
-  return worker ? worker->number : 0;
+  return worker ? worker->number % static_cast<unsigned>(model().multiprocessors) : 0;
 }
 
 }  // namespace cudacpu

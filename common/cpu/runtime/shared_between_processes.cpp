@@ -123,7 +123,7 @@ cudaError_t cudaIpcOpenMemHandle(void** address, cudaIpcMemHandle_t handle, unsi
   if (!address || flags != cudaIpcMemLazyEnablePeerAccess || found.mark != kHandleMark)
     return set_error(cudaErrorInvalidValue);
   if (found.process == getpid())
-    return set_error(cudaErrorDeviceUninitialized, "the handle is of this process");
+    return set_error(cudaErrorDeviceUninitialized, "the handle was made by this process");
   std::lock_guard lock(sharing().mutex);
   Import& import = sharing().imports[{found.process, found.number}];
   if (!import.times) {

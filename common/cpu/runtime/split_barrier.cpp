@@ -61,8 +61,8 @@ size_t rank_in_block(const Thread& thread) {
 void arrive(SplitBarrier& barrier, ArrivalPhase& mine, const char* what, Site site) {
   if (mine != ArrivalPhase::kNone)
     trap(site,
-         "%s: this thread has arrived before and not waited since; arriving and waiting take "
-         "turns",
+         "%s: this thread has arrived before and not waited since; arrivals and waits must "
+         "alternate",
          what);
   mine = arrival_at(barrier.phase);
   worker->progress();

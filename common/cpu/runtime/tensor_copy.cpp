@@ -260,7 +260,8 @@ void queue_tensor_load(void* tile, const CUtensorMap& map, const int* at, uint64
   if (!mask) return queue(block_of(*current), barrier, static_cast<char*>(tile));
   const unsigned size = worker->launch()->cluster_size;
   if (*mask == 0 || *mask >> size)
-    trap(site, "%s: the mask 0x%x names no block, or one that is not there: the cluster has %u",
+    trap(site,
+         "%s: the mask 0x%x names no block, or a block that does not exist: the cluster has %u",
          what, *mask, size);
   for (unsigned rank = 0; rank < size; ++rank) {
     if (!(*mask >> rank & 1)) continue;

@@ -1,4 +1,4 @@
-// What the tracer found, as JSON: common/cpu/trace.py finds the lines and the words for it.
+// What the tracer found, as JSON: common/cpu/findings.py adds lines and sentences.
 #include "tracer.h"
 
 #include <dlfcn.h>

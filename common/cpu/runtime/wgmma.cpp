@@ -255,7 +255,7 @@ Accumulator& accumulator_of(WarpOfGroup& warp, float* const (&lanes)[kWarpSize],
     if (overlaps && one->under_way)
       trap(site,
            "wgmma: some of these accumulators belong to a wgmma of another shape (N = %u) that is "
-           "under way",
+           "in flight",
            one->n);
     one = overlaps ? all.erase(one) : std::next(one);
   }
@@ -316,8 +316,8 @@ void issue(Thread* lanes, uint32_t arrived) {
   IssuedWgmma& wgmma = group.wgmmas[place];
   if (!same(wgmma.instruction, what))
     trap(site,
-         "wgmma: the warps of a warpgroup issue different ones: warp %u of it is at another, or "
-         "with other arguments, than those at %s:%d",
+         "wgmma: the warps of a warpgroup issue different wgmmas: warp %u issues another one, or "
+         "the same with other arguments, than the warps at %s:%d",
          member.number, wgmma.site.file, wgmma.site.line);
   float* registers[kWarpSize];
   for (unsigned lane = 0; lane < kWarpSize; ++lane) registers[lane] = issues[lane]->d;
@@ -380,10 +380,11 @@ Member warpgroup_of(const Thread& thread, const char* what, Site site) {
   auto warp = static_cast<size_t>(thread.warp - block.warps.data());
   size_t number = warp / kWarpsInGroup;
   if ((number + 1) * kWarpsInGroup * kWarpSize > block.threads.size())
-    trap(site,
-         "%s: warp %zu belongs to no whole warpgroup: that is four warps from a multiple of four, "
-         "and the block has %zu threads",
-         what, warp, block.threads.size());
+    trap(
+        site,
+        "%s: warp %zu is not part of a complete warpgroup: that is four warps, the first of them a "
+        "multiple of four, and the block has %zu threads",
+        what, warp, block.threads.size());
   if (block.warpgroups.size() <= number) block.warpgroups.resize(number + 1);
   auto& group = block.warpgroups[number];
   if (!group) group = std::make_unique<Warpgroup>();

@@ -1,0 +1,128 @@
+"""The plot of a day's results: the rate of each rung beside PyTorch, the best library and the
+machine's ceiling, as an SVG that follows the reader's light or dark theme."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from common.base.figures import rate
+from common.base.outcome import RungOutcome, Timing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Stand-ins for the colours, which the SVG's own style sheet chooses by theme.
+_COLOURS = {
+    "#010101": ("ink", "#24292f", "#e6edf3"),
+    "#020202": ("faint", "#8c959f", "#7d8590"),
+    "#030303": ("bar", "#2f6fb5", "#58a6ff"),
+    "#040404": ("goal", "#1a7f37", "#3fb950"),
+    "#050505": ("on-bar", "#ffffff", "#0d1117"),
+}
+_INK, _FAINT, _BAR, _GOAL, _ON_BAR = _COLOURS
+_BAR_HEIGHT, _WIDTH, _MARGIN = 0.32, 8.2, 0.75  # inches
+
+
+def plot(rungs: Sequence[RungOutcome]) -> str:
+    """The SVG for a day's timed rungs; "" where none has a rate. The same for the same results."""
+    timed = [rung for rung in rungs if rung.timing and rate(rung.timing)]
+    if not timed:
+        return ""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    problems = list(dict.fromkeys(rung.problem for rung in timed))
+    groups = [[rung for rung in timed if rung.problem == name] for name in problems]
+    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
+    with matplotlib.rc_context(settings):
+        heights = [len(group) * _BAR_HEIGHT + _MARGIN for group in groups]
+        figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+        axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)
+        for (axis,), name, group in zip(axes, problems, groups, strict=True):
+            _draw(axis, name if len(groups) > 1 else "", group)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _themed(file.getvalue())
+
+
+def _draw(axis: Axes, title: str, rungs: Sequence[RungOutcome]) -> None:
+    """Bars from the first rung at the top to the last; lines for what they are held against."""
+    timings = [rung.timing for rung in rungs if rung.timing]
+    arithmetic = "GB/s" not in rate(timings[-1])
+    values = [(t.tflops if arithmetic else t.gbs) or 0.0 for t in timings]
+    marks = _marks(timings[-1], values[-1])
+    longest = max([*values, *(at for _, at, _ in marks)])
+    axis.barh(range(len(rungs)), values, height=0.62, color=_BAR, clip_on=False)
+    axis.set_yticks(range(len(rungs)), [rung.rung for rung in rungs])
+    axis.invert_yaxis()
+    for place, timing in enumerate(timings):
+        inside = values[place] > 0.3 * longest
+        axis.annotate(
+            rate(timing),
+            (values[place], place),
+            xytext=(-4 if inside else 4, 0),
+            textcoords="offset points",
+            ha="right" if inside else "left",
+            va="center",
+            color=_ON_BAR if inside else _INK,
+        )
+    for label, at, colour in marks:
+        axis.axvline(at, color=colour, linewidth=1.2, linestyle="--", clip_on=False)
+        axis.annotate(
+            label,
+            (at, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=colour,
+        )
+    axis.set_xlim(0, 1.1 * longest)
+    unit = ("TOP/s" if timings[-1].bound == "int32" else "TFLOP/s") if arithmetic else "GB/s"
+    axis.set_xlabel(f"{title}, {unit}" if title else unit, color=_INK)
+    axis.tick_params(colors=_INK, length=0)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+    axis.spines["bottom"].set_color(_FAINT)
+
+
+def _marks(last: Timing, mine: float) -> list[tuple[str, float, str]]:
+    """Label, rate and colour of PyTorch, the best library and the ceiling, from the last rung's
+    timing and its rate; what lies close together gets one line."""
+    found: list[tuple[str, float, str]] = []
+    if last.share:
+        found.append((f"{last.bound} ceiling", mine / last.share, _GOAL))
+    if last.pytorch_ms:
+        found.append(("PyTorch", mine * last.ms / last.pytorch_ms, _FAINT))
+    if last.best_library:
+        name, ms = last.best_library
+        found.append((name, mine * last.ms / ms, _FAINT))
+    found.sort(key=lambda mark: mark[1])
+    span = max(at for _, at, _ in found) if found else 1.0
+    merged: list[tuple[str, float, str]] = []
+    for label, at, colour in found:
+        if merged and at - merged[-1][1] < 0.09 * span:
+            before, _, _ = merged.pop()
+            merged.append((f"{before}, {label}", at, colour))
+        else:
+            merged.append((label, at, colour))
+    return merged
+
+
+def _themed(svg: str) -> str:
+    """Gives the colours to a style sheet with a light and a dark theme."""
+    light, dark = [], []
+    for stand_in, (name, on_light, on_dark) in _COLOURS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
+        light.append(f"--{name}: {on_light}")
+        dark.append(f"--{name}: {on_dark}")
+    style = (
+        f"<style>:root {{ {'; '.join(light)} }} text {{ font-family: sans-serif }} "
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {'; '.join(dark)} }} }}</style>"
+    )
+    head, tag, rest = svg.partition("<defs>")
+    return f"{head}{style}\n {tag}{rest}"
