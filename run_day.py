@@ -18,6 +18,8 @@ examples:
   python run_day.py softmax           every day about a topic
   python run_day.py all --no-bench    check all days, time none
   python run_day.py 5 --device cpu    without a GPU, from the same source
+  python run_day.py 5 --device cpu --model 8.6
+                                      the CPU backend as an RTX 3090
   python run_day.py all --compile-only --arch 8.0,9.0a
                                       does it compile? needs no GPU
   python run_day.py 5 --sanitize      look for memory errors and races
@@ -97,6 +99,13 @@ def parser() -> Parser:
         choices=("auto", "cuda", "cpu"),
         default="auto",
         help="default: the GPU where there is one, else the CPU backend",
+    )
+    how.add_argument(
+        "--model",
+        default="",
+        metavar="M",
+        help="with --device cpu: the card that the CPU backend plays, by compute capability: 7.5, "
+        "8.0, 8.6, 8.9, 9.0 (default), 10.0 or 12.0",
     )
     how.add_argument("--quick", action="store_true", help="fewer cases, shorter timing")
     how.add_argument("--no-bench", action="store_true", help="check, but time nothing")
@@ -190,6 +199,10 @@ def check(p: Parser, args: argparse.Namespace) -> None:
     """Refuses options that do not go together."""
     if args.arch and not args.compile_only:
         p.error("--arch goes with --compile-only")
+    if args.model and (args.compile_only or args.device == "cuda"):
+        p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
+    if args.model and args.write:
+        p.error("--write stores the results of this machine: not with --model")
     if args.source and not args.write:
         p.error("--from goes with --write")
     if args.write and (args.quick or args.no_bench):
@@ -233,6 +246,7 @@ def main(argv: list[str] | None = None) -> int:
             wanted=tuple(args.days),
             shard=args.shard,
             device=args.device,
+            model=args.model,
             mode=next((mode for mode, asked in modes.items() if asked), "run"),
             quick=args.quick,
             bench=not args.no_bench,

@@ -16,10 +16,12 @@ from common.base.declaration import (
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
+from common.cpu.models import Card, played
 from common.report.picture import hills_at_night, save_pictures
 
 __all__ = [
     "COMPILE",
+    "Card",
     "Case",
     "Cost",
     "Library",
@@ -31,6 +33,7 @@ __all__ = [
     "grid",
     "hills_at_night",
     "peak_memory",
+    "played",
     "print_table",
     "save_pictures",
     "seconds",

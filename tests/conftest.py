@@ -139,6 +139,7 @@ def cpu_library() -> backend.Runtime:
 def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
     """The runtime with default settings, before and after."""
     yield cpu_library
+    cpu_library.set_model("")
     cpu_library.set_schedule("forward")
     cpu_library.set_threads(os.cpu_count() or 1)
     cpu_library.set_time_limit(30)

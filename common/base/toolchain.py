@@ -90,6 +90,7 @@ class Platform:
     compiler: path of the host C++ compiler. toolkit: None on a CPU without nvcc.
     cuda_include: directory of the CUDA headers, which the CPU backend needs too.
     torch: version of the installed torch, e.g. "2.13.0+cpu". variant: how the CPU backend builds.
+    model: the card that the CPU backend plays ("8.6"), "" where none was chosen.
     note: what the user should know of the choice of compiler, or "".
     """
 
@@ -104,12 +105,14 @@ class Platform:
     arch: str = ""
     driver: str = ""
     variant: Variant = "plain"
+    model: str = ""
     note: str = ""
 
     def label(self) -> str:
         """One line for a report."""
         if self.device == "cpu":
-            return f"CPU backend, {self.compiler_version}, torch {self.torch}"
+            model = f" (model {self.model})" if self.model else ""
+            return f"CPU backend{model}, {self.compiler_version}, torch {self.torch}"
         nvcc = self.toolkit.version if self.toolkit else "none"
         return f"{self.gpu}, sm_{sm(self.arch)}, nvcc {nvcc}, torch {self.torch}"
 

@@ -13,11 +13,16 @@ from common.base.toolchain import Platform, torch_cuda
 
 
 def where(platform: Platform) -> dict[str, str]:
-    """The machine, versions and today's date, each as text; "" where it does not apply."""
+    """The machine, versions and today's date, each as text; "" where it does not apply.
+
+    "model", the card that the CPU backend plays, is there only where one was chosen.
+    """
     cuda = platform.device == "cuda"
+    model = {"model": platform.model} if platform.model else {}
     return {
         "device": platform.device,
         "gpu": platform.gpu if cuda else "",
+        **model,
         "arch": platform.arch if cuda else "",
         "driver": driver() if cuda else "",
         "driver_cuda": platform.driver if cuda else "",
@@ -52,6 +57,6 @@ def processor() -> str:
 
 
 def slug(where: dict[str, str]) -> str:
-    """The folder of a device's results: "nvidia-h200", "cpu"."""
-    name = where["gpu"] if where["device"] == "cuda" else "cpu"
+    """The folder of a device's results: "nvidia-h200", "cpu", "cpu-8-6" (see `where`)."""
+    name = where["gpu"] if where["device"] == "cuda" else f"cpu {where.get('model', '')}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -22,6 +22,7 @@ from common.bench.ceilings import Ceilings
 from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import map_tensors, message_of, signature_of, tensors_of
+from common.check.lacks import lacking
 from common.check.rungs import check_outputs
 
 PYTORCH = "pytorch"
@@ -58,6 +59,10 @@ class Contender:
     samples: list[float] = field(default_factory=list)
 
 
+class Untimed(str):
+    """What the card lacks for the timing case: no failure of the rung."""
+
+
 def time_problem(
     problem: Problem,
     calls: dict[str, Callable[..., Any]],
@@ -73,7 +78,7 @@ def time_problem(
     against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
     another rung's kernel did the work ("" if none did): then the time is not the rung's. Returns
     for each rung its Timing, or a text that says why its time is not to be trusted: it was wrong
-    afterwards, or too fast to be true.
+    afterwards, or too fast to be true; Untimed where the card lacks what it needs.
     Raises MeasuringFault where PyTorch's own call fails.
     """
     case = problem.timing_case(backend.name)
@@ -85,9 +90,15 @@ def time_problem(
     writes = sorted({place for signature in signatures for place in signature.writes})
     step = _training_step if problem.gradients else _as_it_is
     contenders, fell_back = [], {}
+    results: dict[str, Timing | str] = {}
     fallback()
     for name, rung in rungs.items():
-        contenders.append(_prepare(backend, rung, step(calls[name], inputs), inputs, writes))
+        try:
+            contenders.append(_prepare(backend, rung, step(calls[name], inputs), inputs, writes))
+        except RuntimeError as error:
+            if not (lacks := lacking(message_of(error))):
+                raise
+            results[name] = Untimed(lacks)
         fell_back[name] = fallback()
     assert problem.pytorch is not None  # see load_lesson
     plain = Rung(
@@ -116,7 +127,6 @@ def time_problem(
 
     medians = {c.name: statistics.median(c.samples) for c in contenders}
     cost = problem.cost(case)
-    results: dict[str, Timing | str] = {}
     for contender in contenders:
         if contender.name not in rungs:
             continue

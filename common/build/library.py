@@ -71,7 +71,9 @@ def plan(day: Day, platform: Platform) -> Build:
         parts += nvcc.cuda_flags([platform.arch]) + nvcc.BINDING
     else:
         sources = tuple(
-            libraries.rewritten(f"{day.name}-{source.stem}", source, sources_of(source), [ROOT])
+            libraries.rewritten(
+                f"{day.name}-{source.stem}", source, sources_of(source), [ROOT], platform.model
+            )
             for source in day.library_sources
         )
         files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]

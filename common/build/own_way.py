@@ -75,6 +75,7 @@ class Builder:
     def __init__(self, todo: Build):
         self._todo = todo
         self.device = todo.platform.device
+        self._model = todo.platform.model
         self.seconds: float | None = None
 
     def operators(self) -> Any:
@@ -117,7 +118,9 @@ class Builder:
             on_gpu = self.device == "cuda"
             try:
                 text = (
-                    source if on_gpu else rewrite(source, f"{self._todo.day.name}, inline source")
+                    source
+                    if on_gpu
+                    else rewrite(source, f"{self._todo.day.name}, inline source", self._model)
                 )
             except RewriteError as error:
                 raise BuildError(str(error)) from None
@@ -133,7 +136,10 @@ class Builder:
                 ),
             )
 
-        return self._module(name, compile_into, [], [declarations, source, *functions])
+        parts = [declarations, source, *functions]
+        if "__CUDA_ARCH__" in source:
+            parts.append(self._model)
+        return self._module(name, compile_into, [], parts)
 
     def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
         """The operators torch.ops.<namespace> of a library that the day builds itself.
@@ -174,7 +180,7 @@ class Builder:
         if self.device == "cuda":
             return file
         name = f"{self._todo.day.name}-{file.stem}"
-        return libraries.rewritten(name, file, sources_of(file), [ROOT])
+        return libraries.rewritten(name, file, sources_of(file), [ROOT], self._model)
 
     def _flags(self, macros: list[str]) -> dict[str, list[str]]:
         platform = self._todo.platform

@@ -14,6 +14,7 @@ from common.base.declaration import Case, Problem
 from common.check.compare import Mismatch, compare, same_values
 from common.check.expected import Signature, Wanted, map_tensors, message_of, tensors_of
 from common.check.guard import GuardedAllocations, GuardedMemory, bits
+from common.check.lacks import Lacking, lacking
 
 if TYPE_CHECKING:
     from common.check.device import Backend
@@ -187,7 +188,12 @@ def judge(
 
 
 def raised(error: Exception, where: str = "") -> Failure:
-    """A call that raised, as a failure; where: in front of it, with a comma and a blank."""
+    """A call that raised, as a failure; where: in front of it, with a comma and a blank.
+
+    Raises Lacking where the call said that the card lacks something.
+    """
+    if lacks := lacking(message_of(error)):
+        raise Lacking(lacks) from error
     lines = message_of(error).splitlines()
     kind = "" if type(error) in (RuntimeError, Exception) else f"{type(error).__name__}: "
     return Failure(f"{where}it raised {kind}{lines[0]}", lines[1:])

@@ -131,6 +131,7 @@ def make(platform: Platform, debug: bool = False) -> Backend:
     if platform.device == "cuda":
         return Backend("cuda")
     runtime = Runtime(libraries.build_runtime(platform))
+    runtime.set_model(platform.model)
     if threads := threads_allowed():
         runtime.set_threads(threads)
         torch.set_num_threads(threads)

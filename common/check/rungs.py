@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
+from common.base.outcome import Skip
 from common.check.call import (
     Call,
     Failure,
@@ -41,6 +42,7 @@ from common.check.expected import (
     signature_of,
 )
 from common.check.guard import bits
+from common.check.lacks import Lacking
 
 if TYPE_CHECKING:
     from common.check.device import Backend, Schedule
@@ -411,9 +413,13 @@ def check_rung(
     - a second call on other inputs, then the first input again with other poison: equal bits;
     - on the CPU every thread order, on CUDA a busy side stream and a CUDA graph replayed with
       changed input; gradients where the problem has them.
+
+    A case that the rung refuses because the card lacks something (common/check/lacks.py) is left
+    out, with a remark. Raises Skip, with what the card lacks, where every case is.
     """
     result = CheckResult()
     cases = [case for case in problem.cases if not rung.dtypes or case.dtype in rung.dtypes]
+    lacks: dict[str, Case] = {}
     if not cases:
         result.failure = Failure(
             f"no case to check: the problem's cases are of {_dtypes(problem.cases)}, "
@@ -432,11 +438,19 @@ def check_rung(
         result.checked += 1
         try:
             failure = _CaseCheck(problem, rung, call, case, backend, schedules, result).run()
+        except Lacking as lacking:
+            result.checked -= 1
+            lacks.setdefault(str(lacking), case)
+            continue
         except ProblemError as error:
             failure = Failure(str(error))
         if failure is not None:
             result.failure = failure.about(case)
             return result
+    if lacks and result.checked == 0:
+        raise Skip("; ".join(lacks))
+    for text, case in lacks.items():
+        result.remark(f"not checked on every case: {case}: {text}")
     return result
 
 

@@ -6,21 +6,23 @@ import argparse
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from common.base import toolchain
 from common.base.compiling import BuildError
-from common.cpu import program
+from common.cpu import models, program
 
 _EPILOG = """examples:
   python -m common.cpu vector_add.cu                    build, kept in the cache, and run
   python -m common.cpu reduce.cu -- 1000000             with an argument of the program
   python -m common.cpu reduce.cu --order reverse        threads and blocks from last to first
+  python -m common.cpu reduce.cu --model 8.6            on a card like an RTX 3090
   python -m common.cpu reduce.cu -o reduce              build only; run it as ./reduce
 
 The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
 A built program reads its settings from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS and
-CUDACPU_TIME_LIMIT."""
+CUDACPU_TIME_LIMIT. It plays the card that it was built for, or that of CUDACPU_MODEL."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the random order")
     parser.add_argument("--threads", type=int, help="OS threads that run blocks (default: all)")
     parser.add_argument("--time-limit", type=float, help="seconds of one launch (default: 30)")
+    parser.add_argument(
+        "--model",
+        default="",
+        help=f"the card to play: {models.listing()}; default {models.default()}",
+    )
     parser.add_argument("-I", action="append", default=[], metavar="DIR", help="look for headers")
     parser.add_argument("-D", action="append", default=[], metavar="NAME", help="define a macro")
     parser.add_argument("-l", action="append", default=[], metavar="LIB", help="link a library")
@@ -55,7 +62,12 @@ def main(words: list[str]) -> int:
         parser.error(f"source: {args.source} is not a file")
     flags = [f"-{kind}{value}" for kind in "IDl" for value in getattr(args, kind)]
     try:
-        built = program.executable(args.source, toolchain.detect("cpu"), flags)
+        model = models.chosen(args.model or os.environ.get("CUDACPU_MODEL", ""))
+    except models.ModelError as error:
+        parser.error(f"--model: {error}")
+    try:
+        platform = replace(toolchain.detect("cpu"), model=model)
+        built = program.executable(args.source, platform, flags)
     except (BuildError, toolchain.ToolchainError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -65,6 +77,7 @@ def main(words: list[str]) -> int:
     for name in ("order", "seed", "threads", "time_limit"):
         if getattr(args, name) is not None:
             os.environ[f"CUDACPU_{name.upper()}"] = str(getattr(args, name))
+    os.environ["CUDACPU_MODEL"] = model
     sys.stdout.flush()
     os.execv(built, [str(args.source.with_suffix("")), *arguments])
 

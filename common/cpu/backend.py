@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from common.base.toolchain import Variant
+from common.cpu import models
 
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
@@ -224,6 +225,7 @@ class Runtime:
         self._library = ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
         numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]
         self._library.cudacpu_set_schedule.argtypes = numbers
+        self._library.cudacpu_set_model.argtypes = [ctypes.c_char_p]
         self._library.cudacpu_set_threads.argtypes = [ctypes.c_uint]
         sizes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
         self._library.cudacpu_name_memory.argtypes = [*sizes, ctypes.c_char_p]
@@ -233,6 +235,10 @@ class Runtime:
         if self.traces:
             self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
             self._library.cudacpu_take_trace.restype = ctypes.c_char_p
+
+    def set_model(self, model: str) -> None:
+        """The card that is played from now on: "8.6", or "" for the default. Raises ModelError."""
+        self._library.cudacpu_set_model(models.play(model).encode())
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
         """Sets the name in messages of `size` bytes at `address`; element: bytes per element."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import STABLE_ABI, BuildError, run_compiler, torch_includes
 from common.base.toolchain import Platform
-from common.cpu import backend
+from common.cpu import backend, models
 from common.cpu.rewrite import RewriteError, rewrite_tree
 
 _KEPT_PRELUDES = 2  # of 137 MB each
+_KEPT_REWRITTEN = 2 * len(models.cards())  # for two states of a file
 
 
 def flags(platform: Platform) -> list[str]:
@@ -82,20 +83,28 @@ def build_shared(platform: Platform) -> tuple[Path, list[str]]:
         return build_runtime(platform), prelude.result()
 
 
-def rewritten(name: str, source: Path, files: list[Path], roots: list[Path]) -> Path:
+def rewritten(
+    name: str, source: Path, files: list[Path], roots: list[Path], model: str = ""
+) -> Path:
     """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
     name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
-    headers are looked for. Raises BuildError with the line of a feature that is missing.
+    headers are looked for. model: the card that is played. The text, and what is built of it, is
+    the same for all models unless one of the files asks for __CUDA_ARCH__. Raises BuildError with
+    the line of a feature that is missing.
     """
-    parts = [str(file) for file in (*files, *roots)]
+    model = models.chosen(model)
+    parts = [model, *(str(file) for file in (*files, *roots))]
     entry = Entry(
-        f"{name}-rewritten", digest(parts, [*files, *backend.REWRITER]), f"{source.stem}.cpp"
+        f"{name}-rewritten",
+        digest(parts, [*files, *backend.REWRITER, models.TABLE]),
+        f"{source.stem}.cpp",
+        _KEPT_REWRITTEN,
     )
 
     def make(directory: Path) -> None:
         try:
-            rewrite_tree(source, directory, roots)
+            rewrite_tree(source, directory, roots, model)
         except RewriteError as error:
             raise BuildError(str(error)) from None
 

@@ -3,6 +3,7 @@
 //
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
+//   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@ extern "C" {
 void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed);
 void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
+int cudacpu_set_model(const char* name);
 }
 
 namespace {
@@ -61,6 +63,10 @@ struct Start {
     if (double threads = number("CUDACPU_THREADS", 1, 0))
       cudacpu_set_threads(static_cast<unsigned>(threads));
     cudacpu_set_time_limit(number("CUDACPU_TIME_LIMIT", 1e-3, 30));
+    const char* model = getenv("CUDACPU_MODEL");
+    if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
+    if (!cudacpu_set_model(model))
+      refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
     std::set_terminate(end_with_message);
   }
 } start;

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import run_compiler, sources_of
 from common.base.toolchain import Platform
-from common.cpu import backend, libraries
+from common.cpu import backend, libraries, models
 
 _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the environment
 
@@ -27,9 +27,12 @@ def executable(source: Path, platform: Platform, flags: Sequence[str] = ()) -> P
     source = source.resolve()
     roots = [source.parent, *(Path(f[2:]).resolve() for f in flags if f.startswith("-I"))]
     runtime = libraries.build_runtime(platform)
-    cpp = libraries.rewritten(f"program-{source.stem}", source, sources_of(source, roots), roots)
+    cpp = libraries.rewritten(
+        f"program-{source.stem}", source, sources_of(source, roots), roots, platform.model
+    )
     command = [platform.compiler, *libraries.flags(platform)]
     command += [f"-I{source.parent}", "-pthread", *flags]
+    command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
     parts = [platform.compiler_version, str(runtime), str(source), *command]
     files = [_SUPPORT, *libraries.texts(cpp), *backend.HEADERS]

@@ -3,9 +3,10 @@
 Four things in CUDA C++ are not C++. Each is replaced where it stands, so that every line keeps its
 number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
 variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py).
-In addition, a pair in braces gets its type (braced_pairs.py), and a loop that waits for another
-thread lets that thread run (waiting_loops.py). A feature that the backend does not have is refused
-with file and line (features.py).
+In addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
+lets that thread run (waiting_loops.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are
+decided (conditions.py). A feature that the backend does not have is refused with file and line
+(features.py).
 """
 
 import itertools
@@ -16,14 +17,16 @@ from pathlib import Path
 
 from common.cpu import (
     braced_pairs,
+    conditions,
     includes,
     kernels,
     launches,
+    models,
     names,
     shared_variables,
     waiting_loops,
 )
-from common.cpu.lexer import Token, tokenize
+from common.cpu.lexer import Token
 from common.cpu.stream import Edits, macro_streams, main_stream
 from common.cpu.syntax import TokenError
 
@@ -37,38 +40,42 @@ class RewriteError(Exception):
         self.line = line
 
 
-def rewrite(text: str, filename: str) -> str:
+def rewrite(text: str, filename: str, model: str = "") -> str:
     """The text of a `.cu` file or header as C++ for the host compiler.
 
-    Line numbers stay, and compiler messages name `filename`. Raises RewriteError for a feature that
+    model: the card that decides `__CUDA_ARCH__`, by default the backend's own default. Line numbers
+    stay, and compiler messages name `filename`. Raises RewriteError for a feature that
     the backend does not have.
     """
-    return _rewrite_file(text, filename, copies={}, project=_Project())
+    return _rewrite_file(text, filename, copies={}, project=_Project(models.architecture(model)))
 
 
-def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path]) -> Path:
+def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path], model: str = "") -> Path:
     """Rewrites a source and every project header that it reaches, and returns the `.cpp`.
 
     An `#include "…"` is looked for beside the including file, then in each of `roots`; what is
     found is a project header, and the rewritten include names its rewritten copy in `out_dir`.
     Raises RewriteError for a feature that the backend does not have.
     """
-    tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots])
+    arch = models.architecture(model)
+    tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots], _Project(arch))
     return tree.add(source.resolve(), is_source=True)
 
 
 @dataclass(slots=True)
 class _Project:
-    """Functions of the files rewritten so far, for those that include them."""
+    """What the files rewritten so far have, for those that include them; and __CUDA_ARCH__."""
 
+    arch: int
     declared: set[str] = field(default_factory=set)  # with CUDA-like names
     volatile_readers: set[str] = field(default_factory=set)  # see waiting_loops
+    device_macros: set[str] = field(default_factory=set)  # see conditions
 
 
 def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: _Project) -> str:
     """The rewritten text of one file; copies: the rewritten copy of each header that it names."""
-    tokens = tokenize(text)
-    edits = Edits()
+    tokens, edits = conditions.resolve(text, project.arch, project.device_macros)
+    project.device_macros |= conditions.device_macros(tokens)
     try:
         _edit(tokens, edits, copies, project)
     except TokenError as error:
@@ -98,11 +105,11 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
 class _Tree:
     """A source and the headers that it reaches, each rewritten once."""
 
-    def __init__(self, out_dir: Path, roots: Sequence[Path]) -> None:
+    def __init__(self, out_dir: Path, roots: Sequence[Path], project: _Project) -> None:
         self.out_dir = out_dir
         self.roots = roots
         self.outputs: dict[Path, Path] = {}
-        self.project = _Project()
+        self.project = project
 
     def add(self, path: Path, *, is_source: bool = False) -> Path:
         """Rewrites a file after the headers that it includes, and returns where it was written."""
@@ -112,7 +119,7 @@ class _Tree:
         self.outputs[path] = output
         text = path.read_text(encoding="utf-8")
         copies = {}
-        for name in includes.quoted(tokenize(text)):
+        for name in includes.quoted(conditions.read(text, self.project.arch)):
             found = self._find(name, path.parent)
             if found is not None:
                 # Relative, so that the text is the same wherever it is written.

@@ -112,19 +112,22 @@ def _scopes(tokens: list[Token], conditionals: dict[int, list[str]]) -> list[Sco
         outer = open_scopes[-1] if open_scopes else None
         result.append(outer)
         if token.is_op("{"):
-            open_scopes.append(_classify(tokens[statement_start(tokens, p) : p], outer, p))
+            head = tokens[statement_start(tokens, p) : p]
+            around = (outer.in_function, outer.on_device) if outer else (False, False)
+            open_scopes.append(Scope(p, *classify(head, *around)))
         elif token.is_op("}") and open_scopes:
             open_scopes.pop()
     return result
 
 
-def _classify(head: list[Token], outer: Scope | None, position: int) -> Scope:
-    """The scope that the brace at `position` opens, by what stands before it."""
+def classify(head: Sequence[Token], in_function: bool, on_device: bool) -> tuple[bool, bool]:
+    """Whether a brace opens code of a function, and code for the device only, by the statement
+    that stands before it and by what is true around it."""
     words = {token.text for token in head if token.kind == "word"}
     device = bool({"__global__", "__device__"} & words) and "__host__" not in words
-    if outer is not None and outer.in_function:
-        return Scope(position, True, outer.on_device or device)
+    if in_function:
+        return True, on_device or device
     has_parameters = any(token.is_op("(") for token in head)
     if "namespace" in words or not has_parameters:
-        return Scope(position)
-    return Scope(position, True, device)
+        return False, False
+    return True, device

@@ -3,7 +3,7 @@
 
 #include "common/cuda/tensor.cuh"
 
-// Those of the GPU that `on` lives on; on the CPU backend, the OS threads that run blocks.
+// Those of the GPU that `on` lives on; on the CPU backend, of the card that it plays.
 inline int multiprocessor_count(const Tensor& on) {
   int count = 0;
   check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_index(on)),

@@ -36,6 +36,7 @@ inline unsigned grid_size_y(int64_t blocks, const char* argument) {
 
 // A runtime call that failed, as an exception with CUDA's own words.
 inline void check_cuda(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) (void)cudaGetLastError();  // or the next check_launch would throw it
   STD_TORCH_CHECK(code == cudaSuccess, what, ": ", cudaGetErrorString(code));
 }
 

@@ -20,11 +20,12 @@ from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.base.paths import ROOT
 from common.base.toolchain import Platform
 from common.bench import ceilings
-from common.bench.timing import target_met, time_problem
+from common.bench.timing import Untimed, target_met, time_problem
 from common.build import library, own_way
 from common.check import bad_input, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import message_of
+from common.check.lacks import lacking
 from common.process.child import flush
 from common.process.events import (
     AskTiming,
@@ -157,6 +158,9 @@ def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
         lesson.show(operators, run.backend.device)
         run.backend.synchronize()
     except Exception as error:
+        if lacks := lacking(message_of(error)):
+            print(f"nothing to show: {lacks}")
+            return
         reason, details = explain(error)
         run.channel.emit(Ended(FAIL, f"show: {reason}", details))
 
@@ -319,7 +323,9 @@ def _take_timing(
     run: _Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
 ) -> None:
     timing = timings[rung.name]
-    if isinstance(timing, Timing):
+    if isinstance(timing, Untimed):
+        outcome.remarks.append(f"not timed: {timing}")
+    elif isinstance(timing, Timing):
         outcome.timing = timing
         if rung.target and run.platform.device == "cuda":
             outcome.target_met = target_met(rung, timings, run.ceilings)

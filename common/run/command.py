@@ -17,6 +17,7 @@ from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import where
+from common.cpu import models
 from common.process.events import Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
@@ -30,6 +31,8 @@ EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of its own running
 SANITIZER_SLOWDOWN = 10  # a tool may slow kernels so many times before the limit is too short
 
+MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
+
 # "profiled" is what a profiler runs: the rungs and nothing else, in one process.
 MODES = ("run", "sanitize", "profile", "profiled", "compile")
 
@@ -38,9 +41,9 @@ MODES = ("run", "sanitize", "profile", "profiled", "compile")
 class Options:
     """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
-    mode "compile". days: where the days are. in_process: run in this process (for tools that
-    watch one process). watched: such a tool looks at every access, see
-    `common.process.worker.Work`."""
+    mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
+    days are. in_process: run in this process (for tools that watch one process). watched: such
+    a tool looks at every access, see `common.process.worker.Work`."""
 
     wanted: tuple[str, ...]
     shard: str = ""
@@ -54,6 +57,7 @@ class Options:
     json: Path | None = None
     write: bool = False
     colour: bool = True
+    model: str = ""
     days: Path = DAYS
     in_process: bool = False
     watched: bool = False
@@ -127,6 +131,11 @@ def run(options: Options) -> int:
     except ToolchainError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    try:
+        options = replace(options, model=models.chosen(options.model) if options.model else "")
+    except models.ModelError as error:
+        print(f"run_day.py: --model: {error}", file=sys.stderr)
+        return EXIT_USAGE
     if options.in_process:
         leave_preload()
     with _signals_raise():
@@ -149,6 +158,11 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_FAILED
+    if options.model and platform.device != "cpu":
+        report.close()
+        print(f"run_day.py: {MODEL_ON_GPU}", file=sys.stderr)
+        return EXIT_USAGE
+    platform = replace(platform, model=options.model)
     if options.mode == "profile" and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:
@@ -227,6 +241,8 @@ def _work(options: Options, platform: Platform) -> Any:
 
     limit = options.time_limit or TIME_LIMIT[platform.device]
     arguments = () if options.days == DAYS else ("--days", str(options.days))
+    if options.model:
+        arguments = (*arguments, "--model", options.model)
     return Work(options.quick, options.bench, limit, options.watched, arguments)
 
 

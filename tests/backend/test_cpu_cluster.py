@@ -89,9 +89,12 @@ def test_a_launch_that_cannot_be_is_refused(
 
 
 def test_occupancy(operators: object, cpu_runtime: backend.Runtime) -> None:
-    cpu_runtime.set_threads(2)
-    assert OPS.occupancy(torch.empty(0), 0) == "8 256"  # 2 groups of 16, 32 blocks each, 4 together
-    assert OPS.occupancy(torch.empty(0), 40_000) == "8 40"  # 5 blocks a multiprocessor
+    # 8 groups of 16 multiprocessors, 32 blocks each, 4 blocks per cluster
+    assert OPS.occupancy(torch.empty(0), 0) == "8 1024"
+    assert OPS.occupancy(torch.empty(0), 40_000) == "8 160"  # 5 blocks per multiprocessor
+    cpu_runtime.set_model("8.6")
+    with pytest.raises(RuntimeError, match="potential: operation not supported"):
+        OPS.occupancy(torch.empty(0), 0)
 
 
 # ---------------------------------------------------------------- each other's shared memory

@@ -175,8 +175,8 @@ def test_a_grid_that_synchronises(call: Call, how: int) -> None:
 def test_blocks_that_may_wait_for_each_other_are_limited(
     call: Call, cpu_runtime: backend.Runtime
 ) -> None:
-    for threads in (1, 3):
-        cpu_runtime.set_threads(threads)
+    for model in ("7.5", "8.6", "9.0"):
+        cpu_runtime.set_model(model)
         call("limits", LIKE)
 
 

@@ -71,6 +71,17 @@ def test_pytorch_that_cannot_be_timed_is_named() -> None:
         bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
 
 
+def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this card lacks shared memory for a tile: it needs 9 bytes")
+
+    calls = {"first": refuses, "second": lambda x: x * 2}
+    results = bench.time_problem(problem(), calls, Backend("cpu"), None, quick=True)
+    assert isinstance(results["first"], bench.Untimed)
+    assert results["first"] == "this card lacks shared memory for a tile: it needs 9 bytes"
+    assert isinstance(results["second"], Timing)
+
+
 def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     calls_made = 0
 

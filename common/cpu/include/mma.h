@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "cudacpu/capability.h"
 #include "cudacpu/ptx.h"
 
 namespace nvcuda::wmma {
@@ -322,6 +323,8 @@ void mma_sync(fragment<accumulator, M, N, K, D>& d,
                                  std::conditional_t<std::is_same_v<T, double>, double, float>>;
   static_assert(mixes_half || (std::is_same_v<C, Sum> && std::is_same_v<D, Sum>),
                 "wmma has no accumulators of this type for these matrices");
+  constexpr bool is_turing = is_integer || std::is_same_v<T, __half>;
+  if (!is_turing) cudacpu::needs_capability(80, "wmma of bf16, tf32 or double", {file, line});
   using Product = details::Product<M, N, K, typename details::Storage<T>::type, D, C>;
   Product product{{}, a.x, b.x, c.x, d.x, saturate};
   cudacpu::collect_warp(details::kProduct<Product>, product, {file, line});

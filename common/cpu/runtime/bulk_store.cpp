@@ -5,6 +5,8 @@
 // which is used too early, shows.
 #include "runtime.h"
 
+#include <cudacpu/capability.h>
+
 #include <cudacpu/ptx.h>
 
 namespace cudacpu {
@@ -56,6 +58,7 @@ void queue_bulk_store(BulkStore store) {
 
 void queue_flat_store(void* to, const void* from, int bytes, Site site) {
   const char* what = "cp.async.bulk.global";
+  needs_capability(90, what, site);
   if (!__isShared(from))
     trap(site, "%s: the source %p is not in the block's shared memory", what, from);
   check_bulk_copy(to, from, bytes, what, site);

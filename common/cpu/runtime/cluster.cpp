@@ -5,6 +5,8 @@
 // block that has not begun, or has returned, is closed: an access faults, and the report says why.
 #include "runtime.h"
 
+#include <cudacpu/capability.h>
+
 namespace cudacpu {
 
 namespace {
@@ -31,6 +33,7 @@ bool launched_clusters() {
 }
 
 void arrive_at_cluster_barrier(const char* what, Site site) {
+  needs_capability(90, what, site);
   arrive(cluster_of_current().barrier, current->cluster_arrival, what, site);
 }
 
@@ -83,6 +86,7 @@ std::string explain_closed_arena(const ResidentBlock& block) {
 }
 
 void* map_to_rank(const void* pointer, unsigned rank, const char* what, Site site) {
+  needs_capability(90, what, site);
   const ResidentBlock* block = block_around(pointer);
   if (!block)
     trap(site, "%s: %p is not in the shared memory of a block of this cluster", what, pointer);
@@ -95,6 +99,7 @@ void* map_to_rank(const void* pointer, unsigned rank, const char* what, Site sit
 }
 
 unsigned rank_of_address(const void* pointer, const char* what, Site site) {
+  needs_capability(90, what, site);
   const ResidentBlock* block = block_around(pointer);
   if (!block)
     trap(site, "%s: %p is not in the shared memory of a block of this cluster", what, pointer);

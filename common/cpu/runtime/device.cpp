@@ -1,4 +1,4 @@
-// The device: one, a model of an H200 whose multiprocessors are the OS threads of this process.
+// The device: one, which plays the card of a model (models.h).
 #include "graph.h"
 
 #include <cuda_profiler_api.h>
@@ -9,24 +9,25 @@ namespace cudacpu {
 
 namespace {
 
-// Beyond the name, everything is either the H200's limit, which kernels are held to, or a fact
-// about this machine. What the emulation has no notion of (clock rates, bus widths) stays 0.
-cudaDeviceProp model() {
+// Everything is either the card's limit, which kernels are held to, or a fact about this machine,
+// as its memory is. What the emulation has no notion of (clock rates, bus widths) stays 0.
+cudaDeviceProp properties_of_model() {
+  const Model& card = model();
   cudaDeviceProp p = {};
-  snprintf(p.name, sizeof p.name, "CUDA-on-CPU (emulated, limits of an H200)");
-  p.major = 9;
-  p.minor = 0;
-  p.multiProcessorCount = static_cast<int>(settings().threads.load());
+  snprintf(p.name, sizeof p.name, "%s", device_name().c_str());
+  p.major = card.capability / 10;
+  p.minor = card.capability % 10;
+  p.multiProcessorCount = card.multiprocessors;
   p.totalGlobalMem = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   p.sharedMemPerBlock = kSharedDefault;
-  p.sharedMemPerBlockOptin = kSharedOptIn;
-  p.sharedMemPerMultiprocessor = kSharedPerMultiprocessor;
-  p.reservedSharedMemPerBlock = 1024;
+  p.sharedMemPerBlockOptin = card.shared_opt_in;
+  p.sharedMemPerMultiprocessor = card.shared;
+  p.reservedSharedMemPerBlock = card.shared_reserved;
   p.regsPerBlock = p.regsPerMultiprocessor = 65536;
   p.warpSize = static_cast<int>(kWarpSize);
   p.maxThreadsPerBlock = static_cast<int>(kMaxThreadsPerBlock);
-  p.maxThreadsPerMultiProcessor = 2048;
-  p.maxBlocksPerMultiProcessor = 32;
+  p.maxThreadsPerMultiProcessor = card.threads;
+  p.maxBlocksPerMultiProcessor = card.blocks;
   p.maxThreadsDim[0] = p.maxThreadsDim[1] = 1024;
   p.maxThreadsDim[2] = 64;
   p.maxGridSize[0] = 0x7fffffff;
@@ -34,12 +35,13 @@ cudaDeviceProp model() {
   p.totalConstMem = 65536;
   p.memPitch = 0x7fffffff;
   p.textureAlignment = 512;
-  p.l2CacheSize = static_cast<int>(std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
+  p.l2CacheSize = static_cast<int>(card.l2);
   p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
   p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
-  p.cooperativeLaunch = p.clusterLaunch = 1;
+  p.cooperativeLaunch = 1;
+  p.clusterLaunch = card.max_cluster > 1;
   p.integrated = 1;  // host and device share their memory
   p.pciDeviceID = p.pciBusID = p.pciDomainID = 0;
   return p;
@@ -108,14 +110,14 @@ cudaError_t cudaGetDeviceFlags(unsigned* flags) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (!properties) return set_error(cudaErrorInvalidValue);
   if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
-  *properties = model();
+  *properties = properties_of_model();
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (!value) return set_error(cudaErrorInvalidValue);
   if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
-  const cudaDeviceProp p = model();
+  const cudaDeviceProp p = properties_of_model();
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
       *value = p.maxThreadsPerBlock;
@@ -298,7 +300,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   if (free) *free = available_memory();
-  if (total) *total = model().totalGlobalMem;
+  if (total) *total = properties_of_model().totalGlobalMem;
   return cudaSuccess;
 }
 

@@ -18,9 +18,6 @@ KnownKernel::KnownKernel(const KernelType& type) : KernelType(type) {
 
 namespace {
 
-constexpr size_t kReservedShared = 1024;  // of each block, by the system
-constexpr int kMaxThreadsPerMultiprocessor = 2048;
-constexpr int kMaxBlocksPerMultiprocessor = 32;
 constexpr uint64_t kMultiprocessorsOfGroup = 16;
 constexpr int kRegisters = 32;  // of a thread: unknown here; with 32, they do not limit anything
 
@@ -29,14 +26,14 @@ int resident_blocks(const void* function, int threads, size_t dynamic) {
   const Kernel& kernel = kernel_at(function);
   if (threads <= 0 || threads > static_cast<int>(kernel.max_threads.load())) return 0;
   if (dynamic > kernel.max_dynamic()) return 0;
-  size_t shared = dynamic + kernel.static_shared.load() + kReservedShared;
+  const Model& card = model();
+  size_t shared = dynamic + kernel.static_shared.load() + card.shared_reserved;
   int rounded = (threads + 31) / 32 * 32;
-  int by_shared = static_cast<int>(kSharedPerMultiprocessor / shared);
-  return std::min({kMaxThreadsPerMultiprocessor / rounded, kMaxBlocksPerMultiprocessor, by_shared});
+  int by_shared = shared ? static_cast<int>(card.shared / shared) : card.blocks;
+  return std::min({card.threads / rounded, card.blocks, by_shared});
 }
 
-// Blocks that can be resident in a group of multiprocessors, within which a cluster has to be. Each
-// OS thread stands for one.
+// Blocks that can be resident in a group of multiprocessors, within which a cluster has to be.
 uint64_t blocks_side_by_side(const void* function, const cudaLaunchConfig_t& config) {
   const dim3& block = config.blockDim;
   uint64_t threads = uint64_t{block.x} * block.y * block.z;
@@ -56,7 +53,7 @@ cudaError_t check_cooperative(const void* kernel, const Configuration& config) {
   uint64_t resident = static_cast<uint64_t>(
       resident_blocks(kernel, static_cast<int>(threads), config.shared_bytes));
   uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
-  if (blocks <= resident * settings().threads.load()) return cudaSuccess;
+  if (blocks <= resident * static_cast<uint64_t>(model().multiprocessors)) return cudaSuccess;
   return set_error(cudaErrorCooperativeLaunchTooLarge);
 }
 
@@ -71,8 +68,10 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   switch (attribute) {
     case cudaFuncAttributeMaxDynamicSharedMemorySize: {
       Kernel& kernel = kernel_at(function);
-      if (value < 0 || static_cast<size_t>(value) + kernel.static_shared.load() > kSharedOptIn)
-        return set_error(cudaErrorInvalidValue);
+      if (value < 0) return set_error(cudaErrorInvalidValue);
+      const size_t bytes = static_cast<size_t>(value) + kernel.static_shared.load();
+      if (bytes > model().shared_opt_in)
+        return set_error(cudaErrorInvalidValue, too_much_shared(bytes, model().shared_opt_in));
       kernel.dynamic_limit.store(static_cast<size_t>(value));
       return cudaSuccess;
     }
@@ -95,7 +94,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   attributes->sharedSizeBytes = kernel.static_shared.load();
   attributes->maxThreadsPerBlock = static_cast<int>(kernel.max_threads.load());
   attributes->numRegs = kRegisters;
-  attributes->binaryVersion = attributes->ptxVersion = 90;
+  attributes->binaryVersion = attributes->ptxVersion = model().capability;
   attributes->maxDynamicSharedSizeBytes = static_cast<int>(kernel.max_dynamic());
   attributes->preferredShmemCarveout = -1;
   return cudaSuccess;
@@ -122,8 +121,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
 cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* function,
                                                  const cudaLaunchConfig_t* config) {
   if (!size || !config) return set_error(cudaErrorInvalidValue);
+  if (model().max_cluster == 1) return set_error(cudaErrorNotSupported);
   unsigned limit =
-      kernel_at(function).any_cluster_size.load() ? kMaxClusterSize : kPortableClusterSize;
+      kernel_at(function).any_cluster_size.load() ? model().max_cluster : kPortableClusterSize;
   *size = static_cast<int>(std::min<uint64_t>(limit, blocks_side_by_side(function, *config)));
   return cudaSuccess;
 }
@@ -131,22 +131,23 @@ cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* function
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
                                            const cudaLaunchConfig_t* config) {
   if (!clusters || !config) return set_error(cudaErrorInvalidValue);
+  if (model().max_cluster == 1) return set_error(cudaErrorNotSupported);
   Configuration wanted{config->gridDim, config->blockDim, config->dynamicSmemBytes};
   read_attributes(*config, wanted);
   uint64_t size = uint64_t{wanted.cluster.x} * wanted.cluster.y * wanted.cluster.z;
   bool any = kernel_at(function).any_cluster_size.load();
-  if (size == 0 || size > (any ? kMaxClusterSize : kPortableClusterSize))
+  if (size == 0 || size > (any ? model().max_cluster : kPortableClusterSize))
     return set_error(cudaErrorInvalidClusterSize);
-  *clusters =
-      static_cast<int>(blocks_side_by_side(function, *config) / size * settings().threads.load());
+  const uint64_t groups = static_cast<uint64_t>(model().multiprocessors) / kMultiprocessorsOfGroup;
+  *clusters = static_cast<int>(blocks_side_by_side(function, *config) / size * groups);
   return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* dynamic, const void* function,
                                                       int blocks, int) {
   if (!dynamic || blocks <= 0) return set_error(cudaErrorInvalidValue);
-  size_t each = kSharedPerMultiprocessor / static_cast<size_t>(blocks);
-  size_t used = kernel_at(function).static_shared.load() + kReservedShared;
+  size_t each = model().shared / static_cast<size_t>(blocks);
+  size_t used = kernel_at(function).static_shared.load() + model().shared_reserved;
   *dynamic = std::min(each > used ? each - used : 0, kernel_at(function).max_dynamic());
   return cudaSuccess;
 }

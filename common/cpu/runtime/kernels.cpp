@@ -21,6 +21,7 @@
 #include "watchdog.cpp"
 #include "addresses.cpp"
 #include "settings.cpp"
+#include "model.cpp"
 #include "kernel.cpp"
 #ifdef CUDACPU_TRACE
 #include "tracer.cpp"

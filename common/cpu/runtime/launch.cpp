@@ -23,10 +23,9 @@ std::string wrong_with_cluster(const Configuration& config) {
   const dim3 &grid = config.grid, &cluster = config.cluster;
   if (!cluster.x || !cluster.y || !cluster.z)
     return "the cluster " + text_of(cluster) + " has no blocks";
-  if (cluster.x > kMaxClusterSize || cluster.y > kMaxClusterSize || cluster.z > kMaxClusterSize ||
-      blocks_of(cluster) > kMaxClusterSize)
-    return format("the cluster %s has more than %u blocks", text_of(cluster).c_str(),
-                  kMaxClusterSize);
+  const unsigned most = model().max_cluster;
+  if (cluster.x > most || cluster.y > most || cluster.z > most || blocks_of(cluster) > most)
+    return format("the cluster %s has more than %u blocks", text_of(cluster).c_str(), most);
   if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
     return "the grid " + text_of(grid) + " is not a multiple of the cluster " + text_of(cluster);
   return "";
@@ -40,7 +39,21 @@ cudaError_t check(const Configuration& config) {
   bool block_fits = threads > 0 && block.x <= 1024 && block.y <= 1024 && block.z <= 64 &&
                     threads <= kMaxThreadsPerBlock;
   if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
-  return config.shared_bytes > kSharedOptIn ? cudaErrorInvalidValue : cudaSuccess;
+  return cudaSuccess;
+}
+
+// What this card cannot launch at all. (cudaErrorNotSupported for clusters is what the runtime's
+// documentation suggests; it was not tried on such a card.)
+cudaError_t check_card(const Configuration& config) {
+  const Model& card = model();
+  if (config.shared_bytes > card.shared_opt_in)
+    return set_error(cudaErrorInvalidValue,
+                     too_much_shared(config.shared_bytes, card.shared_opt_in));
+  if (card.max_cluster == 1 && blocks_of(config.cluster) > 1)
+    return set_error(cudaErrorNotSupported,
+                     format("clusters need compute capability 9.0; %s has %s",
+                            device_name().c_str(), card.name));
+  return cudaSuccess;
 }
 
 // An order of the clusters that needs no table: position * stride + shift modulo their number, with
@@ -119,6 +132,7 @@ struct Outcome {
 Outcome run_once(const KernelWork& work, bool probe) {
   const auto& [site, config] = std::tie(work.site, work.config);
   if (cudaError_t problem = check(config); problem != cudaSuccess) return {set_error(problem)};
+  if (cudaError_t problem = check_card(config); problem != cudaSuccess) return {problem};
   if (std::string wrong = wrong_with_cluster(config); !wrong.empty())
     return {set_error(cudaErrorInvalidClusterSize,
                       format("%s, at %s:%d", wrong.c_str(), site.file, site.line))};
@@ -214,14 +228,18 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
     Kernel& kernel = kernel_at(type->address);
     launch.kernel.store(&kernel);
     if (max_threads) kernel.max_threads.store(max_threads);
-    if (launch.config.shared_bytes > kernel.max_dynamic()) problem = cudaErrorInvalidValue;
+    if (launch.config.shared_bytes > kernel.max_dynamic()) {
+      problem = cudaErrorInvalidValue;
+      const size_t all = launch.config.shared_bytes + kernel.static_shared.load();
+      if (all > model().shared_opt_in) reason = too_much_shared(all, model().shared_opt_in);
+    }
     if (size > kPortableClusterSize && !kernel.any_cluster_size.load()) {
       problem = cudaErrorInvalidClusterSize;
       reason = format(
           "%u blocks in a cluster are more than %u, which not every GPU can run: "
           "cudaFuncSetAttribute with cudaFuncAttributeNonPortableClusterSizeAllowed "
           "allows up to %u",
-          size, kPortableClusterSize, kMaxClusterSize);
+          size, kPortableClusterSize, model().max_cluster);
     }
   }
   if (problem != cudaSuccess)

@@ -1,6 +1,8 @@
 // mbarrier: a barrier in shared memory with phases, arrivals and bytes that are due.
 #include "runtime.h"
 
+#include <cudacpu/capability.h>
+
 #include <cudacpu/ptx.h>
 
 namespace cudacpu {
@@ -163,6 +165,7 @@ void mbarrier_invalidate(uint64_t* barrier, Site site) {
 
 void mbarrier_arrive(uint64_t* barrier, int bytes, Site site) {
   const char* what = "mbarrier.arrive";
+  if (bytes) needs_capability(90, "mbarrier.arrive.expect_tx", site);
   arrive(barrier, word_at(barrier, what, site), bytes, what, site);
 }
 
@@ -181,11 +184,13 @@ int mbarrier_arrive_many(uint64_t* barrier, int arrivals, bool drops, const char
 
 void mbarrier_expect_bytes(uint64_t* barrier, int bytes, Site site) {
   const char* what = "mbarrier.expect_tx";
+  needs_capability(90, what, site);
   add_bytes(word_at(barrier, what, site), bytes, what, site);
 }
 
 void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site) {
   const char* what = "mbarrier.arrive.shared::cluster";
+  needs_capability(90, what, site);
   auto* there = static_cast<uint64_t*>(map_to_rank(barrier, rank, what, site));
   running_block_around(there, what, site);
   arrive(there, valid_word(there, what, site), bytes, what, site);
@@ -218,6 +223,7 @@ void check_bulk_copy(const void* to, const void* from, int bytes, const char* wh
 
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
   const char* what = "cp.async.bulk";
+  needs_capability(90, what, site);
   check_mbarrier_place(barrier, what, site);
   if (!__isShared(to))
     trap(site, "%s: the destination %p is not in the block's shared memory", what, to);
@@ -233,6 +239,7 @@ void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, S
 void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
                         Site site) {
   const char* what = "cp.async.bulk.shared::cluster";
+  needs_capability(90, what, site);
   if (!__isShared(from))
     trap(site, "%s: the source %p is not in the block's shared memory", what, from);
   check_bulk_copy(to, from, bytes, what, site);
@@ -249,6 +256,7 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
 
 void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site) {
   const char* what = "st.async";
+  needs_capability(90, what, site);
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };
   // This is a thread's store, not one of the copy engine: its mbarrier needs no fence.

@@ -20,18 +20,16 @@
 
 #include <cudacpu/wide_tile.h>
 
+#include "models.h"
 #include "trace.h"
 
 namespace cudacpu {
 
-// Limits of the GPU that is modelled, an H200 (compute capability 9.0).
+// Limits that every card has; model() has the others.
 constexpr unsigned kMaxThreadsPerBlock = 1024;
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kPortableClusterSize = 8;
-constexpr unsigned kMaxClusterSize = 16;
 constexpr size_t kSharedDefault = 48 * 1024;
-constexpr size_t kSharedOptIn = 227 * 1024;
-constexpr size_t kSharedPerMultiprocessor = 228 * 1024;
 
 // Thrown by a launch that failed; PyTorch turns it into a RuntimeError.
 class KernelError : public std::runtime_error {
@@ -312,6 +310,17 @@ struct Settings {
   std::atomic<double> stuck_limit{HUGE_VAL};
 };
 Settings& settings();
+
+// ------------------------------------------------------------------ model.cpp
+
+// The card that is played.
+const Model& model();
+std::string device_name();  // "CPU backend (model 9.0)"
+// What only some architectures have in their a-variants.
+void needs_wgmma(const char* feature, Site site);
+void needs_setmaxnreg(const char* feature, Site site);
+// Why so many bytes are refused.
+std::string too_much_shared(size_t bytes, size_t most);
 
 // ------------------------------------------------------------------ kernel.cpp
 

@@ -544,7 +544,7 @@ bool is_local(const void* pointer) {
 }
 
 unsigned smid() {
-  return worker ? worker->number : 0;
+  return worker ? worker->number % static_cast<unsigned>(model().multiprocessors) : 0;
 }
 
 }  // namespace cudacpu

@@ -71,7 +71,7 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
     size_t before = kernel->static_shared.load();
     while (before < statics && !kernel->static_shared.compare_exchange_weak(before, statics)) {
     }
-    size_t limit = kernel->dynamic_limit.load() ? kSharedOptIn : kSharedDefault;
+    size_t limit = kernel->dynamic_limit.load() ? model().shared_opt_in : kSharedDefault;
     if (statics + dynamic > limit)
       trap(site,
            "%zu bytes of static and %zu of dynamic shared memory are more than the %zu of a block: "

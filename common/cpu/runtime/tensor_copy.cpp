@@ -3,6 +3,7 @@
 #include "../../cuda/ptx/swizzle.cuh"
 #include "runtime.h"
 
+#include <cudacpu/capability.h>
 #include <cudacpu/tensor_map.h>
 
 #include <cuda_bf16.h>
@@ -212,6 +213,7 @@ void encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, unsigned rank
 }
 
 void check_tensor_map(const char* what, const CUtensorMap& map, int rank, Site site) {
+  needs_capability(90, what, site);
   const TensorMap& decoded = decode(map);
   if (decoded.mark != kMark)
     trap(site, "%s: this is not a tensor map that make_tensor_map made", what);

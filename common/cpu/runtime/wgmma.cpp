@@ -396,11 +396,13 @@ void forget_warpgroups(ResidentBlock& block) {
 }
 
 void start_wgmma(const Wgmma& instruction, float* d, const uint32_t* a, Site site) {
+  needs_wgmma("wgmma", site);
   Issue exchange{{}, instruction, d, a, site};
   collect_warp(kWgmma, exchange, site);
 }
 
 void wgmma_fence(Site site) {
+  needs_wgmma("wgmma", site);
   warpgroup_of(*current, kFence.name, site);  // traps here, where the line is known
   WholeWarp exchange;
   collect_warp(kFence, exchange, site);
@@ -461,6 +463,7 @@ std::string describe_warpgroup(const Thread& thread) {
 // ------------------------------------------------------------------ setmaxnreg
 
 void set_max_registers(const char* what, int registers, Site site) {
+  needs_setmaxnreg(what, site);
   Member member = warpgroup_of(*current, what, site);
   WholeWarp exchange;
   static const Operation kSet{"setmaxnreg", nothing};

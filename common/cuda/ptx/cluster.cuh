@@ -16,8 +16,9 @@
 
 #include "common/cuda/ptx/site.cuh"
 
-// nvcc refuses the attribute below sm_90, where nothing else here stops a file from compiling.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+// nvcc refuses the attribute below sm_90, where nothing else here stops a file from compiling. (The
+// CPU backend keeps it: a card without clusters refuses the launch.)
+#if !defined(CUDA_ON_CPU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #undef __cluster_dims__
 #define __cluster_dims__(...)
 #endif

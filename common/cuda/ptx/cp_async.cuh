@@ -20,6 +20,7 @@ template <int Bytes>
 __device__ __forceinline__ void cp_async(void* shared_to, const void* global_from PTX_HERE) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "cp.async", PTX_SITE);
   cudacpu::start_copy(shared_to, global_from, Bytes, Bytes, PTX_SITE);
 #else
   const uint32_t to = shared_address(shared_to);
@@ -41,6 +42,7 @@ __device__ __forceinline__ void cp_async_zero_fill(void* shared_to, const void* 
                                                    int valid PTX_HERE) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "cp.async", PTX_SITE);
   cudacpu::start_copy(shared_to, global_from, Bytes, valid, PTX_SITE);
 #else
   const uint32_t to = shared_address(shared_to);

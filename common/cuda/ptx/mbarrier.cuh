@@ -19,6 +19,7 @@ namespace ptx {
 // PTX: mbarrier.init.shared.b64 [barrier], arrivals;
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "mbarrier.init", PTX_SITE);
   cudacpu::mbarrier_init(barrier, arrivals, PTX_SITE);
 #else
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)

@@ -44,6 +44,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
   constexpr bool is_half = std::is_same_v<T, __half>;
   static_assert(is_half || std::is_same_v<T, __nv_bfloat16>, "T is __half or __nv_bfloat16");
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "mma.m16n8k16", PTX_SITE);
   cudacpu::multiply_matrices(is_half ? cudacpu::kMmaHalf : cudacpu::kMmaBfloat16, d, a, b, c,
                              PTX_SITE);
 #else
@@ -74,6 +75,7 @@ __device__ __forceinline__ void mma_m16n8k16(uint32_t (&d)[2], const uint32_t (&
                                              const uint32_t (&c)[2] PTX_HERE) {
   static_assert(std::is_same_v<T, __half>, "only products of __half can have sums of fp16");
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "mma.m16n8k16", PTX_SITE);
   cudacpu::multiply_matrices(cudacpu::kMmaHalfSums, d, a, b, c, PTX_SITE);
 #else
   asm volatile(
@@ -105,6 +107,7 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (
                                                  const uint32_t (&b)[2],
                                                  const float (&c)[4] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "mma of tf32", PTX_SITE);
   cudacpu::multiply_matrices(cudacpu::kMmaTf32, d, a, b, c, PTX_SITE);
 #else
   asm volatile(
@@ -124,6 +127,7 @@ __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4]
   constexpr bool is_signed = std::is_same_v<T, int8_t>;
   static_assert(is_signed || std::is_same_v<T, uint8_t>, "T is int8_t or uint8_t");
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(80, "mma.m16n8k32", PTX_SITE);
   cudacpu::multiply_matrices(is_signed ? cudacpu::kMmaInt8 : cudacpu::kMmaUint8, d, a, b, c,
                              PTX_SITE);
 #else
@@ -153,6 +157,7 @@ __device__ __forceinline__ void mma_m16n8k32(float (&d)[4], const uint32_t (&a)[
                                              const uint32_t (&b)[2], const float (&c)[4] PTX_HERE) {
   using Types = Fp8Types<A, B>;
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(89, "mma of fp8", PTX_SITE);
   cudacpu::multiply_matrices(cudacpu::fp8_product(Types::kAIsE4m3, Types::kBIsE4m3, false), d, a, b,
                              c, PTX_SITE);
 #elif __CUDA_ARCH__ >= 890
@@ -175,6 +180,7 @@ __device__ __forceinline__ void mma_m16n8k32(uint32_t (&d)[2], const uint32_t (&
                                              const uint32_t (&c)[2] PTX_HERE) {
   using Types = Fp8Types<A, B>;
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(89, "mma of fp8", PTX_SITE);
   cudacpu::multiply_matrices(cudacpu::fp8_product(Types::kAIsE4m3, Types::kBIsE4m3, true), d, a, b,
                              c, PTX_SITE);
 #elif __CUDA_ARCH__ >= 890

@@ -8,6 +8,7 @@
 // The last parameter of a wrapper that can fail: where it is called, for the CPU backend's message.
 // PTX_ONLY_HERE is the same without a parameter before it; PTX_PASS_HERE hands it on.
 #ifdef CUDA_ON_CPU
+#include <cudacpu/capability.h>
 #include <cudacpu/ptx.h>
 #define PTX_HERE , CUDACPU_HERE
 #define PTX_ONLY_HERE CUDACPU_HERE

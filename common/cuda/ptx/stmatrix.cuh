@@ -19,6 +19,7 @@ namespace ptx {
 // PTX: stmatrix.sync.aligned.m8n8.x1.shared.b16 [row], {r0};
 __device__ __forceinline__ void stmatrix_x1(void* row, const uint32_t (&registers)[1] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix1, 1, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(shared_address(row)),
@@ -33,6 +34,7 @@ __device__ __forceinline__ void stmatrix_x1(void* row, const uint32_t (&register
 // PTX: stmatrix.sync.aligned.m8n8.x2.shared.b16 [row], {r0, r1};
 __device__ __forceinline__ void stmatrix_x2(void* row, const uint32_t (&registers)[2] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix2, 2, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile(
@@ -48,6 +50,7 @@ __device__ __forceinline__ void stmatrix_x2(void* row, const uint32_t (&register
 // PTX: stmatrix.sync.aligned.m8n8.x4.shared.b16 [row], {r0, r1, r2, r3};
 __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&registers)[4] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix4, 4, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile(
@@ -64,6 +67,7 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&register
 __device__ __forceinline__ void stmatrix_x1_trans(void* row,
                                                   const uint32_t (&registers)[1] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix1Transposed, 1, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile(
@@ -80,6 +84,7 @@ __device__ __forceinline__ void stmatrix_x1_trans(void* row,
 __device__ __forceinline__ void stmatrix_x2_trans(void* row,
                                                   const uint32_t (&registers)[2] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix2Transposed, 2, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile(
@@ -96,6 +101,7 @@ __device__ __forceinline__ void stmatrix_x2_trans(void* row,
 __device__ __forceinline__ void stmatrix_x4_trans(void* row,
                                                   const uint32_t (&registers)[4] PTX_HERE) {
 #ifdef CUDA_ON_CPU
+  cudacpu::needs_capability(90, "stmatrix", PTX_SITE);
   cudacpu::store_matrices(cudacpu::kStoreMatrix4Transposed, 4, row, registers, PTX_SITE);
 #elif __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

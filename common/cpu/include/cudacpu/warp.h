@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "cudacpu/capability.h"
 #include "cudacpu/thread.h"
 
 namespace cudacpu {
@@ -168,6 +169,7 @@ CUDACPU_MATCH(double)
 
 #define CUDACPU_REDUCE(name, T, operation)                                 \
   inline T name(unsigned mask, T value, CUDACPU_HERE) {                    \
+    cudacpu::needs_capability(80, #name, {file, line});                    \
     return cudacpu::reduce(mask, value, cudacpu::operation, {file, line}); \
   }
 CUDACPU_REDUCE(__reduce_add_sync, unsigned, kReduceAdd)

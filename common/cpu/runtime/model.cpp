@@ -1,0 +1,79 @@
+// The card that is played: its limits, and what it lacks.
+#include "runtime.h"
+
+#include <string_view>
+
+#include <cudacpu/capability.h>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr const Model* find(const char* name) {
+  for (const Model& model : kModels)
+    if (std::string_view(model.name) == name) return &model;
+  return nullptr;
+}
+static_assert(find(kDefaultModel), "the default is a model");
+
+std::atomic<const Model*> chosen{find(kDefaultModel)};
+
+std::string text_of(int capability) {
+  return format("%d.%d", capability / 10, capability % 10);
+}
+
+// For what only one architecture has, in its a-variant.
+[[noreturn]] void trap_specific(const char* feature, const char* which, Site site) {
+  trap(site, "%s needs compute capability %s; %s has %s", feature, which, device_name().c_str(),
+       model().name);
+}
+
+}  // namespace
+
+int compute_capability = find(kDefaultModel)->capability;
+
+const Model& model() {
+  return *chosen.load(std::memory_order_relaxed);
+}
+
+std::string device_name() {
+  return format("CPU backend (model %s)", model().name);
+}
+
+void trap_lacking(const char* feature, int capability, Site site) {
+  const std::string needed = text_of(capability);
+  trap(site,
+       "%s needs compute capability %s; %s has %s\n"
+       "  a launcher says so before it launches: require_capability(%d, %d, …) of "
+       "common/cuda/capability.cuh",
+       feature, needed.c_str(), device_name().c_str(), model().name, capability / 10,
+       capability % 10);
+}
+
+void needs_wgmma(const char* feature, Site site) {
+  if (compute_capability != 90) trap_specific(feature, "9.0a, and no other has it", site);
+}
+
+void needs_setmaxnreg(const char* feature, Site site) {
+  if (compute_capability < 90) trap_specific(feature, "9.0a, 10.0a or 12.0a", site);
+}
+
+std::string too_much_shared(size_t bytes, size_t most) {
+  return format("%zu bytes of shared memory, where a block may have %zu on compute capability %s",
+                bytes, most, model().name);
+}
+
+}  // namespace cudacpu
+
+extern "C" {
+
+// Returns 0 for a name that is no model's, and changes nothing then.
+int cudacpu_set_model(const char* name) {
+  const cudacpu::Model* found = name ? cudacpu::find(name) : nullptr;
+  if (!found) return 0;
+  cudacpu::chosen = found;
+  cudacpu::compute_capability = found->capability;
+  return 1;
+}
+
+}  // extern "C"
