@@ -1,11 +1,10 @@
 """Day 1: hello, GPU."""
 
 import os
-import subprocess
 
 import torch
 
-from common.day import Case, Problem, Rung
+from common.day import Case, Problem, Rung, played
 
 TITLE = "Hello, GPU"
 TEACHES = "What a GPU consists of, how a thread finds its index, and where it runs"
@@ -43,16 +42,16 @@ FACTS = {
     "clock, kHz": "clock_rate",
 }
 MAX_THREADS = 1024  # per block, on every GPU since compute capability 2.0; PyTorch has no name
-NAME_ON_CPU = "CUDA-on-CPU (emulated, limits of an H200)"
 
 
 def facts_on_cpu():
-    """The facts that the CPU backend reports: the limits of an H200, so that it refuses the
-    launches that an H200 refuses; the host's processors, memory and cache; a clock of 0."""
+    """The facts that the CPU backend reports: those of the card that it plays, with the memory of
+    this machine and a clock of 0."""
+    card = played()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cache = int(subprocess.check_output(["getconf", "LEVEL3_CACHE_SIZE"]))
-    processors = len(os.sched_getaffinity(0))
-    return 9, 0, processors, memory, cache, 32, 1024, 2048, 65536, 232448, 0
+    capability = divmod(card.capability, 10)
+    limits = (card.threads, 65536, card.shared_opt_in)
+    return *capability, card.multiprocessors, memory, card.l2, 32, 1024, *limits, 0
 
 
 def like(case, draw):
@@ -71,7 +70,8 @@ def expected_facts(like):
 
 def expected_name(like):
     on_cpu = like.device.type == "cpu"
-    name = NAME_ON_CPU if on_cpu else torch.cuda.get_device_name(like.device)
+    played_name = f"CPU backend (model {played().name})"
+    name = played_name if on_cpu else torch.cuda.get_device_name(like.device)
     return torch.tensor(list(name.encode()), dtype=torch.uint8, device=like.device)
 
 
