@@ -18,7 +18,7 @@ INCLUDE_DIR: Final = _HERE / "include"
 # What is no part of a running kernel is compiled with less optimisation, which takes less time.
 _UNITS: Final[dict[Path, tuple[str, ...]]] = {
     _HERE / "runtime" / "kernels.cpp": (),
-    _HERE / "runtime" / "calls.cpp": ("-O1",),
+    _HERE / "runtime" / "calls.cpp": ("-Og",),
 }
 
 # What precompiled headers are made of.
