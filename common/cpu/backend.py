@@ -21,7 +21,7 @@ INCLUDE_DIR: Final = _HERE / "include"
 # Sources that no running kernel uses are compiled with less optimisation, which takes less time.
 _UNITS: Final[dict[Path, tuple[str, ...]]] = {
     _HERE / "runtime" / "kernels.cpp": (),
-    _HERE / "runtime" / "calls.cpp": ("-O1",),
+    _HERE / "runtime" / "calls.cpp": ("-Og",),
 }
 
 # The sources of the precompiled headers.

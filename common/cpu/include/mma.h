@@ -183,9 +183,9 @@ void convert(const T* from, Sum* to) {
   if constexpr (std::is_same_v<T, __half>) {  // NVIDIA's __half2float is slow in host code
     static_assert(count % 4 == 0);
     for (int i = 0; i < count; i += 4) {
-      cudacpu::EightShorts halves{};
-      __builtin_memcpy(&halves, from + i, 4 * sizeof(short));
-      const cudacpu::FourFloats floats = cudacpu::floats_of_halves(halves);
+      long long four;
+      __builtin_memcpy(&four, from + i, sizeof four);
+      const cudacpu::FourFloats floats = cudacpu::floats_of_halves(four);
       __builtin_memcpy(to + i, &floats, sizeof floats);
     }
     return;

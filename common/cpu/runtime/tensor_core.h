@@ -28,7 +28,7 @@ struct Half {
   static float value(uint32_t word, unsigned i) {
     auto raw = static_cast<uint16_t>(word >> 16 * i);
 #if defined(__F16C__)
-    return floats_of_halves(EightShorts{static_cast<short>(raw)})[0];
+    return floats_of_halves(raw)[0];
 #else
     return __half2float(__half(__half_raw{raw}));
 #endif

@@ -33,12 +33,13 @@ Float round_even(Float x) {
 }
 
 #if defined(__F16C__)
-// The bits of fp16 numbers as float, by one instruction; without <immintrin.h>, which takes g++ a
-// second to read.
-typedef short EightShorts __attribute__((vector_size(16)));
+// Four fp16 numbers, given by their bits, as float, by one instruction; without <immintrin.h>,
+// which takes g++ a second to read.
 typedef float FourFloats __attribute__((vector_size(16)));
-inline FourFloats floats_of_halves(EightShorts halves) {  // of the first four
-  return __builtin_ia32_vcvtph2ps(halves);
+inline FourFloats floats_of_halves(long long four) {
+  typedef long long TwoWords __attribute__((vector_size(16)));
+  typedef short EightShorts __attribute__((vector_size(16)));
+  return __builtin_ia32_vcvtph2ps(reinterpret_cast<EightShorts>(TwoWords{four, 0}));
 }
 #endif
 
