@@ -12,7 +12,7 @@ from common.base.toolchain import Platform
 from common.cpu import backend, models
 from common.cpu.rewrite import RewriteError, rewrite_tree
 
-_KEPT_PRELUDES = 2  # of 137 MB each
+_KEPT_PRELUDES = 2  # of 105 MB each
 _KEPT_REWRITTEN = 2 * len(models.cards())  # for two states of a file
 
 
