@@ -56,7 +56,7 @@ def _compile_runtime(command: list[str]) -> None:
 def build_prelude(platform: Platform) -> list[str]:
     """Flags for a file to use the precompiled headers that nearly every day includes.
 
-    Compiles the headers first if necessary, which takes as long as three days, and 137 MB. There
+    Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There
     are no flags for clang, and none for the variants, which are built rarely. Raises BuildError.
     """
     if platform.variant != "plain" or "clang" in Path(platform.compiler).name:

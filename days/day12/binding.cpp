@@ -1,7 +1,7 @@
 // Day 12, PyTorch's side: two operators, their schemas, and an implementation per kind of device.
 //
-// The build defines NAMESPACE, the first part of torch.ops.NAMESPACE.name. With a namespace each, the
-// libraries of three build systems can be loaded into one process.
+// The build defines NAMESPACE, the first part of torch.ops.NAMESPACE.name. With a namespace each,
+// the libraries of three build systems can be loaded into one process.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
