@@ -126,17 +126,28 @@ def time_problem(
     _interleave(backend, contenders, seconds)
 
     medians = {c.name: statistics.median(c.samples) for c in contenders}
+    wrong = {
+        c.name: check_outputs(problem, calls[c.name], inputs, c.arguments, c.output())
+        for c in contenders
+        if c.name in rungs and not fell_back[c.name]
+    }
+    right = next((c for c in contenders if c.name in wrong and wrong[c.name] is None), None)
+    for baseline in [c for c in contenders if right and c.name not in rungs]:
+        assert right
+        if difference := _differs(baseline, right):
+            if baseline.name == PYTORCH:
+                raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
+            del medians[baseline.name]
+            missing.append(f"{baseline.name} is not shown: {difference}")
     cost = problem.cost(case)
     for contender in contenders:
         if contender.name not in rungs:
             continue
-        call = calls[contender.name]
         if to := fell_back[contender.name]:
             results[contender.name] = f"timed on a case for which it fell back to {to}"
             continue
-        wrong = check_outputs(problem, call, inputs, contender.arguments, contender.output())
-        if wrong is not None:
-            results[contender.name] = f"wrong after timing: {wrong}"
+        if (failure := wrong[contender.name]) is not None:
+            results[contender.name] = f"wrong after timing: {failure}"
             continue
         timing = Timing(
             case=str(case),
@@ -213,6 +224,24 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
             return False
         reached = theirs / mine.ms
     return reached >= rung.target.at_least
+
+
+FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
+
+
+def _differs(other: Contender, rung: Contender) -> str:
+    """Why the last outputs of a baseline are not those of a rung; "" where they are about equal.
+
+    A baseline may return fewer outputs. What is written in place is not looked at.
+    """
+    for theirs, ours in zip(tensors_of(other.output()), tensors_of(rung.output()), strict=False):
+        if theirs.shape != ours.shape:
+            return f"its result has the shape {tuple(theirs.shape)}, not {tuple(ours.shape)}"
+        size = ours.float().norm()
+        distance = (theirs.to(ours.device).float() - ours.float()).norm()
+        if distance > FAR * size:
+            return f"its result differs by {float(distance / size):.0%} of the norm"
+    return ""
 
 
 Step = Callable[..., Any]  # what is called with a problem's arguments

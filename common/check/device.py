@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from common.base.toolchain import Platform, Variant
-from common.check.threads import threads_allowed
 from common.cpu import findings, libraries
 from common.cpu.backend import Runtime
 from common.cpu.findings import Trace
@@ -132,9 +131,6 @@ def make(platform: Platform, debug: bool = False) -> Backend:
         return Backend("cuda")
     runtime = Runtime(libraries.build_runtime(platform))
     runtime.set_model(platform.model)
-    if threads := threads_allowed():
-        runtime.set_threads(threads)
-        torch.set_num_threads(threads)
     if debug or platform.variant != "plain":
         runtime.set_spin_limit(SPIN_LIMIT)
         runtime.set_stuck_limit(STUCK_LIMIT[platform.variant])

@@ -22,7 +22,6 @@ from common.base.days import Day
 from common.base.figures import counted
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
-from common.check.threads import THREADS_VARIABLE
 from common.process.child import Child, describe_exit, fork
 from common.process.events import (
     AskTiming,
@@ -125,10 +124,10 @@ class Runner:
 
     def _workers(self) -> int:
         """How many days run at a time: one per GPU. Where the user chose GPUs, one, on the first.
-        On the CPU one per core, but one where times are measured."""
-        if self._platform.device == "cpu":
-            return 1 if getattr(self._work, "bench", True) else cores()
-        return 1 if "CUDA_VISIBLE_DEVICES" in os.environ else max(1, self._platform.gpus)
+        On the CPU one, whose kernels use all cores: what is printed is the same every time."""
+        if self._platform.device == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
+            return 1
+        return max(1, self._platform.gpus)
 
     @property
     def outcomes(self) -> list[DayOutcome]:
@@ -205,17 +204,11 @@ class Runner:
         step, day, platform, work = self._step, task.day, self._platform, self._work
         assert step
         task.gpu = self._free_gpus.pop(0)
-        chosen = {} if self._workers() == 1 else self._environment(task.gpu)
+        chosen = {} if self._workers() == 1 else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
         task.state = "running"
         task.progress = Progress(task.outcome, stage="starting")
         task.child = fork(lambda channel: step(day, platform, work, channel), chosen)
         task.deadline = task.child.started + self._time_limit
-
-    def _environment(self, worker: int) -> dict[str, str]:
-        """Variables of a day that runs beside others: its GPU, or its share of the cores."""
-        if self._platform.device == "cuda":
-            return {"CUDA_VISIBLE_DEVICES": str(worker)}
-        return {THREADS_VARIABLE: str(max(1, cores() // self._workers()))}
 
     def _show(self) -> None:
         parts = []

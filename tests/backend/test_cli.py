@@ -128,16 +128,23 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
         "heavy = {'torch', 'numpy', 'rich'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)\n"
     )
-    times = []
+    lines: list[str] = []
+    times: dict[str, list[float]] = {code: [], "import argparse": []}
     for _ in range(5):
-        began = cpu_seconds_of_children()
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-        )
-        times.append(cpu_seconds_of_children() - began)
-        assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 100
-    assert min(times) < 0.2, f"--list took {min(times):.3f} s at best"
+        for each, taken in times.items():
+            began = cpu_seconds_of_children()
+            done = subprocess.run(
+                [sys.executable, "-c", each], cwd=ROOT, capture_output=True, text=True
+            )
+            taken.append(cpu_seconds_of_children() - began)
+            assert done.returncode == 0, done.stderr
+            lines = done.stdout.splitlines() or lines
+    assert len(lines) == 100
+    # Beside another program, for a busy machine is slower: 0.1 s where that takes 0.03.
+    ours, usual = (min(taken) for taken in times.values())
+    assert ours < 6 * usual, (
+        f"--list took {ours:.3f} s at best, a program that does nothing {usual}"
+    )
 
 
 def test_list_names_broken_days(run_day: CommandLine) -> None:
