@@ -17,6 +17,7 @@ from common.base.paths import ROOT
 from tests.command_line import CommandLine
 
 ESCAPE = "\x1b"
+PYTHON_S_OWN = "import argparse, ast, dataclasses, importlib.util, pathlib, re"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -129,7 +130,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
         "sys.exit(f'imported {heavy}' if heavy else code)\n"
     )
     lines: list[str] = []
-    times: dict[str, list[float]] = {code: [], "import argparse": []}
+    times: dict[str, list[float]] = {code: [], PYTHON_S_OWN: []}
     for _ in range(5):
         for each, taken in times.items():
             began = cpu_seconds_of_children()
@@ -140,11 +141,9 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
             assert done.returncode == 0, done.stderr
             lines = done.stdout.splitlines() or lines
     assert len(lines) == 100
-    # Beside another program, for a busy machine is slower: 0.1 s where that takes 0.03.
+    # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
     ours, usual = (min(taken) for taken in times.values())
-    assert ours < 6 * usual, (
-        f"--list took {ours:.3f} s at best, a program that does nothing {usual}"
-    )
+    assert ours < 4 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
 
 
 def test_list_names_broken_days(run_day: CommandLine) -> None:
