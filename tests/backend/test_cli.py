@@ -143,7 +143,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
     assert len(lines) == 100
     # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
     ours, usual = (min(taken) for taken in times.values())
-    assert ours < 4 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
+    assert ours < 6 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
 
 
 def test_list_names_broken_days(run_day: CommandLine) -> None:

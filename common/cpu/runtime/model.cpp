@@ -16,7 +16,7 @@ constexpr const Model* find(const char* name) {
 }
 static_assert(find(kDefaultModel), "the default is a model");
 
-std::atomic<const Model*> chosen{find(kDefaultModel)};
+std::atomic<const Model*> played{find(kDefaultModel)};
 
 std::string text_of(int capability) {
   return format("%d.%d", capability / 10, capability % 10);
@@ -33,7 +33,7 @@ std::string text_of(int capability) {
 int compute_capability = find(kDefaultModel)->capability;
 
 const Model& model() {
-  return *chosen.load(std::memory_order_relaxed);
+  return *played.load(std::memory_order_relaxed);
 }
 
 std::string device_name() {
@@ -71,7 +71,7 @@ extern "C" {
 int cudacpu_set_model(const char* name) {
   const cudacpu::Model* found = name ? cudacpu::find(name) : nullptr;
   if (!found) return 0;
-  cudacpu::chosen = found;
+  cudacpu::played = found;
   cudacpu::compute_capability = found->capability;
   return 1;
 }
