@@ -30,6 +30,10 @@ def _file() -> Path:
     return cache_directory() / "tests-passed.json"
 
 
+def _stored() -> dict[str, str]:
+    return json.loads(_file().read_text()) if _file().is_file() else {}
+
+
 def _contents(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in found if "__pycache__" not in path.parts)
@@ -77,9 +81,8 @@ class Remembered:
     """The tests that passed, across sessions."""
 
     def __init__(self) -> None:
-        self._passed: dict[str, str] = {}
-        if _file().is_file():
-            self._passed = json.loads(_file().read_text())
+        self._passed = _stored()
+        self._new: dict[str, str | None] = {}  # None: it failed
         self._keys: dict[str, str] = {}
 
     def skip_passed(self, items: Sequence[pytest.Item], everything: bool) -> None:
@@ -98,12 +101,14 @@ class Remembered:
         key = self._keys.get(report.nodeid)
         if key is None:
             return
-        if report.when == "call" and report.passed:
-            self._passed[report.nodeid] = key
-        elif report.failed:
-            self._passed.pop(report.nodeid, None)
+        if report.failed:
+            self._new[report.nodeid] = None
+        elif report.when == "call" and report.passed:
+            self._new[report.nodeid] = key
 
     def save(self) -> None:
-        """Writes what is known for the next session."""
-        if self._keys:
-            write_atomically(_file(), json.dumps(self._passed, indent=0))
+        """Adds what is new to what other sessions have written meanwhile."""
+        if self._new:
+            known = {**_stored(), **self._new}
+            passed = {name: key for name, key in known.items() if key is not None}
+            write_atomically(_file(), json.dumps(passed, indent=0))
