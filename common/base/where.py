@@ -52,8 +52,14 @@ def processor() -> str:
         match := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
     ):
         name = match.group(1).strip()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {counted(cores or 1, 'core')}"
+    return f"{name}, {counted(cores(), 'core')}"
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def slug(where: dict[str, str]) -> str:

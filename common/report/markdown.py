@@ -21,7 +21,7 @@ from common.base.toolchain import sm
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
-from common.report.plot import plot
+from common.report.plot import plot, plotted
 from common.report.terminal import Line, header_line, rung_line
 
 PLOT = "results.svg"  # in a day's folder
@@ -146,7 +146,7 @@ def _platform(where: dict[str, str]) -> str:
 def results_block(stored: Sequence[Stored]) -> str:
     """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
     parts = [_results_on(one) for one in _shown(stored)]
-    if parts and plot(_shown(stored)[0].rungs):
+    if parts and plotted(_shown(stored)[0].rungs):
         parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
     return "\n\n".join(parts) or "Not measured yet."
 

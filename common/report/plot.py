@@ -25,9 +25,14 @@ _INK, _FAINT, _BAR, _GOAL, _ON_BAR = _COLOURS
 _BAR_HEIGHT, _WIDTH, _MARGIN = 0.32, 8.2, 0.75  # inches
 
 
+def plotted(rungs: Sequence[RungOutcome]) -> list[RungOutcome]:
+    """The rungs that have a rate, which are those that a plot shows."""
+    return [rung for rung in rungs if rung.timing and rate(rung.timing)]
+
+
 def plot(rungs: Sequence[RungOutcome]) -> str:
     """The SVG for a day's timed rungs; "" where none has a rate. The same for the same results."""
-    timed = [rung for rung in rungs if rung.timing and rate(rung.timing)]
+    timed = plotted(rungs)
     if not timed:
         return ""
     import matplotlib

@@ -10,7 +10,6 @@ import os
 import re
 import select as posix
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from common.base.days import Day
 from common.base.figures import counted
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
+from common.base.where import cores
 from common.process.child import Child, describe_exit, fork
 from common.process.events import (
     AskTiming,
@@ -64,11 +64,6 @@ class _Task:
 
 
 Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worker.run_day
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def jobs_allowed(asked: int) -> int:
