@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Day:
     source: Path
     extra_sources: tuple[Path, ...] = ()
     introduces: tuple[str, ...] = ()
+    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict}
 
 
 def read_day(folder: Path) -> Day:
@@ -108,6 +109,7 @@ def read_day(folder: Path) -> Day:
         sources[0],
         tuple(sources[1:]),
         tuple(found.get("INTRODUCES", ())),
+        found.get("EQUIVALENT", {}),
     )
 
 

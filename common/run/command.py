@@ -79,7 +79,7 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
 
     def interrupt(number: int, _frame: object) -> None:
@@ -138,7 +138,7 @@ def run(options: Options) -> int:
         return EXIT_USAGE
     if options.in_process:
         leave_preload()
-    with _signals_raise():
+    with signals_raise():
         try:
             return _run(options, selection, report)
         except Interrupted as interrupted:
