@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -295,10 +296,15 @@ class _DayCampaign:
         )
         shop = self.shop()
         try:
-            built = shop.changed(mutant.source, mutant.text(), operators, name)
             original = shop.original(mutant.source, operators)
-            if built.code == original.code and not mutant.kind.left_out:
-                verdict.status, verdict.by = EQUIVALENT, "same machine code"
+            began = time.monotonic()
+            built = shop.changed(mutant.source, mutant.text(), operators, name)
+            verdict.build_s = time.monotonic() - began
+            if built.code == original.code:
+                if mutant.kind.left_out:
+                    verdict.reason = "the CPU backend's headers leave out what is changed"
+                else:
+                    verdict.status, verdict.by = EQUIVALENT, "same machine code"
                 return verdict
             library = self._library(shop, mutant, built, operators, name)
         except BuildError as error:
@@ -313,6 +319,8 @@ class _DayCampaign:
         verdict.check_s = result.seconds
         if result.status in ("failed", "died", "late"):
             return _killed(verdict, result, _by(result))
+        if not mutant.kind.watched:
+            return verdict
         more = replace(self._trial(library, pairs, 4 * limit), folder=folder, debug=True)
         result = plain.run(more)
         if result.status in ("failed", "died", "late"):

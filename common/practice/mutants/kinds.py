@@ -6,6 +6,7 @@ space around it, which clang-format puts there; a mutant that does not compile i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,23 +37,25 @@ Find = Callable[[Code, Function], Iterator[Edit]]
 class Kind:
     """name: for reports. explanation: what such a bug does, in a sentence for a learner. where:
     "device", "host" (launchers) or "both". left_out: whether the CPU backend's headers may leave
-    out what is changed, so that equal machine code proves nothing."""
+    out what is changed, so that equal machine code proves nothing. watched: whether builds that
+    watch memory can see it where the plain check does not."""
 
     name: str
     explanation: str
     where: str
     find: Find
     left_out: bool = False
+    watched: bool = True
 
 
 KINDS: list[Kind] = []
 
 
 def _kind(
-    name: str, where: str, explanation: str, left_out: bool = False
+    name: str, where: str, explanation: str, left_out: bool = False, watched: bool = True
 ) -> Callable[[Find], Find]:
     def add(find: Find) -> Find:
-        KINDS.append(Kind(name, explanation, where, find, left_out))
+        KINDS.append(Kind(name, explanation, where, find, left_out, watched))
         return find
 
     return add
@@ -263,7 +266,7 @@ def _bounds(code: Code, function: Function) -> Iterator[Edit]:
             yield Edit(start, end, "false" if leaves else "true")
         joints = _top(code, start, end, "&&", "||")
         edges = [start - 1, *joints, end]
-        for first, (left, right) in enumerate(zip(edges, edges[1:], strict=False)):
+        for first, (left, right) in enumerate(itertools.pairwise(edges)):
             if joints:
                 whole = (start, end)
                 if first == 0:
@@ -314,7 +317,7 @@ def _around_assignment(code: Code, p: int) -> tuple[int, int]:
 def _constant(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
         value = _number(code.code[p].text) if code.code[p].kind == "number" else None
-        if value is None or code.code[p - 1].is_op("<", "-") and not code.spaced(p - 1):
+        if value is None or (code.code[p - 1].is_op("<", "-") and not code.spaced(p - 1)):
             continue
         before, after = code.code[p - 1], code.code[p + 1]
         # Initial values, subscripts of the first element and messages have kinds of their own.
@@ -399,12 +402,14 @@ def _floor(code: Code, function: Function) -> Iterator[Edit]:
                 yield Edit(joints[0], p - 1, "", (start, code.operand_end(p + 1)))
 
 
+_OPPOSITE = {"max": "min", "min": "max", "Max": "Min", "Min": "Max"}
+
+
 @_kind("min for max", "both", "The smallest instead of the largest, or the other way round.")
 def _extreme(code: Code, function: Function) -> Iterator[Edit]:
     for name, _, close in _calls(code, function, r"(__h|atomic|f|std)?(max|min|Max|Min)(f|imum)?"):
         text = code.code[name].text
-        swap = {"max": "min", "min": "max", "Max": "Min", "Min": "Max"}
-        other = re.sub("max|min|Max|Min", lambda match: swap[match[0]], text)
+        other = re.sub("max|min|Max|Min", lambda match: _OPPOSITE[match[0]], text)
         yield Edit(name, name + 1, other, (name, close + 1))
 
 
@@ -508,7 +513,12 @@ def _accumulates(code: Code, function: Function, name: str) -> bool:
     return False
 
 
-@_kind("64-bit index in 32 bits", "both", "Right up to 2^31 elements, and beyond them wrong.")
+@_kind(
+    "64-bit index in 32 bits",
+    "both",
+    "Right up to 2^31 elements, and beyond them wrong.",
+    watched=False,
+)
 def _index(code: Code, function: Function) -> Iterator[Edit]:
     for p in range(function.start, function.end):
         if not code.code[p].is_word("int64_t"):
@@ -586,7 +596,9 @@ def _launch_size(code: Code, function: Function) -> Iterator[Edit]:
             yield Edit(*parts[1], f"({block}) / 2")
 
 
-@_kind("validation dropped", "host", "An argument that the kernel cannot take is taken.")
+@_kind(
+    "validation dropped", "host", "An argument that the kernel cannot take is taken.", watched=False
+)
 def _validation(code: Code, function: Function) -> Iterator[Edit]:
     for name, _, close in _calls(code, function, r"STD_TORCH_CHECK|TORCH_CHECK"):
         if _statement(code, name, close + 1):
@@ -613,7 +625,12 @@ def _chained(code: Code, function: Function) -> Iterator[tuple[int, int]]:
             p = end
 
 
-@_kind("contiguity check dropped", "host", "Strides are ignored: the kernel reads other elements.")
+@_kind(
+    "contiguity check dropped",
+    "host",
+    "Strides are ignored: the kernel reads other elements.",
+    watched=False,
+)
 def _contiguity(code: Code, function: Function) -> Iterator[Edit]:
     for start, end in _chained(code, function):
         if code.code[start + 1].text == "contiguous":
@@ -626,7 +643,7 @@ def _alignment(code: Code, function: Function) -> Iterator[Edit]:
         yield Edit(name, close + 1, "true")
 
 
-@_kind("empty input not handled", "host", "A grid of zero blocks is a launch error.")
+@_kind("empty input not handled", "host", "A grid of zero blocks is a launch error.", watched=False)
 def _empty(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
         if not (code.code[p].is_word("if") and is_op_at(code.code, p + 1, "(")):
@@ -644,6 +661,7 @@ def _empty(code: Code, function: Function) -> Iterator[Edit]:
     "host",
     "The kernel starts on another GPU than the one that holds the tensor.",
     left_out=True,
+    watched=False,
 )
 def _guard(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
@@ -658,6 +676,7 @@ def _guard(code: Code, function: Function) -> Iterator[Edit]:
     "host",
     "The kernel does not wait for the work that produces its input.",
     left_out=True,
+    watched=False,
 )
 def _stream(code: Code, function: Function) -> Iterator[Edit]:
     for name, _, close in _calls(code, function, "current_stream"):
