@@ -18,6 +18,7 @@ from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
 from common.base.toolchain import sm
+from common.base.verdict import Score
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
@@ -50,13 +51,15 @@ class Stored:
         return (aimed or timed or self.rungs)[-1]
 
 
-def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
+def generated(
+    root: Path, stored: dict[int, list[Stored]], scores: dict[int, Score] | None = None
+) -> dict[Path, str]:
     """Every generated file with the text it must have: progress.md and the days' READMEs.
 
     Raises ResultsError where a day's README lacks a block.
     """
     days, _broken = discover(root / "days")
-    files = {root / "progress.md": progress(days, stored)}
+    files = {root / "progress.md": progress(days, stored, scores or {})}
     for day, before, after in zip(days, [None, *days[:-1]], [*days[1:], None], strict=True):
         readme = day.folder / "README.md"
         if day.number not in stored and not readme.is_file():
@@ -198,7 +201,7 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
 # --- progress.md ------------------------------------------------------------------------------
 
 
-def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[int, Score]) -> str:
     """The text of progress.md."""
     notes: dict[str, str] = {}
     rows, on_gpu, on_cpu, targets = [], 0, 0, [0, 0]
@@ -216,16 +219,21 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
         row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)", state]
         shown = gpu or cpu
         if not shown:
-            rows.append([*row, "", *[""] * len(PROGRESS), "", day.teaches])
+            rows.append([*row, "", *[""] * len(PROGRESS), "", *kills(day, scores), day.teaches])
             continue
         note = f"{device_name(shown[0].where)}: {versions(shown[0].where)}"
         letter = notes.setdefault(note, _letter(len(notes)))
         last = shown[0].last
         row += [f"`{last.rung}`", *(column.text(last) for column in PROGRESS)]
-        rows.append([*row, f"{device_name(shown[0].where)} [{letter}]", day.teaches])
+        where = f"{device_name(shown[0].where)} [{letter}]"
+        rows.append([*row, where, *kills(day, scores), day.teaches])
     header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
+    left = [False, True, True, True, *(column.left for column in PROGRESS), True]
+    if scores:
+        header.append("mutants killed")
+        left.append(False)
     header.append("it teaches")
-    left = [False, True, True, True, *(column.left for column in PROGRESS), True, True]
+    left.append(True)
     totals = f"{counted(len(days), 'day')}: {on_gpu} passed on a GPU, {on_cpu} on the CPU backend"
     if targets[1]:
         totals += f"; {targets[0]} of {counted(targets[1], 'target')} met"
@@ -243,6 +251,14 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     if any(day.introduces for day in days):
         lines += ["", "## Glossary", "", *glossary(days)]
     return "\n".join(lines) + "\n"
+
+
+def kills(day: Day, scores: dict[int, Score]) -> list[str]:
+    """The cell of the column for mutants: "97 % of 38"; no cell where no day has a score."""
+    if not scores:
+        return []
+    score = scores.get(day.number)
+    return [f"{100 * score.rate:.0f} % of {score.counted}" if score else ""]
 
 
 def _letter(index: int) -> str:

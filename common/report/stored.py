@@ -1,6 +1,7 @@
 """Stored results: one JSON file per day and device, with one line per rung.
 
     common/results/<device>/dayNN.json    what was measured: written by --write alone
+    common/results/mutants/dayNN.json     the score of --mutants, written by --mutants --write
 
 Everything that shows results in the repository is generated from them: see markdown.py.
 """
@@ -8,6 +9,7 @@ Everything that shows results in the repository is generated from them: see mark
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ from typing import Any
 from common.base.figures import numbers
 from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
+from common.base.verdict import Score
 from common.base.where import slug
 from common.report import markdown
 from common.report.files import ResultsError, write_atomically
 from common.report.markdown import Stored
 from common.report.runs import FORMAT
+
+MUTANTS = "mutants"  # the folder of the scores
 
 
 def unfit(outcome: DayOutcome) -> str:
@@ -51,7 +56,7 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
         one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
         path = folder / f"{outcome.name}.json"
         new[path], files[path] = one, to_text(one)
-    generated = markdown.generated(root, _by_day(_read_files(root) | new))
+    generated = markdown.generated(root, _by_day(_read_files(root) | new), read_scores(root))
     for path, text in files.items():
         write_atomically(path, text)
     if new:
@@ -65,14 +70,14 @@ def regenerate(root: Path = ROOT) -> list[str]:
 
     Raises ResultsError where a file cannot be written.
     """
-    return _write_changed(root, markdown.generated(root, read_stored(root)))
+    return _write_changed(root, markdown.generated(root, read_stored(root), read_scores(root)))
 
 
 def check(root: Path = ROOT) -> list[str]:
     """Generated files that differ from the stored results, each with the fix; [] if none does."""
     problems = []
     try:
-        files = markdown.generated(root, read_stored(root))
+        files = markdown.generated(root, read_stored(root), read_scores(root))
     except ResultsError as error:
         return [str(error)]
     for path, text in files.items():
@@ -99,7 +104,8 @@ def _folder(root: Path) -> Path:
 
 
 def _read_files(root: Path) -> dict[Path, Stored]:
-    return {path: from_text(path) for path in _folder(root).glob("*/day*.json")}
+    found = _folder(root).glob("*/day*.json")
+    return {path: from_text(path) for path in found if path.parent.name != MUTANTS}
 
 
 def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
@@ -116,6 +122,40 @@ def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
             write_atomically(path, text)
             told.append(f"wrote {path.relative_to(root)}")
     return told
+
+
+# --- the scores of --mutants ------------------------------------------------------------------
+
+
+def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
+    """Stores these days' scores and writes again what is generated from them; returns what to
+    tell. Raises ResultsError where a file cannot be written."""
+    folder = _folder(root) / MUTANTS
+    known = read_scores(root) | {score.day: score for score in scores}
+    generated = markdown.generated(root, read_stored(root), known)
+    told = []
+    for score in scores:
+        text = json.dumps({"format": FORMAT, **score.to_json()}, ensure_ascii=False, indent=1)
+        write_atomically(folder / f"day{score.day:02d}.json", text + "\n")
+    if scores:
+        days = numbers(score.day for score in scores)
+        told.append(f"stored the mutants of day {days} in {folder.relative_to(root)}")
+    return told + _write_changed(root, generated)
+
+
+def read_scores(root: Path = ROOT) -> dict[int, Score]:
+    """The stored scores by day. Raises ResultsError for a file that holds none."""
+    found = {}
+    for path in sorted((_folder(root) / MUTANTS).glob("day*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.pop("format") != FORMAT:
+                raise ValueError(f"not of format {FORMAT}")
+            score = Score(**data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultsError(f"{path} holds no score of mutants: {error!r}") from None
+        found[score.day] = score
+    return found
 
 
 # --- the file of a day ------------------------------------------------------------------------

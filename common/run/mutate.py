@@ -31,6 +31,7 @@ from common.base.verdict import (
     score,
 )
 from common.practice.mutants.campaign import Campaign, Choice, DayReport
+from common.report import stored
 from common.report.files import ResultsError, write_atomically
 from common.report.terminal import Report
 from common.run.command import (
@@ -132,9 +133,11 @@ class _Run:
         except Interrupted:
             campaign.programs.stop()
             self.report.text("interrupted; what is known is kept, and so far it is:", "yellow")
-            for state in list(self._states.values()):
+            states = [self._states[number] for number in sorted(self._states)]
+            for state in states:
                 if state.day.number not in self._shown:
                     self._show(state)
+            self._write_json(states)
             raise
         finally:
             campaign.close()
@@ -198,18 +201,22 @@ class _Run:
         self.report.text(f"{times}, {known} known from before" if known else times, "dim")
 
     def _store(self, found: Sequence[DayReport]) -> None:
+        self._write_json(found)
+        if not self.options.write:
+            return
+        scores = [final_score(state, self.options.choice) for state in found if not state.error]
         try:
-            if self.options.json:
-                data = {"mutants": [to_json(state) for state in found]}
-                write_atomically(self.options.json, json.dumps(data, indent=1) + "\n")
-            if self.options.write:
-                from common.report import stored
+            for text in stored.store_scores(scores, self.options.days.parent):
+                self.report.text(text)
+        except ResultsError as error:
+            self.report.text(str(error), "red")
 
-                scores = [
-                    final_score(state, self.options.choice) for state in found if not state.error
-                ]
-                for text in stored.store_scores(scores, self.options.days.parent):
-                    self.report.text(text)
+    def _write_json(self, found: Sequence[DayReport]) -> None:
+        if not self.options.json:
+            return
+        data = {"mutants": [to_json(state) for state in found]}
+        try:
+            write_atomically(self.options.json, json.dumps(data, indent=1) + "\n")
         except ResultsError as error:
             self.report.text(str(error), "red")
 

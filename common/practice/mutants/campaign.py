@@ -12,10 +12,11 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from common.base.cache import digest
 from common.base.compiling import BuildError, sources_of
@@ -35,12 +36,15 @@ WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
 KEPT_DETAILS = 12  # lines of a compiler's message
 
+BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
+
 # What decides a verdict beside the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
 _THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
 _ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
 _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two runs on the same")
 
+Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
 
 
@@ -110,7 +114,7 @@ class Campaign:
         """Begins with all of them; each future gives a day's report."""
         return [self._days.submit(self._try_day, day) for day in days]
 
-    def submit(self, work: Callable[..., Verdict | Result], *arguments: object) -> Future[object]:
+    def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
         """Runs this in the pool."""
         return self._pool.submit(work, *arguments)
 
@@ -145,7 +149,7 @@ class _DayCampaign:
         self.campaign, self.day, self.folder = campaign, day, folder
         self.ledger = Ledger(day.name, campaign.choice.fresh)
         self._shops: dict[Variant, Workshop] = {}
-        self._baselines: dict[tuple[Variant, Pair], Future[Result]] = {}
+        self._baselines: dict[tuple[Variant, tuple[Pair, ...]], Future[Result]] = {}
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._key = self._common_key()
@@ -211,8 +215,7 @@ class _DayCampaign:
         data = self.ledger.get(key)
         if data is None:
             shop = self.shop()
-            operators = {name for names in shop.operators.values() for name in names}
-            objects = [shop.original(source, operators) for source in self.day.library_sources]
+            objects = [shop.original(s, frozenset(bound)) for s, bound in shop.operators.items()]
             library = shop.library(objects, "baseline")
             listed = self.campaign.arena("plain").run(self._trial(library, (), 60.0))
             if listed.status == "died":
@@ -225,7 +228,6 @@ class _DayCampaign:
             ]
             results = [future.result() for future in futures]
             for result in results:
-                assert isinstance(result, Result)
                 if result.status not in ("passed", "skipped"):
                     raise DayUnfit(
                         f"{result.rung}, as it is, does not pass: {result.reason}; "
@@ -242,13 +244,14 @@ class _DayCampaign:
         return sorted(found, key=lambda rung: rung.seconds)
 
     def _reached(self, rungs: list[_Rung]) -> dict[Path, set[str]]:
-        """For each source, the operators that the rungs call; all, where some rung's are unknown."""
+        """For each source, the operators that the rungs call; all, where a rung's are unknown."""
         reached = {}
         for source in self.day.library_sources:
             bound = self.shop().operators[source]
             unknown = any(self._unknown(rung) for rung in rungs)
             called = {name for rung in rungs for name in rung.operators}
-            reached[source] = bound if unknown else bound & called
+            needed = self.shop().needed(called).get(source, frozenset())
+            reached[source] = bound if unknown else set(needed)
         return reached
 
     def _unknown(self, rung: _Rung) -> bool:
@@ -260,9 +263,9 @@ class _DayCampaign:
         read = outline(mutant.source.read_text(encoding="utf-8"))
         found = []
         for rung in rungs:
-            operators = None if self._unknown(rung) else rung.operators
-            if operators is not None and not operators & read.operators and read.operators:
-                continue
+            operators: frozenset[str] | None = None
+            if not self._unknown(rung) and read.operators:
+                operators = self.shop().needed(rung.operators).get(mutant.source, frozenset())
             functions = {f.name for d in read.reached(operators) for f in d.functions}
             if mutant.function in functions:
                 found.append(rung)
@@ -294,36 +297,36 @@ class _DayCampaign:
         verdict = Verdict(
             mutant.identity, mutant.kind.name, mutant.source.name, mutant.line, SURVIVED
         )
-        shop = self.shop()
         try:
-            original = shop.original(mutant.source, operators)
             began = time.monotonic()
-            built = shop.changed(mutant.source, mutant.text(), operators, name)
+            built, library = self._build(self.shop(), mutant, operators, name)
             verdict.build_s = time.monotonic() - began
-            if built.code == original.code:
-                if mutant.kind.left_out:
-                    verdict.reason = "the CPU backend's headers leave out what is changed"
-                else:
-                    verdict.status, verdict.by = EQUIVALENT, "same machine code"
-                return verdict
-            library = self._library(shop, mutant, built, operators, name)
         except BuildError as error:
             verdict.status = STILLBORN
             verdict.reason, *verdict.details = str(error).splitlines()[:KEPT_DETAILS] or [""]
             return verdict
-        folder = self._moved(mutant, name) if self.day.other_sources else ""
+        if built.code == self._original(self.shop(), mutant.source, operators).code:
+            if mutant.kind.left_out:
+                verdict.reason = "the CPU backend's headers leave out what is changed"
+            else:
+                verdict.status, verdict.by = EQUIVALENT, "same machine code"
+            return verdict
         pairs = tuple(rung.pair for rung in rungs)
+        usual = self._check_original("plain", pairs, operators)
+        if usual.status != "passed":
+            raise DayUnfit(f"{usual.rung}, built without other rungs, fails: {usual.reason}")
         limit = 20 + 10 * sum(rung.seconds for rung in rungs)
+        folder = self._moved(mutant, name) if self.day.other_sources else ""
         plain = self.campaign.arena("plain")
         result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
         verdict.check_s = result.seconds
-        if result.status in ("failed", "died", "late"):
+        if result.status in BAD:
             return _killed(verdict, result, _by(result))
         if not mutant.kind.watched:
             return verdict
         more = replace(self._trial(library, pairs, 4 * limit), folder=folder, debug=True)
         result = plain.run(more)
-        if result.status in ("failed", "died", "late"):
+        if result.status in BAD:
             return _killed(verdict, result, "sanitizer: orders")
         if not folder:  # what a rung builds in a way of its own is not built so
             for variant in WATCHING:
@@ -332,10 +335,18 @@ class _DayCampaign:
                     return _killed(verdict, found, _watched_by(found, variant))
         return verdict
 
-    def _library(
-        self, shop: Workshop, mutant: Mutant, built: Compiled, operators: set[str], name: str
-    ) -> Path:
-        return shop.library([built, *shop.others(mutant.source, operators)], name)
+    def _build(
+        self, shop: Workshop, mutant: Mutant, operators: set[str], name: str
+    ) -> tuple[Compiled, Path]:
+        """The mutant's object, and the library of it and of the sources that it needs."""
+        needed = shop.needed(operators)
+        own = needed.get(mutant.source, frozenset())
+        built = shop.changed(mutant.source, mutant.text(), own, name)
+        others = [shop.original(s, mine) for s, mine in needed.items() if s != mutant.source]
+        return built, shop.library([built, *others], name)
+
+    def _original(self, shop: Workshop, source: Path, operators: set[str]) -> Compiled:
+        return shop.original(source, shop.needed(operators).get(source, frozenset()))
 
     def _watched(
         self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
@@ -345,42 +356,46 @@ class _DayCampaign:
             arena = self.campaign.arena(variant)
         except FileNotFoundError:
             return None  # `--sanitize` says what to install
-        shop = self.shop(variant)
-        usual = {rung.pair: self._usual(variant, rung) for rung in rungs}
+        usual = {r.pair: self._check_original(variant, (r.pair,), r.operators) for r in rungs}
         pairs = tuple(pair for pair, result in usual.items() if result.status == "passed")
         if not pairs:
             return None
         try:
-            built = shop.changed(mutant.source, mutant.text(), operators, name)
-            library = self._library(shop, mutant, built, operators, name)
+            _, library = self._build(self.shop(variant), mutant, operators, name)
         except BuildError:
-            return None  # it compiles as a plain build: another compiler's warning or limit
+            return None  # it compiles as a plain build: a limit of this one
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
         result = arena.run(replace(self._trial(library, pairs, limit), quick=True, watched=True))
-        return result if result.status in ("failed", "died", "late") else None
+        return result if result.status in BAD else None
 
-    def _usual(self, variant: Variant, rung: _Rung) -> Result:
-        """What the original's quick check gives in a build that watches memory."""
+    def _check_original(
+        self, variant: Variant, pairs: tuple[Pair, ...], operators: Iterable[str]
+    ) -> Result:
+        """What the quick check gives of the original, built as mutants are in this variant."""
+        key = (variant, pairs)
         with self._lock:
-            future = self._baselines.get((variant, rung.pair))
+            future = self._baselines.get(key)
             mine = future is None
             if future is None:
-                future = self._baselines[variant, rung.pair] = Future()
+                future = self._baselines[key] = Future()
         if mine:
             try:
-                future.set_result(self._try_original(variant, rung))
+                future.set_result(self._try_original(variant, pairs, operators))
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
 
-    def _try_original(self, variant: Variant, rung: _Rung) -> Result:
+    def _try_original(
+        self, variant: Variant, pairs: tuple[Pair, ...], operators: Iterable[str]
+    ) -> Result:
         shop = self.shop(variant)
-        operators = set(rung.operators)
-        sources = [s for s in self.day.library_sources if shop.needed(s, operators)]
-        name = f"original-{digest([*rung.pair])}"
-        library = shop.library([shop.original(source, operators) for source in sources], name)
-        trial = replace(self._trial(library, (rung.pair,), 300.0), quick=True, watched=True)
-        return self.campaign.arena(variant).run(trial)
+        objects = [shop.original(s, mine) for s, mine in shop.needed(operators).items()]
+        objects = objects or [shop.original(s, frozenset()) for s in self.day.library_sources]
+        library = shop.library(objects, f"original-{digest([word for p in pairs for word in p])}")
+        trial = self._trial(library, pairs, 300.0)
+        return self.campaign.arena(variant).run(
+            replace(trial, quick=True, watched=variant != "plain")
+        )
 
     def _trial(self, library: Path, rungs: tuple[Pair, ...], limit: float) -> Trial:
         return Trial(str(self.day.folder), str(library), rungs, limit=limit)

@@ -1,4 +1,4 @@
-"""The mutants of a day: derived from its `.cu` files, each with a name that survives other edits."""
+"""The mutants of a day: derived from its `.cu` files, with names that survive other edits."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def balanced(found: Sequence[Mutant], count: int) -> list[Mutant]:
     kinds: Counter[str] = Counter()
     functions: Counter[str] = Counter()
     left = sorted(found, key=lambda m: hashlib.sha256(m.identity.encode()).digest())
-    chosen = []
+    chosen: list[Mutant] = []
     while left and len(chosen) < count:
         best = min(left, key=lambda m: (kinds[m.kind.name], functions[m.function]))
         left.remove(best)

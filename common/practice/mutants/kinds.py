@@ -209,7 +209,9 @@ def _shuffle(code: Code, function: Function) -> Iterator[Edit]:
         yield Edit(*parts[0], "0x0000ffffu", (name, close + 1))
         if len(parts) > 2:
             text = code.text(*parts[2])
-            yield Edit(*parts[2], f"({text}) + 1", (name, close + 1))
+            # By xor, offsets that are all one more still reach every lane.
+            other = f"({text}) / 2" if "xor" in code.code[name].text else f"({text}) + 1"
+            yield Edit(*parts[2], other, (name, close + 1))
 
 
 @_kind("shared memory too small", "both", "The last bytes lie in memory that belongs to nobody.")
@@ -553,10 +555,10 @@ def _transposed(code: Code, function: Function) -> Iterator[Edit]:
             first, second = opening(code.code, p), closing(code.code, p + 1)
             if code.code[first - 1].is_op("]") or is_op_at(code.code, second + 1, "["):
                 continue
-            left, right = code.text(first + 1, p), code.text(p + 2, second)
+            row, column = code.text(first + 1, p), code.text(p + 2, second)
             start = code.operand_start(second)
-            if left != right and not code.code[start - 1].is_word():  # no declaration
-                yield Edit(first, second + 1, f"[{right}][{left}]", (start, second + 1))
+            if row != column and not code.code[start - 1].is_word():  # no declaration
+                yield Edit(first, second + 1, f"[{column}][{row}]", (start, second + 1))
         elif code.binary(p, "*"):
             left, right = _around(code, p)
             if right < function.end and code.binary(right, "+"):
@@ -600,14 +602,28 @@ def _launch_size(code: Code, function: Function) -> Iterator[Edit]:
     "validation dropped", "host", "An argument that the kernel cannot take is taken.", watched=False
 )
 def _validation(code: Code, function: Function) -> Iterator[Edit]:
-    for name, _, close in _calls(code, function, r"STD_TORCH_CHECK|TORCH_CHECK"):
-        if _statement(code, name, close + 1):
-            yield Edit(name, close + 1, "", (name, close + 1))
+    for p in range(function.body, function.end):
+        if code.code[p].is_word("STD_TORCH_CHECK", "TORCH_CHECK"):
+            close = closing(code.code, p + 1)
+            if _statement(code, p, close + 1):
+                yield Edit(p, close + 1, "")
     for name, _, close in _calls(code, function, r"(check|require)_(?!cuda$|launch$)\w+"):
         if _statement(code, name, close + 1):
             yield Edit(name, close + 1, "")
     for start, end in _chained(code, function):
-        if code.code[start + 1].text != "contiguous":
+        if code.code[start + 1].text not in ("contiguous", *_DEVICES):
+            yield Edit(start, end, "", (_chain_start(code, start), end))
+
+
+_DEVICES = ("on_gpu", "on_host", "same_device")
+
+
+@_kind(
+    "device check dropped", "host", "A tensor of another device reaches the kernel.", watched=False
+)
+def _device(code: Code, function: Function) -> Iterator[Edit]:
+    for start, end in _chained(code, function):
+        if code.code[start + 1].text in _DEVICES:
             yield Edit(start, end, "", (_chain_start(code, start), end))
 
 

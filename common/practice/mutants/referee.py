@@ -104,8 +104,8 @@ def serve() -> None:
             result = each.take()
             if result is not None:
                 running.remove(each)
-                line = json.dumps({"number": each.number, **result.to_json()}) + "\n"
-                _write(answers, line.encode())
+                answer = json.dumps({"number": each.number, **result.to_json()}) + "\n"
+                _write(answers, answer.encode())
 
 
 def _write(descriptor: int, data: bytes) -> None:

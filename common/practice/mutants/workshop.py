@@ -140,30 +140,44 @@ class Workshop:
         self._link = [platform.compiler, "-shared", *backend.ldflags(self._runtime, variant)]
         self._link_after = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{n}" for n in TORCH)]
         self._texts = {s: s.read_text(encoding="utf-8") for s in day.library_sources}
-        self.operators = {s: outline(text).operators for s, text in self._texts.items()}
+        self._outlines = {source: outline(text) for source, text in self._texts.items()}
+        self.operators = {source: read.operators for source, read in self._outlines.items()}
         self._rewriters: dict[Path, Variants] = {}
         for source in day.library_sources:
             out = self._folder / source.stem
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
         self._originals = _Once()
 
-    def needed(self, source: Path, operators: Iterable[str]) -> frozenset[str]:
-        """Which of these operators the source binds."""
-        return frozenset(self.operators[source]) & frozenset(operators)
+    def needed(self, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
+        """For each source that these operators need, those of its own that are built with them:
+        operators, and launchers that another source calls."""
+        needed = set(operators)
+        while True:
+            found = {s: self.operators[s] & needed for s in self.day.library_sources}
+            used = {
+                word
+                for source, mine in found.items()
+                if mine
+                for declared in self._outlines[source].reached(mine)
+                for word in declared.uses
+            }
+            more = {name for names in self.operators.values() for name in names & used} - needed
+            if not more:
+                return {source: frozenset(mine) for source, mine in found.items() if mine}
+            needed |= more
 
-    def original(self, source: Path, operators: Iterable[str]) -> Compiled:
-        """The source as it is, with these operators alone. Raises BuildError."""
-        needed = self.needed(source, operators)
+    def original(self, source: Path, operators: frozenset[str]) -> Compiled:
+        """The source as it is, with these of its operators alone. Raises BuildError."""
 
         def make() -> Compiled:
-            digits = digest([source.stem, *sorted(needed)])
-            return self._object(source, self._texts[source], needed, f"original-{digits}")
+            digits = digest([source.stem, *sorted(operators)])
+            return self._object(source, self._texts[source], operators, f"original-{digits}")
 
-        return self._originals.get((source, needed), make)
+        return self._originals.get((source, operators), make)
 
-    def changed(self, source: Path, text: str, operators: Iterable[str], name: str) -> Compiled:
-        """Another text of the source, with these operators alone. Raises BuildError."""
-        return self._object(source, text, self.needed(source, operators), name)
+    def changed(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
+        """Another text of the source, with these of its operators alone. Raises BuildError."""
+        return self._object(source, text, operators, name)
 
     def library(self, objects: Iterable[Compiled], name: str) -> Path:
         """A library of these objects, named after the day as a day's own is. Raises BuildError."""
@@ -173,12 +187,6 @@ class Workshop:
         files = [str(each.path) for each in objects]
         self._programs.run([*self._link, *files, *self._link_after, "-o", str(path)])
         return path
-
-    def others(self, source: Path, operators: Iterable[str]) -> list[Compiled]:
-        """The day's other sources, as far as they bind any of these operators."""
-        needed = set(operators)
-        found = [s for s in self.day.library_sources if s != source and self.needed(s, needed)]
-        return [self.original(other, needed) for other in found]
 
     def remove(self, name: str) -> None:
         """Removes what was built under this name."""

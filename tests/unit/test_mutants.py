@@ -1,0 +1,372 @@
+"""Single-change mutants: which are derived of a source, how they are named, which are chosen."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from common.base.days import Day, discover
+from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
+from common.cpu.lexer import tokenize
+from common.practice.mutants import derive
+from common.practice.mutants.derive import Mutant
+from common.practice.mutants.kinds import KINDS
+from common.practice.mutants.ledger import Ledger
+from common.practice.mutants.outline import outline, trimmed
+
+DAYS, _ = discover()
+
+
+@cache
+def of_day(name: str) -> list[Mutant]:
+    return derive.mutants_of(next(day for day in DAYS if day.name == name))
+
+
+def device(body: str) -> str:
+    return f"__global__ void kernel(float* y, int n) {{\n  {body}\n}}\n"
+
+
+def host(body: str) -> str:
+    return f"Tensor launcher(const Tensor& x) {{\n  {body}\n}}\n"
+
+
+def mutants_of(source: str, kind: str = "") -> list[Mutant]:
+    found = derive.mutants(Path("a.cu"), outline(source))
+    return [mutant for mutant in found if kind in ("", mutant.kind.name)]
+
+
+def changes(source: str, kind: str) -> list[str]:
+    return [f"{m.original} -> {m.changed}" for m in mutants_of(source, kind)]
+
+
+# Of each kind, code and what becomes of it. Every kind has to be here.
+EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
+    "barrier removed": [
+        (device("__syncthreads();"), ["__syncthreads() -> "]),
+        (device("for (;;) { __syncwarp(); }"), ["__syncwarp() -> "]),
+        (device("ptx::cp_async_wait<0>();"), ["ptx::cp_async_wait<0>() -> "]),
+        (device("block.sync();"), ["block.sync() -> "]),
+        (device("ptx::mbarrier_wait(&full, 0);"), ["ptx::mbarrier_wait(&full, 0) -> "]),
+        (device("int last = __syncthreads_or(n);"), []),
+        (host("stream.sync();"), []),
+    ],
+    "fence or memory order": [
+        (device("__threadfence();"), ["__threadfence() -> "]),
+        (
+            device("flag.store(1, cuda::memory_order_release);"),
+            ["memory_order_release -> memory_order_relaxed"],
+        ),
+        (device("flag.load(cuda::memory_order_relaxed);"), []),
+    ],
+    "atomic made plain": [
+        (
+            device("atomicAdd(y, 1.0f);"),
+            [
+                "atomicAdd(y, 1.0f) -> [&] { auto* at = (y); const auto old = *at; "
+                "*at = old + (1.0f); return old; }()"
+            ],
+        ),
+        (device("atomic_add(y, 1.0f);"), []),
+    ],
+    "shuffle": [
+        (
+            device("n += __shfl_down_sync(FULL, n, 4);"),
+            [
+                "__shfl_down_sync(FULL, n, 4) -> __shfl_down_sync(0x0000ffffu, n, 4)",
+                "__shfl_down_sync(FULL, n, 4) -> __shfl_down_sync(FULL, n, (4) + 1)",
+            ],
+        ),
+    ],
+    "shared memory too small": [
+        (
+            device("__shared__ float tile[2 * N][N];"),
+            ["tile[2 * N] -> tile[(2 * N) - 1]"],
+        ),
+        (device("extern __shared__ float tile[];"), []),
+        (host("kernel<<<1, 32, bytes, stream>>>(y);"), ["bytes -> (bytes) / 2"]),
+        (host("kernel<<<1, 32, 0, stream>>>(y);"), []),
+    ],
+    "comparison": [
+        (device("if (n < 3) return;"), ["n < 3 -> n <= 3"]),
+        (device("bool b = n + 1 >= n * 2;"), ["n + 1 >= n * 2 -> n + 1 > n * 2"]),
+        (
+            device("if (n > 1 && y != z) return;"),
+            ["n > 1 -> n >= 1", "n > 1 && y != z -> n > 1 || y != z"],
+        ),
+        (device("auto p = static_cast<Pack<float>*>(y);"), []),
+        (host("auto f = [](auto&& a) { return a; };"), []),
+    ],
+    "bounds check dropped": [
+        (device("if (n < 3) y[n] = 0;"), ["n < 3 -> true"]),
+        (device("if (n >= 3) return;"), ["n >= 3 -> false"]),
+        (
+            device("if (n < 3 && m < 4) y[n] = 0;"),
+            ["n < 3 && m < 4 -> true", "n < 3 && m < 4 -> m < 4", "n < 3 && m < 4 -> n < 3"],
+        ),
+        (device("y[n] = n < 3 ? x[n] : 0;"), ["n < 3 ? x[n] -> true ? x[n]"]),
+        (device("if (done) return;"), []),
+    ],
+    "arithmetic operator": [
+        (device("y[n] = a + b * c;"), ["a + b -> a - b", "b * c -> b / c"]),
+        (device("n += 2;"), ["n += 2 -> n -= 2"]),
+        (device("y[n] = -a;"), []),
+        (device("const float* p = y;"), []),
+    ],
+    "constant off by one": [
+        (device("y[n] = x[n + 4];"), ["n + 4 -> n + 5"]),
+        (host("const int64_t rows = x.size(1);"), ["x.size(1) -> x.size(2)"]),
+        (device("float sum = 0;"), []),
+        (device("y[n] = 1.0f;"), []),
+    ],
+    "loop bound off by one": [
+        (device("for (int i = 0; i < n; ++i) y[i] = 0;"), ["i < n -> i < n - 1"]),
+        (device("for (auto each : list) y[i] = 0;"), []),
+    ],
+    "loop stride": [
+        (device("for (int i = 0; i < n; ++i) y[i] = 0;"), ["++i -> i += 2"]),
+        (device("for (int i = 0; i < n; i += 32) y[i] = 0;"), ["i += 32 -> i += 2 * 32"]),
+        (device("++n;"), []),
+    ],
+    "rounded down": [
+        (host("n = ceil_div<int64_t>(a, b);"), ["ceil_div<int64_t>(a, b) -> ((a) / (b))"]),
+        (device("n = (a + TILE - 1) / TILE;"), ["(a + TILE - 1) / TILE -> (a) / TILE"]),
+    ],
+    "min for max": [
+        (device("y[n] = fmaxf(a, b);"), ["fmaxf(a, b) -> fminf(a, b)"]),
+        (device("y[n] = std::min(a, b);"), ["min(a, b) -> max(a, b)"]),
+        (device("float max = 3;"), []),
+    ],
+    "factor dropped": [
+        (device("y[n] = v * scale;"), ["v * scale -> v"]),
+        (device("y[n] = row.weight[n] * v;"), ["row.weight[n] * v -> v"]),
+        (device("y[n] = v / sum;"), ["v / sum -> v"]),
+        (device("y[n] = expf(v - max);"), ["expf(v - max) -> expf(v)"]),
+        (device("y[n] = v * w;"), []),
+    ],
+    "initial value": [
+        (device("float sum = 0;"), ["float sum = 0 -> float sum = 1"]),
+        (device("float max = -INFINITY;"), ["float max = -INFINITY -> float max = 0"]),
+        (device("Sum sum = Sum{0};"), ["Sum sum = Sum{0} -> Sum sum = Sum{1}"]),
+        (device("constexpr int N = 1;"), ["int N = 1 -> int N = 0"]),
+        (device("y[n] = 0;"), []),
+    ],
+    "accumulator narrowed": [
+        (device("float sum = 0; sum += y[n];"), ["float sum -> __half sum"]),
+        (device("double sum = 0; sum += y[n];"), ["double sum -> float sum"]),
+        (device("float other = 0; sum += other;"), []),
+    ],
+    "64-bit index in 32 bits": [
+        (
+            "__global__ void kernel(float* y, int64_t n) { int64_t i = int64_t{blockIdx.x} + n; }",
+            [
+                "int64_t n -> int n",
+                "int64_t i -> int i",
+                "int64_t{blockIdx.x} -> int(blockIdx.x)",
+            ],
+        ),
+    ],
+    "other dimension": [
+        (device("n = threadIdx.x;"), ["threadIdx.x -> threadIdx.y"]),
+        (device("n = place.x;"), []),
+    ],
+    "transposed": [
+        (device("y[n] = tile[ty][tx];"), ["tile[ty][tx] -> tile[tx][ty]"]),
+        (device("y[n] = x[row * cols + col];"), ["row * cols + col -> col * cols + row"]),
+        (device("float tile[A][B];"), []),
+    ],
+    "grid or block size": [
+        (
+            host("kernel<<<grid, BLOCK, 0, stream>>>(y);"),
+            ["grid -> (grid) - 1", "BLOCK -> (BLOCK) / 2"],
+        ),
+        (
+            host("const dim3 grid(a, b); kernel<<<grid, 1>>>(y);"),
+            ["grid -> dim3(grid.x, 1, grid.z)"],
+        ),
+    ],
+    "validation dropped": [
+        (host('STD_TORCH_CHECK(a < b, "x: ", a);'), ['STD_TORCH_CHECK(a < b, "x: ", a) -> ']),
+        (host("check_pair(x, y);"), ["check_pair(x, y) -> "]),
+        (
+            host('check(x, "x").on_gpu().rank(2).contiguous();'),
+            [
+                'check(x, "x").on_gpu().rank(2) -> check(x, "x").on_gpu()',
+            ],
+        ),
+        (host('check_launch("kernel");'), []),
+    ],
+    "device check dropped": [
+        (
+            host('check(x, "x").on_gpu().rank(2);'),
+            ['check(x, "x").on_gpu() -> check(x, "x")'],
+        ),
+    ],
+    "contiguity check dropped": [
+        (
+            host('check(x, "x").rank(2).contiguous();'),
+            ['check(x, "x").rank(2).contiguous() -> check(x, "x").rank(2)'],
+        ),
+    ],
+    "alignment check dropped": [
+        (host("if (!is_aligned(x, 16)) return v1(x);"), ["is_aligned(x, 16) -> true"]),
+    ],
+    "empty input not handled": [
+        (host("if (n == 0) return y;"), ["if (n == 0) return y -> "]),
+        (host("if (x.numel() == 0 || m == 0) return y;"), [
+            "if (x.numel() == 0 || m == 0) return y -> "
+        ]),
+        (device("if (n == 0) return;"), []),
+    ],
+    "device guard dropped": [
+        (host("const DeviceGuard guard(x);"), ["const DeviceGuard guard(x) -> "]),
+    ],
+    "default stream": [
+        (host("run(current_stream(x));"), ["current_stream(x) -> nullptr"]),
+    ],
+}  # fmt: skip
+
+CASES = [(kind, source, out) for kind, cases in EXAMPLES.items() for source, out in cases]
+
+
+@pytest.mark.parametrize(("kind", "source", "expected"), CASES)
+def test_a_kind_changes_what_it_says(kind: str, source: str, expected: list[str]) -> None:
+    assert changes(source, kind) == expected
+
+
+def test_every_kind_is_tried_and_explained() -> None:
+    assert set(EXAMPLES) == {kind.name for kind in KINDS}
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    for kind in KINDS:
+        assert kind.explanation.endswith(".")
+        assert any(out for _, out in EXAMPLES[kind.name])
+
+
+def same_start(a: str, b: str) -> int:
+    """How many characters two texts begin with in common."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+def test_mutants_of_the_days(day: Day) -> None:
+    """Each differs from its source in one place, keeps every line, and has a name of its own."""
+    found = of_day(day.name)
+    assert len(found) >= 10
+    identities = [mutant.identity for mutant in found]
+    assert len(set(identities)) == len(identities)
+    texts = set()
+    for mutant in derive.standard(found):
+        original = mutant.source.read_text(encoding="utf-8")
+        text = mutant.text()
+        assert text.count("\n") == original.count("\n")
+        before = same_start(text, original)
+        behind = same_start(text[before:][::-1], original[before:][::-1])
+        assert len(original) - before - behind < 300, mutant.identity
+        assert original[:before].count("\n") + 1 >= mutant.line
+        assert "".join(token.text for token in tokenize(text)) == text
+        texts.add((mutant.source, text))
+    assert len(texts) == len(derive.standard(found))
+
+
+@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+def test_what_a_day_lists_as_equivalent_exists(day: Day) -> None:
+    known = {mutant.identity for mutant in of_day(day.name)}
+    assert set(day.equivalent) <= known
+    assert all(reason.strip() for reason in day.equivalent.values())
+
+
+SEVERAL = """\
+// n + 1 in a comment
+#define UNUSED (n + 2)
+#if 0
+int off(int n) { return n + 3; }
+#endif
+constexpr int SIZE = 3 + 4;
+__device__ int used(int n) { static_assert(1 + 1 == 2); return n + 5; }
+__device__ int unused(int n) { return n + 6; }
+__global__ void kernel(int* y) { y[0] = used(y[0]); printf("n + 7"); }
+Tensor launcher(const Tensor& x) { kernel<<<1, 1>>>(nullptr); return x; }
+Tensor other(const Tensor& x) { STD_TORCH_CHECK(true, "n", 8 + 9); return unused(x.numel() + 1); }
+RUNG(day01, launcher, "(Tensor x) -> Tensor");
+RUNG(day01, other, "(Tensor x) -> Tensor");
+"""
+
+
+def test_nothing_is_changed_that_is_not_run() -> None:
+    found = derive.mutants(Path("a.cu"), outline(SEVERAL), ["launcher"])
+    assert [m.identity for m in found if m.kind.name == "arithmetic operator"] == [
+        "used: arithmetic operator: `n + 5` -> `n - 5`"
+    ]
+    assert {m.function for m in found} <= {"used", "kernel", "launcher"}
+
+
+def test_a_source_is_trimmed_to_some_operators() -> None:
+    text = trimmed(SEVERAL, ["launcher"])
+    assert text.count("\n") == SEVERAL.count("\n")
+    assert "used(int n) { static_assert" in text and "RUNG(day01, launcher" in text
+    assert "unused(" not in text and "other" not in text
+    assert "constexpr int SIZE" in text
+    assert trimmed("int f() { return 1; }\n", ["g"]) == "int f() { return 1; }\n"
+
+
+def test_an_identity_does_not_depend_on_other_code() -> None:
+    plain = device("y[n] = a + b; y[0] = a + b;")
+    moved = "// a line more\n\nint before(int a) { return a + 1; }\n" + plain
+    named = [m.identity for m in mutants_of(plain, "arithmetic operator")]
+    assert named == [
+        "kernel: arithmetic operator: `a + b` -> `a - b`",
+        "kernel: arithmetic operator: `a + b` -> `a - b`, 2nd",
+    ]
+    assert set(named) <= {m.identity for m in mutants_of(moved)}
+
+
+def test_a_method_is_named_with_its_type() -> None:
+    source = "struct Half {\n  __device__ int operator()(int n) const { return n / 2; }\n};\n"
+    assert {m.function for m in mutants_of(source)} == {"Half::operator"}
+
+
+def test_the_standard_mutants_have_every_kind_and_every_function() -> None:
+    day = next(day for day in DAYS if len(derive.mutants_of(day)) > 2 * derive.STANDARD)
+    found = [m for m in derive.mutants_of(day) if m.source == day.source]
+    chosen = derive.standard(found)
+    assert len(chosen) == derive.STANDARD
+    assert {m.kind.name for m in chosen} == {m.kind.name for m in found}
+    assert chosen == derive.standard(found[::-1])
+
+
+def test_a_sample_is_the_same_for_a_seed() -> None:
+    found = derive.mutants_of(DAYS[0])
+    assert derive.sample(found, 3, 1) == derive.sample(found, 3, 1)
+    assert len({tuple(m.identity for m in derive.sample(found, 3, s)) for s in range(9)}) > 1
+    assert derive.sample(found, 10_000, 1) == found
+
+
+@pytest.mark.parametrize(("number", "text"), [(2, "2nd"), (3, "3rd"), (11, "11th"), (21, "21st")])
+def test_ordinals(number: int, text: str) -> None:
+    assert derive.ordinal(number) == text
+
+
+def verdict(status: str, by: str = "", name: str = "f") -> Verdict:
+    return Verdict(name, "comparison", "a.cu", 1, status, by)
+
+
+def test_a_score_counts_only_what_is_not_equivalent() -> None:
+    verdicts = [verdict(KILLED, "result")] * 3 + [verdict(SURVIVED, name="left")]
+    verdicts += [verdict(EQUIVALENT, "declared"), verdict(STILLBORN)]
+    found = score(5, verdicts)
+    assert (found.made, found.counted, found.rate) == (5, 4, 0.75)
+    assert found.killed == {"result": 3} and found.survived == ["left"]
+    assert score(5, [verdict(EQUIVALENT)]).rate == 1
+
+
+def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
+    first = Ledger("day01")
+    first.put("key", verdict(KILLED, "result").to_json())
+    with open(first.path, "a") as file:
+        file.write('{"key": "cut sh')
+    assert Ledger("day01").verdict("key") == verdict(KILLED, "result")
+    assert Ledger("day01").verdict("other") is None
+    assert Ledger("day01", fresh=True).verdict("key") is None
