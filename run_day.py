@@ -158,6 +158,23 @@ def parser() -> Parser:
         help="with --compile-only: architectures, default 8.0,9.0a",
     )
 
+    learn = p.add_argument_group("practice: a gap in the day's own file is yours to fill")
+    learn.add_argument(
+        "--practice",
+        nargs="?",
+        const="write",
+        choices=("write",),
+        metavar="KIND",
+        help="check practice/dayNN/write.cu in place of the day's file; written at first",
+    )
+    learn.add_argument("--hint", action="store_true", help="show the next hint")
+    learn.add_argument(
+        "--reset", action="store_true", help="begin anew; the old file is kept beside the new one"
+    )
+    learn.add_argument(
+        "--solution", action="store_true", help="show the difference to the day's own file"
+    )
+
     out = p.add_argument_group("results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the whole run as JSON")
     out.add_argument(
@@ -211,6 +228,13 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
     if (args.source or args.merge) and args.days:
         p.error("--from and --merge take files, no days")
+    learner = [name for name in ("hint", "reset", "solution") if getattr(args, name)]
+    if len(learner) > 1:
+        p.error(f"--{learner[0]} and --{learner[1]} do not go together")
+    if learner and not args.practice:
+        args.practice = "write"
+    if args.practice and (args.write or args.json or args.shard or args.source or args.merge):
+        p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
 
@@ -239,6 +263,8 @@ def main(argv: list[str] | None = None) -> int:
 
     from common.run import command
 
+    if args.practice:
+        return practise(args, root)
     modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
     modes["profiled"] = args.profiled
     return command.run(
@@ -261,6 +287,24 @@ def main(argv: list[str] | None = None) -> int:
             watched=args.watched,
         )
     )
+
+
+def practise(args: argparse.Namespace, root: Path) -> int:
+    """`--practice` and its companions."""
+    from common.run import command, practising
+
+    options = command.Options(
+        wanted=tuple(args.days),
+        device=args.device,
+        model=args.model,
+        quick=args.quick,
+        jobs=args.jobs,
+        time_limit=args.time_limit,
+        colour=not args.no_color,
+        days=root,
+    )
+    wish = practising.Wish(args.practice, args.hint, args.reset, args.solution)
+    return practising.practise(options, wish)
 
 
 def list_days(wanted: list[str], root: Path) -> int:
