@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,9 +55,8 @@ class Challenge:
         """Begins anew; returns where the old file is kept, None where there was none."""
         kept = None
         if self.file.exists():
-            number = 1
-            while (kept := self.file.with_name(f"{self.file.stem}.{number}.cu")).exists():
-                number += 1
+            names = (self.file.with_name(f"{self.file.stem}.{n}.cu") for n in itertools.count(1))
+            kept = next(name for name in names if not name.exists())
             os.replace(self.file, kept)
         self.begin()
         return kept

@@ -130,9 +130,8 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     try:
         lesson = load_lesson(day)
         problems = work.of(lesson)
-        channel.emit(
-            Planned([[p.name, rung.name, rung.idea] for p in problems for rung in p.rungs])
-        )
+        planned = [[p.name, rung.name, rung.idea] for p in problems for rung in p.rungs]
+        channel.emit(Planned(planned))
         todo = library.plan(day, platform)
         if not todo.entry.ready:
             raise BuiltOtherwise(

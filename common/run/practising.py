@@ -195,10 +195,8 @@ def _say_how_to_go_on(
 
 
 def _lines(numbers: Sequence[int]) -> str:
-    """ "line 5", "lines 3-9"."""
+    """ "line 5", "lines 3 to 9"."""
     first, last = numbers[0], numbers[-1]
     if first == last:
         return f"line {first}"
-    return (
-        f"lines {first}-{last}" if last - first + 1 == len(numbers) else f"lines {first} to {last}"
-    )
+    return f"lines {first} to {last}"
