@@ -134,7 +134,7 @@ def state(challenge: Challenge) -> State:
         ) from None
     original = challenge.original.read_text(encoding="utf-8")
     around = tuple(changed_around(original, text, exercise))
-    return State(line, is_stub(text, exercise), around)
+    return State(line, is_stub(text, challenge.start, exercise), around)
 
 
 def solution_of(challenge: Challenge) -> str:

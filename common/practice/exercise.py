@@ -6,6 +6,7 @@ import difflib
 import textwrap
 
 from common.base.declaration import Exercise
+from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
 from common.practice.definitions import definitions
 
@@ -76,15 +77,13 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     return text[:begin] + body + text[end:]
 
 
-def is_stub(text: str, exercise: Exercise) -> bool:
-    """Whether the file holds the stub, untouched but for blanks."""
-    begin, end = place_in_stub(text, exercise)
-    return MARK in text[begin:end] and not _code(text[begin:end])
-
-
-def _code(text: str) -> str:
-    lines = (line.split("//")[0].strip() for line in text.splitlines())
-    return " ".join(line for line in lines if line and line != "return {};")
+def is_stub(text: str, start: str, exercise: Exercise) -> bool:
+    """Whether the function in `text` has the same code as in `start`, comments aside."""
+    codes = []
+    for each in (text, start):
+        begin, end = place_in_stub(each, exercise)
+        codes.append([token.text for token in tokenize(each[begin:end]) if token.is_code])
+    return codes[0] == codes[1]
 
 
 def place_in_stub(text: str, exercise: Exercise) -> tuple[int, int]:
