@@ -34,6 +34,9 @@ exit codes: 0 nothing failed and something passed; 1 a failure, a build error or
 """
 
 
+LEARNER = ("hint", "reset", "solution", "next", "watch")  # what goes with --practice
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that offers the nearest option for one that does not exist."""
 
@@ -175,6 +178,11 @@ def parser() -> Parser:
         "--solution", action="store_true", help="show the difference to the day's own file"
     )
 
+    learn.add_argument(
+        "--next", action="store_true", help="go on with the next exercise that is not solved"
+    )
+    learn.add_argument("--watch", action="store_true", help="check whenever the file is saved")
+
     out = p.add_argument_group("results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the whole run as JSON")
     out.add_argument(
@@ -206,6 +214,7 @@ def parser() -> Parser:
 
     # For tests, and for tools that watch a single process.
     p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--rungs", default="", help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
@@ -228,7 +237,7 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
     if (args.source or args.merge) and args.days:
         p.error("--from and --merge take files, no days")
-    learner = [name for name in ("hint", "reset", "solution") if getattr(args, name)]
+    learner = [name for name in LEARNER if getattr(args, name)]
     if len(learner) > 1:
         p.error(f"--{learner[0]} and --{learner[1]} do not go together")
     if learner and not args.practice:
@@ -258,13 +267,13 @@ def main(argv: list[str] | None = None) -> int:
         return new_day(number, title, root)
     if args.merge or args.source or (args.write and not args.days):
         return use_reports(args, root)
+    if args.practice:
+        return practise(args, root)
     if not args.days:
-        p.error("name a day, a range, a topic, or all; --list shows what there is")
+        return where_we_are(root)
 
     from common.run import command
 
-    if args.practice:
-        return practise(args, root)
     modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
     modes["profiled"] = args.profiled
     return command.run(
@@ -285,6 +294,7 @@ def main(argv: list[str] | None = None) -> int:
             days=root,
             in_process=args.in_process,
             watched=args.watched,
+            rungs=tuple(filter(None, args.rungs.split(","))),
         )
     )
 
@@ -303,8 +313,20 @@ def practise(args: argparse.Namespace, root: Path) -> int:
         colour=not args.no_color,
         days=root,
     )
-    wish = practising.Wish(args.practice, args.hint, args.reset, args.solution)
+    wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
+
+
+def where_we_are(root: Path) -> int:
+    """Without arguments: how far the learner has come, and what to do next."""
+    from common.run.selection import SelectionError, overview
+
+    try:
+        print(overview(root))
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def list_days(wanted: list[str], root: Path) -> int:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-KINDS = ("write", "debug", "speed")
+KINDS = ("write",)
 FORMAT = 1
 
 
