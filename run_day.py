@@ -25,6 +25,10 @@ examples:
   python run_day.py 5 --sanitize      look for memory errors and races
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
+  python run_day.py --compare old.json new.json
+                                      what became slower, what fails now?
+  python run_day.py --html report.html
+                                      the stored results as a page
   python run_day.py --doctor          what is missing on this machine?
   python run_day.py --new 101 "Sparse attention"
                                       a folder to start from
@@ -206,6 +210,27 @@ def parser() -> Parser:
         help="show the --json files of several shards as one report",
     )
     out.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that needs no network: of this run, of --merge or --compare, or, "
+        "without any of these, of the stored results",
+    )
+    out.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="hold two --json files against each other; exit code 1 if anything is worse",
+    )
+    out.add_argument(
+        "--threshold",
+        type=positive,
+        default=5.0,
+        metavar="PERCENT",
+        help="with --compare: by how much a time must change to count; default 5",
+    )
+    out.add_argument(
         "--no-color",
         "--no-colour",
         action="store_true",
@@ -235,8 +260,10 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and (args.compile_only or args.sanitize or args.profile):
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
-    if (args.source or args.merge) and args.days:
-        p.error("--from and --merge take files, no days")
+    if (args.source or args.merge or args.compare) and args.days:
+        p.error("--from, --merge and --compare take files, no days")
+    if args.compare and (args.source or args.merge or args.write or args.json):
+        p.error("--compare shows what changed: not with --from, --merge, --write or --json")
     learner = [name for name in LEARNER if getattr(args, name)]
     if len(learner) > 1:
         p.error(f"--{learner[0]} and --{learner[1]} do not go together")
@@ -265,7 +292,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
-    if args.merge or args.source or (args.write and not args.days):
+    if args.compare:
+        return compare_reports(args, root)
+    if args.merge or args.source or ((args.write or args.html) and not args.days):
         return use_reports(args, root)
     if args.practice:
         return practise(args, root)
@@ -289,6 +318,7 @@ def main(argv: list[str] | None = None) -> int:
             time_limit=args.time_limit,
             archs=tuple((args.arch or "8.0,9.0a").split(",")),
             json=args.json,
+            html=args.html,
             write=args.write,
             colour=not args.no_color,
             days=root,
@@ -362,7 +392,7 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """`--merge`, `--write --from` and `--write` alone."""
+    """`--merge`, `--write --from`, and `--write` or `--html` alone."""
     from common.run import command
 
     return command.use_reports(
@@ -370,6 +400,18 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
         root.parent if args.write else None,
         args.json,
         not args.no_color,
+        args.html,
+        root,
+    )
+
+
+def compare_reports(args: argparse.Namespace, root: Path) -> int:
+    """`--compare`."""
+    from common.run import command
+
+    old, new = args.compare
+    return command.compare_reports(
+        old, new, args.threshold / 100, args.html, root, not args.no_color
     )
 
 
