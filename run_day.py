@@ -23,6 +23,7 @@ examples:
   python run_day.py all --compile-only --arch 8.0,9.0a
                                       does it compile? needs no GPU
   python run_day.py 5 --sanitize      look for memory errors and races
+  python run_day.py 5 --mutants       would the checks of day 5 notice a bug?
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
   python run_day.py --compare old.json new.json
@@ -158,6 +159,35 @@ def parser() -> Parser:
         help="on a GPU, measure each kernel with Nsight Compute; on the CPU, count sectors, bank "
         "conflicts and divergence by line of the source",
     )
+    what.add_argument(
+        "--mutants",
+        action="store_true",
+        help="change the source in one place at a time, on the CPU backend, and see whether the "
+        "day's own checks notice; goes on where an earlier run was ended",
+    )
+    else_.add_argument(
+        "--sample",
+        type=count,
+        default=0,
+        metavar="N",
+        help="with --mutants: only N of each day, chosen at random",
+    )
+    else_.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="with --sample: choose the same again; default: the date, as 20260131",
+    )
+    else_.add_argument(
+        "--all-mutants",
+        action="store_true",
+        help="with --mutants: every one that can be derived, not some of each kind and function",
+    )
+    else_.add_argument(
+        "--fresh",
+        action="store_true",
+        help="with --mutants: try again also those whose outcome is known from an earlier run",
+    )
     else_.add_argument(
         "--arch",
         default="",
@@ -254,6 +284,7 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
+    check_mutants(p, args)
     if args.source and not args.write:
         p.error("--from goes with --write")
     if args.write and (args.quick or args.no_bench):
@@ -273,6 +304,26 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
+
+
+def check_mutants(p: Parser, args: argparse.Namespace) -> None:
+    """Refuses options that do not go with --mutants, or only with it."""
+    if not args.mutants:
+        for option in ("sample", "all_mutants", "fresh"):
+            if getattr(args, option):
+                p.error(f"--{option.replace('_', '-')} goes with --mutants")
+    if args.seed is not None and not args.sample:
+        p.error("--seed goes with --sample")
+    if not args.mutants:
+        return
+    if args.device == "cuda" or args.model:
+        p.error("--mutants are tried on the CPU backend: not with --device cuda or --model")
+    if args.quick or args.no_bench:
+        p.error("--mutants go through all of a day's checks: not with --quick or --no-bench")
+    if args.write and (args.sample or args.all_mutants):
+        p.error(
+            "--write stores the score of the standard mutants: not with --sample or --all-mutants"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -300,6 +351,9 @@ def main(argv: list[str] | None = None) -> int:
         return practise(args, root)
     if not args.days:
         return where_we_are(root)
+
+    if args.mutants:
+        return mutants(args, root)
 
     from common.run import command
 
@@ -357,6 +411,26 @@ def where_we_are(root: Path) -> int:
         print(f"run_day.py: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def mutants(args: argparse.Namespace, root: Path) -> int:
+    """`--mutants`."""
+    from common.practice.mutants.campaign import Choice
+    from common.run import mutate
+
+    seed = mutate.today_as_seed() if args.seed is None else args.seed
+    return mutate.run(
+        mutate.MutantOptions(
+            wanted=tuple(args.days),
+            choice=Choice(args.all_mutants, args.sample, seed, args.fresh),
+            shard=args.shard,
+            jobs=args.jobs,
+            json=args.json,
+            write=args.write,
+            colour=not args.no_color,
+            days=root,
+        )
+    )
 
 
 def list_days(wanted: list[str], root: Path) -> int:

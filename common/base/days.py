@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Day:
     extra_sources: tuple[Path, ...] = ()
     introduces: tuple[str, ...] = ()
     exercise: Exercise | None = None
+    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -66,7 +67,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict}
 
 
 def read_day(folder: Path) -> Day:
@@ -114,6 +115,7 @@ def read_day(folder: Path) -> Day:
         tuple(sources[1:]),
         tuple(found.get("INTRODUCES", ())),
         exercise,
+        found.get("EQUIVALENT", {}),
     )
 
 
