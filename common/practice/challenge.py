@@ -9,12 +9,12 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.base.declaration import Exercise
-from common.practice.definitions import definitions, rungs_that_use
 from common.practice.exercise import (
     ExerciseError,
     changed_around,
     is_stub,
     line_of,
+    rungs_that_use,
     solution,
     stub,
 )
@@ -84,7 +84,7 @@ def write_challenge(day: Day, root: Path) -> Challenge:
         raise ExerciseError(f"day {day.number} has no exercise yet")
     original = source_of(day, exercise)
     text = original.read_text(encoding="utf-8")
-    rungs = rungs_that_use(definitions(text), exercise.function)
+    rungs = rungs_that_use(text, exercise.function)
     command = f"python run_day.py {day.number} --practice"
     return Challenge(
         day,
