@@ -200,9 +200,10 @@ def parser() -> Parser:
         "--practice",
         nargs="?",
         const="write",
-        choices=("write",),
+        choices=("write", "debug"),
         metavar="KIND",
-        help="check practice/dayNN/write.cu in place of the day's file; written at first",
+        help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
+        "is planted in practice/dayNN/debug.cu; both are written at first, and then checked",
     )
     learn.add_argument("--hint", action="store_true", help="show the next hint")
     learn.add_argument(
@@ -391,6 +392,7 @@ def practise(args: argparse.Namespace, root: Path) -> int:
         wanted=tuple(args.days),
         device=args.device,
         model=args.model,
+        mode="sanitize" if args.sanitize else "profile" if args.profile else "run",
         quick=args.quick,
         jobs=args.jobs,
         time_limit=args.time_limit,
