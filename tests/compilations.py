@@ -42,9 +42,8 @@ def library(name: str, device: str) -> Path:
         kept = f"test-{name}"
         cpp = shared.rewritten(kept, source(name), compiling.sources_of(source(name)), [ROOT])
         files = [*shared.texts(cpp), *backend.HEADERS]
-        runtime, prelude = shared.build_shared(platform)
-        command = [platform.compiler, "-shared", *prelude, str(cpp)]
-        command += [*backend.ldflags(runtime, platform.variant), compiling.STABLE_ABI]
+        command = [platform.compiler, "-shared", *shared.build_prelude(platform), str(cpp)]
+        command += [*shared.link_flags(platform), compiling.STABLE_ABI]
         command += shared.flags(platform)
         linked = [f"-Wl,-rpath,{torch_lib}"]
     else:
