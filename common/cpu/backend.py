@@ -141,11 +141,12 @@ def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
     runtime = runtime.resolve()
     renamed = _ADDRESS_CALLS if variant == "address" else ()
     # -Bsymbolic: a day calls its own kernels, even if another library defines the same names.
+    # --no-as-needed: the library that the linker sees may be an empty one of that name.
     return [
         "-Wl,-Bsymbolic",
         *(f"-Wl,--wrap={name}" for name in renamed),
         f"-L{runtime.parent}",
-        f"-l:{runtime.name}",
+        f"-Wl,--push-state,--no-as-needed,-l:{runtime.name},--pop-state",
         f"-Wl,-rpath,{runtime.parent}",
     ]
 
