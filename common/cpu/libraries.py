@@ -53,17 +53,20 @@ def _compile_runtime(command: list[str]) -> None:
     run_compiler(command, "the CPU backend's runtime did not build")
 
 
-def build_prelude(platform: Platform) -> list[str]:
+def build_prelude(platform: Platform, for_variants: bool = False) -> list[str]:
     """Flags for a file to use the precompiled headers that nearly every day includes.
 
     Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There
-    are no flags for clang, and none for the variants, which are built rarely. Raises BuildError.
+    are no flags for clang, and none for the variants unless `for_variants`: a day is rarely built
+    as one of them, its mutants are more often. Raises BuildError.
     """
-    if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
+    ordinary = platform.variant == "plain" or for_variants
+    if not ordinary or "clang" in Path(platform.compiler).name:
         return []
     own = _prelude_flags(platform)
+    kind = "prelude" if platform.variant == "plain" else f"prelude-{platform.variant}"
     name = "prelude.h.gch"  # g++ looks for that
-    entry = Entry("prelude", _prelude_key(platform), name, _KEPT_PRELUDES)
+    entry = Entry(kind, _prelude_key(platform), name, _KEPT_PRELUDES)
 
     def make(directory: Path) -> None:
         header = directory / "prelude.h"

@@ -11,6 +11,7 @@ from common.day import (
     COMPILE,
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
@@ -25,6 +26,21 @@ TEACHES = "Bytes packed in words, fixed-point arithmetic, separable filters in s
 TOPICS = ("images", "grey", "blur", "convolution", "shared memory", "integers")
 SOURCE = "color2gray.cu"
 INTRODUCES = ("fixed point", "separable filter")
+
+EXERCISE = Exercise(
+    function="luma_of_four",
+    task=(
+        "Compute four grey pixels from twelve bytes in three words, RGBR GBRG BRGB, and pack "
+        "them into one word, the first pixel in the lowest byte."
+    ),
+    hints=(
+        "byte_of(word, k) is byte k of a word, 0 the lowest. Which bytes of which words belong "
+        "to the second pixel?",
+        "The pixels are: three bytes of the first word; its last byte and two of the second; the "
+        "second's last two and one of the third; the third's last three.",
+        "luma(r, g, b) gives 0 to 255, so four of them fit: y0 | y1 << 8 | y2 << 16 | y3 << 24.",
+    ),
+)
 
 SIZES = [(1, 1), (1, 3), (5, 3), (3, 5), (16, 16), (31, 33), (64, 65), (7, 1031), (0, 4), (4, 0)]
 
