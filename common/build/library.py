@@ -72,13 +72,13 @@ def plan(day: Day, platform: Platform) -> Build:
     else:
         sources = tuple(
             libraries.rewritten(
-                f"{day.name}-{source.stem}", source, sources_of(source), [ROOT], platform.model
+                f"{day.kind}-{source.stem}", source, sources_of(source), [ROOT], platform.model
             )
             for source in day.library_sources
         )
         files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]
         parts += [*libraries.flags(platform), str(libraries.runtime(platform).path)]
-    entry = Entry(kind(day.name, platform), digest(parts, files), f"{day.name}.so")
+    entry = Entry(kind(day.kind, platform), digest(parts, files), f"{day.name}.so")
     return Build(day, platform, sources, entry)
 
 
