@@ -56,6 +56,12 @@ class Day:
         return self.folder.name
 
     @property
+    def kind(self) -> str:
+        """What its entries in the cache are called. A day of another folder than the course's has
+        another kind, so that its builds never push out the course's."""
+        return self.name if self.folder.parent == DAYS else f"other-{self.name}"
+
+    @property
     def library_sources(self) -> tuple[Path, ...]:
         """The .cu files that the day's library is made of, `source` first."""
         return (self.source, *(path for path in self.extra_sources if path.suffix == ".cu"))

@@ -17,15 +17,16 @@ from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import where
-from common.cpu import models
-from common.process.events import Direct, Ended, Event, Finished, Progress
+from common.cpu import libraries, models
+from common.process.child import Child, fork
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
 from common.report.comparison import Change, compare, compared_lines
 from common.report.files import ResultsError, write_atomically
 from common.report.markdown import device_name, versions
 from common.report.terminal import Report
-from common.run.runner import Runner, Step, jobs_allowed
+from common.run.runner import BUILD_GRACE, Runner, Step, jobs_allowed
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -108,6 +109,20 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _begin_runtime(device: str) -> Child:
+    """Begins to build the CPU backend's runtime, where days run on it, before torch is imported.
+
+    What goes wrong here goes wrong again where it is told: in `detect`, or in a day's build.
+    """
+
+    def work(_channel: Channel) -> None:
+        platform = detect(device)
+        if platform.device == "cpu":
+            libraries.build_runtime(platform)
+
+    return fork(work)
+
+
 class _Import(threading.Thread):
     """Imports torch, and what of ours needs it, beside other work."""
 
@@ -151,6 +166,8 @@ def run(options: Options) -> int:
     if options.in_process:
         leave_preload()
     with signals_raise():
+        early = options.mode == "run" and not options.in_process
+        runtime = _begin_runtime(options.device) if early else None
         try:
             return _run(options, selection, report)
         except Interrupted as interrupted:
@@ -158,6 +175,9 @@ def run(options: Options) -> int:
             return 128 + interrupted.number
         finally:
             report.close()
+            if runtime is not None:
+                runtime.kill(BUILD_GRACE)
+                runtime.close()
 
 
 def _run(options: Options, selection: Selection, report: Report) -> int:
