@@ -34,6 +34,9 @@ exit codes: 0 nothing failed and something passed; 1 a failure, a build error or
 """
 
 
+LEARNER = ("hint", "reset", "solution", "next", "watch")  # what goes with --practice
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that offers the nearest option for one that does not exist."""
 
@@ -158,6 +161,28 @@ def parser() -> Parser:
         help="with --compile-only: architectures, default 8.0,9.0a",
     )
 
+    learn = p.add_argument_group("practice: a gap in the day's own file is yours to fill")
+    learn.add_argument(
+        "--practice",
+        nargs="?",
+        const="write",
+        choices=("write",),
+        metavar="KIND",
+        help="check practice/dayNN/write.cu in place of the day's file; written at first",
+    )
+    learn.add_argument("--hint", action="store_true", help="show the next hint")
+    learn.add_argument(
+        "--reset", action="store_true", help="begin anew; the old file is kept beside the new one"
+    )
+    learn.add_argument(
+        "--solution", action="store_true", help="show the difference to the day's own file"
+    )
+
+    learn.add_argument(
+        "--next", action="store_true", help="go on with the next exercise that is not solved"
+    )
+    learn.add_argument("--watch", action="store_true", help="check whenever the file is saved")
+
     out = p.add_argument_group("results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the whole run as JSON")
     out.add_argument(
@@ -189,6 +214,7 @@ def parser() -> Parser:
 
     # For tests, and for tools that watch a single process.
     p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--rungs", default="", help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
@@ -211,6 +237,13 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
     if (args.source or args.merge) and args.days:
         p.error("--from and --merge take files, no days")
+    learner = [name for name in LEARNER if getattr(args, name)]
+    if len(learner) > 1:
+        p.error(f"--{learner[0]} and --{learner[1]} do not go together")
+    if learner and not args.practice:
+        args.practice = "write"
+    if args.practice and (args.write or args.json or args.shard or args.source or args.merge):
+        p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
 
@@ -234,8 +267,10 @@ def main(argv: list[str] | None = None) -> int:
         return new_day(number, title, root)
     if args.merge or args.source or (args.write and not args.days):
         return use_reports(args, root)
+    if args.practice:
+        return practise(args, root)
     if not args.days:
-        p.error("name a day, a range, a topic, or all; --list shows what there is")
+        return where_we_are(root)
 
     from common.run import command
 
@@ -259,8 +294,39 @@ def main(argv: list[str] | None = None) -> int:
             days=root,
             in_process=args.in_process,
             watched=args.watched,
+            rungs=tuple(filter(None, args.rungs.split(","))),
         )
     )
+
+
+def practise(args: argparse.Namespace, root: Path) -> int:
+    """`--practice` and its companions."""
+    from common.run import command, practising
+
+    options = command.Options(
+        wanted=tuple(args.days),
+        device=args.device,
+        model=args.model,
+        quick=args.quick,
+        jobs=args.jobs,
+        time_limit=args.time_limit,
+        colour=not args.no_color,
+        days=root,
+    )
+    wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
+    return practising.practise(options, wish)
+
+
+def where_we_are(root: Path) -> int:
+    """Without arguments: how far the learner has come, and what to do next."""
+    from common.run.selection import SelectionError, overview
+
+    try:
+        print(overview(root))
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def list_days(wanted: list[str], root: Path) -> int:

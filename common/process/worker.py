@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.base.cache import cache_directory
@@ -52,6 +52,7 @@ class Work:
     input, which launches nothing and takes long under a tool.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
+    rungs: run only these of the day, () for all.
     """
 
     quick: bool = False
@@ -60,6 +61,17 @@ class Work:
     watched: bool = False
     arguments: tuple[str, ...] = ()
     debug: bool = False
+    rungs: tuple[str, ...] = ()
+
+    def of(self, lesson: Lesson) -> tuple[Problem, ...]:
+        """The day's problems with the rungs that are to run."""
+        if not self.rungs:
+            return lesson.problems
+        chosen = [
+            replace(problem, rungs=tuple(r for r in problem.rungs if r.name in self.rungs))
+            for problem in lesson.problems
+        ]
+        return tuple(problem for problem in chosen if problem.rungs)
 
 
 def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
@@ -117,9 +129,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         guard.BAND = 0
     try:
         lesson = load_lesson(day)
-        channel.emit(
-            Planned([[p.name, rung.name, rung.idea] for p in lesson.problems for rung in p.rungs])
-        )
+        problems = work.of(lesson)
+        planned = [[p.name, rung.name, rung.idea] for p in problems for rung in p.rungs]
+        channel.emit(Planned(planned))
         todo = library.plan(day, platform)
         if not todo.entry.ready:
             raise BuiltOtherwise(
@@ -138,7 +150,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         channel.emit(Ended(FAIL, reason, details))
         channel.emit(Over())
         return
-    for problem in lesson.problems:
+    for problem in problems:
         _run_problem(run, problem, operators)
         if run.broken:
             channel.emit(Ended(FAIL, run.broken))
@@ -151,7 +163,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
     """Lets the day print what it has to show; the runner passes that on."""
-    if lesson.show is None or run.work.quick:
+    if lesson.show is None or run.work.quick or run.work.rungs:
         return
     run.stage("", "showing what it does")
     try:

@@ -43,7 +43,7 @@ class Options:
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
     mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
     days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access, see `common.process.worker.Work`."""
+    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`."""
 
     wanted: tuple[str, ...]
     shard: str = ""
@@ -61,6 +61,15 @@ class Options:
     days: Path = DAYS
     in_process: bool = False
     watched: bool = False
+    rungs: tuple[str, ...] = ()
+
+
+class Refused(Exception):
+    """A run cannot begin. lines: why. code: the exit code."""
+
+    def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
+        super().__init__("\n".join(lines))
+        self.lines, self.code = list(lines), code
 
 
 class Interrupted(BaseException):
@@ -79,7 +88,7 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
 
     def interrupt(number: int, _frame: object) -> None:
@@ -138,7 +147,7 @@ def run(options: Options) -> int:
         return EXIT_USAGE
     if options.in_process:
         leave_preload()
-    with _signals_raise():
+    with signals_raise():
         try:
             return _run(options, selection, report)
         except Interrupted as interrupted:
@@ -150,39 +159,11 @@ def run(options: Options) -> int:
 
 def _run(options: Options, selection: Selection, report: Report) -> int:
     began = time.monotonic()
-    importing = _Import()
-    report.status("importing PyTorch")
     try:
-        platform = detect(options.device)
-    except ToolchainError as error:
+        platform = prepare(options, selection, report)
+    except Refused as refused:
         report.close()
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    if options.model and platform.device != "cpu":
-        report.close()
-        print(f"run_day.py: {MODEL_ON_GPU}", file=sys.stderr)
-        return EXIT_USAGE
-    platform = replace(platform, model=options.model)
-    if options.mode == "profile" and platform.device == "cpu":
-        platform = replace(platform, variant="trace")
-    for note in selection.notes:
-        report.text(note, "yellow")
-    try:
-        importing.wait()
-    except (ImportError, OSError) as error:
-        report.close()
-        print(
-            f"run_day.py: {type(error).__name__}: {error}\n"
-            "PyTorch, or something beside it, cannot be imported; "
-            "python run_day.py --doctor says more",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
-    if findings := _obstacles(options, selection, platform):
-        report.close()
-        for line in findings:
-            print(f"run_day.py: {line}", file=sys.stderr)
-        return EXIT_FAILED
+        return refuse(refused)
     broken = [
         DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
@@ -196,7 +177,7 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         step, work = _step(options.mode, platform), _work(options, platform)
         outcomes = in_process(selection.days, platform, step, work, report)
     else:
-        runner = _runner(options, selection.days, platform, report)
+        runner = make_runner(options, selection.days, platform, report)
         try:
             runner.run()
         except Interrupted:
@@ -209,6 +190,43 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
     report.summary(outcomes, time.monotonic() - began)
     stored = _store(options, platform, outcomes, report, options.write)
     return exit_code(outcomes) if stored else EXIT_FAILED
+
+
+def refuse(refused: Refused) -> int:
+    """Says why a run cannot begin; returns the exit code."""
+    for line in refused.lines:
+        print(f"run_day.py: {line}", file=sys.stderr)
+    return refused.code
+
+
+def prepare(options: Options, selection: Selection, report: Report) -> Platform:
+    """Finds out where days run, and imports PyTorch meanwhile. Raises Refused."""
+    importing = _Import()
+    report.status("importing PyTorch")
+    try:
+        platform = detect(options.device)
+    except ToolchainError as error:
+        raise Refused([str(error)]) from None
+    if options.model and platform.device != "cpu":
+        raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+    platform = replace(platform, model=options.model)
+    if options.mode == "profile" and platform.device == "cpu":
+        platform = replace(platform, variant="trace")
+    for note in selection.notes:
+        report.text(note, "yellow")
+    try:
+        importing.wait()
+    except (ImportError, OSError) as error:
+        raise Refused(
+            [
+                f"{type(error).__name__}: {error}",
+                "PyTorch, or something beside it, cannot be imported; "
+                "python run_day.py --doctor says more",
+            ]
+        ) from None
+    if findings := _obstacles(options, selection, platform):
+        raise Refused(findings)
+    return platform
 
 
 def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
@@ -243,7 +261,9 @@ def _work(options: Options, platform: Platform) -> Any:
     arguments = () if options.days == DAYS else ("--days", str(options.days))
     if options.model:
         arguments = (*arguments, "--model", options.model)
-    return Work(options.quick, options.bench, limit, options.watched, arguments)
+    return Work(
+        options.quick, options.bench, limit, options.watched, arguments, rungs=options.rungs
+    )
 
 
 def _step(mode: str, platform: Platform) -> Step:
@@ -253,7 +273,10 @@ def _step(mode: str, platform: Platform) -> Step:
     return run_day if mode == "run" else TOOLS[mode, platform.device]
 
 
-def _runner(options: Options, days: Sequence[Day], platform: Platform, report: Report) -> Runner:
+def make_runner(
+    options: Options, days: Sequence[Day], platform: Platform, report: Report
+) -> Runner:
+    """What runs the days as the options ask for."""
     from common.build import day_build, nvcc
 
     work = _work(options, platform)

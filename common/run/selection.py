@@ -10,6 +10,9 @@ from pathlib import Path
 
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
+from common.practice.challenge import practice_folder
+from common.practice.journal import Journal, JournalError
+from common.practice.standing import marks, standing
 
 
 class SelectionError(Exception):
@@ -144,8 +147,37 @@ def listing(wanted: Sequence[str], root: Path) -> tuple[str, list[str]]:
     Raises SelectionError like `select`.
     """
     selection = select(wanted or ["all"], root)
+    journal = _journal(root)
     width = max((len(day.title) for day in selection.days), default=0)
     lines = [
-        f"{day.number:>3}  {day.title:<{width}}  {', '.join(day.topics)}" for day in selection.days
+        f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
+        for day in selection.days
     ]
+    if not wanted:
+        lines += ["", *standing(selection.days, journal)]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
+
+
+def overview(root: Path) -> str:
+    """What the script says without arguments: how far the learner has come, what there is to do.
+
+    Raises SelectionError like `select`.
+    """
+    days = select(["all"], root).days
+    lines = [
+        "A hundred days of CUDA. Each day is a folder under days/ with a README to read first.",
+        "",
+        *standing(days, _journal(root)),
+        "",
+        "python run_day.py 5        build, check and time day 5",
+        "python run_day.py --list   every day and its topics",
+        "python run_day.py --help   everything else",
+    ]
+    return "\n".join(lines)
+
+
+def _journal(root: Path) -> Journal:
+    try:
+        return Journal(practice_folder(root))
+    except JournalError as error:
+        raise SelectionError(str(error)) from None

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid, print_table, seconds
+from common.day import Case, Cost, Exercise, Problem, Rung, grid, print_table, seconds
 
 from .rnn import RNN, steps_of
 from .rolling import ROLLING
@@ -16,6 +16,25 @@ SOURCE = "persistent_threads.cu"
 EXTRA_SOURCES = ("rolling_batches.cu",)
 INTRODUCES = ("persistent kernel", "work queue", "double buffering")
 
+EXERCISE = Exercise(
+    function="rnn_v4_persistent_queue_kernel",
+    first="int64_t next = 0;",
+    last="thread 0 has written the ticket",
+    task=(
+        "Run this block's task, and get the number of the next one from the queue: thread 0 "
+        "draws it with atomicAdd, all threads learn it through `ticket`. Draw before the task, "
+        "so that its latency is hidden."
+    ),
+    hints=(
+        "The queue counts from 0, but the first gridDim.x tasks are given out already. Which "
+        "number does the first ticket stand for?",
+        "Thread 0 draws next = gridDim.x + atomicAdd(queue, 1) before run_task and writes it to "
+        "`ticket` after it. Why not at once?",
+        "While run_task runs, slow threads may still read the old ticket. After thread 0 has "
+        "written the new one, a __syncthreads() lets all threads read it. run_task(column, "
+        "state, h, steps, y, hidden, task).",
+    ),
+)
 
 
 def identity(x):
