@@ -45,7 +45,7 @@ ACCESSES_FOUND = "by its accesses:"
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
+    """What a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
     looks at every access: no bands around tensors, which would hide overruns from it, and no bad
@@ -261,16 +261,16 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: _Run, outcome: RungOutcome) -> None:
-    """Races fail a rung, whatever its results were. Reads of what nobody wrote explain wrong ones;
+    """Races fail a rung, whatever its results were. Reads of memory that no kernel wrote explain wrong ones;
     beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    told = []
+    shown = []
     for finding in traced.findings:
         if finding.what == "unwritten" and outcome.status == PASS:
             outcome.remarks.append(f"{finding.summary()}; no result shows it")
         else:
-            told.append(finding)
+            shown.append(finding)
     outcome.findings = [
         {
             "what": found.what,
@@ -278,15 +278,15 @@ def take_findings(run: _Run, outcome: RungOutcome) -> None:
             "summary": found.summary(),
             "details": found.details(),
         }
-        for found in told
+        for found in shown
     ]
-    if not told:
+    if not shown:
         return
     before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
     outcome.status = FAIL
-    outcome.reason = f"{ACCESSES_FOUND} {told[0].summary()}"
-    outcome.details = told[0].details()
-    for finding in told[1:]:
+    outcome.reason = f"{ACCESSES_FOUND} {shown[0].summary()}"
+    outcome.details = shown[0].details()
+    for finding in shown[1:]:
         outcome.details += [finding.summary(), *finding.details()]
     outcome.details += before
 

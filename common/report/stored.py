@@ -39,14 +39,14 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     """
     if not run["complete"]:
         raise ResultsError("nothing is stored: the run was --quick or --no-bench")
-    told = []
+    said = []
     folder = _folder(root) / slug(run["where"])
     files: dict[Path, str] = {}
     new: dict[Path, Stored] = {}
     for day in run["days"]:
         outcome = DayOutcome.from_json(day)
         if reason := unfit(outcome):
-            told.append(f"day {outcome.number} is not stored: {reason}")
+            said.append(f"day {outcome.number} is not stored: {reason}")
             continue
         one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
         path = folder / f"{outcome.name}.json"
@@ -56,8 +56,8 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
         write_atomically(path, text)
     if new:
         stored = numbers(one.day for one in new.values())
-        told.append(f"stored day {stored} in {folder.relative_to(root)}")
-    return told + _write_changed(root, generated)
+        said.append(f"stored day {stored} in {folder.relative_to(root)}")
+    return said + _write_changed(root, generated)
 
 
 def regenerate(root: Path = ROOT) -> list[str]:
@@ -110,12 +110,12 @@ def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
 
 
 def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
-    told = []
+    said = []
     for path, text in files.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
-            told.append(f"wrote {path.relative_to(root)}")
-    return told
+            said.append(f"wrote {path.relative_to(root)}")
+    return said
 
 
 # --- the file of a day ------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Options:
     days are. in_process: run in this process (for tools that watch one process). watched: such
     a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`."""
 
-    wanted: tuple[str, ...]
+    selected: tuple[str, ...]
     shard: str = ""
     device: str = "auto"
     mode: str = "run"
@@ -73,7 +73,7 @@ class Refused(Exception):
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end. number: the signal."""
+    """A signal ended this process. number: the signal."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -130,7 +130,7 @@ def run(options: Options) -> int:
     """Runs what the command line asks for and returns the exit code."""
     report = Report(colour=options.colour)
     try:
-        selection = select(options.wanted, options.days, options.shard)
+        selection = select(options.selected, options.days, options.shard)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -238,7 +238,7 @@ def _obstacles(options: Options, selection: Selection, platform: Platform) -> li
         try:
             return day_build.ready(day, platform)
         except OSError:
-            return False  # the day's own failure, told with it
+            return False  # the day's own failure, reported with it
 
     if options.mode != "compile" and all(built(day) for day in selection.days):
         return []
@@ -341,7 +341,7 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json and --write ask for; False, with the reason told, where that failed."""
+    """Writes what --json and --write ask for; False, with the reason reported, where that failed."""
     if not options.json and not write:
         return True
     complete = options.mode == "run" and options.bench and not options.quick
@@ -377,8 +377,8 @@ def use_reports(
         if json:
             reports.write_json(json, runs)
         if store_in:
-            told = [text for run in runs for text in stored.store(run, store_in)]
-            for text in told if runs else stored.regenerate(store_in):
+            lines = [text for run in runs for text in stored.store(run, store_in)]
+            for text in lines if runs else stored.regenerate(store_in):
                 report.text(text)
     except ResultsError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
