@@ -5,9 +5,9 @@ that PyTorch's own operator makes on outputs of similar size:
 
     |got - truth| <= ulps · eps · max(|truth|, tiny) + factor · E(|truth|)
 
-E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that no kernel can
-avoid, over outputs in the binade of m and the three above it, and further until sixteen elements
-are seen. Thus one element that PyTorch happens to get exactly does not make the bound zero, and
+E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that no kernel
+can avoid, over outputs in the binade of m and the three above it, and further until sixteen
+elements are seen. Thus one element that PyTorch gets exactly does not make the bound zero, and
 small outputs cannot hide behind the error of large ones.
 """
 

@@ -261,7 +261,7 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: _Run, outcome: RungOutcome) -> None:
-    """Races fail a rung, whatever its results were. Reads of memory that no kernel wrote explain wrong ones;
+    """Races fail a rung, whatever its results were. Reads of unwritten memory explain wrong ones;
     beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks

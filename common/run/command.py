@@ -341,7 +341,7 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json and --write ask for; False, with the reason reported, where that failed."""
+    """Writes what --json and --write ask for; False, with a message, where that failed."""
     if not options.json and not write:
         return True
     complete = options.mode == "run" and options.bench and not options.quick

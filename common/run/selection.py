@@ -142,7 +142,7 @@ def _shard(chosen: list[int], shard: str) -> list[int]:
 
 
 def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
-    """The text of `--list` for the selected days (all where none is named), and broken days' errors.
+    """The text of `--list` for the selected days (all if none is named), and broken days' errors.
 
     Raises SelectionError like `select`.
     """

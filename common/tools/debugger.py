@@ -284,7 +284,8 @@ def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if traced.died:
         return _dead(traced)
-    # Rungs share code, and one rung may serve several problems: each pair of lines is reported once.
+    # Rungs share code, and one rung may serve several problems: each pair of lines
+    # is reported once.
     found: dict[tuple[str, ...], tuple[dict[str, Any], list[str]]] = {}
     for rung in traced.rungs:
         for finding in rung.findings:

@@ -76,13 +76,13 @@ def test_outcomes_survive_json() -> None:
 
 
 def test_stored_results_and_generated_files_agree(root: Path) -> None:
-    told = stored.store(run(H200, passed(1), passed(2)), root)
+    said = stored.store(run(H200, passed(1), passed(2)), root)
     talkative = passed(1)
     talkative.output = "peak memory:\n4.3 MB"
     stored.store(run(CPU, talkative), root)
     file = root / "common/results/cpu/day01.json"
     assert json.loads(file.read_text())["output"] == ["peak memory:", "4.3 MB"]
-    assert "stored day 1-2 in common/results/nvidia-h200" in told
+    assert "stored day 1-2 in common/results/nvidia-h200" in said
     assert stored.check(root) == []
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [
         "common/results/cpu/day01.json",
@@ -184,8 +184,8 @@ def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
     before = [file.read_bytes() for file in files]
     failed = DayOutcome(1, "day01", "t", FAIL, "does not build")
     skipped = DayOutcome(2, "day02", "t", SKIP, "needs moonbeam")
-    told = stored.store(run(H200, failed, skipped), root)
-    assert told == [
+    said = stored.store(run(H200, failed, skipped), root)
+    assert said == [
         "day 1 is not stored: it failed",
         "day 2 is not stored: it was skipped (needs moonbeam)",
     ]
