@@ -1,6 +1,6 @@
-"""Stored results: one JSON file per day and device, with one line per rung.
+"""Stored results: one JSON file per day and GPU, with one line per rung.
 
-    common/results/<device>/dayNN.json    what was measured: written by --write alone
+    common/results/<gpu>/dayNN.json    what was measured: written by --write alone
 
 Everything that shows results in the repository is generated from them: see markdown.py.
 """
@@ -39,6 +39,8 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     """
     if not run["complete"]:
         raise ResultsError("nothing is stored: the run was --quick or --no-bench")
+    if run["where"]["device"] != "cuda":
+        raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
     said = []
     folder = _folder(root) / slug(run["where"])
     files: dict[Path, str] = {}
@@ -87,7 +89,7 @@ def check(root: Path = ROOT) -> list[str]:
 
 
 def read_stored(root: Path = ROOT) -> dict[int, list[Stored]]:
-    """All stored results by day: GPUs first, then the CPU, each in the order of their names.
+    """All stored results by day, in the order of the GPUs' names.
 
     Raises ResultsError for a file that holds none.
     """
@@ -104,7 +106,7 @@ def _read_files(root: Path) -> dict[Path, Stored]:
 
 def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
     found: dict[int, list[Stored]] = {}
-    for path in sorted(files, key=lambda p: (p.parent.name == "cpu", p.parent.name, p.name)):
+    for path in sorted(files):
         found.setdefault(files[path].day, []).append(files[path])
     return found
 
