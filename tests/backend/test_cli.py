@@ -47,7 +47,7 @@ def test_a_mistyped_option_gets_the_nearest(
 
 
 @pytest.mark.parametrize(
-    ("selected", "message"),
+    ("arguments", "message"),
     [
         ([], "name a day"),
         (["1", "--arch", "8.0"], "--arch goes with --compile-only"),
