@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -315,9 +316,11 @@ def _time_problem(
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
-        timings = time_problem(
-            problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
-        )
+        # PyTorch's advice on calls of its own, which are timed too, is not the day's output.
+        with warnings.catch_warnings(action="ignore"):
+            timings = time_problem(
+                problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
+            )
         for rung in problem.rungs:
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])
