@@ -275,7 +275,10 @@ Tensor ema_v4_large_tile(const Tensor& x, double decay) {
   return output_like(x, "ema_v4_large_tile", [&](auto zero, auto* y) {
     using T = decltype(zero);
     const auto kernel = ema_v4_large_tile_kernel<T>;
-    allow_shared(kernel, TILE_BYTES);  // more than 48 KB
+    // More than 48 KB must be dynamic shared memory, and must be requested for each kernel.
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_BYTES),
+        "cudaFuncSetAttribute");
     kernel<<<blocks_of(x, ROWS), ROWS, TILE_BYTES, current_stream(x)>>>(data<T>(x), y, x.size(0),
                                                                         x.size(1), by_value);
   });
