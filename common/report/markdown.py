@@ -18,6 +18,7 @@ from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
 from common.base.toolchain import sm
+from common.base.where import versions
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
@@ -29,17 +30,13 @@ PLOT = "results.svg"  # in a day's folder
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of a day on a device. where: what was measured on, see
+    """What is stored of a day on a GPU. where: what was measured on, see
     `common.base.where.where`. output: lines that the day printed."""
 
     day: int
     where: dict[str, str]
     rungs: list[RungOutcome]
     output: list[str] = field(default_factory=list)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.where["device"] == "cuda"
 
     @property
     def last(self) -> RungOutcome:
@@ -70,7 +67,7 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
         for name, block in blocks.items():
             text = _replaced(readme, text, name, block)
         files[readme] = text
-        for one in _shown(stored.get(day.number, []))[:1]:
+        for one in stored.get(day.number, [])[:1]:
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
     return files
@@ -90,21 +87,6 @@ def _replaced(readme: Path, text: str, name: str, block: str) -> str:
     return f"{before}{begin}\n{block}\n{end}{after}"
 
 
-def device_name(where: dict[str, str]) -> str:
-    """ "NVIDIA H200", or "CPU backend"."""
-    return where["gpu"] if where["device"] == "cuda" else "CPU backend"
-
-
-def versions(where: dict[str, str]) -> str:
-    """What it was measured with and when, in a line."""
-    if where["device"] == "cuda":
-        known = where["driver"] or f"for CUDA {where['driver_cuda']}"
-        parts = [f"driver {known}", f"nvcc {where['nvcc']}"]
-    else:
-        parts = [where["processor"], where["compiler"]]
-    return ", ".join([*parts, f"torch {where['torch']}", where["date"]])
-
-
 # --- a day's README ---------------------------------------------------------------------------
 
 
@@ -119,7 +101,7 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
 
 
 def run_block(stored: Sequence[Stored]) -> str:
-    """What `run_day.py N` printed, on the first device of these results: a console block."""
+    """What `run_day.py N` printed, on the first GPU of these results: a console block."""
     if not stored:
         return "Not measured yet."
     one = stored[0]
@@ -138,32 +120,24 @@ def run_block(stored: Sequence[Stored]) -> str:
 
 def _platform(where: dict[str, str]) -> str:
     """The first line of a run there."""
-    if where["device"] == "cpu":
-        return f"CPU backend, {where['compiler']}, torch {where['torch']}"
     return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
 
 
 def results_block(stored: Sequence[Stored]) -> str:
-    """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
-    parts = [_results_on(one) for one in _shown(stored)]
-    if parts and plotted(_shown(stored)[0].rungs):
+    """The results of one day on the GPUs that it is stored for."""
+    parts = [_results_on(one) for one in stored]
+    if parts and plotted(stored[0].rungs):
         parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
     return "\n\n".join(parts) or "Not measured yet."
-
-
-def _shown(stored: Sequence[Stored]) -> list[Stored]:
-    """The results on GPUs; where there are none, those on the CPU."""
-    return [one for one in stored if one.on_gpu] or list(stored)
 
 
 def _results_on(one: Stored) -> str:
     untimed = _only_checked(one.rungs)
     rungs = [rung for rung in one.rungs if rung.problem not in untimed]
-    columns = [column for column in MARKDOWN if one.on_gpu or column.heading != "target"]
-    header = ["problem", "rung", "idea", *(column.heading for column in columns)]
-    left = [True, True, True, *(column.left for column in columns)]
+    header = ["problem", "rung", "idea", *(column.heading for column in MARKDOWN)]
+    left = [True, True, True, *(column.left for column in MARKDOWN)]
     rows = [
-        [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in columns)]
+        [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in MARKDOWN)]
         for rung in rungs
     ]
     # What no row fills is left out, and so is the problem where there is one only.
@@ -182,7 +156,7 @@ def _results_on(one: Stored) -> str:
     if untimed:
         names = (f"{name} ({counted(n, 'rung')})" for name, n in untimed.items())
         below += f" Checked, not timed: {'; '.join(names)}."
-    return "\n".join([f"**{device_name(one.where)}**", "", *table, "", below])
+    return "\n".join([f"**{one.where['gpu']}**", "", *table, "", below])
 
 
 def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
@@ -201,32 +175,30 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
 def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     """The text of progress.md."""
     notes: dict[str, str] = {}
-    rows, on_gpu, on_cpu, targets = [], 0, 0, [0, 0]
+    rows, measured, targets = [], 0, [0, 0]
     for day in days:
+        title = f"[{day.title}](days/{day.name}/README.md)"
         results = stored.get(day.number, [])
-        gpu = [one for one in results if one.on_gpu]
-        cpu = [one for one in results if not one.on_gpu]
-        on_gpu, on_cpu = on_gpu + bool(gpu), on_cpu + bool(cpu)
-        for rung in gpu[0].rungs if gpu else []:
+        if not results:
+            empty = [""] * (len(PROGRESS) + 2)
+            rows.append([str(day.number), title, "not measured", *empty, day.teaches])
+            continue
+        measured += 1
+        first = results[0]
+        for rung in first.rungs:
             if rung.target_met is not None:
                 targets[0] += rung.target_met
                 targets[1] += 1
-        state = " and ".join(["GPU"] * bool(gpu) + ["CPU"] * bool(cpu))
-        state = f"passed on {state}" if state else "not measured"
-        row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)", state]
-        shown = gpu or cpu
-        if not shown:
-            rows.append([*row, "", *[""] * len(PROGRESS), "", day.teaches])
-            continue
-        note = f"{device_name(shown[0].where)}: {versions(shown[0].where)}"
+        gpu = first.where["gpu"]
+        note = f"{gpu}: {versions(first.where)}"
         letter = notes.setdefault(note, _letter(len(notes)))
-        last = shown[0].last
-        row += [f"`{last.rung}`", *(column.text(last) for column in PROGRESS)]
-        rows.append([*row, f"{device_name(shown[0].where)} [{letter}]", day.teaches])
+        row = [str(day.number), title, "passed", f"`{first.last.rung}`"]
+        row += [column.text(first.last) for column in PROGRESS]
+        rows.append([*row, f"{gpu} [{letter}]", day.teaches])
     header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
     header.append("it teaches")
     left = [False, True, True, True, *(column.left for column in PROGRESS), True, True]
-    totals = f"{counted(len(days), 'day')}: {on_gpu} passed on a GPU, {on_cpu} on the CPU backend"
+    totals = f"{counted(len(days), 'day')}: {measured} passed on a GPU"
     if targets[1]:
         totals += f"; {targets[0]} of {counted(targets[1], 'target')} met"
     lines = [

@@ -127,7 +127,7 @@ def test_every_day_has_an_exercise(day: Day) -> None:
     assert len(day.exercise.hints) == 3
     code = "".join(token.text for token in tokenize(answer) if token.is_code)
     for hint in (day.exercise.task, *day.exercise.hints):
-        assert len(hint) > 40, f"this helps nobody: {hint!r}"
+        assert len(hint) > 40, f"this helps no learner: {hint!r}"
         assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
 
 
