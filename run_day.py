@@ -200,9 +200,10 @@ def parser() -> Parser:
         "--practice",
         nargs="?",
         const="write",
-        choices=("write",),
+        choices=("write", "debug"),
         metavar="KIND",
-        help="check practice/dayNN/write.cu in place of the day's file; written at first",
+        help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
+        "is planted in practice/dayNN/debug.cu; both are written at first, and then checked",
     )
     learn.add_argument("--hint", action="store_true", help="show the next hint")
     learn.add_argument(
@@ -361,11 +362,11 @@ def main(argv: list[str] | None = None) -> int:
     modes["profiled"] = args.profiled
     return command.run(
         command.Options(
-            wanted=tuple(args.days),
+            selected=tuple(args.days),
             shard=args.shard,
             device=args.device,
             model=args.model,
-            mode=next((mode for mode, asked in modes.items() if asked), "run"),
+            mode=next((mode for mode, chosen in modes.items() if chosen), "run"),
             quick=args.quick,
             bench=not args.no_bench,
             jobs=args.jobs,
@@ -388,9 +389,10 @@ def practise(args: argparse.Namespace, root: Path) -> int:
     from common.run import command, practising
 
     options = command.Options(
-        wanted=tuple(args.days),
+        selected=tuple(args.days),
         device=args.device,
         model=args.model,
+        mode="sanitize" if args.sanitize else "profile" if args.profile else "run",
         quick=args.quick,
         jobs=args.jobs,
         time_limit=args.time_limit,
@@ -421,7 +423,7 @@ def mutants(args: argparse.Namespace, root: Path) -> int:
     seed = mutate.today_as_seed() if args.seed is None else args.seed
     return mutate.run(
         mutate.MutantOptions(
-            wanted=tuple(args.days),
+            selected=tuple(args.days),
             choice=Choice(args.all_mutants, args.sample, seed, args.fresh),
             shard=args.shard,
             jobs=args.jobs,
@@ -433,12 +435,12 @@ def mutants(args: argparse.Namespace, root: Path) -> int:
     )
 
 
-def list_days(wanted: list[str], root: Path) -> int:
+def list_days(selected: list[str], root: Path) -> int:
     """`--list`."""
     from common.run.selection import SelectionError, listing
 
     try:
-        text, broken = listing(wanted, root)
+        text, broken = listing(selected, root)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return 2
@@ -497,5 +499,5 @@ if __name__ == "__main__":
         code = 141  # the reader (head, less) has gone: as the shell names a death by SIGPIPE
     if "--in-process" in sys.argv:
         sys.exit(code)  # the tool that watches this process reports at its orderly end
-    # Without taking torch apart, which nobody waits for and which takes a third of a second.
+    # Without taking torch apart, which takes a third of a second.
     os._exit(code)

@@ -113,7 +113,7 @@ def simulated(python: str, libraries: Libraries) -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Measures, prints, and writes where it was asked to."""
+    """Measures, prints, and writes where the options say."""
     parser = argparse.ArgumentParser(prog="python -m tests.cpu_benchmark", description=__doc__)
     parser.add_argument("--numba", metavar="PYTHON", help="an interpreter that has Numba")
     parser.add_argument("--write", action="store_true", help="into common/cpu/README.md")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,7 @@ ACCESSES_FOUND = "by its accesses:"
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
+    """What a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
     looks at every access: no bands around tensors, which would hide overruns from it, and no bad
@@ -261,16 +262,16 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Races fail a rung, whatever its results were. Reads of what nobody wrote explain wrong ones;
+    """Races fail a rung, whatever its results were. Reads of unwritten memory explain wrong ones;
     beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    told = []
+    shown = []
     for finding in traced.findings:
         if finding.what == "unwritten" and outcome.status == PASS:
             outcome.remarks.append(f"{finding.summary()}; no result shows it")
         else:
-            told.append(finding)
+            shown.append(finding)
     outcome.findings = [
         {
             "what": found.what,
@@ -278,15 +279,15 @@ def take_findings(run: Run, outcome: RungOutcome) -> None:
             "summary": found.summary(),
             "details": found.details(),
         }
-        for found in told
+        for found in shown
     ]
-    if not told:
+    if not shown:
         return
     before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
     outcome.status = FAIL
-    outcome.reason = f"{ACCESSES_FOUND} {told[0].summary()}"
-    outcome.details = told[0].details()
-    for finding in told[1:]:
+    outcome.reason = f"{ACCESSES_FOUND} {shown[0].summary()}"
+    outcome.details = shown[0].details()
+    for finding in shown[1:]:
         outcome.details += [finding.summary(), *finding.details()]
     outcome.details += before
 
@@ -315,9 +316,11 @@ def _time_problem(
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
-        timings = time_problem(
-            problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
-        )
+        # PyTorch's advice on calls of its own, which are timed too, is not the day's output.
+        with warnings.catch_warnings(action="ignore"):
+            timings = time_problem(
+                problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
+            )
         for rung in problem.rungs:
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])

@@ -14,10 +14,11 @@ from common.base.days import Day
 from common.base.figures import counted, rate
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.parts import part_of
+from common.base.where import device_name, versions
 from common.report.columns import PROGRESS
 from common.report.comparison import Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import Stored, device_name, versions
+from common.report.markdown import Stored
 from common.report.plot import roofline
 
 
@@ -72,10 +73,10 @@ def _bars(rungs: list[RungOutcome]) -> list[Bar]:
 
 
 def from_stored(stored: dict[int, list[Stored]]) -> tuple[list[DayOutcome], list[str]]:
-    """The outcomes that are stored, of a GPU where there are any, and where they were measured."""
+    """The outcomes that are stored, of each day's first GPU, and where they were measured."""
     outcomes, where = [], dict[str, None]()
     for number, found in sorted(stored.items()):
-        one = next((each for each in found if each.on_gpu), found[0])
+        one = found[0]
         outcomes.append(DayOutcome(number, f"day{number:02d}", "", PASS, rungs=one.rungs))
         where[f"{device_name(one.where)}: {versions(one.where)}"] = None
     return outcomes, list(where)

@@ -16,7 +16,7 @@ from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import where
+from common.base.where import device_name, versions, where
 from common.cpu import libraries, models
 from common.process.child import Child, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
@@ -24,7 +24,6 @@ from common.report import runs as reports
 from common.report import stored
 from common.report.comparison import Change, compare, compared_lines
 from common.report.files import ResultsError, write_atomically
-from common.report.markdown import device_name, versions
 from common.report.terminal import Report
 from common.run.runner import BUILD_GRACE, Runner, Step, jobs_allowed
 from common.run.selection import Selection, SelectionError, select
@@ -48,7 +47,7 @@ class Options:
     days are. in_process: run in this process (for tools that watch one process). watched: such
     a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`."""
 
-    wanted: tuple[str, ...]
+    selected: tuple[str, ...]
     shard: str = ""
     device: str = "auto"
     mode: str = "run"
@@ -77,7 +76,7 @@ class Refused(Exception):
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end. number: the signal."""
+    """A signal ended this process. number: the signal."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -112,7 +111,7 @@ def signals_raise() -> Iterator[None]:
 def _begin_runtime(device: str) -> Child:
     """Begins to build the CPU backend's runtime, where days run on it, before torch is imported.
 
-    What goes wrong here goes wrong again where it is told: in `detect`, or in a day's build.
+    What goes wrong here goes wrong again where it is reported: in `detect`, or in a day's build.
     """
 
     def work(_channel: Channel) -> None:
@@ -148,7 +147,7 @@ def run(options: Options) -> int:
     """Runs what the command line asks for and returns the exit code."""
     report = Report(colour=options.colour)
     try:
-        selection = select(options.wanted, options.days, options.shard)
+        selection = select(options.selected, options.days, options.shard)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -261,7 +260,7 @@ def _obstacles(options: Options, selection: Selection, platform: Platform) -> li
         try:
             return day_build.ready(day, platform)
         except OSError:
-            return False  # the day's own failure, told with it
+            return False  # the day's own failure, reported with it
 
     if options.mode != "compile" and all(built(day) for day in selection.days):
         return []
@@ -364,7 +363,7 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json, --html and --write ask for; False, with the reason, where that failed."""
+    """Writes what --json, --html and --write ask for; False, with a message, where that failed."""
     if not (options.json or options.html or write):
         return True
     complete = options.mode == "run" and options.bench and not options.quick
@@ -421,8 +420,8 @@ def use_reports(
         if json:
             reports.write_json(json, runs)
         if store_in:
-            told = [text for run in runs for text in stored.store(run, store_in)]
-            for text in told if runs else stored.regenerate(store_in):
+            lines = [text for run in runs for text in stored.store(run, store_in)]
+            for text in lines if runs else stored.regenerate(store_in):
                 report.text(text)
         if html and runs:
             write_page(html, days, runs)

@@ -47,11 +47,11 @@ def practise(options: Options, wish: Wish) -> int:
         days = select(("all",), options.days).days
         journal = Journal(practice_folder(options.days))
         day, kind = _chosen(options, wish, days, journal)
-        desk = Desk(replace(options, wanted=(str(day.number),)), days, journal)
-        challenge = desk.challenge(day, kind)
+        desk = Desk(replace(options, selected=(str(day.number),)), days, journal)
+        challenge = desk.challenge(day, kind, another=wish.next and kind == "debug")
         if wish.reset:
             return desk.reset(challenge, report)
-        began = challenge.begin()
+        challenge, began = desk.begin(challenge, report)
         if wish.hint:
             return desk.hint(challenge, report)
         if wish.solution:
@@ -79,11 +79,11 @@ def practise(options: Options, wish: Wish) -> int:
 
 def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal) -> tuple[Day, str]:
     """The day and the kind of exercise that the command line means."""
-    if options.wanted:
-        chosen = select(options.wanted, options.days).days
+    if options.selected:
+        chosen = select(options.selected, options.days).days
         if len(chosen) != 1:
             raise SelectionError(f"--practice takes one day, not {len(chosen)}")
-        if not wish.next:
+        if not wish.next or wish.kind == "debug":
             return chosen[0], wish.kind
         found = next_exercise(days, journal, (chosen[0], wish.kind))
     else:

@@ -49,8 +49,8 @@ def words(day: Day) -> set[str]:
     return {word for word in found if word not in _STOP_WORDS and not word.isdigit()}
 
 
-def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
-    """The days under `root` that `wanted` names, e.g. ["1-3,7", "softmax"] or ["all"].
+def select(selected: Sequence[str], root: Path, shard: str = "") -> Selection:
+    """The days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
 
     shard: "i/n" takes every n-th of them, starting with the i-th.
     Raises SelectionError for what names no day, and where there is no day at all.
@@ -71,7 +71,7 @@ def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
     chosen: set[int] = set()
     notes = list(unnumbered)
     topics = _by_word(days)
-    for argument in wanted:
+    for argument in selected:
         whole = argument.strip().lower()  # a topic may be several words: "shared memory"
         tokens = [whole] if whole in topics else re.split(r"[,\s]+", whole)
         for token in filter(None, tokens):
@@ -141,19 +141,19 @@ def _shard(chosen: list[int], shard: str) -> list[int]:
     return taken
 
 
-def listing(wanted: Sequence[str], root: Path) -> tuple[str, list[str]]:
-    """The text of `--list` for the wanted days (all where none is named), and broken days' errors.
+def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
+    """The text of `--list` for the selected days (all if none is named), and broken days' errors.
 
     Raises SelectionError like `select`.
     """
-    selection = select(wanted or ["all"], root)
+    selection = select(selected or ["all"], root)
     journal = _journal(root)
     width = max((len(day.title) for day in selection.days), default=0)
     lines = [
         f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
         for day in selection.days
     ]
-    if not wanted:
+    if not selected:
         lines += ["", *standing(selection.days, journal)]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
 

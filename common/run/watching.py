@@ -68,8 +68,7 @@ def _watch(desk: Desk, challenge: Challenge) -> int:
                 if following := next_exercise(
                     desk.days, desk.journal, (challenge.day, challenge.kind)
                 ):
-                    challenge = desk.challenge(*following)
-                    challenge.begin()
+                    challenge, _ = desk.begin(desk.challenge(*following), report)
                     break
                 report.text("there is no other exercise that is not solved")
             elif key == "q":

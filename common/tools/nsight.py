@@ -59,7 +59,7 @@ PERMISSION = (
 
 
 class ProfileError(Exception):
-    """The profiler gave no counters; the message says why and how to mend it."""
+    """The profiler gave no counters; the message says why and how to fix it."""
 
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:

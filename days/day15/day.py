@@ -22,6 +22,7 @@ TITLE = "FlashAttention-2 forward, first version"
 TEACHES = "Attention by tiles and an online softmax, without the S×S matrix; register tiles"
 TOPICS = ("attention", "FlashAttention", "softmax", "matmul", "tiling", "autograd")
 SOURCE = "fa2_forward.cu"
+EXTRA_SOURCES = ("naive_attention.cu", "register_tiles.cu")
 INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
 
 EXERCISE = Exercise(

@@ -21,6 +21,7 @@ TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
 TOPICS = ("atomics", "histogram", "reduction", "compare-and-swap", "determinism")
 SOURCE = "atomic_ops.cu"
+EXTRA_SOURCES = ("float_atomics.cu",)
 INTRODUCES = ("contention", "histogram", "privatisation", "compare-and-swap", "warp aggregation")
 
 EXERCISE = Exercise(

@@ -8,6 +8,7 @@ TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
 TOPICS = ("scan", "prefix sum", "shared memory", "warps", "decoupled look-back")
 SOURCE = "prefix_sum.cu"
+EXTRA_SOURCES = ("scan_in_registers.cu",)
 INTRODUCES = ("scan", "decoupled look-back", "memory order", "fence")
 
 EXERCISE = Exercise(

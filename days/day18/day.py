@@ -10,6 +10,7 @@ TEACHES = (
 )
 TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
+EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
 EXERCISE = Exercise(

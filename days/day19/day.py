@@ -9,6 +9,7 @@ TITLE = "Softmax backward and cross-entropy"
 TEACHES = "Two gradients that need a whole row, computed from registers; autograd by torch.library"
 TOPICS = ("softmax", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "softmax_backward.cu"
+EXTRA_SOURCES = ("cross_entropy_backward.cu",)
 INTRODUCES = ("upstream gradient", "cross-entropy")
 
 EXERCISE = Exercise(

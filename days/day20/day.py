@@ -10,7 +10,7 @@ TITLE = "FlashAttention-2 backward and fused cross-entropy"
 TEACHES = "Two backward passes without their large matrices: recompute them, or overwrite the input"
 TOPICS = ("attention", "FlashAttention", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "fa2_backward.cu"
-EXTRA_SOURCES = ("fused_ce_loss.cu", "linear_ce.cu")
+EXTRA_SOURCES = ("naive_backward.cu", "fused_ce_loss.cu", "plain_ce_loss.cu", "linear_ce.cu")
 INTRODUCES = ("recomputation", "delta", "in-place gradient")
 
 EXERCISE = Exercise(

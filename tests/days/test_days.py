@@ -74,7 +74,7 @@ def _run_on_cpu(items: list[pytest.Item], folder: Path, *options: str) -> Outcom
     return {day["number"]: day for day in days}
 
 
-def _asked_for(session: pytest.Session, test: object) -> list[pytest.Item]:
+def _selected(session: pytest.Session, test: object) -> list[pytest.Item]:
     """The items of a test that are to run."""
     return [
         item
@@ -86,7 +86,7 @@ def _asked_for(session: pytest.Session, test: object) -> list[pytest.Item]:
 @pytest.fixture(scope="session")
 def on_cpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Outcomes of the days that tests ask for on the CPU backend."""
-    items = _asked_for(request.session, test_right_on_the_cpu)
+    items = _selected(request.session, test_right_on_the_cpu)
     return _run_on_cpu(items, tmp_path_factory.mktemp("cpu"))
 
 
@@ -100,7 +100,7 @@ def on_model(
     def run(model: str) -> Outcomes:
         items = [
             item
-            for item in _asked_for(request.session, test_right_on_other_cards)
+            for item in _selected(request.session, test_right_on_other_cards)
             if item.callspec.params["model"] == model
         ]
         folder = tmp_path_factory.mktemp(f"model-{model}")
@@ -112,7 +112,7 @@ def on_model(
 @pytest.fixture(scope="session")
 def on_stubs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Outcomes of quick checks of days whose exercise is still the stub."""
-    items = _asked_for(request.session, test_the_stub_compiles_and_is_wrong)
+    items = _selected(request.session, test_the_stub_compiles_and_is_wrong)
     folder = tmp_path_factory.mktemp("stubs")
     rungs: list[str] = []
     for day in {item.callspec.params["day"] for item in items}:

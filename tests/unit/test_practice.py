@@ -11,7 +11,7 @@ from common.base.days import Day, DayError, discover, read_day
 from common.base.declaration import Exercise
 from common.base.paths import DAYS
 from common.cpu.lexer import tokenize
-from common.practice.challenge import source_of, state, write_challenge
+from common.practice.challenge import source_of, write_challenge
 from common.practice.exercise import (
     ExerciseError,
     changed_around,
@@ -127,7 +127,7 @@ def test_every_day_has_an_exercise(day: Day) -> None:
     assert len(day.exercise.hints) == 3
     code = "".join(token.text for token in tokenize(answer) if token.is_code)
     for hint in (day.exercise.task, *day.exercise.hints):
-        assert len(hint) > 40, f"this helps nobody: {hint!r}"
+        assert len(hint) > 40, f"this helps no learner: {hint!r}"
         assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
 
 
@@ -168,10 +168,10 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     assert challenge.rungs == ("one",)
     assert challenge.begin()
     assert not challenge.begin(), "what the learner wrote is never overwritten"
-    assert state(challenge).untouched
+    assert challenge.state().open
     mine = challenge.file.read_text().replace("return {};", "return 2 * x;")
     challenge.file.write_text(mine)
-    assert not state(challenge).untouched
+    assert not challenge.state().open
     assert challenge.day_to_run().source == challenge.file
     first, second = challenge.reset(), challenge.reset()
     assert first is not None and second is not None
@@ -179,7 +179,7 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     assert {first.name, second.name} == {"write.1.cu", "write.2.cu"}
     challenge.file.write_text("int x;\n")
     with pytest.raises(ExerciseError, match=r"twice is not there; .* --reset begins anew"):
-        state(challenge)
+        challenge.state()
 
 
 def test_the_journal_survives(tmp_path: Path) -> None:
