@@ -15,6 +15,8 @@ from common.day import (
     Target,
     Tolerance,
     grid,
+    one_tensor,
+    streamed,
 )
 
 TITLE = "Atomics and histograms"
@@ -92,7 +94,7 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
 def of_floats(name, function, rungs, cases, values="normal", **options):
     return Problem(
         name=name,
-        inputs=lambda case, draw: (draw(*case.shape),),
+        inputs=one_tensor,
         reference=function,
         pytorch=function,
         libraries=(COMPILE,),
@@ -100,7 +102,7 @@ def of_floats(name, function, rungs, cases, values="normal", **options):
         cases=cases,
         bench=Case((1 << 28,), values=values),
         bench_cpu=Case((1 << 16,), values=values),
-        cost=lambda case: Cost(bytes=4 * case.shape[0], flops=case.shape[0]),
+        cost=streamed(1),
         **options,
     )
 

@@ -3,7 +3,17 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Exercise,
+    Problem,
+    Rung,
+    Target,
+    grid,
+    one_tensor,
+    streamed,
+)
 
 TITLE = "Softmax backward and cross-entropy"
 TEACHES = "Two gradients that need a whole row, computed from registers; autograd by torch.library"
@@ -39,10 +49,6 @@ CASES = (
 )
 WIDTHS = (*CASES, *grid([(4, 0)], FLOATS))
 OFFSET = (*WIDTHS, *grid([(4, 513)], FLOATS, values="offset"))
-
-
-def matrix(case, draw):
-    return (draw(*case.shape),)
 
 
 def softmax(x):
@@ -97,11 +103,6 @@ def gradient(g, x, target):
 
 def problem(name, inputs, reference, rungs, work, cases=CASES, pytorch=None, **options):
     """work: tensors of the size of x that are read or written, and operations per element of x."""
-
-    def cost(case):
-        n = case.shape[0] * case.shape[1]
-        return Cost(bytes=work[0] * n * case.itemsize, flops=work[1] * n)
-
     return Problem(
         name,
         inputs,
@@ -110,7 +111,7 @@ def problem(name, inputs, reference, rungs, work, cases=CASES, pytorch=None, **o
         cases,
         bench=Case((32768, 4096)),
         bench_cpu=Case((256, 1024)),
-        cost=cost,
+        cost=streamed(*work),
         pytorch=pytorch or reference,
         libraries=(COMPILE,),
         **options,
@@ -140,7 +141,7 @@ GRADIENT = (
 
 PROBLEMS = (
     problem(  # reads x and writes y; then reads gy and y, and writes gx
-        "softmax with its gradient", matrix, softmax, (SOFTMAX,), (5, 9), WIDTHS, gradients=True
+        "softmax with its gradient", one_tensor, softmax, (SOFTMAX,), (5, 9), WIDTHS, gradients=True
     ),
     problem(
         "softmax backward", backward_inputs, softmax_backward, SOFTMAX_BACKWARD, (3, 4), OFFSET

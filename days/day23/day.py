@@ -3,7 +3,19 @@
 import torch
 from torch.nn.functional import pad
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Exercise,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    one_tensor,
+    streamed,
+)
 
 TITLE = "Warp shuffles"
 TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions without shared memory"
@@ -32,20 +44,6 @@ HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
 SHAPES = [(1, 1), (3, 31), (33, 32), (7, 33), (5, 257), (2, 1023), (3, 1024), (2, 1025)]
 EMPTY = [(0, 5), (5, 0)]
-
-
-def matrix(case, draw):
-    return (draw(*case.shape),)
-
-
-def matrix_cost(read, written):
-    """Cost of reading and writing so many matrices; vectors of one value per row are neglected."""
-
-    def of_case(case):
-        elements = case.shape[0] * case.shape[1]
-        return Cost(bytes=(read + written) * elements * case.itemsize, flops=elements)
-
-    return of_case
 
 
 def row_sum(x):
@@ -103,7 +101,7 @@ def scale_rows(x, s):
 def row_sums(name, cases, bench):
     return Problem(
         name=name,
-        inputs=matrix,
+        inputs=one_tensor,
         reference=row_sum,
         rungs=(
             Rung("row_sum_v1_shared", "one block per row, a tree in shared memory"),
@@ -114,7 +112,7 @@ def row_sums(name, cases, bench):
         cases=cases,
         bench=bench,
         bench_cpu=Case((128, 1024), bench.dtype),
-        cost=matrix_cost(read=1, written=0),
+        cost=streamed(1),
         pytorch=row_sum,
         libraries=(COMPILE,),
     )
@@ -165,7 +163,7 @@ PROBLEMS = (
     ),
     Problem(
         name="compact",
-        inputs=matrix,
+        inputs=one_tensor,
         reference=compact,
         rungs=(Rung("compact", "a ballot gives each lane its place"),),
         cases=(
@@ -175,7 +173,7 @@ PROBLEMS = (
         ),
         bench=Case((65536, 1024)),
         bench_cpu=Case((64, 1024)),
-        cost=matrix_cost(read=1, written=1),
+        cost=streamed(2),
         pytorch=compact_by_scatter,
         libraries=(COMPILE,),
         outputs_exact=True,
@@ -191,7 +189,7 @@ PROBLEMS = (
         ),
         bench=Case((262144, 1024)),
         bench_cpu=Case((128, 1024)),
-        cost=matrix_cost(read=1, written=1),
+        cost=streamed(2),
         pytorch=scale_rows,
         libraries=(COMPILE,),
     ),
