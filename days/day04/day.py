@@ -2,17 +2,7 @@
 
 import torch
 
-from common.day import (
-    COMPILE,
-    Case,
-    Exercise,
-    Problem,
-    Rung,
-    Tolerance,
-    grid,
-    one_tensor,
-    streamed,
-)
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Tolerance, grid, one_tensor, streamed
 
 TITLE = "A naive softmax"
 TEACHES = "Softmax as it is written, strided against coalesced loads, and why exp overflows"

@@ -2,17 +2,7 @@
 
 import torch
 
-from common.day import (
-    COMPILE,
-    Case,
-    Exercise,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    one_tensor,
-    streamed,
-)
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor, streamed
 
 TITLE = "Softmax in shared memory"
 TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
