@@ -23,8 +23,13 @@ examples:
   python run_day.py all --compile-only --arch 8.0,9.0a
                                       does it compile? needs no GPU
   python run_day.py 5 --sanitize      look for memory errors and races
+  python run_day.py 5 --mutants       would the checks of day 5 notice a bug?
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
+  python run_day.py --compare old.json new.json
+                                      what became slower, what fails now?
+  python run_day.py --html report.html
+                                      the stored results as a page
   python run_day.py --doctor          what is missing on this machine?
   python run_day.py --new 101 "Sparse attention"
                                       a folder to start from
@@ -154,6 +159,35 @@ def parser() -> Parser:
         help="on a GPU, measure each kernel with Nsight Compute; on the CPU, count sectors, bank "
         "conflicts and divergence by line of the source",
     )
+    what.add_argument(
+        "--mutants",
+        action="store_true",
+        help="change the source in one place at a time, on the CPU backend, and see whether the "
+        "day's own checks notice; goes on where an earlier run was ended",
+    )
+    else_.add_argument(
+        "--sample",
+        type=count,
+        default=0,
+        metavar="N",
+        help="with --mutants: only N of each day, chosen at random",
+    )
+    else_.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="with --sample: choose the same again; default: the date, as 20260131",
+    )
+    else_.add_argument(
+        "--all-mutants",
+        action="store_true",
+        help="with --mutants: every one that can be derived, not some of each kind and function",
+    )
+    else_.add_argument(
+        "--fresh",
+        action="store_true",
+        help="with --mutants: try again also those whose outcome is known from an earlier run",
+    )
     else_.add_argument(
         "--arch",
         default="",
@@ -166,9 +200,10 @@ def parser() -> Parser:
         "--practice",
         nargs="?",
         const="write",
-        choices=("write",),
+        choices=("write", "debug"),
         metavar="KIND",
-        help="check practice/dayNN/write.cu in place of the day's file; written at first",
+        help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
+        "is planted in practice/dayNN/debug.cu; both are written at first, and then checked",
     )
     learn.add_argument("--hint", action="store_true", help="show the next hint")
     learn.add_argument(
@@ -206,6 +241,27 @@ def parser() -> Parser:
         help="show the --json files of several shards as one report",
     )
     out.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that needs no network: of this run, of --merge or --compare, or, "
+        "without any of these, of the stored results",
+    )
+    out.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="hold two --json files against each other; exit code 1 if anything is worse",
+    )
+    out.add_argument(
+        "--threshold",
+        type=positive,
+        default=5.0,
+        metavar="PERCENT",
+        help="with --compare: by how much a time must change to count; default 5",
+    )
+    out.add_argument(
         "--no-color",
         "--no-colour",
         action="store_true",
@@ -229,14 +285,17 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
+    check_mutants(p, args)
     if args.source and not args.write:
         p.error("--from goes with --write")
     if args.write and (args.quick or args.no_bench):
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and (args.compile_only or args.sanitize or args.profile):
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
-    if (args.source or args.merge) and args.days:
-        p.error("--from and --merge take files, no days")
+    if (args.source or args.merge or args.compare) and args.days:
+        p.error("--from, --merge and --compare take files, no days")
+    if args.compare and (args.source or args.merge or args.write or args.json):
+        p.error("--compare shows what changed: not with --from, --merge, --write or --json")
     learner = [name for name in LEARNER if getattr(args, name)]
     if len(learner) > 1:
         p.error(f"--{learner[0]} and --{learner[1]} do not go together")
@@ -246,6 +305,26 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
+
+
+def check_mutants(p: Parser, args: argparse.Namespace) -> None:
+    """Refuses options that do not go with --mutants, or only with it."""
+    if not args.mutants:
+        for option in ("sample", "all_mutants", "fresh"):
+            if getattr(args, option):
+                p.error(f"--{option.replace('_', '-')} goes with --mutants")
+    if args.seed is not None and not args.sample:
+        p.error("--seed goes with --sample")
+    if not args.mutants:
+        return
+    if args.device == "cuda" or args.model:
+        p.error("--mutants are tried on the CPU backend: not with --device cuda or --model")
+    if args.quick or args.no_bench:
+        p.error("--mutants go through all of a day's checks: not with --quick or --no-bench")
+    if args.write and (args.sample or args.all_mutants):
+        p.error(
+            "--write stores the score of the standard mutants: not with --sample or --all-mutants"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -265,12 +344,17 @@ def main(argv: list[str] | None = None) -> int:
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
-    if args.merge or args.source or (args.write and not args.days):
+    if args.compare:
+        return compare_reports(args, root)
+    if args.merge or args.source or ((args.write or args.html) and not args.days):
         return use_reports(args, root)
     if args.practice:
         return practise(args, root)
     if not args.days:
         return where_we_are(root)
+
+    if args.mutants:
+        return mutants(args, root)
 
     from common.run import command
 
@@ -289,6 +373,7 @@ def main(argv: list[str] | None = None) -> int:
             time_limit=args.time_limit,
             archs=tuple((args.arch or "8.0,9.0a").split(",")),
             json=args.json,
+            html=args.html,
             write=args.write,
             colour=not args.no_color,
             days=root,
@@ -307,6 +392,7 @@ def practise(args: argparse.Namespace, root: Path) -> int:
         selected=tuple(args.days),
         device=args.device,
         model=args.model,
+        mode="sanitize" if args.sanitize else "profile" if args.profile else "run",
         quick=args.quick,
         jobs=args.jobs,
         time_limit=args.time_limit,
@@ -327,6 +413,26 @@ def where_we_are(root: Path) -> int:
         print(f"run_day.py: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def mutants(args: argparse.Namespace, root: Path) -> int:
+    """`--mutants`."""
+    from common.practice.mutants.campaign import Choice
+    from common.run import mutate
+
+    seed = mutate.today_as_seed() if args.seed is None else args.seed
+    return mutate.run(
+        mutate.MutantOptions(
+            selected=tuple(args.days),
+            choice=Choice(args.all_mutants, args.sample, seed, args.fresh),
+            shard=args.shard,
+            jobs=args.jobs,
+            json=args.json,
+            write=args.write,
+            colour=not args.no_color,
+            days=root,
+        )
+    )
 
 
 def list_days(selected: list[str], root: Path) -> int:
@@ -362,7 +468,7 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """`--merge`, `--write --from` and `--write` alone."""
+    """`--merge`, `--write --from`, and `--write` or `--html` alone."""
     from common.run import command
 
     return command.use_reports(
@@ -370,6 +476,18 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
         root.parent if args.write else None,
         args.json,
         not args.no_color,
+        args.html,
+        root,
+    )
+
+
+def compare_reports(args: argparse.Namespace, root: Path) -> int:
+    """`--compare`."""
+    from common.run import command
+
+    old, new = args.compare
+    return command.compare_reports(
+        old, new, args.threshold / 100, args.html, root, not args.no_color
     )
 
 

@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,18 @@ class Day:
     extra_sources: tuple[Path, ...] = ()
     introduces: tuple[str, ...] = ()
     exercise: Exercise | None = None
+    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
         """The folder's name, which is also the operators' namespace: "day05", "day100"."""
         return self.folder.name
+
+    @property
+    def kind(self) -> str:
+        """What its entries in the cache are called. A day of another folder than the course's has
+        another kind, so that its builds never push out the course's."""
+        return self.name if self.folder.parent == DAYS else f"other-{self.name}"
 
     @property
     def library_sources(self) -> tuple[Path, ...]:
@@ -66,7 +73,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict}
 
 
 def read_day(folder: Path) -> Day:
@@ -114,6 +121,7 @@ def read_day(folder: Path) -> Day:
         tuple(sources[1:]),
         tuple(found.get("INTRODUCES", ())),
         exercise,
+        found.get("EQUIVALENT", {}),
     )
 
 

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.base.days import Day
 from common.base.declaration import Exercise
-from common.practice.definitions import definitions, rungs_that_use
 from common.practice.exercise import (
     ExerciseError,
     changed_around,
     is_stub,
     line_of,
-    solution,
+    rungs_that_use,
     stub,
 )
 
 
 @dataclass(frozen=True)
-class Challenge:
+class State:
+    """Where the learner's file stands. place: where to go on, "file:line". open: what keeps it from
+    being solved whatever the checks say, "" if nothing does. notes: what else is to be said."""
+
+    place: str
+    open: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Challenge(abc.ABC):
     """kind: a key of `common.practice.journal.KINDS`. file: what the learner edits. original: the
     day's source that it stands for. start: its text at the beginning. rungs: those that it
     matters to, () for all of the day."""
@@ -34,6 +45,15 @@ class Challenge:
     task: str
     hints: tuple[str, ...]
     rungs: tuple[str, ...]
+
+    @abc.abstractmethod
+    def state(self) -> State:
+        """Reads the learner's file. Raises ExerciseError where the exercise is not in it any more,
+        OSError where it cannot be read."""
+
+    @abc.abstractmethod
+    def explanation(self) -> list[str]:
+        """What there is to say once it is solved."""
 
     @property
     def command(self) -> str:
@@ -76,7 +96,35 @@ def practice_folder(root: Path) -> Path:
     return root.parent / "practice"
 
 
-def write_challenge(day: Day, root: Path) -> Challenge:
+class WriteChallenge(Challenge):
+    """A part of the day's kernel is taken out, for the learner to write."""
+
+    def state(self) -> State:
+        exercise = self.day.exercise
+        assert exercise
+        text = self.file.read_text(encoding="utf-8")
+        try:
+            line = line_of(text, exercise)
+        except ExerciseError as error:
+            raise ExerciseError(
+                f"{shown(self.file)}: {error}; {self.command} --reset begins anew "
+                "and keeps this file beside the new one"
+            ) from None
+        original = self.original.read_text(encoding="utf-8")
+        notes: tuple[str, ...] = ()
+        if around := changed_around(original, text, exercise):
+            notes = (
+                f"{_lines(around)} differ from {shown(self.original)}, outside the exercise; "
+                "the file is checked as it stands",
+            )
+        untouched = is_stub(text, self.start, exercise)
+        return State(f"{shown(self.file)}:{line}", self.task if untouched else "", notes)
+
+    def explanation(self) -> list[str]:
+        return []
+
+
+def write_challenge(day: Day, root: Path) -> WriteChallenge:
     """The exercise to write a part of the day's kernel. Raises ExerciseError where there is none,
     OSError where the source cannot be read."""
     exercise = day.exercise
@@ -84,9 +132,8 @@ def write_challenge(day: Day, root: Path) -> Challenge:
         raise ExerciseError(f"day {day.number} has no exercise yet")
     original = source_of(day, exercise)
     text = original.read_text(encoding="utf-8")
-    rungs = rungs_that_use(definitions(text), exercise.function)
     command = f"python run_day.py {day.number} --practice"
-    return Challenge(
+    return WriteChallenge(
         day,
         "write",
         practice_folder(root) / day.name / "write.cu",
@@ -94,8 +141,14 @@ def write_challenge(day: Day, root: Path) -> Challenge:
         stub(text, exercise, command),
         exercise.task,
         exercise.hints,
-        tuple(rungs),
+        rungs_to_check(day, text, exercise.function),
     )
+
+
+def rungs_to_check(day: Day, text: str, function: str) -> tuple[str, ...]:
+    """The rungs that a function of this source matters to; () for all, as on a day whose rungs are
+    built in ways of their own."""
+    return () if day.other_sources else tuple(rungs_that_use(text, function))
 
 
 def source_of(day: Day, exercise: Exercise) -> Path:
@@ -109,39 +162,12 @@ def source_of(day: Day, exercise: Exercise) -> Path:
     raise ExerciseError(f"EXERCISE names {exercise.source}, the day has {names}")
 
 
-@dataclass(frozen=True)
-class State:
-    """Where the learner's file stands. line: where to go on. untouched: nothing is written yet.
-    changed: numbers of lines that differ from the day's own outside the exercise."""
-
-    line: int
-    untouched: bool
-    changed: tuple[int, ...] = ()
-
-
-def state(challenge: Challenge) -> State:
-    """Reads the learner's file. Raises ExerciseError where the exercise is not in it any more,
-    OSError where it cannot be read."""
-    exercise = challenge.day.exercise
-    assert exercise
-    text = challenge.file.read_text(encoding="utf-8")
-    try:
-        line = line_of(text, exercise)
-    except ExerciseError as error:
-        raise ExerciseError(
-            f"{shown(challenge.file)}: {error}; {challenge.command} --reset begins anew "
-            "and keeps this file beside the new one"
-        ) from None
-    original = challenge.original.read_text(encoding="utf-8")
-    around = tuple(changed_around(original, text, exercise))
-    return State(line, is_stub(text, challenge.start, exercise), around)
-
-
-def solution_of(challenge: Challenge) -> str:
-    """The lines that the day's own file has in the exercise's place."""
-    exercise = challenge.day.exercise
-    assert exercise
-    return solution(challenge.original.read_text(encoding="utf-8"), exercise)
+def _lines(numbers: Sequence[int]) -> str:
+    """ "line 5", "lines 3 to 9"."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"line {first}"
+    return f"lines {first} to {last}"
 
 
 def shown(path: Path) -> str:

@@ -8,7 +8,7 @@ import textwrap
 from common.base.declaration import Exercise
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
-from common.practice.definitions import definitions
+from common.practice.mutants.outline import Code, Function, outline
 
 MARK = "// your turn:"
 _WIDTH = 98
@@ -20,15 +20,8 @@ class ExerciseError(Exception):
 
 def place(text: str, exercise: Exercise) -> tuple[int, int]:
     """The offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
-    try:
-        found = definitions(text)
-    except TokenError as error:
-        raise ExerciseError(f"{error}: {exercise.function} cannot be found") from None
-    bodies = [d.body for d in found if d.name == exercise.function and d.body]
-    if len(bodies) != 1:
-        count = "is not there" if not bodies else f"is there {len(bodies)} times"
-        raise ExerciseError(f"the function {exercise.function} {count}")
-    begin, end = bodies[0]
+    code, function = _function(text, exercise.function)
+    begin, end = code.offset(function.body) + 1, code.offset(function.end - 1)
     if not exercise.first:
         return _whole_lines(text, begin, end)
     first = _line_with(text, begin, end, exercise.first)
@@ -36,6 +29,40 @@ def place(text: str, exercise: Exercise) -> tuple[int, int]:
     if last[0] < first[0]:
         raise ExerciseError(f"{exercise.last!r} stands before {exercise.first!r}")
     return first[0], last[1]
+
+
+def _function(text: str, name: str) -> tuple[Code, Function]:
+    try:
+        read = outline(text)
+    except TokenError as error:
+        raise ExerciseError(f"{error}: {name} cannot be found") from None
+    found = [f for d in read.declarations for f in d.functions if f.name == name]
+    if len(found) != 1:
+        count = "is not there" if not found else f"is there {len(found)} times"
+        raise ExerciseError(f"the function {name} {count}")
+    return read.code, found[0]
+
+
+def _returns_value(text: str, name: str) -> bool:
+    """Whether a function returns something: only `void` before its name says that it does not."""
+    code, function = _function(text, name)
+    for p in range(function.start, function.body):
+        if code.code[p].is_word(name):
+            break
+        if code.code[p].is_word("void") and not code.code[p + 1].is_op("*", "&"):
+            return False
+    return True
+
+
+def rungs_that_use(text: str, function: str) -> list[str]:
+    """The rungs of a source whose launchers reach the function, in the order of their bindings."""
+    read = outline(text)
+    rungs = [name for d in read.declarations for name in sorted(d.operators)]
+    return [
+        rung
+        for rung in dict.fromkeys(rungs)
+        if any(f.name == function for d in read.reached([rung]) for f in d.functions)
+    ]
 
 
 def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
@@ -65,12 +92,8 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     begin, end = place(text, exercise)
     words = f"{MARK[3:]} {exercise.task} Then: {command}"
     lines = textwrap.wrap(words, _WIDTH - 5)
-    whole = not exercise.first
-    returns = next(
-        d.returns_value for d in definitions(text) if d.name == exercise.function and d.body
-    )
     body = "".join(f"  // {line}\n" for line in lines)
-    if whole and returns:
+    if not exercise.first and _returns_value(text, exercise.function):
         body += "  return {};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"

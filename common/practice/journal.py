@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-KINDS = ("write",)
+KINDS = ("write", "debug")
 FORMAT = 1
 
 
@@ -22,12 +22,14 @@ class JournalError(Exception):
 @dataclass
 class Entry:
     """One exercise of a day. solved: when, "YYYY-MM-DD", "" if not yet. hints: how many were shown.
-    planted: the mutant that is there to be found; found: those found so far (kind "debug")."""
+    Of kind "debug": planted, the change that is there to be found; found, those found so far;
+    passed_over, those that the checks do not reject or the learner did not want."""
 
     solved: str = ""
     hints: int = 0
     planted: str = ""
     found: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
 
 
 class Journal:

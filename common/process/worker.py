@@ -86,7 +86,7 @@ class BuiltOtherwise(Exception):
 
 
 @dataclass
-class _Run:
+class Run:
     """What the steps of a day's run share."""
 
     day: Day
@@ -141,7 +141,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
             )
         backend = device.make(platform, work.debug)
         operators = library.load(todo)
-        run = _Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+        run = Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -162,7 +162,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     channel.emit(Over())
 
 
-def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
+def _show(run: Run, lesson: Lesson, operators: Any) -> None:
     """Lets the day print what it has to show; the runner passes that on."""
     if lesson.show is None or run.work.quick or run.work.rungs:
         return
@@ -178,11 +178,11 @@ def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
         run.channel.emit(Ended(FAIL, f"show: {reason}", details))
 
 
-def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
+def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
     pending: dict[str, RungOutcome] = {}
     calls: dict[str, Callable[..., Any]] = {}
     for rung in problem.rungs:
-        call, outcome = _check_rung(run, problem, rung, operators)
+        call, outcome = check_rung(run, problem, rung, operators)
         if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
             assert call is not None
             calls[rung.name], pending[rung.name] = call, outcome
@@ -195,8 +195,8 @@ def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
         _time_problem(run, problem, calls, pending)
 
 
-def _check_rung(
-    run: _Run, problem: Problem, rung: Rung, operators: Any
+def check_rung(
+    run: Run, problem: Problem, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any] | None, RungOutcome]:
     outcome = RungOutcome(
         problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
@@ -261,7 +261,7 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
         outcome.details = list(result.failure.details)
 
 
-def take_findings(run: _Run, outcome: RungOutcome) -> None:
+def take_findings(run: Run, outcome: RungOutcome) -> None:
     """Races fail a rung, whatever its results were. Reads of unwritten memory explain wrong ones;
     beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
@@ -292,7 +292,7 @@ def take_findings(run: _Run, outcome: RungOutcome) -> None:
     outcome.details += before
 
 
-def _device_works(run: _Run, culprit: str) -> bool:
+def _device_works(run: Run, culprit: str) -> bool:
     """False where the failure has left the device in an error that no later call gets past."""
     try:
         run.backend.synchronize()
@@ -303,7 +303,7 @@ def _device_works(run: _Run, culprit: str) -> bool:
 
 
 def _time_problem(
-    run: _Run,
+    run: Run,
     problem: Problem,
     calls: dict[str, Callable[..., Any]],
     pending: dict[str, RungOutcome],
@@ -335,7 +335,7 @@ def _time_problem(
 
 
 def _take_timing(
-    run: _Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
+    run: Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
 ) -> None:
     timing = timings[rung.name]
     if isinstance(timing, Untimed):

@@ -18,6 +18,7 @@ from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
 from common.base.toolchain import sm
+from common.base.where import versions
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
@@ -84,12 +85,6 @@ def _replaced(readme: Path, text: str, name: str, block: str) -> str:
     if not found or not closed:
         raise ResultsError(f"{readme} must hold {begin} and, after it, {end}")
     return f"{before}{begin}\n{block}\n{end}{after}"
-
-
-def versions(where: dict[str, str]) -> str:
-    """What it was measured with and when, in a line."""
-    driver = where["driver"] or f"for CUDA {where['driver_cuda']}"
-    return f"driver {driver}, nvcc {where['nvcc']}, torch {where['torch']}, {where['date']}"
 
 
 # --- a day's README ---------------------------------------------------------------------------

@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.days import Day
+from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import where
-from common.cpu import models
-from common.process.events import Direct, Ended, Event, Finished, Progress
+from common.base.where import device_name, versions, where
+from common.cpu import libraries, models
+from common.process.child import Child, fork
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
-from common.report.files import ResultsError
+from common.report.comparison import Change, compare, compared_lines
+from common.report.files import ResultsError, write_atomically
 from common.report.terminal import Report
-from common.run.runner import Runner, Step, jobs_allowed
+from common.run.runner import BUILD_GRACE, Runner, Step, jobs_allowed
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -55,6 +57,7 @@ class Options:
     time_limit: float = 0.0
     archs: tuple[str, ...] = ("8.0", "9.0a")
     json: Path | None = None
+    html: Path | None = None
     write: bool = False
     colour: bool = True
     model: str = ""
@@ -105,6 +108,20 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _begin_runtime(device: str) -> Child:
+    """Begins to build the CPU backend's runtime, where days run on it, before torch is imported.
+
+    What goes wrong here goes wrong again where it is reported: in `detect`, or in a day's build.
+    """
+
+    def work(_channel: Channel) -> None:
+        platform = detect(device)
+        if platform.device == "cpu":
+            libraries.build_runtime(platform)
+
+    return fork(work)
+
+
 class _Import(threading.Thread):
     """Imports torch, and what of ours needs it, beside other work."""
 
@@ -148,6 +165,8 @@ def run(options: Options) -> int:
     if options.in_process:
         leave_preload()
     with signals_raise():
+        early = options.mode == "run" and not options.in_process
+        runtime = _begin_runtime(options.device) if early else None
         try:
             return _run(options, selection, report)
         except Interrupted as interrupted:
@@ -155,6 +174,9 @@ def run(options: Options) -> int:
             return 128 + interrupted.number
         finally:
             report.close()
+            if runtime is not None:
+                runtime.kill(BUILD_GRACE)
+                runtime.close()
 
 
 def _run(options: Options, selection: Selection, report: Report) -> int:
@@ -341,14 +363,16 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json and --write ask for; False, with a message, where that failed."""
-    if not options.json and not write:
+    """Writes what --json, --html and --write ask for; False, with a message, where that failed."""
+    if not (options.json or options.html or write):
         return True
     complete = options.mode == "run" and options.bench and not options.quick
     run = reports.describe(where(platform), outcomes, complete)
     try:
         if options.json:
             reports.write_json(options.json, [run])
+        if options.html:
+            write_page(options.html, options.days, [run])
         if write:
             for text in stored.store(run, options.days.parent):
                 report.text(text)
@@ -358,11 +382,30 @@ def _store(
     return True
 
 
+def write_page(
+    path: Path,
+    days: Path,
+    runs: Sequence[dict[str, Any]],
+    changes: Sequence[Change] | None = None,
+) -> None:
+    """Writes the page of --html. Raises ResultsError."""
+    from common.report.page import page
+
+    where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
+    write_atomically(path, page(discover(days)[0], reports.outcomes_of(runs), where, changes))
+
+
 def use_reports(
-    files: Sequence[Path], store_in: Path | None, json: Path | None, colour: bool
+    files: Sequence[Path],
+    store_in: Path | None,
+    json: Path | None,
+    colour: bool,
+    html: Path | None,
+    days: Path,
 ) -> int:
-    """Shows reports written by --json as one, writes them as one to `json`, and stores their
-    results under `store_in` (without reports: writes the generated files anew)."""
+    """Shows reports written by --json as one, writes them as one to `json` and `html`, and stores
+    their results under `store_in`. Without reports: writes the generated files anew, and the page
+    of what is stored."""
     report = Report(colour=colour)
     try:
         runs = reports.merge(files)
@@ -380,7 +423,43 @@ def use_reports(
             lines = [text for run in runs for text in stored.store(run, store_in)]
             for text in lines if runs else stored.regenerate(store_in):
                 report.text(text)
+        if html and runs:
+            write_page(html, days, runs)
+        elif html:
+            from common.report.page import from_stored, page
+
+            found, where = from_stored(stored.read_stored(days.parent))
+            write_atomically(html, page(discover(days)[0], found, where))
+        if html:
+            report.text(f"wrote {html}")
     except ResultsError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     return exit_code(outcomes) if files else EXIT_PASSED
+
+
+def compare_reports(
+    old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
+) -> int:
+    """Shows what changed between two reports; the exit code says whether anything is worse."""
+    report = Report(colour=colour)
+    try:
+        before, after = reports.read_json(old), reports.read_json(new)
+        changes = compare(reports.outcomes_of(before), reports.outcomes_of(after), threshold)
+        for runs, path in ((before, old), (after, new)):
+            for run in runs:
+                where = run["where"]
+                report.text(f"{path}: {device_name(where)}, {versions(where)}", "dim")
+        machines = {device_name(run["where"]) for run in [*before, *after]}
+        if len(machines) > 1:
+            report.text(f"note: measured on different machines: {', '.join(machines)}", "yellow")
+        for line in compared_lines(changes):
+            report.line([line])
+        if html:
+            write_page(html, days, after, changes)
+            report.text(f"wrote {html}")
+    except ResultsError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    worse = any(change.worse for change in changes)
+    return EXIT_FAILED if worse or not changes else EXIT_PASSED

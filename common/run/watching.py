@@ -17,7 +17,7 @@ from common.practice.exercise import ExerciseError
 from common.practice.standing import next_exercise
 from common.report.terminal import Report
 from common.run.command import EXIT_PASSED, EXIT_USAGE, signals_raise
-from common.run.practising import EXPLAINED, Desk
+from common.run.desk import EXPLAINED, Desk
 
 POLL = 0.2  # seconds between looks at the file: no service of the system's, so it works anywhere
 SETTLED = 0.2  # seconds that a file must stay as it is: an editor may write it in two goes
@@ -68,8 +68,7 @@ def _watch(desk: Desk, challenge: Challenge) -> int:
                 if following := next_exercise(
                     desk.days, desk.journal, (challenge.day, challenge.kind)
                 ):
-                    challenge = desk.challenge(*following)
-                    challenge.begin()
+                    challenge, _ = desk.begin(desk.challenge(*following), report)
                     break
                 report.text("there is no other exercise that is not solved")
             elif key == "q":

@@ -20,6 +20,7 @@ import pytest
 from common.base.days import Day, discover, load_lesson
 from common.base.paths import ROOT
 from common.practice.challenge import write_challenge
+from common.practice.mutants.outline import trimmed
 from common.report import stored
 from tests.compilations import Compilations
 
@@ -118,7 +119,13 @@ def on_stubs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         challenge = write_challenge(day, ROOT / "days")
         copy = folder / "days" / day.name
         shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-        (copy / challenge.original.name).write_text(challenge.start, encoding="utf-8")
+        if challenge.rungs:  # what they do not need is not compiled
+            for source in day.library_sources:
+                text = source.read_text(encoding="utf-8")
+                text = challenge.start if source == challenge.original else text
+                (copy / source.name).write_text(trimmed(text, challenge.rungs), encoding="utf-8")
+        else:
+            (copy / challenge.original.name).write_text(challenge.start, encoding="utf-8")
         rungs += challenge.rungs or _rungs(day)
     options = ["--days", str(folder / "days"), "--rungs", ",".join(rungs), "--quick"]
     return _run_on_cpu(items, folder, *options)

@@ -11,14 +11,14 @@ from common.base.days import Day, DayError, discover, read_day
 from common.base.declaration import Exercise
 from common.base.paths import DAYS
 from common.cpu.lexer import tokenize
-from common.practice.challenge import source_of, state, write_challenge
-from common.practice.definitions import definitions, reached, rungs_that_use
+from common.practice.challenge import source_of, write_challenge
 from common.practice.exercise import (
     ExerciseError,
     changed_around,
     is_stub,
     line_of,
     place,
+    rungs_that_use,
     solution,
     stub,
 )
@@ -57,22 +57,10 @@ RUNG(day01, two, "(Tensor x) -> Tensor");
 TWICE = Exercise("twice", "Double it.", ("a", "b", "c"))
 
 
-def test_definitions_are_found() -> None:
-    found = definitions(SOURCE)
-    names = [(d.name, d.kind) for d in found]
-    assert names == [
-        ("BLOCK", "other"),
-        ("Pair", "other"),
-        ("twice", "function"),
-        ("both_kernel", "function"),
-        ("one", "function"),
-        ("two", "function"),
-        ("one", "binding"),
-        ("two", "binding"),
-    ]
-    assert [d.returns_value for d in found if d.kind == "function"] == [True, False, True, True]
-    assert reached(found, ["one"]) == {"one", "both_kernel", "twice", "BLOCK"}
-    assert rungs_that_use(found, "twice") == ["one"]
+def test_the_rungs_that_use_a_function_are_found() -> None:
+    assert rungs_that_use(SOURCE, "twice") == ["one"]
+    assert rungs_that_use(SOURCE, "two") == ["two"]
+    assert rungs_that_use(SOURCE, "no_such") == []
 
 
 def test_a_stub_replaces_the_body() -> None:
@@ -95,7 +83,7 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
 def test_a_body_on_one_line_becomes_a_gap() -> None:
     text = stub(SOURCE, Exercise("two", "Return x.", ("a",)), "run it")
     assert "Tensor two(const Tensor& x) {\n  // your turn:" in text
-    assert len(definitions(text)) == len(definitions(SOURCE))
+    assert rungs_that_use(text, "two") == ["two"]
 
 
 def test_what_was_changed_around_is_named() -> None:
@@ -180,10 +168,10 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     assert challenge.rungs == ("one",)
     assert challenge.begin()
     assert not challenge.begin(), "what the learner wrote is never overwritten"
-    assert state(challenge).untouched
+    assert challenge.state().open
     mine = challenge.file.read_text().replace("return {};", "return 2 * x;")
     challenge.file.write_text(mine)
-    assert not state(challenge).untouched
+    assert not challenge.state().open
     assert challenge.day_to_run().source == challenge.file
     first, second = challenge.reset(), challenge.reset()
     assert first is not None and second is not None
@@ -191,7 +179,7 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     assert {first.name, second.name} == {"write.1.cu", "write.2.cu"}
     challenge.file.write_text("int x;\n")
     with pytest.raises(ExerciseError, match=r"twice is not there; .* --reset begins anew"):
-        state(challenge)
+        challenge.state()
 
 
 def test_the_journal_survives(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_problem_that_the_tools_cannot_run_is_left_out_and_reported() -> None:
     ]
     problem = unwatched[0]
     under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
-    call, outcome = worker._check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
+    call, outcome = worker.check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
     assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
 
 
