@@ -49,8 +49,8 @@ class DebugChallenge(Challenge):
         name = self.original.name
         return [
             f"It was in {self.mutant.function}, {name}:{self.mutant.line}, {kind.name}:",
-            f"  - {self.mutant.original}",
-            *([f"  + {self.mutant.changed}"] if self.mutant.changed else []),
+            f"  planted  {self.mutant.changed or '(nothing)'}",
+            f"  right    {self.mutant.original}",
             kind.explanation,
         ]
 

@@ -107,8 +107,8 @@ def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
         style = "red" if change.worse else "dim" if change.what == "new" else "green"
         lines.append((text.rstrip(), style))
     counts = [f"{sum(c.what == what for c in changes)} {what}" for what in _ORDER]
-    told = ", ".join(text for text in counts if not text.startswith("0 "))
-    lines.append((f"{len(changes)} rungs compared: {told or 'none in both reports'}", "bold"))
+    counted = ", ".join(text for text in counts if not text.startswith("0 "))
+    lines.append((f"{len(changes)} rungs compared: {counted or 'none in both reports'}", "bold"))
     return lines
 
 

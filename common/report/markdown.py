@@ -1,14 +1,19 @@
-"""What is generated from stored results: progress.md, and the blocks of the days' READMEs.
+"""What is generated from stored results: progress.md, and blocks of the READMEs.
 
 A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     run           what `run_day.py N` prints
     results       the table of the day's rungs
+    practice      the day's exercises
     neighbours    links to the day before and the day after
+    recorded      of the front page: the picture of a run
+    curriculum    of the front page: all days, with their last rungs
 """
 
 from __future__ import annotations
 
+import io
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +22,7 @@ from pathlib import Path
 from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
+from common.base.parts import part_of
 from common.base.toolchain import sm
 from common.base.where import versions
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
@@ -26,6 +32,8 @@ from common.report.plot import plot, plotted
 from common.report.terminal import Line, header_line, rung_line
 
 PLOT = "results.svg"  # in a day's folder
+RECORDED = 5  # the day whose run the front page shows
+RECORDING = ".github/run.svg"
 
 
 @dataclass(frozen=True)
@@ -54,18 +62,26 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
     """
     days, _broken = discover(root / "days")
     files = {root / "progress.md": progress(days, stored)}
+    front = root / "README.md"
+    if front.is_file():
+        text = front.read_text(encoding="utf-8")
+        text = replaced(front, text, "recorded", recorded_block(stored))
+        files[front] = replaced(front, text, "curriculum", curriculum_block(days, stored))
+        if RECORDED in stored:
+            files[root / RECORDING] = recording(stored[RECORDED][0])
     for day, before, after in zip(days, [None, *days[:-1]], [*days[1:], None], strict=True):
         readme = day.folder / "README.md"
         if day.number not in stored and not readme.is_file():
             continue
         if not readme.is_file():
-            raise ResultsError(f"{readme} is missing; it must hold {_begin('results')}")
+            raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
         blocks = {"results": results_block(stored.get(day.number, []))}
         blocks["run"] = run_block(stored.get(day.number, []))
+        blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
         for name, block in blocks.items():
-            text = _replaced(readme, text, name, block)
+            text = replaced(readme, text, name, block)
         files[readme] = text
         for one in stored.get(day.number, [])[:1]:
             if picture := plot(one.rungs):
@@ -73,13 +89,13 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
     return files
 
 
-def _begin(name: str) -> str:
+def begin_of(name: str) -> str:
     return f"<!-- {name}:begin -->"
 
 
-def _replaced(readme: Path, text: str, name: str, block: str) -> str:
+def replaced(readme: Path, text: str, name: str, block: str) -> str:
     """The text with this block in its place."""
-    begin, end = _begin(name), f"<!-- {name}:end -->"
+    begin, end = begin_of(name), f"<!-- {name}:end -->"
     before, found, rest = text.partition(begin)
     _old, closed, after = rest.partition(end)
     if not found or not closed:
@@ -88,6 +104,21 @@ def _replaced(readme: Path, text: str, name: str, block: str) -> str:
 
 
 # --- a day's README ---------------------------------------------------------------------------
+
+
+def practice_block(day: Day) -> str:
+    """The day's exercises, as the first items of "Try it yourself"."""
+    if day.exercise is None:
+        return "- This day has no exercise yet."
+    command = f"python run_day.py {day.number} --practice"
+    gap = f"`{day.exercise.function}` of `{day.exercise.source or day.source.name}`"
+    items = [
+        f"- **Write**, `{command}`: {gap} has a gap. {day.exercise.task}",
+        f"- **Debug**, `{command} debug`: one change is planted in the day's kernels. Find it.",
+    ]
+    return "\n".join(
+        line for item in items for line in textwrap.wrap(item, 110, subsequent_indent="  ")
+    )
 
 
 def neighbours_block(before: Day | None, after: Day | None) -> str:
@@ -104,7 +135,12 @@ def run_block(stored: Sequence[Stored]) -> str:
     """What `run_day.py N` printed, on the first GPU of these results: a console block."""
     if not stored:
         return "Not measured yet."
-    one = stored[0]
+    texts = ["".join(text for text, _ in line).rstrip() for line in run_lines(stored[0])]
+    return "\n".join(["```text", *texts, "```"])
+
+
+def run_lines(one: Stored) -> list[Line]:
+    """What a run of the day prints, as lines of styled pieces."""
     several = len({rung.problem for rung in one.rungs}) > 1
     lines: list[Line] = [[(_platform(one.where), "")], header_line()]
     problem = ""
@@ -113,9 +149,7 @@ def run_block(stored: Sequence[Stored]) -> str:
             problem = rung.problem
             lines.append([(f"{one.day:>3} {problem}:", "")])
         lines.append(rung_line(one.day, rung))
-    texts = ["".join(text for text, _ in line).rstrip() for line in lines]
-    texts += [f"      | {line}".rstrip() for line in one.output]
-    return "\n".join(["```text", *texts, "```"])
+    return lines + [[(f"      | {line}", "")] for line in one.output]
 
 
 def _platform(where: dict[str, str]) -> str:
@@ -167,6 +201,50 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
     shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
     counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
     return dict(counts) if any(rung.timing for rung in rungs) else {}
+
+
+# --- the front page ---------------------------------------------------------------------------
+
+
+def recorded_block(stored: dict[int, list[Stored]]) -> str:
+    """The picture of a run."""
+    if RECORDED not in stored:
+        return "Not measured yet."
+    return f"![What python run_day.py {RECORDED} prints]({RECORDING})"
+
+
+def recording(one: Stored) -> str:
+    """The SVG of what a run of the day prints on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    lines = [Text.assemble(*line) for line in run_lines(one)]
+    width = max(len(line.plain) for line in lines)
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    for line in lines:
+        console.print(line, highlight=False)
+    return console.export_svg(title=f"python run_day.py {one.day}", unique_id="run") + "\n"
+
+
+def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+    """The days by parts, each with its last rung on the first GPU of its results."""
+    columns = [column for column in PROGRESS if column.heading != "time"]
+    header = ["day", "title", "last rung", *(column.heading for column in columns)]
+    left = [False, True, True, *(column.left for column in columns)]
+    lines = []
+    for part in dict.fromkeys(part_of(day.number) for day in days):
+        rows = []
+        for day in days:
+            if part_of(day.number) != part:
+                continue
+            row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)"]
+            if found := stored.get(day.number):
+                last = found[0].last
+                row += [f"`{last.rung}`", *(column.text(last) for column in columns)]
+            rows.append(row + [""] * (len(header) - len(row)))
+        lines += [f"**{part}**", "", *markdown_table(header, left, rows), ""]
+    machines = dict.fromkeys(one.where["gpu"] for found in stored.values() for one in found[:1])
+    return "\n".join([*lines, f"Measured on {' and '.join(machines)}." if machines else ""]).strip()
 
 
 # --- progress.md ------------------------------------------------------------------------------

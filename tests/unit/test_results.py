@@ -18,8 +18,8 @@ from common.report.files import ResultsError
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
-NEIGHBOURS = (
-    "<!-- run:begin -->\n<!-- run:end -->\n<!-- neighbours:begin -->\n<!-- neighbours:end -->"
+NEIGHBOURS = "\n".join(
+    f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("run", "practice", "neighbours")
 )
 README = f"# {{}}\n\n{BEGIN}\nold\n{END}\n\n{NEIGHBOURS}\nThe end.\n"
 METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
