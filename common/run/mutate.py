@@ -52,7 +52,7 @@ class MutantOptions:
     """What the command line asks for. choice: which mutants; the rest as in
     `common.run.command.Options`."""
 
-    wanted: tuple[str, ...]
+    selected: tuple[str, ...]
     choice: Choice
     shard: str = ""
     jobs: int = 0
@@ -72,7 +72,7 @@ def run(options: MutantOptions) -> int:
     least 95 % are killed and what is listed as equivalent is."""
     report = Report(colour=options.colour)
     try:
-        selection = select(options.wanted, options.days, options.shard)
+        selection = select(options.selected, options.days, options.shard)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE

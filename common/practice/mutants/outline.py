@@ -42,6 +42,10 @@ class Code:
         ]
         self.code = [self.tokens[i] for i in self._places]
 
+    def offset(self, p: int) -> int:
+        """Where in the file's text the token at p begins."""
+        return sum(len(token.text) for token in self.tokens[: self._places[p]])
+
     def spaced(self, p: int) -> bool:
         """Whether white space stands on both sides of the token at p: clang-format writes binary
         operators so, and neither unary ones nor template brackets or pointers."""
