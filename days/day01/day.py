@@ -35,6 +35,17 @@ INTRODUCES = (
     "compute capability",
     "PTX",
 )
+EQUIVALENT = {  # mutants that compute the same, and why
+    "sm_ids_kernel: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
+        "any one thread of the block can say where it runs"
+    ),
+    "sm_ids: grid or block size: `32` -> `(32) / 2`": (
+        "one thread of the block writes, whatever the block's size"
+    ),
+    "sm_ids: constant off by one: `32` -> `33`": (
+        "one thread of the block writes, whatever the block's size"
+    ),
+}
 
 EXERCISE = Exercise(
     function="global_indices_kernel",

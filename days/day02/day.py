@@ -27,6 +27,21 @@ INTRODUCES = (
     "pageable memory",
     "pinned memory",
 )
+EQUIVALENT = {  # mutants that compute the same, and why
+    "vec_add_v2_grid_stride_kernel: other dimension: `gridDim.x` -> `gridDim.y`": (
+        "each sum is written several times: slower, not wrong"
+    ),
+    "resident_blocks: arithmetic operator: `threads / BLOCK` -> `threads * BLOCK`": (
+        "the kernel strides over any n: any grid computes the same"
+    ),
+    "resident_blocks: arithmetic operator: "
+    "`multiprocessors * (threads / BLOCK)` -> `multiprocessors / (threads / BLOCK)`": (
+        "the kernel strides over any n: any grid computes the same"
+    ),
+    "resident_blocks: comparison: `blocks_of_work < resident` -> `blocks_of_work <= resident`": (
+        "where both are equal, either is chosen"
+    ),
+}
 
 EXERCISE = Exercise(
     function="vec_add_v2_grid_stride_kernel",

@@ -9,6 +9,14 @@ TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, fun
 TOPICS = ("matrix addition", "2D grid", "functor", "element-wise", "templates")
 SOURCE = "matrix_add.cu"
 INTRODUCES = ("row-major", "functor")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "matrix_add_v1_grid_2d: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`": (
+        "the kernel strides over the rows that the grid does not cover"
+    ),
+    "Relu::operator: comparison: `v < 0` -> `v <= 0`": (
+        "differs for -0.0 alone, which becomes the equal 0.0"
+    ),
+}
 
 EXERCISE = Exercise(
     function="matrix_add_v1_grid_2d_kernel",

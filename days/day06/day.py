@@ -10,6 +10,21 @@ TOPICS = ("bindings", "pybind11", "load_inline", "stable ABI", "build time")
 SOURCE = "roll_call.cu"
 EXTRA_SOURCES = ("roll_call_pybind.cpp",)
 INTRODUCES = ("stable ABI", "pybind11", "dispatcher")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "launch_roll_call: arithmetic operator: `BLOCK - 1` -> `BLOCK + 1`": (
+        "a block too many does nothing: its threads lie beyond the end"
+    ),
+    "launch_roll_call: arithmetic operator: "
+    "`(n + BLOCK - 1) / BLOCK` -> `(n + BLOCK - 1) * BLOCK`": (
+        "blocks too many do nothing: their threads lie beyond the end"
+    ),
+    "launch_roll_call: comparison: `blocks > 2147483647` -> `blocks >= 2147483647`": (
+        "no memory holds a tensor so long: 2^39 elements"
+    ),
+    "launch_roll_call: constant off by one: `blocks > 2147483647` -> `blocks > 2147483648`": (
+        "no memory holds a tensor so long: 2^39 elements"
+    ),
+}
 
 EXERCISE = Exercise(
     function="roll_call_stable",

@@ -16,6 +16,9 @@ INTRODUCES = (
     "spill",
     "fused multiply-add",
 )
+EQUIVALENT = {  # mutants that compute the same, and why
+    "inverse_deviation: comparison: `variance < 0` -> `variance <= 0`": "a variance of 0 becomes 0",
+}
 
 EXERCISE = Exercise(
     function="merge",
@@ -83,6 +86,7 @@ PROBLEMS = (
             *grid([(1, 1), (3, 1023), (2, 1024), (3, 1025), (5, 257), (7, 4099)], FLOATS),
             *grid([(0, 8), (4, 0), (129, 3), (5, 512), (2, 2048), (3, 4096), (1, 8192)], FLOATS),
             *grid([(2, 12_288), (1, 33_000)], ["float32", "bfloat16"]),
+            *grid([(2, 520), (2, 1028), (2, 2052)], ["float32"]),  # one pack more than lanes hold
             *grid([(4, 1000), (3, 4096)], FLOATS, values="offset"),
             *grid([(4, 1000)], FLOATS, values="large"),
             *grid([(4, 520)], ["float16"], values="extreme"),

@@ -9,6 +9,11 @@ TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a
 TOPICS = ("element-wise", "fusion", "functor", "bfloat16", "backward", "autograd")
 SOURCE = "elementwise_ops.cu"
 INTRODUCES = ("fusion", "bf16")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "Relu::operator: comparison: `v < 0` -> `v <= 0`": (
+        "differs for -0.0 alone, which becomes the equal 0.0"
+    ),
+}
 
 EXERCISE = Exercise(
     function="map_packs_kernel",

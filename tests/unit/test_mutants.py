@@ -151,6 +151,7 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
         (device("Sum sum = Sum{0};"), ["Sum sum = Sum{0} -> Sum sum = Sum{1}"]),
         (device("constexpr int N = 1;"), ["int N = 1 -> int N = 0"]),
         (device("y[n] = 0;"), []),
+        (host("int value = 0; query(&value);"), []),
     ],
     "accumulator narrowed": [
         (device("float sum = 0; sum += y[n];"), ["float sum -> __half sum"]),

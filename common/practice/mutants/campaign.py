@@ -35,6 +35,8 @@ from common.practice.mutants.workshop import Compiled, Programs, Workshop
 WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
 KEPT_DETAILS = 12  # lines of a compiler's message
+SLOWER = 100  # times that a check may take as long as a quick one of the original
+LONGEST = 900.0  # seconds of a check; kernels without an end are noticed sooner
 
 BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 
@@ -81,7 +83,7 @@ class DayReport:
 
 @dataclass(frozen=True)
 class _Rung:
-    """A rung of the original: pair, seconds of its check, operators that it calls."""
+    """A rung of the original: pair, seconds of its quick check, operators that it calls."""
 
     pair: Pair
     seconds: float
@@ -209,8 +211,8 @@ class _DayCampaign:
     # The original ---------------------------------------------------------------------------------
 
     def _baseline(self) -> list[_Rung]:
-        """The day's rungs that run here, from a check of the original. Raises DayUnfit where one
-        does not pass."""
+        """The day's rungs that run here, from a quick check of the original. Raises DayUnfit where
+        one does not pass."""
         key = digest([self._key, "baseline", *self._texts()])
         data = self.ledger.get(key)
         if data is None:
@@ -220,9 +222,11 @@ class _DayCampaign:
             listed = self.campaign.arena("plain").run(self._trial(library, (), 60.0))
             if listed.status == "died":
                 raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
+            arena = self.campaign.arena("plain")
             futures = [
                 self.campaign.submit(
-                    self.campaign.arena("plain").run, self._trial(library, ((row[0], row[1]),), 600)
+                    arena.run,
+                    replace(self._trial(library, ((row[0], row[1]),), 300.0), quick=True),
                 )
                 for row in listed.used
             ]
@@ -315,7 +319,7 @@ class _DayCampaign:
         usual = self._check_original("plain", pairs, operators)
         if usual.status != "passed":
             raise DayUnfit(f"{usual.rung}, built without other rungs, fails: {usual.reason}")
-        limit = 20 + 10 * sum(rung.seconds for rung in rungs)
+        limit = min(LONGEST, 30 + SLOWER * sum(rung.seconds for rung in rungs))
         folder = self._moved(mutant, name) if self.day.other_sources else ""
         plain = self.campaign.arena("plain")
         result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
@@ -324,7 +328,7 @@ class _DayCampaign:
             return _killed(verdict, result, _by(result))
         if not mutant.kind.watched:
             return verdict
-        more = replace(self._trial(library, pairs, 4 * limit), folder=folder, debug=True)
+        more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
         result = plain.run(more)
         if result.status in BAD:
             return _killed(verdict, result, "sanitizer: orders")

@@ -469,13 +469,22 @@ def _initial(code: Code, function: Function) -> Iterator[Edit]:
         while end < function.end and not code.code[end].is_op(";", ",", ")", "(", "}", "{"):
             end += 1
         start = _declared(code, p)
-        if start < 0:
+        if start < 0 or _handed_out(code, function, end, code.code[p - 1].text):
             continue
         if code.text(p + 1, end) in others and code.code[end].is_op(";", ","):
             yield Edit(p + 1, end, others[code.text(p + 1, end)], (start, end))
         elif code.code[p + 2].is_op("{") and code.text(p + 3, p + 4) in ("0", "1"):
             value = "1" if code.code[p + 3].text == "0" else "0"
             yield Edit(p + 3, p + 4, value, (start, p + 5))
+
+
+def _handed_out(code: Code, function: Function, start: int, name: str) -> bool:
+    """Whether the next thing that happens to a variable is that its address is passed to a call,
+    which writes it."""
+    for p in range(start, function.end - 1):
+        if code.code[p].is_word(name):
+            return code.code[p - 1].is_op("&") and code.code[p - 2].is_op("(", ",")
+    return False
 
 
 def _declared(code: Code, p: int) -> int:

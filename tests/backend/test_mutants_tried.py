@@ -1,0 +1,105 @@
+"""`--mutants`: what a day's own checks reject, what they let pass, and what a run keeps."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.base.paths import ROOT
+from tests.command_line import CommandLine
+
+DAYS = ROOT / "tests" / "mutant_days"
+MISSED = "limited: arithmetic operator: `v - 1` -> `v + 1`"
+EQUAL = "limited: comparison: `low > limit` -> `low >= limit`"
+CAUGHT = "limit_kernel: comparison: `i < n` -> `i <= n`"
+
+
+def tried(
+    run: CommandLine, report: Path, *options: str, limit: float = 900
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the day's report, and what was printed."""
+    process = run.start("1", "--mutants", "-j", "2", "--json", str(report), *options)
+    output, _ = process.communicate(timeout=limit)
+    assert report.is_file(), output
+    return process.returncode, json.loads(report.read_text())["mutants"][0], output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], str]:
+    """A run over all standard mutants of the day."""
+    return tried(CommandLine(DAYS), tmp_path_factory.mktemp("mutants") / "report.json", "--fresh")
+
+
+def verdicts(day: dict[str, Any]) -> dict[str, Any]:
+    return {verdict["identity"]: verdict for verdict in day["verdicts"]}
+
+
+def test_a_missing_case_lets_a_mutant_survive(whole: tuple[int, dict[str, Any], str]) -> None:
+    code, day, output = whole
+    found = verdicts(day)
+    assert not day["error"]
+    assert found[MISSED]["status"] == "survived"
+    assert MISSED in output
+    assert code == 1  # what is listed as equivalent does not hold
+
+
+def test_what_is_killed_says_by_what(whole: tuple[int, dict[str, Any], str]) -> None:
+    found = verdicts(whole[1])
+    caught = found[CAUGHT]
+    assert caught["status"] == "killed" and caught["rung"] == "limit" and caught["reason"]
+    killers = {v["by"] for v in found.values() if v["status"] == "killed"}
+    assert {"result", "bad input"} <= killers
+    assert not any("not_reached" in identity for identity in found)
+
+
+def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, Any], str]) -> None:
+    _, day, output = whole
+    assert verdicts(day)[EQUAL]["status"] == "equivalent"
+    problems = "\n".join(day["problems"])
+    assert "no such mutant: limited: comparison: `v < 0` -> `v >= 0`" in problems
+    assert f"but killed ({verdicts(day)[CAUGHT]['by']}): {CAUGHT}" in problems
+    assert EQUAL not in problems
+    assert all(problem in output for problem in day["problems"])
+
+
+def test_a_run_goes_on_where_one_was_ended(
+    whole: tuple[int, dict[str, Any], str], tmp_path: Path
+) -> None:
+    _, again, output = tried(CommandLine(DAYS), tmp_path / "again.json", limit=120)
+    assert all(verdict["stored"] for verdict in again["verdicts"])
+    assert "known from before" in output
+    assert {k: v["status"] for k, v in verdicts(again).items()} == {
+        k: v["status"] for k, v in verdicts(whole[1]).items()
+    }
+
+
+def test_a_sample_is_replayable(whole: tuple[int, dict[str, Any], str], tmp_path: Path) -> None:
+    options = ("--sample", "2", "--seed", "7")
+    _, one, output = tried(CommandLine(DAYS), tmp_path / "one.json", *options, limit=120)
+    _, two, _ = tried(CommandLine(DAYS), tmp_path / "two.json", *options, limit=120)
+    assert len(one["verdicts"]) == 2 and list(verdicts(one)) == list(verdicts(two))
+    assert "--sample 2 --seed 7" in output
+
+
+def test_interrupted_it_tells_what_is_known(
+    whole: tuple[int, dict[str, Any], str], tmp_path: Path
+) -> None:
+    run = CommandLine(DAYS)
+    report = tmp_path / "report.json"
+    process = run.start("1", "--mutants", "--fresh", "-j", "1", "--json", str(report))
+    ledger = Path(run.environment["HUNDRED_DAYS_CACHE"]) / "mutants" / "day01.jsonl"
+    before = ledger.stat().st_size
+    deadline = time.monotonic() + 300
+    while ledger.stat().st_size == before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in output
+    assert report.is_file()
+    assert run.alive() == []

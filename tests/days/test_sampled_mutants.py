@@ -1,0 +1,67 @@
+"""A few mutants of every day, others each date: its checks reject them, or are known not to.
+
+HUNDRED_DAYS_SEED repeats a sample; the seed of each is printed and part of a failure's message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from common.base.days import Day, discover
+from common.base.paths import ROOT
+from common.report.stored import read_scores
+from common.run.mutate import today_as_seed
+
+DAYS, _ = discover()
+PER_DAY = 2
+SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
+
+every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+
+
+@pytest.fixture(scope="session")
+def tried(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    """By day: what became of its sample, from one run of the command over the days that tests ask
+    for."""
+    items = [
+        item
+        for item in request.session.items
+        if getattr(item, "function", None) is test_a_sample_of_mutants
+        and not item.get_closest_marker("skip")
+    ]
+    days = sorted({item.callspec.params["day"].number for item in items})
+    report = tmp_path_factory.mktemp("mutants") / "report.json"
+    command = [sys.executable, "run_day.py", *map(str, days), "--mutants", "--json", str(report)]
+    command += ["--sample", str(PER_DAY), "--seed", str(SEED)]
+    print(f"seed {SEED}")
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+    assert report.is_file(), f"run_day.py wrote no report\n{run.stdout}\n{run.stderr}"
+    return {day["day"]: day for day in json.loads(report.read_text())["mutants"]}
+
+
+@every_day
+def test_a_sample_of_mutants(day: Day, tried: dict[int, dict[str, Any]]) -> None:
+    """None survives that the stored score does not know."""
+    found = tried[day.number]
+    assert not found["error"], found["error"]
+    assert not found["problems"], "\n".join(found["problems"])
+    assert len(found["verdicts"]) == PER_DAY
+    score = read_scores().get(day.number)
+    survived = [v["identity"] for v in found["verdicts"] if v["status"] == "survived"]
+    if score is None and survived:
+        pytest.skip(
+            f"no score is stored to compare with: run_day.py {day.number} --mutants --write"
+        )
+    new = [identity for identity in survived if identity not in (score.survived if score else [])]
+    assert not new, (
+        f"{new} survived; HUNDRED_DAYS_SEED={SEED} repeats this, and so does "
+        f"run_day.py {day.number} --mutants --sample {PER_DAY} --seed {SEED}"
+    )
