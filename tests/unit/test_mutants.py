@@ -14,7 +14,7 @@ from common.practice.mutants import derive
 from common.practice.mutants.derive import Mutant
 from common.practice.mutants.kinds import KINDS
 from common.practice.mutants.ledger import Ledger
-from common.practice.mutants.outline import outline, trimmed
+from common.practice.mutants.outline import outline, reached_together, trimmed
 
 DAYS, _ = discover()
 
@@ -257,18 +257,16 @@ def test_mutants_of_the_days(day: Day) -> None:
     assert len(found) >= 10
     identities = [mutant.identity for mutant in found]
     assert len(set(identities)) == len(identities)
-    texts = set()
-    for mutant in derive.standard(found):
+    for mutant in derive.balanced(found, 8):
         original = mutant.source.read_text(encoding="utf-8")
         text = mutant.text()
+        assert text != original
         assert text.count("\n") == original.count("\n")
         before = same_start(text, original)
         behind = same_start(text[before:][::-1], original[before:][::-1])
         assert len(original) - before - behind < 300, mutant.identity
         assert original[:before].count("\n") + 1 >= mutant.line
         assert "".join(token.text for token in tokenize(text)) == text
-        texts.add((mutant.source, text))
-    assert len(texts) == len(derive.standard(found))
 
 
 @pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
@@ -296,7 +294,8 @@ RUNG(day01, other, "(Tensor x) -> Tensor");
 
 
 def test_nothing_is_changed_that_is_not_run() -> None:
-    found = derive.mutants(Path("a.cu"), outline(SEVERAL), ["launcher"])
+    read = outline(SEVERAL)
+    found = derive.mutants(Path("a.cu"), read, read.reached(["launcher"]))
     assert [m.identity for m in found if m.kind.name == "arithmetic operator"] == [
         "used: arithmetic operator: `n + 5` -> `n - 5`"
     ]
@@ -310,6 +309,21 @@ def test_a_source_is_trimmed_to_some_operators() -> None:
     assert "unused(" not in text and "other" not in text
     assert "constexpr int SIZE" in text
     assert trimmed("int f() { return 1; }\n", ["g"]) == "int f() { return 1; }\n"
+
+
+def test_files_that_are_linked_together_use_each_other() -> None:
+    launch = "Tensor first(const Tensor& x) { return helper(x); }"
+    files = {
+        Path("a.cu"): outline(f'{launch}\nRUNG(day01, first, "(Tensor x) -> Tensor");\n'),
+        Path("b.cu"): outline("Tensor helper(const Tensor& x) { return x; }\nint other() {}\n"),
+        Path("c.cu"): outline("int third() { return 3; }\n"),
+    }
+    found = reached_together(files, ["first"])
+    assert {path.name: [d.name for d in used] for path, used in found.items()} == {
+        "a.cu": ["first"],
+        "b.cu": ["helper"],
+    }
+    assert trimmed("int f() { return 1; }\nRUNG(d, g, s);\n", [], ["f"]).startswith("int f()")
 
 
 def test_an_identity_does_not_depend_on_other_code() -> None:

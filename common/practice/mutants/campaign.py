@@ -28,7 +28,7 @@ from common.cpu import findings
 from common.practice.mutants.arena import Arena
 from common.practice.mutants.derive import Mutant, mutants_of, sample, standard
 from common.practice.mutants.ledger import Ledger
-from common.practice.mutants.outline import outline
+from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
 from common.practice.mutants.workshop import Compiled, Programs, Workshop
 
@@ -247,16 +247,11 @@ class _DayCampaign:
         ]
         return sorted(found, key=lambda rung: rung.seconds)
 
-    def _reached(self, rungs: list[_Rung]) -> dict[Path, set[str]]:
-        """For each source, the operators that the rungs call; all, where a rung's are unknown."""
-        reached = {}
-        for source in self.day.library_sources:
-            bound = self.shop().operators[source]
-            unknown = any(self._unknown(rung) for rung in rungs)
-            called = {name for rung in rungs for name in rung.operators}
-            needed = self.shop().needed(called).get(source, frozenset())
-            reached[source] = bound if unknown else set(needed)
-        return reached
+    def _reached(self, rungs: Sequence[_Rung]) -> dict[Path, list[Declaration]]:
+        """What of each source the rungs use; everything, where a rung's operators are unknown."""
+        if any(self._unknown(rung) for rung in rungs):
+            return {s: read.reached() for s, read in self.shop().outlines.items()}
+        return self.shop().reached({name for rung in rungs for name in rung.operators})
 
     def _unknown(self, rung: _Rung) -> bool:
         """Whether the rung calls no operator of the sources, because it is built otherwise."""
@@ -264,14 +259,10 @@ class _DayCampaign:
 
     def _rungs_of(self, mutant: Mutant, rungs: list[_Rung]) -> list[_Rung]:
         """The rungs that reach the mutant's function."""
-        read = outline(mutant.source.read_text(encoding="utf-8"))
         found = []
         for rung in rungs:
-            operators: frozenset[str] | None = None
-            if not self._unknown(rung) and read.operators:
-                operators = self.shop().needed(rung.operators).get(mutant.source, frozenset())
-            functions = {f.name for d in read.reached(operators) for f in d.functions}
-            if mutant.function in functions:
+            used = self._reached([rung]).get(mutant.source, [])
+            if mutant.function in {function.name for d in used for function in d.functions}:
                 found.append(rung)
         return found
 

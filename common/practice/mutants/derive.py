@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.base.days import Day
 from common.cpu.lexer import tokenize
 from common.practice.mutants.kinds import Edit, Kind, edits
-from common.practice.mutants.outline import Code, Function, Outline, outline
+from common.practice.mutants.outline import (
+    Code,
+    Declaration,
+    Function,
+    Outline,
+    outlines_of,
+    reached_together,
+)
 
 STANDARD = 40  # mutants per source of a full run, chosen where there are more
 
@@ -41,35 +48,43 @@ class Mutant:
         return self.code.replaced(self.edit.start, self.edit.end, self.edit.text)
 
 
-def mutants_of(day: Day, reached: dict[Path, set[str]] | None = None) -> list[Mutant]:
+def mutants_of(
+    day: Day, reached: Mapping[Path, Sequence[Declaration]] | None = None
+) -> list[Mutant]:
     """All mutants of the day's `.cu` files, in the order of their lines.
 
-    reached: for each source, the operators that the day's rungs call, by default all that it binds.
-    What only other operators use is left alone.
+    reached: for each source, what of it the day's rungs use; by default, what all operators use
+    that the day binds. The rest is left alone.
     """
+    read = outlines_of(day)
+    if reached is None:
+        operators = {name for each in read.values() for name in each.operators}
+        everything = {path: each.reached() for path, each in read.items()}
+        reached = reached_together(read, operators) if operators else everything
     found = []
     for source in day.library_sources:
-        read = outline(source.read_text(encoding="utf-8"))
-        operators = None if reached is None else reached[source]
         prefix = f"{source.name}: " if len(day.library_sources) > 1 else ""
-        found += [
-            replace(m, identity=prefix + m.identity) for m in mutants(source, read, operators)
-        ]
+        used = {declared.start for declared in reached.get(source, ())}
+        mine = [declared for declared in read[source].declarations if declared.start in used]
+        made = mutants(source, read[source], mine)
+        found += [replace(m, identity=prefix + m.identity) for m in made]
     return found
 
 
-def mutants(source: Path, read: Outline, operators: Iterable[str] | None = None) -> list[Mutant]:
+def mutants(
+    source: Path, read: Outline, declared: Sequence[Declaration] | None = None
+) -> list[Mutant]:
     """The mutants of one file, each text once.
 
-    operators: only what these use; by default, all that the file binds.
+    declared: where to look for them; by default, in all that its operators use.
     """
     code = read.code
     words = [token.text for token in code.code]
     seen = {tuple(words)}
     times: Counter[str] = Counter()
     found = []
-    used = read.reached(read.operators if operators is None else operators)
-    for function in (function for declared in used for function in declared.functions):
+    used = read.reached(read.operators) if declared is None else declared
+    for function in (function for each in used for function in each.functions):
         for kind, edit in edits(code, function):
             changed = [token.text for token in tokenize(edit.text) if token.is_code]
             text = (*words[: edit.start], *changed, *words[edit.end :])

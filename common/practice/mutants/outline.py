@@ -7,9 +7,11 @@ a function too many now and then, and never one too few.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from common.base.days import Day
 from common.cpu import conditions, models
 from common.cpu.lexer import Token, directives
 from common.cpu.syntax import (
@@ -203,15 +205,18 @@ class Outline:
         """The operators that the file binds."""
         return {name for each in self.declarations for name in each.operators}
 
+    def launchers(self, operators: Iterable[str]) -> set[str]:
+        """The words in the bindings of these operators, their launchers' names among them."""
+        needed = set(operators)
+        bound = (d for d in self.declarations if d.operators & needed)
+        return {word for d in bound for word in d.uses}
+
     def reached(self, operators: Iterable[str] | None = None) -> list[Declaration]:
         """What these operators' launchers use, directly or not, without bindings; without
         operators, or in a file that binds none, everything."""
-        own = [d for d in self.declarations if not d.operators]
         if operators is None or not self.operators:
-            return own
-        needed = set(operators)
-        bound = (d for d in self.declarations if d.operators & needed)
-        return self.used_by({word for d in bound for word in d.uses})
+            return [d for d in self.declarations if not d.operators]
+        return self.used_by(self.launchers(operators))
 
     def used_by(self, words: set[str]) -> list[Declaration]:
         """The declarations of these names and, without end, of the names in them."""
@@ -239,18 +244,49 @@ def outline(text: str, model: str = "") -> Outline:
     return found
 
 
-def trimmed(text: str, operators: Iterable[str], model: str = "") -> str:
+def trimmed(
+    text: str, operators: Iterable[str], functions: Iterable[str] = (), model: str = ""
+) -> str:
     """The file without the bindings of operators other than these, and without the functions that
-    only those need; every line stays where it is. A file that binds nothing stays whole."""
+    only those need; every line stays where it is. A file that binds nothing stays whole.
+
+    functions: names of further ones that are needed, by other files.
+    """
     found = outline(text, model)
     needed = set(operators)
     if not found.operators:
         return text
     kept = [d for d in found.declarations if not d.is_function and not d.operators]
     kept += [d for d in found.declarations if d.operators & needed]
-    kept += found.used_by({word for d in kept for word in d.uses})
+    kept += found.used_by({word for d in kept for word in d.uses} | set(functions))
     starts = {d.start for d in kept}
     return found.code.blanked((d.start, d.end) for d in found.declarations if d.start not in starts)
+
+
+def outlines_of(day: Day) -> dict[Path, Outline]:
+    """The day's `.cu` files and the headers in its folder: through these, files use each other."""
+    files = [*day.library_sources, *sorted(day.folder.glob("*.cuh"))]
+    return {path: outline(path.read_text(encoding="utf-8")) for path in files}
+
+
+def reached_together(
+    outlines: Mapping[Path, Outline], operators: Iterable[str]
+) -> dict[Path, list[Declaration]]:
+    """What these operators' launchers use in files that are linked together, by file; a file of
+    which nothing is used is left out."""
+    needed = set(operators)
+    words = {word for read in outlines.values() for word in read.launchers(needed)}
+    while True:
+        found = {path: read.used_by(words) for path, read in outlines.items()}
+        more = {word for used in found.values() for d in used for word in d.uses} - words
+        if not more:
+            break
+        words |= more
+    return {
+        path: used
+        for path, used in found.items()
+        if outlines[path].operators & needed or any(d.is_function for d in used)
+    }
 
 
 def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
 from common.cpu import backend, libraries
 from common.cpu.rewrite import RewriteError, Variants
-from common.practice.mutants.outline import outline, trimmed
+from common.practice.mutants.outline import Declaration, outlines_of, reached_together, trimmed
 
 COMPILE_LIMIT = 180.0  # seconds; a constant expression of a mutant may take forever
 
@@ -140,31 +140,24 @@ class Workshop:
         self._link = [platform.compiler, "-shared", *backend.ldflags(self._runtime, variant)]
         self._link_after = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{n}" for n in TORCH)]
         self._texts = {s: s.read_text(encoding="utf-8") for s in day.library_sources}
-        self._outlines = {source: outline(text) for source, text in self._texts.items()}
-        self.operators = {source: read.operators for source, read in self._outlines.items()}
+        self.outlines = outlines_of(day)
+        self.operators = {s: self.outlines[s].operators for s in day.library_sources}
+        self._shared = {source: self._used_elsewhere(source) for source in day.library_sources}
         self._rewriters: dict[Path, Variants] = {}
         for source in day.library_sources:
             out = self._folder / source.stem
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
         self._originals = _Once()
 
+    def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
+        """What these operators use, by source, without the sources of which they use nothing."""
+        found = reached_together(self.outlines, operators)
+        return {source: found[source] for source in self.day.library_sources if source in found}
+
     def needed(self, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
-        """For each source that these operators need, those of its own that are built with them:
-        operators, and launchers that another source calls."""
-        needed = set(operators)
-        while True:
-            found = {s: self.operators[s] & needed for s in self.day.library_sources}
-            used = {
-                word
-                for source, mine in found.items()
-                if mine
-                for declared in self._outlines[source].reached(mine)
-                for word in declared.uses
-            }
-            more = {name for names in self.operators.values() for name in names & used} - needed
-            if not more:
-                return {source: frozenset(mine) for source, mine in found.items() if mine}
-            needed |= more
+        """For each source that these operators need, those of them that it binds."""
+        mine = frozenset(operators)
+        return {source: mine & self.operators[source] for source in self.reached(mine)}
 
     def original(self, source: Path, operators: frozenset[str]) -> Compiled:
         """The source as it is, with these of its operators alone. Raises BuildError."""
@@ -193,10 +186,18 @@ class Workshop:
         shutil.rmtree(self._folder / f"{name}-library", ignore_errors=True)
         (self._folder / f"{name}.o").unlink(missing_ok=True)
 
+    def _used_elsewhere(self, source: Path) -> set[str]:
+        """The functions of a source that another one calls."""
+        mine = {d.name for d in self.outlines[source].declarations if d.is_function}
+        others = (read for path, read in self.outlines.items() if path != source)
+        return mine & {word for read in others for d in read.declarations for word in d.uses}
+
     def _object(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
         path = self._folder / f"{name}.o"
         try:
-            rewritten = self._rewriters[source].rewrite(trimmed(text, operators))
+            rewritten = self._rewriters[source].rewrite(
+                trimmed(text, operators, self._shared[source])
+            )
         except RewriteError as error:
             raise BuildError(str(error)) from None
         directory = self._folder / source.stem
