@@ -153,8 +153,8 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
         f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
         for day in selection.days
     ]
-    if not selected:
-        lines += ["", *standing(selection.days, journal)]
+    if not selected and (below := standing(selection.days, journal)):
+        lines += ["", *below]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
 
 
