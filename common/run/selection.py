@@ -10,8 +10,7 @@ from pathlib import Path
 
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
-from common.practice.challenge import practice_folder
-from common.practice.journal import Journal, JournalError
+from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.standing import marks, standing
 
 

@@ -142,7 +142,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
             taken.append(cpu_seconds_of_children() - began)
             assert done.returncode == 0, done.stderr
             lines = done.stdout.splitlines() or lines
-    assert len(lines) == 100
+    assert lines.index("") == 100  # behind it stands what the learner has solved
     # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
     ours, usual = (min(taken) for taken in times.values())
     assert ours < 6 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
