@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.base.days import Day
-from common.practice.challenge import (
-)
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.standing import next_exercise
