@@ -271,6 +271,7 @@ def parser() -> Parser:
     # For tests, and for tools that watch a single process.
     p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
     p.add_argument("--rungs", default="", help=argparse.SUPPRESS)
+    p.add_argument("--swap", nargs=2, type=Path, help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
@@ -380,6 +381,7 @@ def main(argv: list[str] | None = None) -> int:
             in_process=args.in_process,
             watched=args.watched,
             rungs=tuple(filter(None, args.rungs.split(","))),
+            swap=tuple(args.swap) if args.swap else None,
         )
     )
 

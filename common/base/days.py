@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,12 @@ class Day:
         """What its entries in the cache are called. A day of another folder than the course's has
         another kind, so that its builds never push out the course's."""
         return self.name if self.folder.parent == DAYS else f"other-{self.name}"
+
+    def with_source(self, original: Path, other: Path) -> Day:
+        """The day with another file in the place of one of its sources."""
+        extra = tuple(other if source == original else source for source in self.extra_sources)
+        source = other if self.source == original else self.source
+        return replace(self, source=source, extra_sources=extra)
 
     @property
     def library_sources(self) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ import abc
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.days import Day
@@ -83,12 +83,7 @@ class Challenge(abc.ABC):
 
     def day_to_run(self) -> Day:
         """The day with the learner's file in place of its source."""
-
-        def theirs(source: Path) -> Path:
-            return self.file if source == self.original else source
-
-        extra = tuple(theirs(source) for source in self.day.extra_sources)
-        return replace(self.day, source=theirs(self.day.source), extra_sources=extra)
+        return self.day.with_source(self.original, self.file)
 
 
 def practice_folder(root: Path) -> Path:

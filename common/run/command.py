@@ -45,7 +45,8 @@ class Options:
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
     mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
     days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`."""
+    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`.
+    swap: a day's source, and the file that takes its place."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -65,6 +66,7 @@ class Options:
     in_process: bool = False
     watched: bool = False
     rungs: tuple[str, ...] = ()
+    swap: tuple[Path, Path] | None = None
 
 
 class Refused(Exception):
@@ -151,6 +153,9 @@ def run(options: Options) -> int:
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    if options.swap:
+        swapped = tuple(day.with_source(*options.swap) for day in selection.days)
+        selection = replace(selection, days=swapped)
     try:
         for arch in options.archs:
             sm(arch)
@@ -283,6 +288,10 @@ def _work(options: Options, platform: Platform) -> Any:
     arguments = () if options.days == DAYS else ("--days", str(options.days))
     if options.model:
         arguments = (*arguments, "--model", options.model)
+    if options.rungs:
+        arguments = (*arguments, "--rungs", ",".join(options.rungs))
+    if options.swap:
+        arguments = (*arguments, "--swap", *map(str, options.swap))
     return Work(
         options.quick, options.bench, limit, options.watched, arguments, rungs=options.rungs
     )

@@ -91,7 +91,12 @@ class Desk:
         if self._platform is None:
             self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
         limit = time_limit or self.options.time_limit
-        options = replace(self.options, rungs=challenge.rungs, time_limit=limit)
+        options = replace(
+            self.options,
+            rungs=challenge.rungs,
+            time_limit=limit,
+            swap=(challenge.original, challenge.file),
+        )
         runner = make_runner(options, [challenge.day_to_run()], self._platform, report)
         runner.run()
         return runner.outcomes[0]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.practice.challenge import Challenge, shown
+from common.practice.challenge import Challenge
 from common.practice.exercise import ExerciseError
 from common.practice.standing import next_exercise
 from common.report.terminal import Report
@@ -90,7 +90,7 @@ def _check(desk: Desk, challenge: Challenge) -> None:
     keys = (("h", "hint"), ("n", "next exercise"), ("s", "solution"), ("q", "quit"))
     for key, word in keys:
         sys.stdout.write(f"[{key}] {word}  ")
-    sys.stdout.write(f"- {shown(challenge.file)} is checked when you save it\n")
+    sys.stdout.write("- checked at every save\n")
     sys.stdout.flush()
 
 
