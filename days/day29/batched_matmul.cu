@@ -73,8 +73,8 @@ struct StridedBatch {
 // v1: one thread per result.
 
 template <typename T>
-__global__ void bmm_v1_grid_z_kernel(StridedBatch<T> batch, Product p, T* __restrict__ c,
-                                     int64_t matrices) {
+__global__ void bmm_v1_grid_z_kernel(const __grid_constant__ StridedBatch<T> batch, const Product p,
+                                     T* __restrict__ c, int64_t matrices) {
   const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t m = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
   if (m >= p.M || n >= p.N) return;
@@ -207,7 +207,8 @@ __device__ void load_lines(T* tile, const T* from, const Operand& o, int64_t row
 
 template <typename T, int TILE>
 __global__ void __launch_bounds__(WARPS * 32)
-    bmm_v2_warp_tiles_kernel(StridedBatch<T> batch, Product p, T* __restrict__ c, int64_t tasks) {
+    bmm_v2_warp_tiles_kernel(const __grid_constant__ StridedBatch<T> batch, const Product p,
+                             T* __restrict__ c, int64_t tasks) {
   constexpr int STEP = 32 / TILE, ROWS = TILE / STEP;  // a lane has rows lane / TILE + STEP · r
   __shared__ T tiles[WARPS][2][TILE * LINE<TILE>];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -269,10 +270,20 @@ Tensor bmm_v2_warp_tiles(const Tensor& a, const Tensor& b) {
 
 constexpr int PIECE = 8;  // elements of 16 bytes
 
-// Warps per block: with tiles of 64, two of 16 KB each stay below the 48 KB of static shared
-// memory.
+// Warps that share a tile. Alone, a warp would keep 64×64 sums in 128 registers per lane, and few
+// such warps fit; four warps with 16 rows each need a quarter.
 template <int TILE>
-constexpr int MMA_WARPS = TILE == 64 ? 2 : 4;
+constexpr int TEAM = TILE == 64 ? WARPS : 1;
+
+// The team's lanes wait for each other.
+template <int TILE>
+__device__ void team_barrier() {
+  if constexpr (TEAM<TILE> == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
 
 // Where the piece of a line begins. 128 bytes hold LINES lines, and 8 lines in a row that have one
 // piece each in the same place would meet in the same banks, so that place is XORed with the line.
@@ -288,7 +299,7 @@ template <int TILE, typename T>
 __device__ void load_pieces(T* tile, const T* from, const Operand& o, int lines, int length) {
   constexpr int PIECES = TILE / PIECE;
 #pragma unroll
-  for (int e = threadIdx.x % 32; e < TILE * PIECES; e += 32) {
+  for (int e = threadIdx.x % (TEAM<TILE> * 32); e < TILE * PIECES; e += TEAM<TILE> * 32) {
     const int line = e / PIECES, first = e % PIECES * PIECE;
     const int valid = line < lines ? min(max(length - first, 0), PIECE) : 0;
     T* to = tile + place<TILE>(line, e % PIECES);
@@ -314,35 +325,40 @@ __device__ void load_operand(T* tile, const T* from, const Operand& o, int64_t r
 }
 
 template <typename T, int TILE, typename Batch>
-__global__ void __launch_bounds__(MMA_WARPS<TILE> * 32)
+__global__ void __launch_bounds__(WARPS * 32)
     bmm_v3_tensor_cores_kernel(const __grid_constant__ Batch batch, const Product p,
                                T* __restrict__ c, int64_t tasks) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  __shared__ alignas(16) T tiles[MMA_WARPS<TILE>][2][TILE * TILE];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t index = int64_t{blockIdx.x} * MMA_WARPS<TILE> + warp;
-  if (index >= tasks) return;
-  const Task task = task_of(index, p, TILE);
+  constexpr int TEAMS = WARPS / TEAM<TILE>, LANES = TEAM<TILE> * 32;
+  constexpr int ROWS = TILE / TEAM<TILE>;  // of C, per warp
+  __shared__ alignas(16) T tiles[TEAMS][2][TILE * TILE];
+  const int team = threadIdx.x / LANES, lane = threadIdx.x % 32;
+  const int m0 = threadIdx.x % LANES / 32 * ROWS;  // the first row of the warp
+  const int64_t index = int64_t{blockIdx.x} * TEAMS + team;
+  if (index >= tasks) return;  // the whole team
+  // Tiles of 16 and 32 are for matrices of one tile.
+  const Task task = TILE < 64 ? Task{index, 0, 0} : task_of(index, p, TILE);
   const auto from = batch.at(task.matrix);
-  T *a_tile = tiles[warp][0], *b_tile = tiles[warp][1];
+  T *a_tile = tiles[team][0], *b_tile = tiles[team][1];
 
-  float sums[TILE / 16][TILE / 8][4] = {};  // 16×8 pieces of the tile of C
+  float sums[ROWS / 16][TILE / 8][4] = {};  // 16×8 pieces of the warp's rows
   for (int64_t k0 = 0; k0 < p.K; k0 += TILE) {
     load_operand<TILE>(a_tile, from.a, p.a, task.m, k0, p.M, p.K);
     load_operand<TILE>(b_tile, from.b, p.b, k0, task.n, p.K, p.N);
     ptx::cp_async_wait_all();
-    __syncwarp();  // the copies of all lanes have arrived before any lane reads the tiles
+    team_barrier<TILE>();  // the copies of all lanes have arrived before any lane reads the tiles
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
       if (k0 + k >= p.K) break;
-      uint32_t a[TILE / 16][4];
+      uint32_t a[ROWS / 16][4];
 #pragma unroll
-      for (int m = 0; m < TILE; m += 16) {
+      for (int i = 0; i < ROWS / 16; ++i) {
+        const int m = m0 + i * 16;
         if (p.a.transposed) {
           ptx::ldmatrix_x4_trans(
-              a[m / 16], a_tile + place<TILE>(k + lane / 16 * 8 + lane % 8, m / 8 + lane / 8 % 2));
+              a[i], a_tile + place<TILE>(k + lane / 16 * 8 + lane % 8, m / 8 + lane / 8 % 2));
         } else {
-          ptx::ldmatrix_x4(a[m / 16], a_tile + place<TILE>(m + lane % 16, k / 8 + lane / 16));
+          ptx::ldmatrix_x4(a[i], a_tile + place<TILE>(m + lane % 16, k / 8 + lane / 16));
         }
       }
 #pragma unroll
@@ -356,33 +372,35 @@ __global__ void __launch_bounds__(MMA_WARPS<TILE> * 32)
         }
         const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
 #pragma unroll
-        for (int m = 0; m < TILE / 16; ++m) {
-          ptx::mma_m16n8k16<T>(sums[m][n / 8], a[m], left, sums[m][n / 8]);
-          ptx::mma_m16n8k16<T>(sums[m][n / 8 + 1], a[m], right, sums[m][n / 8 + 1]);
+        for (int i = 0; i < ROWS / 16; ++i) {
+          ptx::mma_m16n8k16<T>(sums[i][n / 8], a[i], left, sums[i][n / 8]);
+          ptx::mma_m16n8k16<T>(sums[i][n / 8 + 1], a[i], right, sums[i][n / 8 + 1]);
         }
       }
     }
-    __syncwarp();  // all lanes have read the tiles before any lane overwrites them
+    team_barrier<TILE>();  // all lanes have read the tiles before any lane overwrites them
   }
 
-  // Through a's tile, so that the warp stores whole pieces of 16 bytes.
+  // Through a's tile, so that whole pieces of 16 bytes are stored. A lane has pairs of neighbours.
+  struct alignas(4) Two {
+    T at[2];
+  };
 #pragma unroll
-  for (int m = 0; m < TILE / 16; ++m) {
+  for (int i = 0; i < ROWS / 8; ++i) {
 #pragma unroll
     for (int n = 0; n < TILE / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = m * 16 + i / 2 * 8 + lane / 4;
-        a_tile[place<TILE>(row, n) + lane % 4 * 2 + i % 2] = static_cast<T>(sums[m][n][i]);
-      }
+      const float* pair = sums[i / 2][n] + i % 2 * 2;
+      *reinterpret_cast<Two*>(a_tile + place<TILE>(m0 + i * 8 + lane / 4, n) + lane % 4 * 2) = {
+          static_cast<T>(pair[0]), static_cast<T>(pair[1])};
     }
   }
-  __syncwarp();  // the whole tile is written before any lane stores its pieces
+  team_barrier<TILE>();  // the whole tile is written before any lane stores its pieces
   T* to = c + (task.matrix * p.M + task.m) * p.N + task.n;
   const int rows = static_cast<int>(p.M - task.m < TILE ? p.M - task.m : TILE);
   const int cols = static_cast<int>(p.N - task.n < TILE ? p.N - task.n : TILE);
   const bool whole = p.N % PIECE == 0;  // then all rows of C are aligned
-  for (int e = lane; e < TILE * TILE / PIECE; e += 32) {
+#pragma unroll
+  for (int e = threadIdx.x % LANES; e < TILE * TILE / PIECE; e += LANES) {
     const int row = e / (TILE / PIECE), col = e % (TILE / PIECE) * PIECE;
     if (row >= rows || col >= cols) continue;
     const T* piece = a_tile + place<TILE>(row, col / PIECE);
@@ -398,20 +416,20 @@ __global__ void __launch_bounds__(MMA_WARPS<TILE> * 32)
 // Products of `matrices` pairs, into c. For a batch of any kind.
 template <typename T, typename Batch>
 void multiply(const Batch& batch, Product p, T* c, int64_t matrices, cudaStream_t stream) {
-  const auto launch = [&](auto kernel, int tile, int warps) {
+  const auto launch = [&](auto kernel, int tile, int team) {
     p.tiles_m = ceil_div<int64_t>(p.M, tile);
     p.tiles_n = ceil_div<int64_t>(p.N, tile);
     const int64_t tasks = matrices * p.tiles_m * p.tiles_n;
-    kernel<<<grid_size(ceil_div<int64_t>(tasks, warps), "a"), warps * 32, 0, stream>>>(batch, p, c,
-                                                                                       tasks);
+    const unsigned blocks = grid_size(ceil_div<int64_t>(tasks, WARPS / team), "a");
+    kernel<<<blocks, WARPS * 32, 0, stream>>>(batch, p, c, tasks);
   };
   const int64_t longest = std::max(p.M, p.N);
   if (longest <= 16) {
-    launch(bmm_v3_tensor_cores_kernel<T, 16, Batch>, 16, MMA_WARPS<16>);
+    launch(bmm_v3_tensor_cores_kernel<T, 16, Batch>, 16, TEAM<16>);
   } else if (longest <= 32) {
-    launch(bmm_v3_tensor_cores_kernel<T, 32, Batch>, 32, MMA_WARPS<32>);
+    launch(bmm_v3_tensor_cores_kernel<T, 32, Batch>, 32, TEAM<32>);
   } else {
-    launch(bmm_v3_tensor_cores_kernel<T, 64, Batch>, 64, MMA_WARPS<64>);
+    launch(bmm_v3_tensor_cores_kernel<T, 64, Batch>, 64, TEAM<64>);
   }
   check_launch("bmm_v3_tensor_cores");
 }
@@ -441,9 +459,10 @@ Tensor bmm_v3_tensor_cores(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 // The same kernel for matrices that lie anywhere: their addresses are parameters of the launch, so
-// no array of pointers is copied to the GPU. 240 pairs stay below 4 KB of parameters.
+// no array of pointers is copied to the GPU. From compute capability 7.0 a kernel may have 32,764
+// bytes of parameters (CUDA 12.1).
 
-constexpr int PAIRS = 240;
+constexpr int PAIRS = 1920;  // of 16 bytes
 
 template <typename T>
 struct PointerBatch {

@@ -7,6 +7,7 @@ TEACHES = "Residual, layer norm and the MLP with their gradients, fused by kerne
 TOPICS = ("GPT-2", "layer norm", "GELU", "MLP", "fusion", "epilogue", "backward", "autograd")
 SOURCE = "gpt2_style_ops.cu"
 EXTRA_SOURCES = ("mlp.cu",)
-INTRODUCES = ("residual stream", "GELU", "auxiliary matrix")
+INTRODUCES = ("residual stream", "pre-activation")
 
 PROBLEMS = (norm.problem, mlp.activation, mlp.whole)
+show = mlp.show

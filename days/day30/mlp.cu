@@ -136,7 +136,7 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v1_two_passes(const Tensor& gy, co
 // v2 against v1: a thread takes one pack of columns and many rows, so that it loads the bias once
 // and adds up gx in registers. ROWS loads are in flight at a time.
 
-constexpr int ROWS = 4;
+constexpr int ROWS = 2;
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)

@@ -3,7 +3,19 @@
 import torch
 from torch.nn.functional import gelu, linear
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Skip, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    Tolerance,
+    grid,
+    print_table,
+    seconds,
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 
@@ -166,3 +178,30 @@ whole = Problem(
     "day that it calls are those of the problem before it",
     tolerance=Tolerance(factor=8, why="two products, with the rounding of the first in the second"),
 )
+
+
+def show(operators, device):
+    """Prints what each half of the MLP's activation costs: in a kernel, in an epilogue."""
+    if device.type != "cuda" or not hasattr(operators, "linear_gelu"):
+        return
+    rows, width = whole.bench.shape
+    shapes = ((rows, width), (4 * width, width), (4 * width,), (width, 4 * width), (rows, width))
+    x, w1, b1, w2, gy = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
+    product = x @ w1.T
+    calls = {
+        "forward": (
+            lambda: x @ w1.T,
+            lambda: operators.bias_gelu_v2_one_pass(x @ w1.T, b1),
+            lambda: operators.linear_gelu(x, w1, b1),
+        ),
+        "backward": (
+            lambda: gy @ w2,
+            lambda: operators.bias_gelu_backward_v2_one_pass(gy @ w2, product, b1),
+            lambda: operators.linear_gelu_backward(gy, w2, product),
+        ),
+    }
+    print(f"{rows}×{width} bf16, ms")
+    print_table(
+        ["", "product alone", "and a kernel", "with an epilogue"],
+        [[name, *(f"{seconds(c) * 1e3:.3f}" for c in three)] for name, three in calls.items()],
+    )
