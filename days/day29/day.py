@@ -100,7 +100,10 @@ PROBLEMS = (
         "16×16",
         (262144, 16, 16, 16),
         (V1, V2, v3(Target(1.5, "pytorch"))),
-        grid([(70, 16, 16, 16), (3, 15, 10, 33)], HALVES),
+        (
+            *grid([(70, 16, 16, 16), (3, 15, 10, 33)], HALVES),
+            *grid([(7000, 3, 5, 8)], ["bfloat16"]),  # more matrices than warps of v3
+        ),
         (64, 16, 16, 16),
     ),
     Problem(
