@@ -60,6 +60,7 @@ struct StridedBatch {
   };
   __device__ Pair at(int64_t i) const {
     Pair found{a, b};
+#pragma unroll 1
     for (int d = dims - 1; d >= 0; --d) {
       const int64_t index = d == 0 ? i : i % size[d];  // no division for one dimension
       found.a += index * a_stride[d];
@@ -299,19 +300,22 @@ __device__ int place(int line, int piece) {
 // elements it is filled with zeros, which add nothing to a product.
 template <int TILE, typename T>
 __device__ void load_pieces(T* tile, const T* from, const Operand& o, int lines, int length) {
-  constexpr int PIECES = TILE / PIECE;
+  constexpr int PIECES = TILE / PIECE, LANES = TEAM<TILE> * 32;
+  if (o.packs) {
+    const int first = threadIdx.x % PIECES * PIECE;  // the same in every iteration
+    const int valid = min(max(length - first, 0), PIECE) * static_cast<int>(sizeof(T));
 #pragma unroll
-  for (int e = threadIdx.x % (TEAM<TILE> * 32); e < TILE * PIECES; e += TEAM<TILE> * 32) {
-    const int line = e / PIECES, first = e % PIECES * PIECE;
-    const int valid = line < lines ? min(max(length - first, 0), PIECE) : 0;
-    T* to = tile + place<TILE>(line, e % PIECES);
-    if (o.packs) {
-      const T* source = valid > 0 ? from + line * o.line_stride + first : from;
-      ptx::cp_async_zero_fill<16>(to, source, valid * static_cast<int>(sizeof(T)));
-    } else {
-      for (int i = 0; i < PIECE; ++i) {
-        to[i] = i < valid ? from[line * o.line_stride + (first + i) * o.step] : T(0.0f);
-      }
+    for (int e = threadIdx.x % LANES; e < TILE * PIECES; e += LANES) {
+      const int line = e / PIECES, bytes = line < lines ? valid : 0;
+      ptx::cp_async_zero_fill<16>(tile + place<TILE>(line, e % PIECES),
+                                  bytes > 0 ? from + line * o.line_stride + first : from, bytes);
+    }
+  } else {
+#pragma unroll 1
+    for (int e = threadIdx.x % LANES; e < TILE * TILE; e += LANES) {
+      const int line = e / TILE, i = e % TILE;
+      tile[place<TILE>(line, i / PIECE) + i % PIECE] =
+          line < lines && i < length ? from[line * o.line_stride + i * o.step] : T(0.0f);
     }
   }
 }
@@ -324,6 +328,49 @@ __device__ void load_operand(T* tile, const T* from, const Operand& o, int64_t r
   load_pieces<TILE>(tile, from + offset(o, row, col), o,
                     static_cast<int>(lines < TILE ? lines : TILE),
                     static_cast<int>(length < TILE ? length : TILE));
+}
+
+// The 16×16 part of an operand that begins at (row, col), multiples of 16, as mma expects a (16×16)
+// or, IS_B, two pieces of b (16×8): ldmatrix transposes b, whose columns mma reads along k, and a
+// transposed a.
+template <int TILE, bool TRANSPOSED, bool IS_B, typename T>
+__device__ void load_part(uint32_t (&part)[4], const T* tile, int row, int col) {
+  const int lane = threadIdx.x % 32;
+  const int line = TRANSPOSED ? col + lane / 16 * 8 + lane % 8 : row + lane % 16;
+  const int piece = TRANSPOSED ? row / PIECE ^ lane / 8 % 2 : col / PIECE ^ lane / 16;
+  const T* from = tile + place<TILE>(line, piece);
+  if constexpr (TRANSPOSED == IS_B) {
+    ptx::ldmatrix_x4(part, from);
+  } else {
+    ptx::ldmatrix_x4_trans(part, from);
+  }
+}
+
+// sums += the warp's rows of a's tile, from m0, times b's tile, whose first `depth` values of k
+// count.
+template <int TILE, bool A_TRANSPOSED, bool B_TRANSPOSED, typename T, int PARTS>
+__device__ void multiply_tiles(float (&sums)[PARTS][TILE / 8][4], const T* a_tile, const T* b_tile,
+                               int m0, int depth) {
+#pragma unroll
+  for (int k = 0; k < TILE; k += 16) {
+    if (k >= depth) break;
+    uint32_t a[PARTS][4];
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+      load_part<TILE, A_TRANSPOSED, false>(a[i], a_tile, m0 + i * 16, k);
+    }
+#pragma unroll
+    for (int n = 0; n < TILE; n += 16) {
+      uint32_t b[4];
+      load_part<TILE, B_TRANSPOSED, true>(b, b_tile, k, n);
+      const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+#pragma unroll
+      for (int i = 0; i < PARTS; ++i) {
+        ptx::mma_m16n8k16<T>(sums[i][n / 8], a[i], left, sums[i][n / 8]);
+        ptx::mma_m16n8k16<T>(sums[i][n / 8 + 1], a[i], right, sums[i][n / 8 + 1]);
+      }
+    }
+  }
 }
 
 // Stores a tile of C through a's tile, so that whole pieces of 16 bytes are written. sums: the rows
@@ -358,6 +405,7 @@ __device__ void store_tile(T* tile, const float (&sums)[PARTS][TILE / 8][4], con
     if (whole) {
       *reinterpret_cast<Pack<T>*>(to + row * p.N + col) = *reinterpret_cast<const Pack<T>*>(piece);
     } else {
+#pragma unroll 1
       for (int i = 0; i < PIECE && col + i < cols; ++i) to[row * p.N + col + i] = piece[i];
     }
   }
@@ -365,7 +413,7 @@ __device__ void store_tile(T* tile, const float (&sums)[PARTS][TILE / 8][4], con
 
 // Blocks per multiprocessor that the registers must allow; the tiles of 64 and 32 take 32 KB.
 template <int TILE>
-constexpr int RESIDENT = TILE == 16 ? 10 : 6;
+constexpr int RESIDENT = TILE == 16 ? 9 : 6;
 
 template <typename T, int TILE, typename Batch>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT<TILE>)
@@ -375,7 +423,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT<TILE>)
   constexpr int TEAMS = WARPS / TEAM<TILE>, LANES = TEAM<TILE> * 32;
   constexpr int ROWS = TILE / TEAM<TILE>;                    // of C, per warp
   __shared__ alignas(16) T tiles[TEAMS][2][2][TILE * TILE];  // two buffers of two operands
-  const int team = threadIdx.x / LANES, lane = threadIdx.x % 32;
+  const int team = threadIdx.x / LANES;
   const int m0 = threadIdx.x % LANES / 32 * ROWS;  // the first row of the warp
   const auto task_at = [&](int64_t index) {  // tiles of 16 and 32 are for matrices of one tile
     return TILE < 64 ? Task{index, 0, 0} : task_of(index, p, TILE);
@@ -406,36 +454,13 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT<TILE>)
       team_barrier<TILE>();  // the copies of all lanes have arrived before any lane reads the tiles
       a_tile = tiles[team][buffer][0];
       const T* b_tile = tiles[team][buffer][1];
-#pragma unroll
-      for (int k = 0; k < TILE; k += 16) {
-        if (k0 + k >= p.K) break;
-        uint32_t a[ROWS / 16][4];
-#pragma unroll
-        for (int i = 0; i < ROWS / 16; ++i) {
-          const int m = m0 + i * 16;
-          if (p.a.transposed) {
-            ptx::ldmatrix_x4_trans(
-                a[i], a_tile + place<TILE>(k + lane / 16 * 8 + lane % 8, m / 8 + lane / 8 % 2));
-          } else {
-            ptx::ldmatrix_x4(a[i], a_tile + place<TILE>(m + lane % 16, k / 8 + lane / 16));
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < TILE; n += 16) {
-          uint32_t b[4];
-          if (p.b.transposed) {
-            ptx::ldmatrix_x4(
-                b, b_tile + place<TILE>(n + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
-          } else {
-            ptx::ldmatrix_x4_trans(b, b_tile + place<TILE>(k + lane % 16, n / 8 + lane / 16));
-          }
-          const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
-#pragma unroll
-          for (int i = 0; i < ROWS / 16; ++i) {
-            ptx::mma_m16n8k16<T>(sums[i][n / 8], a[i], left, sums[i][n / 8]);
-            ptx::mma_m16n8k16<T>(sums[i][n / 8 + 1], a[i], right, sums[i][n / 8 + 1]);
-          }
-        }
+      const int depth = static_cast<int>(p.K - k0 < TILE ? p.K - k0 : TILE);
+      if (p.a.transposed) {
+        p.b.transposed ? multiply_tiles<TILE, true, true>(sums, a_tile, b_tile, m0, depth)
+                       : multiply_tiles<TILE, true, false>(sums, a_tile, b_tile, m0, depth);
+      } else {
+        p.b.transposed ? multiply_tiles<TILE, false, true>(sums, a_tile, b_tile, m0, depth)
+                       : multiply_tiles<TILE, false, false>(sums, a_tile, b_tile, m0, depth);
       }
       team_barrier<TILE>();  // all lanes have read the tiles before any lane overwrites them
       buffer ^= 1;

@@ -10,7 +10,7 @@
 //   bias_gelu v1 two_passes   one thread per element; the bias gradient reads gx again
 //   bias_gelu v2 one_pass     packs of 16 bytes; gx is summed while it is in registers
 //   mlp v1 kernels            products by cuBLAS, bias_gelu v2 between them
-//   mlp v2 epilogues          both directions of bias_gelu in the epilogues of cuBLASLt
+//   mlp v2 epilogue           the forward half of bias_gelu in the epilogue of cuBLASLt
 //
 // Run: python run_day.py 30
 
