@@ -9,16 +9,15 @@
 //   v1 grid_z         one thread per result, one layer of the grid per matrix, operands from memory
 //   v2 warp_tiles     one warp per small matrix, or per tile of a large one: operands from shared
 //                     memory, several matrices per block
-//   v3 tensor_cores   cp.async fills the next tiles while ldmatrix and mma multiply these
+//   v3 tensor_cores   cp.async fills the tiles, ldmatrix and mma multiply them
 //   v3 pointers       matrices of separate tensors: their addresses travel as kernel parameters
 //
 // Run: python run_day.py 29
 
-#include "common/cuda/binding.cuh"          // taught in day 6
-#include "common/cuda/capability.cuh"       // what a card lacks
-#include "common/cuda/multiprocessors.cuh"  // taught in day 2
-#include "common/cuda/pack.cuh"             // taught in day 2
-#include "common/cuda/ptx/cp_async.cuh"     // this and the next two: taught in day 26
+#include "common/cuda/binding.cuh"       // taught in day 6
+#include "common/cuda/capability.cuh"    // what a card lacks
+#include "common/cuda/pack.cuh"          // taught in day 2
+#include "common/cuda/ptx/cp_async.cuh"  // this and the next two: taught in day 26
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mma.cuh"
 #include "common/cuda/tensor.cuh"  // taught in days 6 and 12
@@ -266,8 +265,7 @@ Tensor bmm_v2_warp_tiles(const Tensor& a, const Tensor& b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: tensor cores multiply, and cp.async copies 16 bytes at a time past the registers,
-// into one buffer while the other is multiplied (double buffering, day 24).
+// v3 against v2: tensor cores multiply, and cp.async copies 16 bytes at a time past the registers.
 // A tile keeps its lines without padding: pieces of 16 bytes are swizzled, so that ldmatrix reads 8
 // lines at one place without bank conflicts. ldmatrix transposes where the operand is transposed.
 
@@ -373,21 +371,54 @@ __device__ void multiply_tiles(float (&sums)[PARTS][TILE / 8][4], const T* a_til
   }
 }
 
-// Stores a tile of C through a's tile, so that whole pieces of 16 bytes are written. sums: the rows
-// of this warp, from m0; a lane has pairs of neighbours.
-template <int TILE, typename T, int PARTS>
-__device__ void store_tile(T* tile, const float (&sums)[PARTS][TILE / 8][4], const Task& task,
-                           const Product& p, T* c, int m0) {
+// Blocks per multiprocessor that the registers must allow.
+template <int TILE>
+constexpr int RESIDENT = TILE == 16 ? 12 : 7;
+
+template <typename T, int TILE, typename Batch>
+__global__ void __launch_bounds__(WARPS * 32, RESIDENT<TILE>)
+    bmm_v3_tensor_cores_kernel(const __grid_constant__ Batch batch, const Product p,
+                               T* __restrict__ c, int64_t tasks) {
+#if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
+  constexpr int TEAMS = WARPS / TEAM<TILE>, LANES = TEAM<TILE> * 32;
+  constexpr int ROWS = TILE / TEAM<TILE>;  // of C, per warp
+  __shared__ alignas(16) T tiles[TEAMS][2][TILE * TILE];
+  const int team = threadIdx.x / LANES, lane = threadIdx.x % 32;
+  const int m0 = threadIdx.x % LANES / 32 * ROWS;  // the first row of the warp
+  const int64_t index = int64_t{blockIdx.x} * TEAMS + team;
+  if (index >= tasks) return;  // the whole team
+  // Tiles of 16 and 32 are for matrices of one tile.
+  const Task task = TILE < 64 ? Task{index, 0, 0} : task_of(index, p, TILE);
+  const auto from = batch.at(task.matrix);
+  T *a_tile = tiles[team][0], *b_tile = tiles[team][1];
+
+  float sums[ROWS / 16][TILE / 8][4] = {};  // 16×8 pieces of the warp's rows
+  for (int64_t k0 = 0; k0 < p.K; k0 += TILE) {
+    load_operand<TILE>(a_tile, from.a, p.a, task.m, k0, p.M, p.K);
+    load_operand<TILE>(b_tile, from.b, p.b, k0, task.n, p.K, p.N);
+    ptx::cp_async_wait_all();
+    team_barrier<TILE>();  // the copies of all lanes have arrived before any lane reads the tiles
+    const int depth = static_cast<int>(p.K - k0 < TILE ? p.K - k0 : TILE);
+    if (p.a.transposed) {
+      p.b.transposed ? multiply_tiles<TILE, true, true>(sums, a_tile, b_tile, m0, depth)
+                     : multiply_tiles<TILE, true, false>(sums, a_tile, b_tile, m0, depth);
+    } else {
+      p.b.transposed ? multiply_tiles<TILE, false, true>(sums, a_tile, b_tile, m0, depth)
+                     : multiply_tiles<TILE, false, false>(sums, a_tile, b_tile, m0, depth);
+    }
+    team_barrier<TILE>();  // all lanes have read the tiles before any lane overwrites them
+  }
+
+  // Through a's tile, so that whole pieces of 16 bytes are stored. A lane has pairs of neighbours.
   struct alignas(4) Two {
     T at[2];
   };
-  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < PARTS * 2; ++i) {
+  for (int i = 0; i < ROWS / 8; ++i) {
 #pragma unroll
     for (int n = 0; n < TILE / 8; ++n) {
       const float* pair = sums[i / 2][n] + i % 2 * 2;
-      *reinterpret_cast<Two*>(tile + place<TILE>(m0 + i * 8 + lane / 4, n) + lane % 4 * 2) = {
+      *reinterpret_cast<Two*>(a_tile + place<TILE>(m0 + i * 8 + lane / 4, n) + lane % 4 * 2) = {
           static_cast<T>(pair[0]), static_cast<T>(pair[1])};
     }
   }
@@ -396,12 +427,11 @@ __device__ void store_tile(T* tile, const float (&sums)[PARTS][TILE / 8][4], con
   const int rows = static_cast<int>(p.M - task.m < TILE ? p.M - task.m : TILE);
   const int cols = static_cast<int>(p.N - task.n < TILE ? p.N - task.n : TILE);
   const bool whole = p.N % PIECE == 0;  // then all rows of C are aligned
-  constexpr int LANES = TEAM<TILE> * 32;
 #pragma unroll
   for (int e = threadIdx.x % LANES; e < TILE * TILE / PIECE; e += LANES) {
     const int row = e / (TILE / PIECE), col = e % (TILE / PIECE) * PIECE;
     if (row >= rows || col >= cols) continue;
-    const T* piece = tile + place<TILE>(row, col / PIECE);
+    const T* piece = a_tile + place<TILE>(row, col / PIECE);
     if (whole) {
       *reinterpret_cast<Pack<T>*>(to + row * p.N + col) = *reinterpret_cast<const Pack<T>*>(piece);
     } else {
@@ -409,86 +439,18 @@ __device__ void store_tile(T* tile, const float (&sums)[PARTS][TILE / 8][4], con
       for (int i = 0; i < PIECE && col + i < cols; ++i) to[row * p.N + col + i] = piece[i];
     }
   }
-}
-
-// Blocks per multiprocessor that the registers must allow; the tiles of 64 and 32 take 32 KB.
-template <int TILE>
-constexpr int RESIDENT = TILE == 16 ? 9 : 6;
-
-template <typename T, int TILE, typename Batch>
-__global__ void __launch_bounds__(WARPS * 32, RESIDENT<TILE>)
-    bmm_v3_tensor_cores_kernel(const __grid_constant__ Batch batch, const Product p,
-                               T* __restrict__ c, int64_t tasks) {
-#if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  constexpr int TEAMS = WARPS / TEAM<TILE>, LANES = TEAM<TILE> * 32;
-  constexpr int ROWS = TILE / TEAM<TILE>;                    // of C, per warp
-  __shared__ alignas(16) T tiles[TEAMS][2][2][TILE * TILE];  // two buffers of two operands
-  const int team = threadIdx.x / LANES;
-  const int m0 = threadIdx.x % LANES / 32 * ROWS;  // the first row of the warp
-  const auto task_at = [&](int64_t index) {  // tiles of 16 and 32 are for matrices of one tile
-    return TILE < 64 ? Task{index, 0, 0} : task_of(index, p, TILE);
-  };
-  const auto load = [&](int64_t index, int64_t k, int buffer) {
-    if (index < tasks) {
-      const Task task = task_at(index);
-      const auto from = batch.at(task.matrix);
-      load_operand<TILE>(tiles[team][buffer][0], from.a, p.a, task.m, k, p.M, p.K);
-      load_operand<TILE>(tiles[team][buffer][1], from.b, p.b, k, task.n, p.K, p.N);
-    }
-    ptx::cp_async_commit();  // an empty group after the last task, so that the wait below holds
-  };
-
-  const int64_t stride = int64_t{gridDim.x} * TEAMS;
-  int buffer = 0;
-  int64_t index = int64_t{blockIdx.x} * TEAMS + team;
-  load(index, 0, buffer);
-  for (; index < tasks; index += stride) {
-    float sums[ROWS / 16][TILE / 8][4] = {};  // 16×8 pieces of the warp's rows
-    int64_t k0 = 0;
-    T* a_tile = nullptr;
-    do {
-      // The next tiles, of this product or of the next, are in flight while these are multiplied.
-      const bool more = k0 + TILE < p.K;
-      load(more ? index : index + stride, more ? k0 + TILE : 0, buffer ^ 1);
-      ptx::cp_async_wait<1>();
-      team_barrier<TILE>();  // the copies of all lanes have arrived before any lane reads the tiles
-      a_tile = tiles[team][buffer][0];
-      const T* b_tile = tiles[team][buffer][1];
-      const int depth = static_cast<int>(p.K - k0 < TILE ? p.K - k0 : TILE);
-      if (p.a.transposed) {
-        p.b.transposed ? multiply_tiles<TILE, true, true>(sums, a_tile, b_tile, m0, depth)
-                       : multiply_tiles<TILE, true, false>(sums, a_tile, b_tile, m0, depth);
-      } else {
-        p.b.transposed ? multiply_tiles<TILE, false, true>(sums, a_tile, b_tile, m0, depth)
-                       : multiply_tiles<TILE, false, false>(sums, a_tile, b_tile, m0, depth);
-      }
-      team_barrier<TILE>();  // all lanes have read the tiles before any lane overwrites them
-      buffer ^= 1;
-      k0 += TILE;
-    } while (k0 < p.K);
-
-    store_tile<TILE>(a_tile, sums, task_at(index), p, c, m0);
-    team_barrier<TILE>();  // the tile has been read before the next copy overwrites it
-  }
 #endif
 }
 
-// Products of `matrices` pairs into result[first], result[first + 1] …, for a batch of any kind.
+// Products of `matrices` pairs, into c. For a batch of any kind.
 template <typename T, typename Batch>
-void multiply(const Batch& batch, Product p, Tensor& result, int64_t first, int64_t matrices) {
-  T* c = mutable_data<T>(result) + first * p.M * p.N;
-  const int multiprocessors = multiprocessor_count(result);
+void multiply(const Batch& batch, Product p, T* c, int64_t matrices, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int tile, int team) {
     p.tiles_m = ceil_div<int64_t>(p.M, tile);
     p.tiles_n = ceil_div<int64_t>(p.N, tile);
     const int64_t tasks = matrices * p.tiles_m * p.tiles_n;
-    int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, WARPS * 32, 0),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    const int64_t blocks =
-        std::min<int64_t>(resident * multiprocessors, ceil_div<int64_t>(tasks, WARPS / team));
-    kernel<<<static_cast<unsigned>(blocks), WARPS * 32, 0, current_stream(result)>>>(batch, p, c,
-                                                                                     tasks);
+    const unsigned blocks = grid_size(ceil_div<int64_t>(tasks, WARPS / team), "a");
+    kernel<<<blocks, WARPS * 32, 0, stream>>>(batch, p, c, tasks);
   };
   const int64_t longest = std::max(p.M, p.N);
   if (longest <= 16) {
@@ -518,7 +480,8 @@ Tensor bmm_v3_tensor_cores(const Tensor& a, const Tensor& b) {
   const Product p = product(a, b, 1);
   dispatch_half(a, [&](auto zero) {
     using T = decltype(zero);
-    multiply<T>(strided<T>(a, b, shape), p, c, 0, c.numel() / (p.M * p.N));
+    multiply(strided<T>(a, b, shape), p, mutable_data<T>(c), c.numel() / (p.M * p.N),
+             current_stream(a));
   });
   return c;
 }
@@ -565,7 +528,7 @@ Tensor bmm_v3_pointers(std::vector<Tensor> a, std::vector<Tensor> b) {
       for (int64_t i = 0; i < count; ++i) {
         batch.pairs[i] = {data<T>(a[first + i]), data<T>(b[first + i])};
       }
-      multiply<T>(batch, p, c, first, count);
+      multiply(batch, p, mutable_data<T>(c) + first * p.M * p.N, count, current_stream(c));
     }
   });
   return c;

@@ -6,6 +6,7 @@ from common.day import (
     COMPILE,
     Case,
     Cost,
+    Exercise,
     Problem,
     Rung,
     Target,
@@ -20,6 +21,23 @@ TEACHES = "Many small products in one launch: strides, broadcasting, pointers, a
 TOPICS = ("matmul", "batched matmul", "tensor cores", "strides", "broadcasting", "cp.async")
 SOURCE = "batched_matmul.cu"
 INTRODUCES = ("strided batch", "pointer batch")
+
+EXERCISE = Exercise(
+    function="multiply_tiles",
+    task=(
+        "Multiply two tiles that lie in shared memory on tensor cores: sums += the warp's rows of "
+        "a, from m0, times b. load_part loads a 16×16 part of either; k beyond depth is skipped."
+    ),
+    hints=(
+        "The loop over k takes steps of 16, the depth of one mma. Which parts of a does the warp "
+        "need in a step, and which of b?",
+        "Load PARTS parts of a, at rows m0 + 16 · i and column k, then for each n one part of b "
+        "at row k and column n: it holds two fragments of 8 columns.",
+        "load_part<TILE, B_TRANSPOSED, true>(b, b_tile, k, n) gives left = {b[0], b[1]} and right "
+        "= {b[2], b[3]}; mma_m16n8k16<T> adds a[i] · left to sums[i][n / 8] and a[i] · right to "
+        "sums[i][n / 8 + 1]. Unroll all loops, so that the sums stay in registers.",
+    ),
+)
 
 HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
