@@ -14,17 +14,19 @@ INTRODUCES = ("residual stream", "pre-activation")
 EXERCISE = Exercise(
     function="bias_gelu_backward_v2_kernel",
     source="mlp.cu",
+    first="for (int i = 0; i < N; ++i) {",
+    last="gx[(r0 + k) * packs + p] = g[k];",
     task=(
-        "gx = gy · gelu'(x + bias), and in the same pass the sum of gx over the rows of this block "
-        "for each column. A thread has pack p of the columns and walks down the rows."
+        "gx = gy · gelu'(x + bias) for the pack of row r0 + k, and in the same pass the sum of gx "
+        "over the rows of this block, in the registers sums. v has x, g has gy, b the bias."
     ),
     hints=(
-        "Which threads return at once? The bias of the pack is loaded once, and the sums of its N "
-        "columns live in registers.",
-        "The block takes rows blockIdx.y · ROWS, then gridDim.y · ROWS further. Load the packs of "
-        "ROWS rows before you use the first one; the last rows may be fewer.",
-        "For each element: gi = g · gelu_derivative<T>(v + b), sums[i] += gi, and gi is stored as "
-        "T. At the end partial[(blockIdx.y · packs + p) · N + i] = sums[i].",
+        "What is added to sums: gx as it is stored, rounded to T, or as it is in fp32? Which of "
+        "the two has the smaller error over 65,536 rows?",
+        "For each element i of the pack, gelu_derivative<T> of v + b, in fp32, times g. The same "
+        "number goes to sums[i] and, as T, back to g[k].at[i].",
+        "const float gi = float(g) * gelu_derivative<T>(float(v) + float(b)); sums[i] += gi; after "
+        "the loop over the pack, g[k] is stored to gx at row r0 + k and pack p.",
     ),
 )
 
