@@ -14,7 +14,6 @@ from common.day import (
     grid,
     peak_memory,
     print_table,
-    seconds,
 )
 
 TITLE = "Attention backward on tensor cores"
@@ -36,7 +35,9 @@ SHAPES = [
 EMPTY = [(0, 2, 4, 4, 64), (2, 2, 0, 3, 64), (2, 2, 3, 0, 128)]
 CASES = (*grid(SHAPES, HALVES), *grid(EMPTY, ["bfloat16"]))
 BENCH_CPU = Case((1, 1, 128, 128, 64), "bfloat16")
-BENCH = Case((4, 16, 4096, 4096, 128), "bfloat16")
+SMALL = grid([(1, 2, 33, 130, 64)], ["bfloat16"])
+UNUSUAL = grid([(1, 1, 70, 66, 64)], HALVES, values="nonfinite")
+WIDE = torch.float32
 
 
 def scores(q, k, causal):
@@ -75,6 +76,12 @@ def reference(go, glse, q, k, v, o, lse, causal=False):
     return tuple(g.to(dtype) for g in (gs @ k * scale, gs.mT @ q * scale, p.mT @ go))
 
 
+def plain(q, k, v, causal=False):
+    """The forward pass in the dtype of q, as PyTorch differentiates it."""
+    s = scores(q, k, causal)
+    return torch.softmax(s, -1) @ v, s.to(torch.promote_types(s.dtype, torch.float32)).logsumexp(-1)
+
+
 def drawn(case, draw):
     """go, q, k, v; of a case of "nonfinite" values, in about one row of q in eight."""
     B, H, Sq, Sk, D = case.shape
@@ -88,7 +95,7 @@ def inputs(causal, case, draw):
     go, q, k, v = drawn(case, draw)
     o, lse = attention(q, k, v, causal)
     glse = draw(*case.shape[:3], dtype="float32", values="normal")
-    if case in (BENCH, BENCH_CPU):  # PyTorch's operator has no gradient of lse
+    if case == BENCH_CPU or case.shape[2] >= 4096:  # PyTorch's operator has no gradient of lse
         glse.zero_()
     return go, glse, q, k, v, o, lse, causal
 
@@ -128,6 +135,16 @@ def cost(share, case):
     return Cost(B * H * moved, int(10 * B * H * Sq * Sk * D * share), "tensor")
 
 
+def gradient(saved, go, glse):
+    """The backward pass of the operator `attention`, as PyTorch's setting says."""
+    *tensors, causal = saved
+    operators = torch.ops.day27
+    fast = operators.attention_backward_v3_one_pass
+    same_bits = operators.attention_backward_v2_pipelined
+    backward = same_bits if torch.are_deterministic_algorithms_enabled() else fast
+    return *backward(go, glse, *tensors, causal), None
+
+
 RUNGS = (
     Rung("attention_backward_v1_two_passes", "two passes, seven products"),
     Rung("attention_backward_v2_pipelined", "loads in flight"),
@@ -140,14 +157,14 @@ RUNGS = (
 )
 
 
-def timed(name, causal, cases):
+def timed(name, causal, cases, bench, rungs):
     return Problem(
         name,
         partial(inputs, causal),
         reference,
-        RUNGS,
-        cases,
-        bench=BENCH,
+        rungs,
+        cases or SMALL,
+        bench=Case(bench, "bfloat16"),
         bench_cpu=BENCH_CPU,
         cost=partial(cost, 0.5 if causal else 1.0),
         pytorch=by_flash,
@@ -155,12 +172,104 @@ def timed(name, causal, cases):
     )
 
 
-PROBLEMS = (
-    Problem("rows that see no key", blind, reference, RUNGS, CASES, timed=False),
-    timed("causal backward", True, CASES),
-    timed(
-        "backward",
-        False,
-        (*CASES, *grid([(1, 1, 70, 66, 64)], HALVES, values="nonfinite")),
+with_gradient = Problem(
+    "attention with its gradient",
+    lambda case, draw: (*(draw(*case.shape) for _ in range(3)), False),
+    plain,
+    rungs=(
+        Rung(
+            "attention",
+            "day 15's forward; backward is v3",
+            not_repeatable="the order in which blocks add to gq varies",
+            backward=gradient,
+            saves=lambda inputs, output: (*inputs[:3], *output, inputs[3]),
+        ),
     ),
+    cases=grid([(1, 2, 33, 64), (1, 1, 70, 128)], HALVES),
+    timed=False,
+    gradients=True,
 )
+
+PROBLEMS = (
+    with_gradient,
+    Problem("rows that see no key", blind, reference, RUNGS, CASES[:4], timed=False),
+    timed("causal, 16384", True, (), (1, 16, 16384, 16384, 128), RUNGS[1:]),
+    timed("backward, 16384", False, (), (1, 16, 16384, 16384, 128), RUNGS[1:]),
+    timed("causal, 64 columns", True, (), (4, 32, 4096, 4096, 64), RUNGS[1:]),
+    timed("causal, 4096", True, CASES, (4, 16, 4096, 4096, 128), RUNGS),
+    timed("backward, 4096", False, (*CASES, *UNUSUAL), (4, 16, 4096, 4096, 128), RUNGS),
+)
+
+
+def show_compiled(operators, device):
+    """opcheck, then torch.compile over a step of training: no graph break, the same gradients."""
+    made = torch.ops.day27
+
+    def like_inputs(go, glse, q, k, v, *others):
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+    for name in ("attention_backward_v2_pipelined", "attention_backward_v3_one_pass"):
+        torch.library.register_fake(f"day27::{name}", like_inputs, allow_override=True)
+    torch.library.register_fake(
+        "day27::attention",
+        lambda q, k, v, causal=False: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=WIDE)),
+        allow_override=True,
+    )
+    q, k, v = (
+        torch.randn(1, 2, 70, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+
+    def loss(q, k, v):
+        return made.attention(q, k, v, True)[0].float().square().sum()
+
+    results = torch.library.opcheck(made.attention.default, (q, k, v))
+    passed = sum(result == "SUCCESS" for result in results.values())
+    # inductor generates code for real GPUs only; on the CPU backend, tracing alone is tested.
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    actual = torch.autograd.grad(compiled(q, k, v), (q, k, v))
+    expected = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    torch.testing.assert_close(actual, expected)
+    print(f"opcheck: {passed} of {len(results)} passed; torch.compile ({backend}): gradients equal")
+
+
+CONTENDERS = {
+    "v2": "attention_backward_v2_pipelined",
+    "v3": "attention_backward_v3_one_pass",
+    "FLASH": by_flash,
+    "cuDNN": by_cudnn,
+}
+
+
+def show(operators, device):
+    """Prints how exact the gradients are and the peak memory, beside PyTorch's."""
+    show_compiled(operators, device)
+    if device.type != "cuda":
+        return
+    calls = {
+        name: getattr(operators, call) if isinstance(call, str) else call
+        for name, call in CONTENDERS.items()
+    }
+    rows, memory = [], []
+    for dtype in (torch.float16, torch.bfloat16):
+        go, q, k, v = (torch.randn(1, 4, 2048, 128, device=device, dtype=dtype) for _ in range(4))
+        o, lse = attention(q, k, v)
+        given = (go, torch.zeros_like(lse), q, k, v, o, lse)
+        truth = reference(*(tensor.double() for tensor in given))
+        for name, call in calls.items():
+            errors = [
+                float((ours.double() - exact).norm() / exact.norm())
+                for ours, exact in zip(call(*given), truth, strict=True)
+            ]
+            rows.append((str(dtype).removeprefix("torch."), name, *(f"{e:.2e}" for e in errors)))
+    print("error of gq, gk, gv as a share of the norm, against float64, 1×4×2048×128")
+    print_table(("dtype", "", "gq", "gk", "gv"), rows)
+    for S in (1024, 4096, 16384):
+        go, q, k, v, o = (torch.randn(1, 16, S, 128, device=device).bfloat16() for _ in range(5))
+        lse = torch.full((1, 16, S), 10.0, device=device)
+        given = (go, torch.zeros_like(lse), q, k, v, o, lse)
+        peaks = (peak_memory(partial(call, *given)) for call in calls.values())
+        memory.append((S, *(f"{peak / 1e6:.0f}" for peak in peaks)))
+    print("peak memory of the backward pass, gradients included, 1×16×S×128 bf16, MB")
+    print_table(("S", *calls), memory)

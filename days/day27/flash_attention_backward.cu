@@ -14,6 +14,7 @@
 //
 // Run: python run_day.py 27
 
+#include "common/cuda/attention.cuh"  // taught in day 15
 #include "common/cuda/binding.cuh"
 #include "common/cuda/capability.cuh"
 #include "common/cuda/mma_tiles.cuh"  // taught in day 26
@@ -23,8 +24,8 @@
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"    // taught in day 23
 
-#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <tuple>
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -44,9 +45,9 @@ template <typename T>
 struct Given {
   const T *go, *q, *k, *v;
   const RowNumbers* rows;
-  int64_t Sq, Sk;
-  int64_t below;  // row i sees key j <= i + below: Sk - Sq with a causal mask, else Sk
-  float scale;    // 1 / sqrt(D)
+  int Sq, Sk;
+  int below;    // row i sees key j <= i + below: Sk - Sq with a causal mask, else Sk
+  float scale;  // 1 / sqrt(D)
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -111,20 +112,20 @@ struct KeysShared {
   }
 };
 
-// c (16 × 8·N8) = rows [row, row + 16) of tile a times the rows of tile b, over D.
-template <int D, int N8, typename T>
-__device__ __forceinline__ void multiply_rows(float (&c)[N8][4], const T* a, int row, const T* b) {
+// c (16 × 8·N8) = a · bᵀ. of_a(fragment, d): columns [d, d + 16) of 16 rows of a; b: a tile.
+template <int D, typename T, int N8, typename F>
+__device__ __forceinline__ void multiply_rows(float (&c)[N8][4], F of_a, const T* b) {
 #pragma unroll
   for (auto& tile : c) tile[0] = tile[1] = tile[2] = tile[3] = 0;
 #pragma unroll
   for (int d = 0; d < D; d += 16) {
-    uint32_t of_a[4], of_b[2][2];
-    tiles::load_a<D>(of_a, a, row, d);
+    uint32_t a[4], of_b[2][2];
+    of_a(a, d);
 #pragma unroll
     for (int n = 0; n < N8; n += 2) {
       tiles::load_b_transposed<D>(of_b, b, 8 * n, d);
-      ptx::mma_m16n8k16<T>(c[n], of_a, of_b[0], c[n]);
-      ptx::mma_m16n8k16<T>(c[n + 1], of_a, of_b[1], c[n + 1]);
+      ptx::mma_m16n8k16<T>(c[n], a, of_b[0], c[n]);
+      ptx::mma_m16n8k16<T>(c[n + 1], a, of_b[1], c[n + 1]);
     }
   }
 }
@@ -147,38 +148,37 @@ __device__ __forceinline__ void multiply_add(float (&c)[D / 8][4], const uint32_
 
 // Stores fragments c (16 × D), times `factor`, as rows [first, first + 16) of a matrix of `rows`.
 template <int D, typename T>
-__device__ void store_rows(T* to, int64_t first, int64_t rows, const float (&c)[D / 8][4],
-                           float factor) {
+__device__ void store_rows(T* to, int first, int rows, const float (&c)[D / 8][4], float factor) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t row = first + g + 8 * half;
+    const int row = first + g + 8 * half;
     if (row >= rows) continue;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
-      *reinterpret_cast<uint32_t*>(to + row * D + 8 * n + 2 * t) =
+      *reinterpret_cast<uint32_t*>(to + int64_t{row} * D + 8 * n + 2 * t) =
           tiles::pack<T>(c[n][2 * half] * factor, c[n][2 * half + 1] * factor);
     }
   }
 }
 
-// Adds two neighbours, aligned to 8 bytes: one instruction from compute capability 9.0 on.
-__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+// Sums of gq are not rows of a matrix but fragments c, lane after lane, so that a warp adds 512
+// contiguous bytes: (heads, row tiles, BM/16, D/8, 32 lanes, 4 elements).
+__device__ __forceinline__ void add_fragment(float* to, const float (&c)[4]) {
+  to += threadIdx.x % 32 * 4;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  atomicAdd(reinterpret_cast<float2*>(to), float2{x, y});
+  atomicAdd(reinterpret_cast<float4*>(to), float4{c[0], c[1], c[2], c[3]});  // one instruction
 #else
-  atomicAdd(to, x);
-  atomicAdd(to + 1, y);
+  for (int e = 0; e < 4; ++e) atomicAdd(to + e, c[e]);
 #endif
 }
 
 // One tile's part of gq: gs (BM × BN) · k (BN × D), of which each warp computes 32 rows and
-// 2·D/WARPS columns. gq_sum: row 0 of the tile in memory.
+// 2·D/WARPS columns. sums: the tile's.
 template <int D, int WARPS, typename T>
-__device__ __forceinline__ void add_gq(float* gq_sum, const T* gs, const T* k, int64_t rows) {
+__device__ __forceinline__ void add_gq(float* sums, const T* gs, const T* k) {
   constexpr int COLUMNS = 2 * D / WARPS;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int m0 = warp % 2 * 32, d0 = warp / 2 * COLUMNS;
+  const int m0 = threadIdx.x / 32 % 2 * 32, d0 = threadIdx.x / 64 * COLUMNS;
   float c[2][COLUMNS / 8][4] = {};
 #pragma unroll
   for (int j = 0; j < 16 * WARPS; j += 16) {
@@ -196,13 +196,10 @@ __device__ __forceinline__ void add_gq(float* gq_sum, const T* gs, const T* k, i
     }
   }
 #pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    const int row = m0 + lane / 4 + 8 * m;
-    if (row >= rows) continue;
+  for (int m = 0; m < 2; ++m) {
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; ++n) {
-      const float* pair = &c[m / 2][n][m % 2 * 2];
-      add_pair(gq_sum + row * D + d0 + 8 * n + lane % 4 * 2, pair[0], pair[1]);
+      add_fragment(sums + ((m0 / 16 + m) * (D / 8) + d0 / 8 + n) * 128, c[m][n]);
     }
   }
 }
@@ -215,7 +212,7 @@ __device__ __forceinline__ void add_gq(float* gq_sum, const T* gs, const T* k, i
 template <typename T, int D, int WARPS, bool ADD_GQ>
 __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
     attention_keys_stay_kernel(const Given<T> in, float* __restrict__ gq_sum, T* __restrict__ gk,
-                               T* __restrict__ gv, int64_t key_tiles, int ahead) {
+                               T* __restrict__ gv, int key_tiles, int ahead) {
 #ifdef HAS_TENSOR_CORES_OF_BF16
   constexpr int BN = 16 * WARPS, THREADS = 32 * WARPS;
   extern __shared__ float4 dynamic[];  // float4, so that it is aligned to 16 bytes
@@ -223,18 +220,19 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   // Blocks of one head run at the same time, so its q, go and gq stay in the L2 cache. The first
   // keys first: with a causal mask most rows see them.
-  const int64_t head = blockIdx.x / key_tiles, j0 = blockIdx.x % key_tiles * BN;
+  const int64_t head = blockIdx.x / key_tiles;
+  const int j0 = blockIdx.x % key_tiles * BN;
   const int64_t at_q = head * in.Sq * D, at_k = head * in.Sk * D;
 
   // Tiles of rows, from the first that sees a key of this block.
-  const int first = static_cast<int>(std::max<int64_t>(j0 - in.below, 0) / BM);
-  const int count = std::max(static_cast<int>((in.Sq + BM - 1) / BM) - first, 0);
-  const auto row_of = [&](int n) { return int64_t{first + n} * BM; };
+  const int first = max(j0 - in.below, 0) / BM;
+  const int count = max((in.Sq + BM - 1) / BM - first, 0);
   const auto fetch = [&](int n) {
     RowStage<T, D>& stage = shared.stages[n & ahead];
-    const int64_t i0 = row_of(n), rows = in.Sq - i0;
-    tiles::load_async<BM, D, THREADS>(stage.q, in.q + at_q + i0 * D, D, rows);
-    tiles::load_async<BM, D, THREADS>(stage.go, in.go + at_q + i0 * D, D, rows);
+    const int i0 = (first + n) * BM, rows = in.Sq - i0;
+    const int64_t at = at_q + int64_t{i0} * D;
+    tiles::load_async<BM, D, THREADS>(stage.q, in.q + at, D, rows);
+    tiles::load_async<BM, D, THREADS>(stage.go, in.go + at, D, rows);
     if (threadIdx.x < BM && threadIdx.x < rows) {
       ptx::cp_async<8>(&stage.rows[threadIdx.x], in.rows + head * in.Sq + i0 + threadIdx.x);
     }
@@ -242,8 +240,8 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
   };
 
   float gk_sum[D / 8][4] = {}, gv_sum[D / 8][4] = {};  // of keys 16·warp + g and + 8
-  tiles::load_async<BN, D, THREADS>(shared.k, in.k + at_k + j0 * D, D, in.Sk - j0);
-  tiles::load_async<BN, D, THREADS>(shared.v, in.v + at_k + j0 * D, D, in.Sk - j0);
+  tiles::load_async<BN, D, THREADS>(shared.k, in.k + at_k + int64_t{j0} * D, D, in.Sk - j0);
+  tiles::load_async<BN, D, THREADS>(shared.v, in.v + at_k + int64_t{j0} * D, D, in.Sk - j0);
   if (ahead && count > 0) fetch(0);
 
   // One round more than tiles: a round multiplies the gs of the round before, so that one barrier
@@ -256,16 +254,16 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
 
     if (n < count) {
       const RowStage<T, D>& stage = shared.stages[n & ahead];
-      const int64_t i0 = row_of(n);
+      const int i0 = (first + n) * BM;
       float p[BM / 8][4], gp[BM / 8][4];  // pᵀ and gpᵀ: keys g and g + 8, rows 8j + 2t and + 1
-      multiply_rows<D>(p, shared.k, 16 * warp, stage.q);
-      multiply_rows<D>(gp, shared.v, 16 * warp, stage.go);
+      const auto of_k = [&](auto& a, int d) { tiles::load_a<D>(a, shared.k, 16 * warp, d); };
+      const auto of_v = [&](auto& a, int d) { tiles::load_a<D>(a, shared.v, 16 * warp, d); };
+      multiply_rows<D>(p, of_k, stage.q);
+      multiply_rows<D>(gp, of_v, stage.go);
 
       // Only tiles at the diagonal and at the ends hide anything.
       const bool open = i0 + BM <= in.Sq && j0 + BN <= in.Sk && j0 + BN - 1 <= i0 + in.below;
-      const int rows = static_cast<int>(std::min<int64_t>(in.Sq - i0, BM));
-      const int keys = static_cast<int>(std::min<int64_t>(in.Sk - j0, BN));
-      const int below = static_cast<int>(std::min<int64_t>(i0 + in.below - j0, BN));
+      const int rows = in.Sq - i0, keys = in.Sk - j0, below = i0 + in.below - j0;
       const float scale = in.scale * LOG2_E;
 #pragma unroll
       for (int j = 0; j < BM / 8; ++j) {
@@ -297,9 +295,8 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
       multiply_add<D>(gk_sum, of_gs, stage.q);
     }
     if (ADD_GQ && n > 0) {
-      const int64_t i0 = row_of(n - 1);
-      add_gq<D, WARPS>(gq_sum + at_q + i0 * D, shared.gs + (n - 1) % 2 * BN * BM, shared.k,
-                       in.Sq - i0);
+      const int64_t tile = head * ((in.Sq + BM - 1) / BM) + first + n - 1;
+      add_gq<D, WARPS>(gq_sum + tile * BM * D, shared.gs + (n - 1) % 2 * BN * BM, shared.k);
     }
     if (!ahead) __syncthreads();  // all warps are done with the only tile before it is overwritten
   }
@@ -319,28 +316,9 @@ struct alignas(16) KeyStage {
   T k[BM * D], v[BM * D];  // 64 keys
 };
 
-// The same product as above with fragments of a that stay in registers.
-template <int D, int N8, typename T>
-__device__ __forceinline__ void multiply_rows(float (&c)[N8][4], const uint32_t (&a)[D / 16][4],
-                                              const T* b) {
-#pragma unroll
-  for (auto& tile : c) tile[0] = tile[1] = tile[2] = tile[3] = 0;
-#pragma unroll
-  for (int d = 0; d < D; d += 16) {
-#pragma unroll
-    for (int n = 0; n < N8; n += 2) {
-      uint32_t of_b[2][2];
-      tiles::load_b_transposed<D>(of_b, b, 8 * n, d);
-      ptx::mma_m16n8k16<T>(c[n], a[d / 16], of_b[0], c[n]);
-      ptx::mma_m16n8k16<T>(c[n + 1], a[d / 16], of_b[1], c[n + 1]);
-    }
-  }
-}
-
 template <typename T, int D>
 __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
-    attention_rows_stay_kernel(const Given<T> in, T* __restrict__ gq, int64_t row_tiles,
-                               int ahead) {
+    attention_rows_stay_kernel(const Given<T> in, T* __restrict__ gq, int row_tiles, int ahead) {
 #ifdef HAS_TENSOR_CORES_OF_BF16
   constexpr int THREADS = 32 * ROW_WARPS;
   extern __shared__ float4 dynamic[];
@@ -348,35 +326,34 @@ __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   // The last rows first: with a causal mask they have the most keys.
   const int64_t head = blockIdx.x / row_tiles;
-  const int64_t i0 = (row_tiles - 1 - blockIdx.x % row_tiles) * BM;
+  const int i0 = (row_tiles - 1 - blockIdx.x % row_tiles) * BM;
   const int64_t at_q = head * in.Sq * D, at_k = head * in.Sk * D;
 
   // Rows g and g + 8 of the warp's. Those beyond the end are computed and not stored.
   RowNumbers mine[2] = {};
   for (int half = 0; half < 2; ++half) {
-    const int64_t row = i0 + 16 * warp + g + 8 * half;
+    const int row = i0 + 16 * warp + g + 8 * half;
     if (row < in.Sq) mine[half] = in.rows[head * in.Sq + row];
   }
-  uint32_t of_q[D / 16][4], of_go[D / 16][4];
-  tiles::load_async<BM, D, THREADS>(stages->k, in.q + at_q + i0 * D, D, in.Sq - i0);
-  tiles::load_async<BM, D, THREADS>(stages->v, in.go + at_q + i0 * D, D, in.Sq - i0);
+  uint32_t q[D / 16][4], go[D / 16][4];  // columns [16d, 16d + 16) of the warp's rows
+  tiles::load_async<BM, D, THREADS>(stages->k, in.q + at_q + int64_t{i0} * D, D, in.Sq - i0);
+  tiles::load_async<BM, D, THREADS>(stages->v, in.go + at_q + int64_t{i0} * D, D, in.Sq - i0);
   ptx::cp_async_wait_all();
   __syncthreads();  // q and go are complete
 #pragma unroll
   for (int d = 0; d < D / 16; ++d) {
-    tiles::load_a<D>(of_q[d], stages->k, 16 * warp, 16 * d);
-    tiles::load_a<D>(of_go[d], stages->v, 16 * warp, 16 * d);
+    tiles::load_a<D>(q[d], stages->k, 16 * warp, 16 * d);
+    tiles::load_a<D>(go[d], stages->v, 16 * warp, 16 * d);
   }
   __syncthreads();  // all warps have read q and go before keys overwrite them
 
   // No row of the block sees a later key.
-  const int64_t end = std::max<int64_t>(std::min(i0 + BM + in.below, in.Sk), 0);
-  const int count = static_cast<int>((end + BM - 1) / BM);
+  const int end = max(min(i0 + BM + in.below, in.Sk), 0), count = (end + BM - 1) / BM;
   const auto fetch = [&](int n) {
     KeyStage<T, D>& stage = stages[n & ahead];
-    const int64_t j0 = int64_t{n} * BM;
-    tiles::load_async<BM, D, THREADS>(stage.k, in.k + at_k + j0 * D, D, in.Sk - j0);
-    tiles::load_async<BM, D, THREADS>(stage.v, in.v + at_k + j0 * D, D, in.Sk - j0);
+    const int64_t at = at_k + int64_t{n} * BM * D;
+    tiles::load_async<BM, D, THREADS>(stage.k, in.k + at, D, in.Sk - n * BM);
+    tiles::load_async<BM, D, THREADS>(stage.v, in.v + at, D, in.Sk - n * BM);
     ptx::cp_async_commit();
   };
 
@@ -389,13 +366,14 @@ __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
     if (ahead && n + 1 < count) fetch(n + 1);
 
     const KeyStage<T, D>& stage = stages[n & ahead];
-    const int64_t j0 = int64_t{n} * BM;
+    const int j0 = n * BM;
     float p[BM / 8][4], gp[BM / 8][4];  // rows g and g + 8, keys 8j + 2t and + 1
+    const auto of_q = [&](auto& a, int d) { memcpy(a, q[d / 16], sizeof a); };
+    const auto of_go = [&](auto& a, int d) { memcpy(a, go[d / 16], sizeof a); };
     multiply_rows<D>(p, of_q, stage.k);
     multiply_rows<D>(gp, of_go, stage.v);
     const bool open = j0 + BM <= in.Sk && j0 + BM - 1 <= i0 + in.below;
-    const int keys = static_cast<int>(std::min<int64_t>(in.Sk - j0, BM));
-    const int below = static_cast<int>(std::min<int64_t>(i0 + in.below - j0, BM));
+    const int keys = in.Sk - j0, below = i0 + in.below - j0;
     const float scale = in.scale * LOG2_E;
 #pragma unroll
     for (int j = 0; j < BM / 8; ++j) {
@@ -417,14 +395,26 @@ __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
 #endif
 }
 
-// v3's sums of gq, times the scale, in the dtype of q; four elements per thread.
-template <typename T>
-__global__ void attention_round_kernel(const float4* __restrict__ sums, uint2* __restrict__ out,
-                                       float scale, int64_t fours) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= fours) return;
-  const float4 x = sums[i];
-  out[i] = {tiles::pack<T>(x.x * scale, x.y * scale), tiles::pack<T>(x.z * scale, x.w * scale)};
+// gq from v3's sums, times the scale. A thread has 8 columns of rows g and g + 8 of a fragment:
+// four lanes' elements, which are 64 contiguous bytes.
+template <typename T, int D>
+__global__ void attention_round_kernel(const float4* __restrict__ sums, T* __restrict__ gq, int Sq,
+                                       float scale, int64_t threads) {
+  const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (e >= threads) return;
+  const int64_t groups = (Sq + BM - 1) / BM * (BM / 16), group = e / D;  // of 16 rows
+  const int g = e % 8, n = e / 8 % (D / 8);
+  const int64_t head = group / groups, row = group % groups * 16 + g;
+  uint32_t low[4], high[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const float4 x = sums[4 * e + t];
+    low[t] = tiles::pack<T>(x.x * scale, x.y * scale);
+    high[t] = tiles::pack<T>(x.z * scale, x.w * scale);
+  }
+  auto* to = reinterpret_cast<uint4*>(gq + (head * Sq + row) * D + 8 * n);
+  if (row < Sq) to[0] = {low[0], low[1], low[2], low[3]};
+  if (row + 8 < Sq) to[D] = {high[0], high[1], high[2], high[3]};  // 8 rows of D/8 packs
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -449,11 +439,17 @@ void check_rows(const Tensor& t, const char* name, const Tensor& q) {
   for (int64_t dim = 0; dim < 3; ++dim) check(t, name).size(dim, q.size(dim));
 }
 
+constexpr int64_t MOST_ROWS = 1 << 30;  // so that sums of two positions fit into 32 bits
+
 void check_all(const Arguments& a) {
   check_matrix(a.q, "q");
+  STD_TORCH_CHECK(a.q.size(2) < MOST_ROWS, "q: expected less than 2^30 rows, got shape ",
+                  shape_of(a.q));
   STD_TORCH_CHECK(a.q.size(3) == 64 || a.q.size(3) == 128, "q: expected 64 or 128 elements in the ",
                   "last dimension, got shape ", shape_of(a.q));
   check_matrix(a.k, "k");
+  STD_TORCH_CHECK(a.k.size(2) < MOST_ROWS, "k: expected less than 2^30 rows, got shape ",
+                  shape_of(a.k));
   check(a.k, "k").dtype({a.q.scalar_type()}).same_device(a.q, "q");
   for (const int64_t dim : {0, 1, 3}) check(a.k, "k").size(dim, a.q.size(dim));
   check_matrix(a.v, "v");
@@ -485,16 +481,31 @@ void dispatch(const Tensor& q, F f) {
 }
 
 template <int WARPS, bool ADD_GQ, typename T, int D>
-void launch_keys_stay(const Tensor& q, const Given<T>& in, int64_t heads, int ahead, float* gq_sum,
-                      const Gradients& made) {
+void launch_keys_stay_with(const Tensor& q, const Given<T>& in, int64_t heads, int ahead,
+                           float* gq_sum, const Gradients& made) {
   const auto kernel = attention_keys_stay_kernel<T, D, WARPS, ADD_GQ>;
   const int64_t bytes = KeysShared<T, D, WARPS>::bytes(ahead, ADD_GQ);
   require_shared_memory(bytes, "the tiles");
   allow_shared(kernel, bytes);
-  const int64_t tiles = ceil_div<int64_t>(in.Sk, 16 * WARPS);
+  const int tiles = ceil_div(in.Sk, 16 * WARPS);
   kernel<<<grid_size(heads * tiles, "k"), WARPS * 32, bytes, current_stream(q)>>>(
       in, gq_sum, mutable_data<T>(std::get<1>(made)), mutable_data<T>(std::get<2>(made)), tiles,
       ahead);
+}
+
+// 128 keys per block: for D = 128 and v3 that is 161 KB of shared memory. Where a block cannot have
+// so much, 64 keys, and where not even those fit beside two tiles of rows, one tile of rows.
+template <bool ADD_GQ, typename T, int D>
+void launch_keys_stay(const Tensor& q, const Given<T>& in, int64_t heads, int ahead, float* gq_sum,
+                      const Gradients& made) {
+  const int64_t limit = shared_limit(q);
+  if (KeysShared<T, D, 8>::bytes(ahead, ADD_GQ) <= limit) {
+    return launch_keys_stay_with<8, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+  }
+  if constexpr (D == 128) {
+    if (KeysShared<T, D, 4>::bytes(ahead, ADD_GQ) > limit) ahead = 0;
+    launch_keys_stay_with<4, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+  }
 }
 
 template <typename T, int D>
@@ -503,15 +514,10 @@ void launch_rows_stay(const Tensor& q, const Given<T>& in, int64_t heads, int ah
   const auto kernel = attention_rows_stay_kernel<T, D>;
   const int64_t bytes = (1 + ahead) * sizeof(KeyStage<T, D>);
   allow_shared(kernel, bytes);
-  const int64_t tiles = ceil_div<int64_t>(in.Sq, BM);
+  const int tiles = ceil_div(in.Sq, BM);
   kernel<<<grid_size(heads * tiles, "q"), ROW_WARPS * 32, bytes, current_stream(q)>>>(
       in, mutable_data<T>(std::get<0>(made)), tiles, ahead);
 }
-
-#ifndef WARPS64
-#define WARPS64 4
-#define WARPS128 8
-#endif
 
 // ahead: tiles that are loaded while another is multiplied, 0 or 1. one_pass: gq by atomicAdd.
 Gradients backward(const Arguments& a, const char* name, int ahead, bool one_pass) {
@@ -524,57 +530,66 @@ Gradients backward(const Arguments& a, const char* name, int ahead, bool one_pas
     for (const Tensor& t : {std::get<0>(made), std::get<1>(made), std::get<2>(made)}) clear(t);
     return made;
   }
-  const int64_t heads = a.q.size(0) * a.q.size(1), Sq = a.q.size(2), Sk = a.k.size(2);
-  const int64_t rows = heads * Sq;
+  const int Sq = static_cast<int>(a.q.size(2)), Sk = static_cast<int>(a.k.size(2));
+  const int64_t heads = a.q.size(0) * a.q.size(1), rows = heads * Sq;
   const cudaStream_t stream = current_stream(a.q);
   const Tensor numbers = torch::stable::new_empty(a.lse, {rows, 2}, ScalarType::Float);
   dispatch(a.q, [&](auto zero, auto dimension) {
     using T = decltype(zero);
     constexpr int D = decltype(dimension)::value;
     auto* of_rows = static_cast<RowNumbers*>(numbers.mutable_data_ptr());
-    const Given<T> in{data<T>(a.go), data<T>(a.q), data<T>(a.k), data<T>(a.v),
-                      of_rows, Sq, Sk, a.causal ? Sk - Sq : Sk,
+    const Given<T> in{data<T>(a.go),
+                      data<T>(a.q),
+                      data<T>(a.k),
+                      data<T>(a.v),
+                      of_rows,
+                      Sq,
+                      Sk,
+                      a.causal ? Sk - Sq : Sk,
                       static_cast<float>(1 / std::sqrt(double{D}))};
     const unsigned grid = grid_size(ceil_div<int64_t>(a.q.numel() / 8, DELTA_BLOCK), "q");
     attention_row_numbers_kernel<T, D><<<grid, DELTA_BLOCK, 0, stream>>>(
         in.go, data<T>(a.o), data<float>(a.lse), data<float>(a.glse), of_rows, rows);
 
-    constexpr int WARPS = D == 64 ? WARPS64 : WARPS128;
     if (!one_pass) {
-      launch_keys_stay<WARPS, false, T, D>(a.q, in, heads, ahead, nullptr, made);
+      launch_keys_stay<false, T, D>(a.q, in, heads, ahead, nullptr, made);
       launch_rows_stay<T, D>(a.q, in, heads, ahead, made);
       return;
     }
-    const Tensor sums = torch::stable::new_empty(a.q, {rows, D}, ScalarType::Float);
+    // Whole tiles of rows, those beyond the end included.
+    const int64_t count = heads * ceil_div(Sq, BM) * BM * D;
+    const Tensor sums = torch::stable::new_empty(a.q, {count}, ScalarType::Float);
     clear(sums);
-    launch_keys_stay<WARPS, true, T, D>(a.q, in, heads, ahead, mutable_data<float>(sums), made);
-    const int64_t fours = a.q.numel() / 4;
-    attention_round_kernel<T><<<grid_size(ceil_div<int64_t>(fours, 256), "q"), 256, 0, stream>>>(
-        static_cast<const float4*>(sums.const_data_ptr()),
-        static_cast<uint2*>(std::get<0>(made).mutable_data_ptr()), in.scale, fours);
+    launch_keys_stay<true, T, D>(a.q, in, heads, ahead, mutable_data<float>(sums), made);
+    const unsigned blocks = grid_size(ceil_div<int64_t>(count / 16, 256), "q");
+    attention_round_kernel<T, D>
+        <<<blocks, 256, 0, stream>>>(static_cast<const float4*>(sums.const_data_ptr()),
+                                     mutable_data<T>(std::get<0>(made)), Sq, in.scale, count / 16);
   });
   check_launch(name);
   return made;
 }
 
-Gradients attention_backward_v1_two_passes(const Tensor& go, const Tensor& glse, const Tensor& q,
-                                           const Tensor& k, const Tensor& v, const Tensor& o,
-                                           const Tensor& lse, bool causal) {
-  return backward({go, glse, q, k, v, o, lse, causal}, "attention_backward_v1_two_passes", 0,
-                  false);
+#define ARGUMENTS                                                                          \
+  const Tensor &go, const Tensor &glse, const Tensor &q, const Tensor &k, const Tensor &v, \
+      const Tensor &o, const Tensor &lse, bool causal
+
+Gradients attention_backward_v1_two_passes(ARGUMENTS) {
+  return backward({go, glse, q, k, v, o, lse, causal}, "v1_two_passes", 0, false);
 }
 
-Gradients attention_backward_v2_pipelined(const Tensor& go, const Tensor& glse, const Tensor& q,
-                                          const Tensor& k, const Tensor& v, const Tensor& o,
-                                          const Tensor& lse, bool causal) {
-  return backward({go, glse, q, k, v, o, lse, causal}, "attention_backward_v2_pipelined", 1,
-                  false);
+Gradients attention_backward_v2_pipelined(ARGUMENTS) {
+  return backward({go, glse, q, k, v, o, lse, causal}, "v2_pipelined", 1, false);
 }
 
-Gradients attention_backward_v3_one_pass(const Tensor& go, const Tensor& glse, const Tensor& q,
-                                         const Tensor& k, const Tensor& v, const Tensor& o,
-                                         const Tensor& lse, bool causal) {
-  return backward({go, glse, q, k, v, o, lse, causal}, "attention_backward_v3_one_pass", 1, true);
+Gradients attention_backward_v3_one_pass(ARGUMENTS) {
+  return backward({go, glse, q, k, v, o, lse, causal}, "v3_one_pass", 1, true);
+}
+
+// The forward pass of day 15, so that this day has a differentiable operator of its own.
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     bool causal) {
+  return fa2::forward(q, k, v, causal);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -583,6 +598,7 @@ Gradients attention_backward_v3_one_pass(const Tensor& go, const Tensor& glse, c
   "(Tensor go, Tensor glse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal" \
   "=False) -> (Tensor, Tensor, Tensor)"
 
+RUNG(day27, attention, "(Tensor q, Tensor k, Tensor v, bool causal=False) -> (Tensor, Tensor)");
 RUNG(day27, attention_backward_v1_two_passes, INPUTS);
 RUNG(day27, attention_backward_v2_pipelined, INPUTS);
 RUNG(day27, attention_backward_v3_one_pass, INPUTS);
