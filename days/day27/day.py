@@ -3,6 +3,8 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.day import (
     Case,
@@ -107,6 +109,14 @@ def blind(case, draw):
     return go, glse, q, k, v, o, lse, causal
 
 
+def sdpa(backend, q, k, v, causal=False):
+    """PyTorch's forward and, by autograd, backward pass. The CPU has none of these backends."""
+    if q.is_cpu:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 def by_flash(go, glse, q, k, v, o, lse, causal=False):
     """PyTorch's FLASH backend, its backward pass alone. It has no glse to add."""
     if q.is_cpu:
@@ -172,21 +182,30 @@ def timed(name, causal, cases, bench, rungs):
     )
 
 
+def qkv(case, draw):
+    B, H, Sq, Sk, D = case.shape
+    return draw(B, H, Sq, D), draw(B, H, Sk, D), draw(B, H, Sk, D), False
+
+
 with_gradient = Problem(
     "attention with its gradient",
-    lambda case, draw: (*(draw(*case.shape) for _ in range(3)), False),
+    qkv,
     plain,
     rungs=(
         Rung(
             "attention",
-            "day 15's forward; backward is v3",
+            "day 26's forward, backward is v3",
             not_repeatable="the order in which blocks add to gq varies",
             backward=gradient,
             saves=lambda inputs, output: (*inputs[:3], *output, inputs[3]),
         ),
     ),
-    cases=grid([(1, 2, 33, 64), (1, 1, 70, 128)], HALVES),
-    timed=False,
+    cases=grid([(1, 2, 33, 70, 64), (1, 1, 70, 33, 128)], HALVES),
+    bench=Case((4, 16, 4096, 4096, 128), "bfloat16"),
+    bench_cpu=BENCH_CPU,
+    cost=partial(cost, 1.4),  # seven products: two more for the forward pass
+    pytorch=partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    libraries=(Library("cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),),
     gradients=True,
 )
 

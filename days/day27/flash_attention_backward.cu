@@ -14,11 +14,11 @@
 //
 // Run: python run_day.py 27
 
-#include "common/cuda/attention.cuh"  // taught in day 15
 #include "common/cuda/binding.cuh"
 #include "common/cuda/capability.cuh"
-#include "common/cuda/mma_tiles.cuh"  // taught in day 26
-#include "common/cuda/pack.cuh"       // taught in day 2
+#include "common/cuda/flash_attention.cuh"  // taught in day 26
+#include "common/cuda/mma_tiles.cuh"        // taught in day 26
+#include "common/cuda/pack.cuh"             // taught in day 2
 #include "common/cuda/ptx/exp2.cuh"
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
@@ -441,19 +441,21 @@ void check_rows(const Tensor& t, const char* name, const Tensor& q) {
 
 constexpr int64_t MOST_ROWS = 1 << 30;  // so that sums of two positions fit into 32 bits
 
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+  check_matrix(q, "q");
+  STD_TORCH_CHECK(q.size(3) == 64 || q.size(3) == 128,
+                  "q: expected 64 or 128 elements in the last dimension, got shape ", shape_of(q));
+  STD_TORCH_CHECK(q.size(2) < MOST_ROWS, "q: expected less than 2^30 rows, got ", shape_of(q));
+  check_matrix(k, "k");
+  STD_TORCH_CHECK(k.size(2) < MOST_ROWS, "k: expected less than 2^30 rows, got ", shape_of(k));
+  check(k, "k").dtype({q.scalar_type()}).same_device(q, "q");
+  for (const int64_t dim : {0, 1, 3}) check(k, "k").size(dim, q.size(dim));
+  check_matrix(v, "v");
+  check(v, "v").like(k, "k");
+}
+
 void check_all(const Arguments& a) {
-  check_matrix(a.q, "q");
-  STD_TORCH_CHECK(a.q.size(2) < MOST_ROWS, "q: expected less than 2^30 rows, got shape ",
-                  shape_of(a.q));
-  STD_TORCH_CHECK(a.q.size(3) == 64 || a.q.size(3) == 128, "q: expected 64 or 128 elements in the ",
-                  "last dimension, got shape ", shape_of(a.q));
-  check_matrix(a.k, "k");
-  STD_TORCH_CHECK(a.k.size(2) < MOST_ROWS, "k: expected less than 2^30 rows, got shape ",
-                  shape_of(a.k));
-  check(a.k, "k").dtype({a.q.scalar_type()}).same_device(a.q, "q");
-  for (const int64_t dim : {0, 1, 3}) check(a.k, "k").size(dim, a.q.size(dim));
-  check_matrix(a.v, "v");
-  check(a.v, "v").like(a.k, "k");
+  check_inputs(a.q, a.k, a.v);
   check_matrix(a.o, "o");
   check(a.o, "o").like(a.q, "q");
   check_matrix(a.go, "go");
@@ -494,18 +496,19 @@ void launch_keys_stay_with(const Tensor& q, const Given<T>& in, int64_t heads, i
 }
 
 // 128 keys per block: for D = 128 and v3 that is 161 KB of shared memory. Where a block cannot have
-// so much, 64 keys, and where not even those fit beside two tiles of rows, one tile of rows.
+// so much, 64 keys, and where not even those fit beside two tiles of rows, one tile of rows. 64
+// keys also for D = 64 without gq, where two such blocks per multiprocessor are faster.
 template <bool ADD_GQ, typename T, int D>
 void launch_keys_stay(const Tensor& q, const Given<T>& in, int64_t heads, int ahead, float* gq_sum,
                       const Gradients& made) {
   const int64_t limit = shared_limit(q);
-  if (KeysShared<T, D, 8>::bytes(ahead, ADD_GQ) <= limit) {
-    return launch_keys_stay_with<8, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+  if constexpr (D == 128 || ADD_GQ) {
+    if (KeysShared<T, D, 8>::bytes(ahead, ADD_GQ) <= limit) {
+      return launch_keys_stay_with<8, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+    }
   }
-  if constexpr (D == 128) {
-    if (KeysShared<T, D, 4>::bytes(ahead, ADD_GQ) > limit) ahead = 0;
-    launch_keys_stay_with<4, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
-  }
+  if (KeysShared<T, D, 4>::bytes(ahead, ADD_GQ) > limit) ahead = 0;
+  launch_keys_stay_with<4, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
 }
 
 template <typename T, int D>
@@ -586,10 +589,15 @@ Gradients attention_backward_v3_one_pass(ARGUMENTS) {
   return backward({go, glse, q, k, v, o, lse, causal}, "v3_one_pass", 1, true);
 }
 
-// The forward pass of day 15, so that this day has a differentiable operator of its own.
+// Day 26's forward pass, o and lse: the operator that the above differentiate.
 std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                      bool causal) {
-  return fa2::forward(q, k, v, causal);
+  check_inputs(q, k, v);
+  const DeviceGuard guard(q);
+  Tensor o = torch::stable::empty_like(q);
+  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
+  flash::forward(q, k, v, nullptr, o, lse, causal);
+  return {o, lse};
 }
 
 // ---------------------------------------------------------------------------------------------
