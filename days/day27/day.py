@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.day import (
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
@@ -22,7 +23,29 @@ TITLE = "Attention backward on tensor cores"
 TEACHES = "Five products per tile on tensor cores; equal bits in every run, and what they cost"
 TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd", "determinism")
 SOURCE = "flash_attention_backward.cu"
+EXTRA_SOURCES = ("two_passes.cu",)
 INTRODUCES = ("deterministic", "transposed product")
+
+EXERCISE = Exercise(
+    function="attention_rows_stay_kernel",
+    source="two_passes.cu",
+    first="float p[BM / 8][4], gp[BM / 8][4];",
+    last="multiply_add<D>(gq_sum, of_gs, stage.k);",
+    task=(
+        "Add one tile of keys to gq_sum: p = exp(s - lse) and gp = go · vᵀ for the warp's 16 rows "
+        "and the tile's BM keys, gs = p · (gp - δ), and gq += gs · k. q and go are fragments."
+    ),
+    hints=(
+        "Two calls of multiply_rows, one loop over the BM / 8 fragments and their 4 elements, one "
+        "call of multiply_add. Element e of fragment j has key 8j + 2t + e % 2 and row "
+        "16 * warp + g + e / 2 * 8.",
+        "p = 2^(s · scale · log2 e - lse): mine[e / 2].lse has the factor log2 e already. gs is 0 "
+        "where the key is beyond the end of k or later than the row may see.",
+        "multiply_rows<D>(p, [&](auto& a, int d) { memcpy(a, q[d / 16], sizeof a); }, stage.k); "
+        "the same with go and stage.v; tiles::to_a<T>(of_gs[m], gp[2 * m], gp[2 * m + 1]); "
+        "multiply_add<D>(gq_sum, of_gs, stage.k).",
+    ),
+)
 
 HALVES = ["float16", "bfloat16"]
 aten = torch.ops.aten
