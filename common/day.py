@@ -14,6 +14,8 @@ from common.base.declaration import (
     Target,
     Tolerance,
     grid,
+    one_tensor,
+    streamed,
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
@@ -34,9 +36,11 @@ __all__ = [
     "Tolerance",
     "grid",
     "hills_at_night",
+    "one_tensor",
     "peak_memory",
     "played",
     "print_table",
     "save_pictures",
     "seconds",
+    "streamed",
 ]

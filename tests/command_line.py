@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from common.base.cache import cache_directory
 from common.base.paths import ROOT
 
 FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
@@ -25,7 +26,7 @@ class CommandLine:
         self.days = days
         self.marker = f"RUN_DAY_TEST={uuid.uuid4().hex}"
         name, _, value = self.marker.partition("=")
-        self.environment = {name: value}
+        self.environment = {name: value, "HUNDRED_DAYS_CACHE": str(cache_directory())}
 
     def command(self, *arguments: str) -> list[str]:
         script = str(ROOT / "run_day.py")

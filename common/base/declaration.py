@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,3 +211,19 @@ def grid(
 ) -> tuple[Case, ...]:
     """Every shape with every dtype, as cases."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)
+
+
+def streamed(tensors: int, operations: int = 1) -> Callable[[Case], Cost]:
+    """The cost of a memory-bound problem: so many tensors of the case's shape are read or written
+    once, with so many operations per element. Smaller tensors are neglected."""
+
+    def cost(case: Case) -> Cost:
+        elements = math.prod(case.shape)
+        return Cost(bytes=tensors * elements * case.itemsize, flops=operations * elements)
+
+    return cost
+
+
+def one_tensor(case: Case, draw: Any) -> tuple[Any, ...]:
+    """The `inputs` of a problem with one argument: a tensor of the case's shape."""
+    return (draw(*case.shape),)

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, grid, streamed
 
 TITLE = "Vector addition"
 TEACHES = (
@@ -54,11 +54,6 @@ def inputs(case, draw):
     return draw(n), draw(n)
 
 
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=3 * n * case.itemsize, flops=n)
-
-
 def add_on_host(x, y, z):
     torch.add(x, y, out=z)
 
@@ -79,7 +74,7 @@ def host_problem(name, idea, pinned):
         cases=grid(SIZES, ["float32"]),
         bench=Case((1 << 26,)),
         bench_cpu=Case((1 << 20,)),
-        cost=cost,
+        cost=streamed(3),
         pytorch=add_on_host,  # on the CPU, where the arrays are
         libraries=(Library("PyTorch on the GPU", add_on_gpu, not_captured=NOT_CAPTURED),),
     )
@@ -104,7 +99,7 @@ PROBLEMS = (
         ),
         bench=Case((1 << 28,)),
         bench_cpu=Case((1 << 20,)),
-        cost=cost,
+        cost=streamed(3),
         pytorch=torch.add,
         libraries=(COMPILE,),
     ),

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Matrices on a 2D grid"
 TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, functors"
@@ -48,14 +48,6 @@ def map_pytorch(x, f, a=1.0, b=0.0):
     return torch.relu(x) if f == "relu" else torch.square(x)
 
 
-def cost(matrices):
-    def of_case(case):
-        elements = case.shape[0] * case.shape[1]
-        return Cost(bytes=matrices * elements * case.itemsize, flops=elements)
-
-    return of_case
-
-
 def map_problem(f, a=1.0, b=0.0):
     return Problem(
         name=f,
@@ -72,7 +64,7 @@ def map_problem(f, a=1.0, b=0.0):
         ),
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
-        cost=cost(2),
+        cost=streamed(2),
         pytorch=map_pytorch,
         libraries=(COMPILE,),
     )
@@ -94,7 +86,7 @@ PROBLEMS = (
         ),
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
-        cost=cost(3),
+        cost=streamed(3),
         pytorch=torch.add,
         libraries=(COMPILE,),
     ),

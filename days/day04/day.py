@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Tolerance, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Tolerance, grid, one_tensor, streamed
 
 TITLE = "A naive softmax"
 TEACHES = "Softmax as it is written, strided against coalesced loads, and why exp overflows"
@@ -30,10 +30,6 @@ FLOATS = ["float32", "float16", "bfloat16"]
 FP32_MAX = torch.finfo(torch.float32).max
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
 def reference(x):
     """The naive formula with the range of fp32: what exceeds it becomes infinite, as in the
     kernels, which compute in fp32 for every dtype."""
@@ -49,15 +45,10 @@ def reference_in_dtype(x):
     return reference(x).to(x.dtype)
 
 
-def cost(case):
-    rows, cols = case.shape
-    return Cost(bytes=2 * rows * cols * case.itemsize, flops=3 * rows * cols)
-
-
 PROBLEMS = (
     Problem(
         name="naive softmax",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference_in_dtype,
         rungs=(
             Rung("softmax_v1_thread_per_row", "one thread per row"),
@@ -74,7 +65,7 @@ PROBLEMS = (
         ),
         bench=Case((65536, 1024)),
         bench_cpu=Case((512, 1024)),
-        cost=cost,
+        cost=streamed(2, 3),
         pytorch=lambda x: torch.softmax(x, dim=-1),  # the stable one: one kernel all the same
         libraries=(COMPILE,),
         tolerance=Tolerance(ulps=32, why="v1 sums a row one by one, and each addition rounds"),

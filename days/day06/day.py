@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Exercise, Problem, Rung, grid
+from common.day import Case, Exercise, Problem, Rung, grid, one_tensor, streamed
 
 TITLE = "Python meets CUDA"
 TEACHES = "From a Python call to a kernel: pybind11, load_inline, the stable ABI, and their cost"
@@ -75,22 +75,14 @@ def stable(builder):
     return builder.operators().roll_call_stable
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
 def reference(x):
     return x + torch.arange(x.numel(), device=x.device, dtype=x.dtype)
-
-
-def cost(case):
-    return Cost(bytes=8 * case.shape[0], flops=case.shape[0])
 
 
 PROBLEMS = (
     Problem(
         name="roll_call",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference,
         rungs=(
             Rung("pybind", "torch/extension.h, a Python module", host_timed=True, load=pybind),
@@ -100,7 +92,7 @@ PROBLEMS = (
         cases=grid([(1,), (255,), (256,), (257,), (1025,), (0,)], ["float32"]),
         bench=Case((1024,)),
         bench_cpu=Case((1024,)),
-        cost=cost,
+        cost=streamed(2),
         # An addition and an arange. What torch.compile makes of them is not timed beside: here the
         # host's clock times whole calls, and libraries are timed on the GPU alone.
         pytorch=reference,

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Fusing element-wise chains"
 TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
@@ -54,14 +54,6 @@ def backward_reference(gy, x, a=1.0, b=0.0):
     return torch.ops.aten.threshold_backward(g, r, 0) * a
 
 
-def cost(passes, operations):
-    def of_case(case):
-        n = torch.Size(case.shape).numel()
-        return Cost(bytes=passes * n * case.itemsize, flops=operations * n)
-
-    return of_case
-
-
 def rung(name, idea, backward="chain_backward_v2_fused", **options):
     """A differentiable rung, whose gradient is another operator of the day: loss.backward() works.
     Of the inputs (x, a, b) only x has a gradient."""
@@ -104,14 +96,14 @@ def all_cases(dtypes):
 
 
 PROBLEMS = (
-    timed("chain, float32", (V1, V2, V3), all_cases(["float32"]), "float32", cost(2, 16)),
-    timed("chain, bfloat16", (V1, V2, V3, V4), all_cases(list(SHORT)), "bfloat16", cost(2, 16)),
+    timed("chain, float32", (V1, V2, V3), all_cases(["float32"]), "float32", streamed(2, 16)),
+    timed("chain, bfloat16", (V1, V2, V3, V4), all_cases(list(SHORT)), "bfloat16", streamed(2, 16)),
     timed(
         "training step, bfloat16",  # forward and backward: 2 + 3 passes
         (V1, V2, V3, V4),
         (*grid([(1025,), (33, 65), (0,)], FLOATS), *all_cases(["bfloat16"])),
         "bfloat16",
-        cost(5, 40),
+        streamed(5, 40),
         gradients=True,
     ),
     Problem(

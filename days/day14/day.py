@@ -7,14 +7,15 @@ import torch
 from common.day import (
     COMPILE,
     Case,
-    Cost,
     Exercise,
     Problem,
     Rung,
     Target,
     Tolerance,
     grid,
+    one_tensor,
     print_table,
+    streamed,
 )
 
 TITLE = "Parallel reduction, the whole ladder"
@@ -56,7 +57,7 @@ V6 = Rung("sum_v6_vectorised", "eight 16-byte loads in flight, two stages")
 def problem(name, rungs, cases, bench, **options):
     return Problem(
         name=name,
-        inputs=lambda case, draw: (draw(*case.shape),),
+        inputs=one_tensor,
         reference=torch.sum,
         pytorch=torch.sum,
         libraries=(COMPILE,),
@@ -64,7 +65,7 @@ def problem(name, rungs, cases, bench, **options):
         cases=cases,
         bench=bench,
         bench_cpu=Case((1 << 16,), bench.dtype),
-        cost=lambda case: Cost(bytes=case.shape[0] * case.itemsize, flops=case.shape[0]),
+        cost=streamed(1),
         **options,
     )
 

@@ -4,18 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from common.day import (
-    COMPILE,
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    grid,
-)
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+
+from .floats import OF_FLOATS, SIZES
 
 TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
@@ -41,7 +32,6 @@ EXERCISE = Exercise(
 )
 
 INTEGERS = ["int32", "uint8", "int64"]
-SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]
 
 
 def histogram_inputs(case, draw):
@@ -89,22 +79,6 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
     )
 
 
-def of_floats(name, function, rungs, cases, values="normal", **options):
-    return Problem(
-        name=name,
-        inputs=lambda case, draw: (draw(*case.shape),),
-        reference=function,
-        pytorch=function,
-        libraries=(COMPILE,),
-        rungs=rungs,
-        cases=cases,
-        bench=Case((1 << 28,), values=values),
-        bench_cpu=Case((1 << 16,), values=values),
-        cost=lambda case: Cost(bytes=4 * case.shape[0], flops=case.shape[0]),
-        **options,
-    )
-
-
 PROBLEMS = (
     histogram(
         256,
@@ -125,35 +99,7 @@ PROBLEMS = (
     histogram(16),
     histogram(4096),
     histogram(65536, (V1,)),  # 256 KB: more than the shared memory of a block
-    of_floats(
-        "maximum",
-        torch.amax,
-        (
-            Rung("max_v1_compare_and_swap", "a loop around atomicCAS"),
-            Rung("max_v2_ordered_bits", "atomicMax on integers in the same order"),
-        ),
-        (
-            *grid(SIZES[:-1], ["float32"]),
-            *grid([(1009,)], ["float32"], values="extreme"),
-            *grid([(1009,), (8,)], ["float32"], values="nonfinite"),
-            *grid([(1009,)], ["float32"], values="constant"),
-        ),
-        outputs_exact=True,
-    ),
-    of_floats(
-        "sum",
-        torch.sum,
-        (
-            Rung(
-                "sum_v1_shared_then_global",
-                "register, then block, then grid",
-                not_repeatable="floats are added in any order, and each addition rounds",
-            ),
-        ),
-        grid(SIZES, ["float32"], values="uniform"),
-        values="uniform",
-        tolerance=Tolerance(ulps=64, why="512 threads, then all blocks, add to one fp32 number"),
-    ),
+    *OF_FLOATS,
 )
 
 

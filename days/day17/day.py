@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
@@ -59,11 +59,6 @@ def exclusive_scan(x, exclusive):
     return y
 
 
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=2 * n * case.itemsize, flops=n)
-
-
 def scan(name, exclusive, pytorch, target=None):
     return Problem(
         name=name,
@@ -89,7 +84,7 @@ def scan(name, exclusive, pytorch, target=None):
         ),
         bench=Case((1 << 28,), values="uniform"),
         bench_cpu=Case((1 << 16,), values="uniform"),
-        cost=cost,
+        cost=streamed(2),
         pytorch=pytorch,
         libraries=(COMPILE,),
     )

@@ -1,6 +1,6 @@
 """Day 21: the transpose."""
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor, streamed
 
 TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
@@ -31,23 +31,14 @@ SHAPES = [(1, 1), (1, 33), (33, 1), (31, 33), (32, 32), (63, 65), (127, 257), (3
 WIDE = [(16, 16), (64, 64), (128, 64), (48, 208), (80, 1040)]  # rows of whole packs
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
 def reference(x):
     return x.t().contiguous()
-
-
-def cost(case):
-    rows, cols = case.shape
-    return Cost(bytes=2 * rows * cols * case.itemsize)
 
 
 PROBLEMS = (
     Problem(
         name="transpose",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference,
         rungs=(
             Rung("transpose_v1_naive", "rows in, columns out"),
@@ -68,7 +59,7 @@ PROBLEMS = (
         ),
         bench=Case((16384, 16384)),
         bench_cpu=Case((512, 512)),
-        cost=cost,
+        cost=streamed(2, 0),
         pytorch=reference,  # a copy with other strides; PyTorch calls no library for it
         libraries=(COMPILE,),
         outputs_exact=True,

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Exercise, Problem, Rung, grid, print_table
+from common.day import Case, Exercise, Problem, Rung, grid, print_table, streamed
 
 TITLE = "Tricks of shared memory"
 TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
@@ -55,11 +55,6 @@ def by_product(x, decay):
     return x @ weights.to(x.dtype)
 
 
-def cost(case):
-    rows, cols = case.shape
-    return Cost(bytes=2 * rows * cols * case.itemsize, flops=3 * rows * cols)
-
-
 PROBLEMS = (
     Problem(
         name="running average",
@@ -81,7 +76,7 @@ PROBLEMS = (
         ),
         bench=Case((1 << 20, 256)),
         bench_cpu=Case((1024, 256)),
-        cost=cost,
+        cost=streamed(2, 3),
         pytorch=by_product,
     ),
 )

@@ -4,7 +4,17 @@ from functools import partial
 
 import torch
 
-from common.day import Case, Cost, Exercise, Problem, Rung, grid, print_table, seconds
+from common.day import (
+    Case,
+    Exercise,
+    Problem,
+    Rung,
+    grid,
+    one_tensor,
+    print_table,
+    seconds,
+    streamed,
+)
 
 from .rnn import RNN, steps_of
 from .rolling import ROLLING
@@ -43,7 +53,7 @@ def identity(x):
 
 QUEUE = Problem(
     name="queue",
-    inputs=lambda case, draw: (draw(*case.shape),),
+    inputs=one_tensor,
     reference=identity,
     rungs=(
         Rung("queue_v1_warp_ticket", "32 tasks per atomic operation"),
@@ -52,7 +62,7 @@ QUEUE = Problem(
     cases=grid([(1,), (31,), (32,), (33,), (1023,), (1024,), (1025,), (10007,), (0,)], ["int32"]),
     bench=Case((1 << 26,), "int32"),
     bench_cpu=Case((1 << 14,), "int32"),
-    cost=lambda case: Cost(bytes=8 * case.shape[0]),
+    cost=streamed(2, 0),
     pytorch=torch.clone,  # the tasks together are a copy
     outputs_exact=True,
 )

@@ -273,23 +273,6 @@ Tensor linear_gelu_v2_cublas(const Tensor& x, const Tensor& w, const Tensor& bia
 // linear_gelu v3 against v2: the description that cuBLASLt takes includes an epilogue, which
 // applies bias and GELU to the accumulators, so Y is written once and never read.
 
-// An object of cuBLASLt that is destroyed at the end of its scope.
-template <typename Handle, cublasStatus_t (*destroy)(Handle)>
-struct Owned {
-  Handle it = nullptr;
-  ~Owned() {
-    if (it) destroy(it);
-  }
-};
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-
-template <typename Value>
-void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t name,
-         const Value& value) {
-  check_cublas(cublasLtMatmulDescSetAttribute(description, name, &value, sizeof value),
-               "cublasLtMatmulDescSetAttribute");
-}
-
 Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Product p = check_linear(x, w, bias);
   // The library's fast kernels require aligned matrices and rows. In fp32 this epilogue was off by

@@ -209,7 +209,7 @@ def _shuffle(code: Code, function: Function) -> Iterator[Edit]:
             yield Edit(*parts[2], f"({text}) + 1", (name, close + 1))
 
 
-@_kind("shared memory too small", "both", "The last bytes lie in memory that belongs to nobody.")
+@_kind("shared memory too small", "both", "The last bytes lie in memory that belongs to no array.")
 def _shared(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
         if code.code[p].is_word("__shared__") and not code.code[p - 1].is_word("extern"):
