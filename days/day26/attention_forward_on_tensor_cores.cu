@@ -1,0 +1,44 @@
+// Day 26: Attention forward on tensor cores
+//
+//   y[i] = 2 · x[i]          x, y: (n)
+//
+// Bytes: read x once, write y once: 2 · n · sizeof(T). Operations: 1 per element, so memory
+// bandwidth is the limit.
+//
+//   v1 thread_per_element   one thread per element
+//
+// Run: python run_day.py 26
+
+#include "common/cuda/binding.cuh"
+#include "common/cuda/tensor.cuh"
+
+constexpr int BLOCK = 256;  // threads: 8 warps, so that other warps run while one waits for memory
+
+// ---------------------------------------------------------------------------------------------
+// v1: the simplest kernel that is right for every size.
+
+template <typename T>
+__global__ void attention_forward_on_tensor_cores_v1_thread_per_element_kernel(const T* __restrict__ x, T* __restrict__ y,
+                                                      int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i < n) y[i] = static_cast<T>(2.0f * static_cast<float>(x[i]));  // the last block has a tail
+}
+
+Tensor attention_forward_on_tensor_cores_v1_thread_per_element(const Tensor& x) {
+  check(x, "x").on_gpu().floating().contiguous();
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::empty_like(x);
+  if (x.numel() == 0) return y;  // a grid of no blocks is an error
+  const unsigned blocks = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    attention_forward_on_tensor_cores_v1_thread_per_element_kernel<T>
+        <<<blocks, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), x.numel());
+  });
+  check_launch("attention_forward_on_tensor_cores_v1_thread_per_element");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day26, attention_forward_on_tensor_cores_v1_thread_per_element, "(Tensor x) -> Tensor");
