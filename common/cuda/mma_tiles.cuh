@@ -75,8 +75,7 @@ __device__ __forceinline__ void load_b_transposed(uint32_t (&b)[2][2], const T* 
                                                   int k0) {
   const int lane = threadIdx.x % 32;
   uint32_t r[4];
-  ptx::ldmatrix_x4(
-      r, tile + swizzled<D>(n0 + lane / 16 * 8 + lane % 8, k0 / CHUNK + lane / 8 % 2));
+  ptx::ldmatrix_x4(r, tile + swizzled<D>(n0 + lane / 16 * 8 + lane % 8, k0 / CHUNK + lane / 8 % 2));
   b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
@@ -97,7 +96,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 // Fragment a of the 16 columns of which c and next are the left and the right half: the result of a
 // product becomes the first operand of the next, without shared memory.
 template <typename T>
-__device__ __forceinline__ void to_a(uint32_t (&a)[4], const float (&c)[4], const float (&next)[4]) {
+__device__ __forceinline__ void to_a(uint32_t (&a)[4], const float (&c)[4],
+                                     const float (&next)[4]) {
   a[0] = pack<T>(c[0], c[1]);        // row g,     k 2t, 2t+1
   a[1] = pack<T>(c[2], c[3]);        // row g + 8, k 2t, 2t+1
   a[2] = pack<T>(next[0], next[1]);  // row g,     k 2t+8, 2t+9

@@ -1,38 +1,135 @@
-"""Day 26: Attention forward on tensor cores."""
+"""Day 26: attention forward on tensor cores."""
 
-from common.day import Case, Cost, Problem, Rung, grid
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from common.day import (
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    grid,
+    print_table,
+    seconds,
+)
 
 TITLE = "Attention forward on tensor cores"
-TEACHES = "What this day teaches, in one line"
-TOPICS = ("first topic",)
-SOURCE = "attention_forward_on_tensor_cores.cu"
+TEACHES = "mma.sync, ldmatrix and cp.async: FlashAttention at the speed of the tensor cores"
+TOPICS = ("attention", "FlashAttention", "tensor cores", "mma", "ldmatrix", "cp.async", "bf16")
+SOURCE = "flash_attention_forward.cu"
+INTRODUCES = ("tensor core", "mma", "fragment", "ldmatrix", "cp.async")
 
-FLOATS = ["float32", "float16", "bfloat16"]
+HALVES = ["bfloat16", "float16"]
+# (B, H, S, D): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile
+SHAPES = [(1, 1, 1, 64), (2, 1, 33, 64), (1, 2, 130, 64), (1, 1, 31, 128), (1, 1, 129, 128)]
+EMPTY = [(0, 2, 4, 64), (2, 2, 0, 128)]
+# (B, H, S, T, D): S rows of q and T keys
+LENGTHS = [(1, 2, 5, 70, 64), (2, 1, 131, 20, 64), (1, 1, 1, 129, 128), (1, 1, 40, 33, 128)]
+NO_KEYS = [(1, 2, 3, 0, 64), (0, 1, 3, 4, 64), (1, 1, 0, 4, 128)]
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
+def inputs(causal, case, draw):
+    """q has the case's values, k and v normal ones: one NaN in a key makes every output NaN."""
+    B, H, S, *T, D = case.shape
+    keys = (B, H, *(T or [S]), D)
+    q = draw(B, H, S, D)
+    k, v = (draw(*keys, values="normal") for _ in range(2))
+    return q, k, v, causal
 
 
-def reference(x):
-    return x * 2
+def hidden_by_mask(q, k):
+    """Row i sees the keys j <= i + T - S, so that the last row sees all."""
+    S, T = q.shape[2], k.shape[2]
+    return torch.ones(S, T, dtype=torch.bool, device=q.device).triu(T - S + 1)
 
 
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=2 * n * case.itemsize, flops=n)  # read x, write y
+def reference(q, k, v, causal=False):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = (
+        hidden_by_mask(q, k)
+        if causal
+        else torch.zeros(s.shape[2:], dtype=torch.bool, device=s.device)
+    )
+    s = s.masked_fill(hidden, -torch.inf)
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))
+    p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
+    return p @ v, wide.logsumexp(-1)
+
+
+def by(backend, q, k, v, causal=False):
+    """PyTorch's call; the CPU has none of these backends. It returns no log-sum-exp here."""
+    if q.is_cpu:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    try:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    except RuntimeError as error:
+        raise Skip(f"no {backend.name} here: {error}") from error
+
+
+flash = partial(by, SDPBackend.FLASH_ATTENTION)
+cudnn = partial(by, SDPBackend.CUDNN_ATTENTION)
+
+
+def cost(share, case):
+    """share: the part of the S×S matrix that the mask leaves."""
+    B, H, S, D = case.shape
+    n = B * H * S
+    return Cost(
+        bytes=4 * n * D * case.itemsize + 4 * n, flops=int(4 * n * S * D * share), unit="tensor"
+    )
+
+
+RUNGS = (
+    Rung("attention_v1_scalar", "fused multiply-adds in fp32, day 15"),
+    Rung("attention_v2_tensor_cores", "mma.sync, p stays in registers"),
+    Rung("attention_v3_swizzled", "no bank conflicts"),
+    Rung("attention_v4_pipelined", "cp.async, double buffering"),
+    Rung("attention_v5_lazy_rescale", "o is rescaled rarely", target=Target(0.85, "pytorch")),
+)
+
+
+def timed(name, causal, bench, rungs):
+    return Problem(
+        name,
+        partial(inputs, causal),
+        reference,
+        rungs,
+        cases=(
+            *grid([*SHAPES, *EMPTY], HALVES),
+            *grid([(1, 1, 70, 64)], HALVES, values="large"),
+            *grid([(1, 1, 66, 128)], HALVES, values="nonfinite"),
+        ),
+        bench=Case(bench, "bfloat16"),
+        bench_cpu=Case((1, 1, 128, 64), "bfloat16"),
+        cost=partial(cost, 0.5 if causal else 1.0),
+        pytorch=flash,
+        libraries=(Library("cuDNN", cudnn),),
+    )
+
+
+def lengths(name, causal):
+    return Problem(
+        name,
+        partial(inputs, causal),
+        reference,
+        RUNGS[1:],
+        cases=grid([*LENGTHS, *NO_KEYS], HALVES),
+        timed=False,
+    )
 
 
 PROBLEMS = (
-    Problem(
-        name="attention_forward_on_tensor_cores",
-        inputs=inputs,
-        reference=reference,
-        pytorch=reference,
-        rungs=(Rung("attention_forward_on_tensor_cores_v1_thread_per_element", "one thread per element"),),
-        cases=(*grid([(0,), (1,), (1023,), (1024,), (1025,)], FLOATS),),
-        bench=Case((2**28,)),
-        bench_cpu=Case((2**16,)),
-        cost=cost,
-    ),
+    lengths("other lengths", False),
+    lengths("other lengths, causal", True),
+    timed("causal, 16384", True, (1, 16, 16384, 128), RUNGS[3:]),
+    timed("attention, 16384", False, (1, 16, 16384, 128), RUNGS[3:]),
+    timed("causal, 4096", True, (4, 16, 4096, 128), RUNGS),
+    timed("attention, 4096", False, (4, 16, 4096, 128), RUNGS),
 )
