@@ -14,6 +14,9 @@
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mma.cuh"
 
+#include <cstring>
+#include <type_traits>
+
 namespace tiles {
 
 // 16-byte chunk: 8 elements, what cp.async copies and what one row of an 8×8 matrix is.
@@ -30,16 +33,16 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 // the caller commits and waits. Rows from `rows` on become zeros. stride: elements from row to row;
 // it and the address of `from` must be multiples of 16 bytes.
 template <int ROWS, int D, int THREADS, typename T>
-__device__ __forceinline__ void load_async(T* tile, const T* from, int64_t stride, int64_t rows) {
-  constexpr int CHUNKS = D / CHUNK;
-  static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
+__device__ __forceinline__ void load_async(T* tile, const T* from, int64_t stride, int rows) {
+  // A thread keeps its column, and its row's remainder by 8: one offset serves all of its copies.
+  constexpr int STEP = THREADS / (D / CHUNK);
+  static_assert(STEP % 8 == 0 && ROWS % STEP == 0);
+  const int first = threadIdx.x / (D / CHUNK), chunk = threadIdx.x % (D / CHUNK);
+  T* to = tile + swizzled<D>(first, chunk);
+  from += first * stride + chunk * CHUNK;
 #pragma unroll
-  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
-    const int row = e / CHUNKS, chunk = e % CHUNKS;
-    const bool inside = row < rows;
-    // An address beyond the matrix is never formed: a copy of 0 bytes starts at its first row.
-    const T* at = from + (inside ? row * stride : 0) + chunk * CHUNK;
-    ptx::cp_async_zero_fill<16>(tile + swizzled<D>(row, chunk), at, inside ? 16 : 0);
+  for (int row = 0; row < ROWS; row += STEP) {
+    ptx::cp_async_zero_fill<16>(to + row * D, from + row * stride, first + row < rows ? 16 : 0);
   }
 }
 
