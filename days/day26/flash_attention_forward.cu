@@ -5,22 +5,21 @@
 //   causal: row i sees the keys j <= i + T - S, so that the last row sees all. A row that sees none
 //   gets o = 0 and lse = -inf.
 //
-// Operations: two products, 4 · B · H · S · T · D; for 4×16×4096×128 that is 550 GFLOP, on tensor
-// cores. Bytes: 268 MB for q, k, v and o. The operations are the limit.
+// Operations: two products, 4 · B · H · S · T · D; for 4×16×4096×128 that is 550 GFLOP. Bytes: 268
+// MB for q, k, v and o. The operations are the limit.
 //
 //   v1 scalar         day 15: fused multiply-adds in fp32
-//   v2 tensor_cores   both products by mma.sync, p stays in registers
-//   v3 swizzled       the same tiles in shared memory without bank conflicts
-//   v4 pipelined      cp.async loads the next keys and values during the products (double
-//   buffering) v5 lazy_rescale   o is rescaled only where the maximum grew by a factor of more than
-//   2⁸
+//   v2 tensor_cores   both products by mma.sync; p stays in registers
+//   v3 swizzled       the same tiles in shared memory, without bank conflicts
+//   v4 pipelined      cp.async loads the next keys and values during the products
+//   v5 lazy_rescale   o is rescaled only where a maximum grew by a factor of more than 2⁸
 //
 // Run: python run_day.py 26
 
 #include "common/cuda/attention.cuh"  // taught in day 15
 #include "common/cuda/binding.cuh"
 #include "common/cuda/capability.cuh"
-#include "common/cuda/ptx/cp_async.cuh"  // copies are taught in day 20
+#include "common/cuda/ptx/cp_async.cuh"
 #include "common/cuda/ptx/exp2.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mma.cuh"
@@ -30,35 +29,35 @@
 #include <cmath>
 #include <cstring>
 #include <tuple>
+#include <type_traits>
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-// Rows of q per warp: two fragments of 16, so that each fragment of k and v serves two products.
+// Fragments of 16 rows of q per warp: each fragment of k and of v serves two products.
 constexpr int M = 2;
-constexpr int BM = 16 * M * WARPS;  // rows of q per block
+constexpr int BM = WARPS * M * 16;  // rows of q per block
 constexpr int BN = 64;              // keys per tile
-constexpr int CHUNK = 8;            // elements of 16 bytes, which one copy or one row of 8×8 holds
+constexpr int CHUNK = 8;            // elements in 16 bytes: one copy, or a row of an 8×8 matrix
 constexpr float LOG2_E = 1.44269504f;
 
-// N = B · H heads of S rows of q and T keys. scale_log2: log2 e / sqrt(D).
+// N = B · H heads with S rows of q and T keys; tiles: of BM rows, per head.
 struct Sizes {
-  int N, S, T, tiles;  // tiles: of BM rows, per head
-  float scale_log2;
-  float slack;  // scores may exceed the maximum that o is scaled by, by so much
-  bool causal;
+  int N, S, T, tiles;
+  int ahead;         // row i sees the keys j <= i + ahead
+  float scale_log2;  // log2 e / sqrt(D): exp(x / sqrt(D)) = 2^(x · scale_log2)
+  float slack;       // scores may exceed the maximum that o is scaled by, by so much
 };
 
 // ---------------------------------------------------------------------------------------------
-// Tiles in shared memory, and the fragments that a warp loads from them. Lane 4g + t holds, of a
-// fragment c (16×8), the elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Tiles of D columns in shared memory.
 
-// Element index of a row's 16-byte chunk in a tile. Swizzled: chunk c lies in place c ^ (row % 8).
+// Where a tile keeps a row's 16-byte chunk, in elements. Unswizzled, the same chunk of consecutive
+// rows lies in the same banks, as rows are 128 or 256 bytes long. Swizzled, 8 rows use all 32.
 template <int D, bool SWIZZLED>
 __device__ __forceinline__ int place(int row, int chunk) {
   return row * D + (SWIZZLED ? chunk ^ row % 8 : chunk) * CHUNK;
 }
 
-// Loads rows [0, ROWS) of a matrix of D columns, zeros from `rows` on. ASYNC: starts the copies,
-// for which the caller waits.
+// Loads rows [0, ROWS) of a matrix, zeros from `rows` on. ASYNC: only starts the copies.
 template <int ROWS, int D, bool SWIZZLED, bool ASYNC, typename T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, int rows) {
   // A thread keeps its column, and its row's remainder by 8: one offset serves all of its copies.
@@ -79,45 +78,36 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int rows) {
   }
 }
 
-// Two numbers as neighbouring elements, `low` in the low half of the register.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162> both;
-  if constexpr (std::is_same_v<T, __half>) {
-    both = __floats2half2_rn(low, high);
-  } else {
-    both = __floats2bfloat162_rn(low, high);
-  }
-  uint32_t word;
-  memcpy(&word, &both, sizeof word);
-  return word;
-}
+// ---------------------------------------------------------------------------------------------
+// The two products of a warp. Lane 4g + t holds four elements of a 16×8 result:
+//   c[0], c[1]: row g, columns 2t, 2t + 1        c[2], c[3]: row g + 8, the same columns
 
-// s = q · kᵀ for the warp's 32 rows, from row `row` of the tile q, and BN keys.
+using Scores = float[M][BN / 8][4];  // [m][n]: rows 16m + [0, 16), keys 8n + [0, 8)
+
+// s = q · kᵀ for rows row + [0, 32) of the tile q.
 template <int D, bool SWIZZLED, typename T>
-__device__ __forceinline__ void multiply_scores(float (&s)[M][BN / 8][4], const T* q, const T* k,
-                                                int row) {
+__device__ __forceinline__ void multiply_keys(Scores& s, const T* q, const T* k, int row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int m = 0; m < M; ++m) {
+  for (auto& fragments : s) {
 #pragma unroll
-    for (auto& c : s[m]) c[0] = c[1] = c[2] = c[3] = 0;
+    for (auto& c : fragments) c[0] = c[1] = c[2] = c[3] = 0;
   }
 #pragma unroll
   for (int d = 0; d < D; d += 16) {
-    uint32_t a[M][4];  // rows of q: lane l passes row l % 16, and chunk 0 or 1 of 16 columns
+    uint32_t a[M][4];  // 16 rows × 16 columns of q: four 8×8 matrices, the two upper ones first
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-      ptx::ldmatrix_x4(a[m],
-                       q + place<D, SWIZZLED>(row + 16 * m + lane % 16, d / CHUNK + lane / 16));
+      const int r = row + 16 * m + lane % 16;
+      ptx::ldmatrix_x4(a[m], q + place<D, SWIZZLED>(r, d / CHUNK + lane / 16));
     }
 #pragma unroll
     for (int n = 0; n < BN; n += 16) {
-      // 16 keys: columns of kᵀ are rows of k, so no transposition. Matrices 0 and 1 are the two
-      // chunks of keys 0 to 7, matrices 2 and 3 those of keys 8 to 15.
+      // Columns of kᵀ are rows of k, as the instruction expects: b[0], b[1] belong to 8 keys, b[2],
+      // b[3] to the next 8.
       uint32_t b[4];
-      ptx::ldmatrix_x4(
-          b, k + place<D, SWIZZLED>(n + lane / 16 * 8 + lane % 8, d / CHUNK + lane / 8 % 2));
+      const int key = n + lane / 16 * 8 + lane % 8;
+      ptx::ldmatrix_x4(b, k + place<D, SWIZZLED>(key, d / CHUNK + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         ptx::mma_m16n8k16<T>(s[m][n / 8], a[m], {b[0], b[1]}, s[m][n / 8]);
@@ -127,10 +117,25 @@ __device__ __forceinline__ void multiply_scores(float (&s)[M][BN / 8][4], const 
   }
 }
 
-// o += p · v. The fragments c of p are, rounded to T, the fragments a of this product.
+// Two numbers as elements of type T in one register, `low` in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t word;
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 both = __floats2half2_rn(low, high);
+    memcpy(&word, &both, sizeof word);
+  } else {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    memcpy(&word, &both, sizeof word);
+  }
+  return word;
+}
+
+// o += p · v. A lane holds the same elements of two neighbouring 16×8 results as of one 16×16 first
+// operand, so p moves from one product to the next without shared memory.
 template <int D, bool SWIZZLED, typename T>
-__device__ __forceinline__ void multiply_values(float (&o)[M][D / 8][4],
-                                                const float (&p)[M][BN / 8][4], const T* v) {
+__device__ __forceinline__ void multiply_values(float (&o)[M][D / 8][4], const Scores& p,
+                                                const T* v) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < BN; j += 16) {
@@ -145,7 +150,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[M][D / 8][4],
     }
 #pragma unroll
     for (int d = 0; d < D; d += 16) {
-      // Rows of v are keys, along which this product sums: transposed while loaded.
+      // This product sums along the rows of v: each 8×8 matrix is transposed while it is loaded.
       uint32_t b[4];
       ptx::ldmatrix_x4_trans(b, v + place<D, SWIZZLED>(j + lane % 16, d / CHUNK + lane / 16));
 #pragma unroll
@@ -158,213 +163,136 @@ __device__ __forceinline__ void multiply_values(float (&o)[M][D / 8][4],
 }
 
 // ---------------------------------------------------------------------------------------------
-// A warp's 32 rows: o and the online softmax, in registers. [m][h] is row 16m + 8h + g.
+// What a warp keeps of its 32 rows, in registers, and the online softmax of day 15 on it.
 
 template <int D>
 struct Rows {
-  float o[M][D / 8][4] = {};  // not yet divided by sum
+  float o[M][D / 8][4];  // not yet divided by sum
+  // [m][h]: of row 16m + 8h + g. sum: over the keys of this lane only.
   float max[M][2], sum[M][2];
-
-  __device__ Rows() {
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-      max[m][0] = max[m][1] = -INFINITY;
-      sum[m][0] = sum[m][1] = 0;  // over this lane's keys only
-    }
-  }
 };
 
-// Scores become -inf where row i0 + 16m + 8h + g must not see key j0 + 8n + 2t + e.
-__device__ __forceinline__ void mask(float (&s)[M][BN / 8][4], int i0, int j0, const Sizes& n) {
-  const int lane = threadIdx.x % 32;
+template <int D>
+__device__ __forceinline__ Rows<D> empty_rows() {
+  Rows<D> rows{};
+#pragma unroll
+  for (auto& pair : rows.max) pair[0] = pair[1] = -INFINITY;
+  return rows;
+}
+
+// Calls f(m, h, row) for each of the lane's 4 rows, of 32.
+template <typename F>
+__device__ __forceinline__ void for_rows(F f) {
 #pragma unroll
   for (int m = 0; m < M; ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = i0 + 16 * m + 8 * h + lane / 4, seen = i + 1 + n.T - n.S;
-      const int end = (n.causal && seen < n.T ? seen : n.T) - j0;
-#pragma unroll
-      for (int c = 0; c < BN / 8; ++c) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (8 * c + lane % 4 * 2 + e >= end) s[m][c][2 * h + e] = -INFINITY;
-        }
-      }
-    }
+    for (int h = 0; h < 2; ++h) f(m, h, 16 * m + 8 * h + threadIdx.x % 32 / 4);
   }
 }
 
-// Multiplies what the rows have collected by 2^(before - now) for the new maxima.
-// exp(x / sqrt(D)) = 2^(x · scale_log2): one instruction of the special function unit.
+// -inf for every score of rows i0 + [0, 32) and keys j0 + [0, BN) that the row must not see.
+__device__ __forceinline__ void mask(Scores& s, int i0, int j0, const Sizes& n) {
+  for_rows([&](int m, int h, int row) {
+    const int seen = i0 + row + n.ahead + 1, end = (seen < n.T ? seen : n.T) - j0;
+#pragma unroll
+    for (int c = 0; c < BN / 8; ++c) {
+      const int key = 8 * c + threadIdx.x % 4 * 2;
+      if (key >= end) s[m][c][2 * h] = -INFINITY;
+      if (key + 1 >= end) s[m][c][2 * h + 1] = -INFINITY;
+    }
+  });
+}
 
+// Turns s into p = 2^(s - max), and updates max, sum and the scale of o.
 template <int D>
-__device__ __forceinline__ void softmax_step(Rows<D>& rows, float (&s)[M][BN / 8][4],
-                                             const Sizes& n) {
+__device__ __forceinline__ void softmax_step(Rows<D>& rows, Scores& s, const Sizes& n) {
   float top[M][2];
   bool grown = false;
+  for_rows([&](int m, int h, int) {
+    float x = rows.max[m][h];
 #pragma unroll
-  for (int m = 0; m < M; ++m) {
+    for (auto& c : s[m]) x = fmaxf(x, fmaxf(c[2 * h], c[2 * h + 1]));
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));  // 4 lanes share a row
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+    top[m][h] = x;
+    grown |= x > rows.max[m][h] + n.slack;
+  });
+  if (__any_sync(0xffffffff, grown)) {  // the same branch for the whole warp
+    for_rows([&](int m, int h, int) {
+      // -inf: the row has seen no key yet, and -inf - -inf would be NaN.
+      const float now = top[m][h] == -INFINITY ? 0 : top[m][h];
+      const float rescale = ptx::exp2_approx((rows.max[m][h] - now) * n.scale_log2);
+      rows.max[m][h] = top[m][h];
+      rows.sum[m][h] *= rescale;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float x = rows.max[m][h];
-#pragma unroll
-      for (auto& c : s[m]) x = fmaxf(x, fmaxf(c[2 * h], c[2 * h + 1]));
-      x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));  // the 4 lanes of a row have different t
-      x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-      top[m][h] = x;
-      grown |= x > rows.max[m][h] + n.slack;
-    }
+      for (auto& c : rows.o[m]) c[2 * h] *= rescale, c[2 * h + 1] *= rescale;
+    });
   }
-  if (__any_sync(0xffffffff, grown)) {
+  for_rows([&](int m, int h, int) {
+    const float max = rows.max[m][h] == -INFINITY ? 0 : rows.max[m][h] * n.scale_log2;
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        // A row that has seen no key yet has max = -inf, and -inf - -inf would be NaN.
-        const float now = top[m][h] == -INFINITY ? 0 : top[m][h];
-        const float rescale = ptx::exp2_approx((rows.max[m][h] - now) * n.scale_log2);
-        rows.max[m][h] = top[m][h];
-        rows.sum[m][h] *= rescale;
-#pragma unroll
-        for (auto& c : rows.o[m]) {
-          c[2 * h] *= rescale;
-          c[2 * h + 1] *= rescale;
-        }
-      }
+    for (auto& c : s[m]) {
+      c[2 * h] = ptx::exp2_approx(c[2 * h] * n.scale_log2 - max);
+      c[2 * h + 1] = ptx::exp2_approx(c[2 * h + 1] * n.scale_log2 - max);
+      rows.sum[m][h] += c[2 * h] + c[2 * h + 1];
     }
-  }
-#pragma unroll
-  for (int m = 0; m < M; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float from = rows.max[m][h] == -INFINITY ? 0 : rows.max[m][h] * n.scale_log2;
-#pragma unroll
-      for (auto& c : s[m]) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = c[2 * h + e];
-          x = ptx::exp2_approx(x * n.scale_log2 - from);
-          rows.sum[m][h] += x;
-        }
-      }
-    }
-  }
+  });
 }
 
+// One tile of keys: scores, softmax, output, for rows i0 + [0, 32), which are rows row + [0, 32)
+// of the tile q.
+template <int D, bool SWIZZLED, typename T>
+__device__ __forceinline__ void attend(Rows<D>& rows, const T* q, const T* k, const T* v, int row,
+                                       int i0, int j0, const Sizes& n) {
+  if (j0 > i0 + 31 + n.ahead) return;  // none of the warp's rows sees these keys
+  Scores s;
+  multiply_keys<D, SWIZZLED>(s, q, k, row);
+  // Only tiles on the diagonal and the last tile contain hidden keys.
+  if (j0 + BN > n.T || j0 + BN - 1 > i0 + n.ahead) mask(s, i0, j0, n);
+  softmax_step(rows, s, n);
+  multiply_values<D, SWIZZLED>(rows.o, s, v);
+}
+
+// o and lse of rows i0 + [0, 32) of a head.
 template <int D, typename T>
 __device__ __forceinline__ void store(const Rows<D>& rows, T* o, float* lse, int i0,
                                       const Sizes& n) {
-  const int lane = threadIdx.x % 32;
+  for_rows([&](int m, int h, int row) {
+    float sum = rows.sum[m][h];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    if (i0 + row >= n.S) return;
+    const float inverse = sum == 0 ? 0 : 1 / sum;  // 0: the row has seen no key
+    T* out = o + int64_t{i0 + row} * D + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int m = 0; m < M; ++m) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = rows.sum[m][h];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int i = i0 + 16 * m + 8 * h + lane / 4;
-      if (i >= n.S) continue;
-      const float inverse = sum == 0 ? 0 : 1 / sum;  // 0: the row has seen no key
-#pragma unroll
-      for (int c = 0; c < D / 8; ++c) {
-        const uint32_t two =
-            pack<T>(rows.o[m][c][2 * h] * inverse, rows.o[m][c][2 * h + 1] * inverse);
-        *reinterpret_cast<uint32_t*>(o + int64_t{i} * D + 8 * c + lane % 4 * 2) = two;
-      }
-      if (lane % 4 == 0) lse[i] = (rows.max[m][h] * n.scale_log2 + log2f(sum)) / LOG2_E;
+    for (int c = 0; c < D / 8; ++c) {
+      const float* two = &rows.o[m][c][2 * h];
+      *reinterpret_cast<uint32_t*>(out + 8 * c) = pack<T>(two[0] * inverse, two[1] * inverse);
     }
-  }
+    if (threadIdx.x % 4 == 0) {
+      lse[i0 + row] = (rows.max[m][h] * n.scale_log2 + log2f(sum)) / LOG2_E;
+    }
+  });
 }
 
-#ifndef ORDER
-#define ORDER 0
-#endif
-// Which head and which rows a block has.
-struct Place {
-  int64_t head;
-  int i0, end;
-  __device__ Place(const Sizes& n, int N) {
-    // The last rows first: with a causal mask they have the most keys.
-    if (ORDER == 0) {
-      head = blockIdx.x % N, i0 = (n.tiles - 1 - blockIdx.x / N) * BM;
-    } else {
-      head = blockIdx.x / n.tiles, i0 = (n.tiles - 1 - blockIdx.x % n.tiles) * BM;
+// The head and the rows of a block, and how many keys its last row sees.
+struct Work {
+  int head, i0, end;
+
+  __device__ explicit Work(const Sizes& n) {
+    const int block = blockIdx.x;
+    if (n.ahead < n.T) {  // causal: the longest rows of all heads first, the shortest at the end
+      head = block % n.N, i0 = (n.tiles - 1 - block / n.N) * BM;
+    } else {  // the blocks that run at the same time share few heads, whose k and v stay in L2
+      head = block / n.tiles, i0 = block % n.tiles * BM;
     }
-    const int seen = i0 + BM + n.T - n.S;
-    end = n.causal && seen < n.T ? seen : n.T;
+    const int seen = i0 + BM + n.ahead;
+    end = seen < n.T ? seen : n.T;
   }
 };
 
-template <typename T, int D, bool SWIZZLED>
-__global__ void __launch_bounds__(THREADS, 2)
-    attention_blocking_kernel(const T* __restrict__ q, const T* __restrict__ k,
-                              const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
-                              Sizes n) {
-  extern __shared__ uint4 shared[];          // uint4, so that it is aligned to 16 bytes
-  T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
-  T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
-  const Place at(n, n.N);
-  q += at.head * n.S * D, o += at.head * n.S * D, lse += at.head * n.S;
-  k += at.head * n.T * D, v += at.head * n.T * D;
-  const int row = threadIdx.x / 32 * (16 * M);
-  Rows<D> rows;
-  load_tile<BM, D, SWIZZLED, false>(q_tile, q + int64_t{at.i0} * D, n.S - at.i0);
-  for (int j0 = 0; j0 < at.end; j0 += BN) {
-    __syncthreads();  // all warps have read k and v of the previous tile
-    load_tile<BN, D, SWIZZLED, false>(k_tile, k + int64_t{j0} * D, n.T - j0);
-    load_tile<BN, D, SWIZZLED, false>(v_tile, v + int64_t{j0} * D, n.T - j0);
-    __syncthreads();  // q, k and v are complete before they are read
-    float s[M][BN / 8][4];
-    multiply_scores<D, SWIZZLED>(s, q_tile, k_tile, row);
-    if (j0 + BN > n.T || (n.causal && j0 + BN > at.i0 + row + n.T - n.S)) {
-      mask(s, at.i0 + row, j0, n);
-    }
-    softmax_step(rows, s, n);
-    multiply_values<D, SWIZZLED>(rows.o, s, v_tile);
-  }
-  store(rows, o, lse, at.i0 + row, n);
-}
-
-template <typename T, int D>
-__global__ void __launch_bounds__(THREADS, 2)
-    attention_pipelined_kernel(const T* __restrict__ q, const T* __restrict__ k,
-                               const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
-                               Sizes n) {
-  extern __shared__ uint4 shared[];
-  T* q_tile = reinterpret_cast<T*>(shared);
-  T* kv_tiles = q_tile + BM * D;
-  const Place at(n, n.N);
-  q += at.head * n.S * D, o += at.head * n.S * D, lse += at.head * n.S;
-  k += at.head * n.T * D, v += at.head * n.T * D;
-  const int row = threadIdx.x / 32 * (16 * M);
-  Rows<D> rows;
-  auto load = [&](int j0) {
-    T* to = kv_tiles + j0 / BN % 2 * (2 * BN * D);
-    load_tile<BN, D, true, true>(to, k + int64_t{j0} * D, n.T - j0);
-    load_tile<BN, D, true, true>(to + BN * D, v + int64_t{j0} * D, n.T - j0);
-  };
-  load_tile<BM, D, true, true>(q_tile, q + int64_t{at.i0} * D, n.S - at.i0);
-  load(0);
-  ptx::cp_async_commit();
-  for (int j0 = 0; j0 < at.end; j0 += BN) {
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    if (j0 + BN < at.end) load(j0 + BN);
-    ptx::cp_async_commit();
-    const T* k_tile = kv_tiles + j0 / BN % 2 * (2 * BN * D);
-    float s[M][BN / 8][4];
-    multiply_scores<D, true>(s, q_tile, k_tile, row);
-    if (j0 + BN > n.T || (n.causal && j0 + BN > at.i0 + row + n.T - n.S)) {
-      mask(s, at.i0 + row, j0, n);
-    }
-    softmax_step(rows, s, n);
-    multiply_values<D, true>(rows.o, s, k_tile + BN * D);
-  }
-  ptx::cp_async_wait<0>();
-  store(rows, o, lse, at.i0 + row, n);
-}
-
 // ---------------------------------------------------------------------------------------------
+// What all launchers do.
 
 Sizes check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   check(q, "q").on_gpu().dtype({ScalarType::Half, ScalarType::BFloat16}).rank(4).contiguous();
@@ -374,54 +302,78 @@ Sizes check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool causa
   const int64_t N = q.size(0) * q.size(1), S = q.size(2), T = k.size(2), D = q.size(3);
   STD_TORCH_CHECK(D == 64 || D == 128,
                   "q: expected 64 or 128 elements in the last dimension, got shape ", shape_of(q));
-  STD_TORCH_CHECK(S < INT32_MAX - BM, "q: too many rows for 32 bits, shape ", shape_of(q));
-  STD_TORCH_CHECK(T < INT32_MAX - BM, "k: too many rows for 32 bits, shape ", shape_of(k));
+  STD_TORCH_CHECK(S + T < INT32_MAX - BM, "q, k: expected fewer than 2^31 rows together, got ", S,
+                  " and ", T);
   STD_TORCH_CHECK(is_aligned(q, 16) && is_aligned(k, 16) && is_aligned(v, 16),
                   "q, k, v: expected addresses that are multiples of 16 bytes; call .clone()");
-  const auto scale_log2 = static_cast<float>(LOG2_E / std::sqrt(static_cast<double>(D)));
-  const int64_t tiles = ceil_div<int64_t>(S, BM);
-  grid_size(N * tiles, "q");
-  return {static_cast<int>(N),
-          static_cast<int>(S),
-          static_cast<int>(T),
-          static_cast<int>(tiles),
-          scale_log2,
-          0,
-          causal};
+  Sizes n;
+  n.tiles = static_cast<int>(ceil_div<int64_t>(S, BM));
+  n.N = static_cast<int>(grid_size(N * n.tiles, "q") / (n.tiles > 0 ? n.tiles : 1));
+  n.S = static_cast<int>(S);
+  n.T = static_cast<int>(T);
+  n.ahead = causal ? n.T - n.S : n.T;
+  n.scale_log2 = static_cast<float>(LOG2_E / std::sqrt(static_cast<double>(D)));
+  n.slack = 0;
+  return n;
 }
 
-// Launches choose<T, D>() for the dtype and the head dimension of q. buffers: of k and v each.
+// Launches the kernel choose<T, D>() for the dtype and head dimension of q. buffers: for k and v.
 template <typename Choose>
-std::tuple<Tensor, Tensor> launch(const Tensor& q, const Tensor& k, const Tensor& v, Sizes n,
+std::tuple<Tensor, Tensor> launch(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& n,
                                   int buffers, const char* name, Choose choose) {
   const DeviceGuard guard(q);
   require_capability(8, 0, "mma.sync of 16×8×16");
   const int64_t D = q.size(3), bytes = (BM + 2 * buffers * BN) * D * q.element_size();
-  require_shared_memory(bytes, "tiles of q, k and v");
+  require_shared_memory(bytes, "the tiles of q, k and v");
   Tensor o = torch::stable::empty_like(q);
   Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
   if (q.numel() == 0) return {o, lse};  // a grid of no blocks is an error
-  auto run = [&]<typename T>(T) {
+  const auto run = [&]<typename T>(T) {
     const auto kernel =
         D == 64 ? choose.template operator()<T, 64>() : choose.template operator()<T, 128>();
     allow_shared(kernel, bytes);
     kernel<<<n.N * n.tiles, THREADS, bytes, current_stream(q)>>>(
         data<T>(q), data<T>(k), data<T>(v), mutable_data<T>(o), mutable_data<float>(lse), n);
   };
-  if (q.scalar_type() == ScalarType::Half) {
-    run(__half{});
-  } else {
-    run(__nv_bfloat16{});
-  }
+  q.scalar_type() == ScalarType::Half ? run(__half{}) : run(__nv_bfloat16{});
   check_launch(name);
   return {o, lse};
 }
+
+// ---------------------------------------------------------------------------------------------
+// v1: day 15's kernel, which needs as many keys as rows.
 
 std::tuple<Tensor, Tensor> attention_v1_scalar(const Tensor& q, const Tensor& k, const Tensor& v,
                                                bool causal) {
   check_inputs(q, k, v, causal);
   check(k, "k").size(2, q.size(2));
   return fa2::forward(q, k, v, causal);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: both products run on tensor cores. v3 against v2: the tiles are swizzled.
+
+template <typename T, int D, bool SWIZZLED>
+__global__ void __launch_bounds__(THREADS, 2)
+    attention_blocking_kernel(const T* __restrict__ q, const T* __restrict__ k,
+                              const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
+                              Sizes n) {
+  extern __shared__ uint4 shared[];          // uint4, so that it is aligned to 16 bytes
+  T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
+  T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
+  const Work work(n);
+  const int64_t rows_at = int64_t{work.head} * n.S * D, keys_at = int64_t{work.head} * n.T * D;
+  const int row = threadIdx.x / 32 * (16 * M);
+  Rows<D> rows = empty_rows<D>();
+  load_tile<BM, D, SWIZZLED, false>(q_tile, q + rows_at + int64_t{work.i0} * D, n.S - work.i0);
+  for (int j0 = 0; j0 < work.end; j0 += BN) {
+    __syncthreads();  // all warps have read k and v of the previous tile
+    load_tile<BN, D, SWIZZLED, false>(k_tile, k + keys_at + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, SWIZZLED, false>(v_tile, v + keys_at + int64_t{j0} * D, n.T - j0);
+    __syncthreads();  // q, k and v are complete before any warp reads them
+    attend<D, SWIZZLED>(rows, q_tile, k_tile, v_tile, row, work.i0 + row, j0, n);
+  }
+  store(rows, o + rows_at, lse + int64_t{work.head} * n.S, work.i0 + row, n);
 }
 
 std::tuple<Tensor, Tensor> attention_v2_tensor_cores(const Tensor& q, const Tensor& k,
@@ -436,11 +388,50 @@ std::tuple<Tensor, Tensor> attention_v3_swizzled(const Tensor& q, const Tensor& 
                 []<typename T, int D>() { return attention_blocking_kernel<T, D, true>; });
 }
 
+// ---------------------------------------------------------------------------------------------
+// v4 against v3: two buffers for k and v. The copies of the next tile run during the products of
+// this one, and one barrier per tile is left.
+
+template <typename T, int D>
+__global__ void __launch_bounds__(THREADS, 2)
+    attention_pipelined_kernel(const T* __restrict__ q, const T* __restrict__ k,
+                               const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
+                               Sizes n) {
+  extern __shared__ uint4 shared[];
+  T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
+  T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
+  const Work work(n);
+  const int64_t rows_at = int64_t{work.head} * n.S * D, keys_at = int64_t{work.head} * n.T * D;
+  const int row = threadIdx.x / 32 * (16 * M);
+  Rows<D> rows = empty_rows<D>();
+  auto load_keys = [&](int j0) {
+    T* to = kv_tiles + j0 / BN % 2 * (2 * BN * D);
+    load_tile<BN, D, true, true>(to, k + keys_at + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, true, true>(to + BN * D, v + keys_at + int64_t{j0} * D, n.T - j0);
+  };
+  if (work.end > 0) {
+    load_tile<BM, D, true, true>(q_tile, q + rows_at + int64_t{work.i0} * D, n.S - work.i0);
+    load_keys(0);
+  }
+  for (int j0 = 0; j0 < work.end; j0 += BN) {
+    ptx::cp_async_wait_all();  // this thread's copies of this tile are complete,
+    __syncthreads();           // now those of all threads, and all warps have read the other buffer
+    if (j0 + BN < work.end) load_keys(j0 + BN);
+    const T* k_tile = kv_tiles + j0 / BN % 2 * (2 * BN * D);
+    attend<D, true>(rows, q_tile, k_tile, k_tile + BN * D, row, work.i0 + row, j0, n);
+  }
+  store(rows, o + rows_at, lse + int64_t{work.head} * n.S, work.i0 + row, n);
+}
+
 std::tuple<Tensor, Tensor> attention_v4_pipelined(const Tensor& q, const Tensor& k, const Tensor& v,
                                                   bool causal) {
   return launch(q, k, v, check_inputs(q, k, v, causal), 2, "attention_v4_pipelined",
                 []<typename T, int D>() { return attention_pipelined_kernel<T, D>; });
 }
+
+// ---------------------------------------------------------------------------------------------
+// v5 against v4: o may keep the scale of an older maximum. Then p is at most 2⁸ instead of 1, which
+// fp16 and bf16 hold with the same relative precision, and the division by sum corrects it.
 
 std::tuple<Tensor, Tensor> attention_v5_lazy_rescale(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, bool causal) {
