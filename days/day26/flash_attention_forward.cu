@@ -42,7 +42,8 @@ constexpr float LOG2_E = 1.44269504f;
 // N = B · H heads with S rows of q and T keys; tiles: of BM rows, per head.
 struct Sizes {
   int N, S, T, tiles;
-  int ahead;         // row i sees the keys j <= i + ahead
+  bool causal;
+  int ahead;         // T - S: with causal, row i sees the keys j <= i + ahead
   float scale_log2;  // log2 e / sqrt(D): exp(x / sqrt(D)) = 2^(x · scale_log2)
   float slack;       // scores may exceed the maximum that o is scaled by, by so much
 };
@@ -84,9 +85,9 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int rows) {
 
 using Scores = float[M][BN / 8][4];  // [m][n]: rows 16m + [0, 16), keys 8n + [0, 8)
 
-// s = q · kᵀ for rows row + [0, 32) of the tile q.
+// s = q · kᵀ for 32 rows of q and BN keys.
 template <int D, bool SWIZZLED, typename T>
-__device__ __forceinline__ void multiply_keys(Scores& s, const T* q, const T* k, int row) {
+__device__ __forceinline__ void multiply_keys(Scores& s, const T* q, const T* k) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (auto& fragments : s) {
@@ -98,8 +99,7 @@ __device__ __forceinline__ void multiply_keys(Scores& s, const T* q, const T* k,
     uint32_t a[M][4];  // 16 rows × 16 columns of q: four 8×8 matrices, the two upper ones first
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-      const int r = row + 16 * m + lane % 16;
-      ptx::ldmatrix_x4(a[m], q + place<D, SWIZZLED>(r, d / CHUNK + lane / 16));
+      ptx::ldmatrix_x4(a[m], q + place<D, SWIZZLED>(16 * m + lane % 16, d / CHUNK + lane / 16));
     }
 #pragma unroll
     for (int n = 0; n < BN; n += 16) {
@@ -192,8 +192,9 @@ __device__ __forceinline__ void for_rows(F f) {
 
 // -inf for every score of rows i0 + [0, 32) and keys j0 + [0, BN) that the row must not see.
 __device__ __forceinline__ void mask(Scores& s, int i0, int j0, const Sizes& n) {
+  const int keys = n.T - j0, diagonal = i0 + n.ahead + 1 - j0;
   for_rows([&](int m, int h, int row) {
-    const int seen = i0 + row + n.ahead + 1, end = (seen < n.T ? seen : n.T) - j0;
+    const int seen = diagonal + row, end = n.causal && seen < keys ? seen : keys;
 #pragma unroll
     for (int c = 0; c < BN / 8; ++c) {
       const int key = 8 * c + threadIdx.x % 4 * 2;
@@ -239,16 +240,15 @@ __device__ __forceinline__ void softmax_step(Rows<D>& rows, Scores& s, const Siz
   });
 }
 
-// One tile of keys: scores, softmax, output, for rows i0 + [0, 32), which are rows row + [0, 32)
-// of the tile q.
+// One tile of keys: scores, softmax, output. q: the warp's part of the tile, rows i0 + [0, 32).
 template <int D, bool SWIZZLED, typename T>
-__device__ __forceinline__ void attend(Rows<D>& rows, const T* q, const T* k, const T* v, int row,
-                                       int i0, int j0, const Sizes& n) {
-  if (j0 > i0 + 31 + n.ahead) return;  // none of the warp's rows sees these keys
+__device__ __forceinline__ void attend(Rows<D>& rows, const T* q, const T* k, const T* v, int i0,
+                                       int j0, const Sizes& n) {
+  if (n.causal && j0 > i0 + 31 + n.ahead) return;  // none of the warp's rows sees these keys
   Scores s;
-  multiply_keys<D, SWIZZLED>(s, q, k, row);
+  multiply_keys<D, SWIZZLED>(s, q, k);
   // Only tiles on the diagonal and the last tile contain hidden keys.
-  if (j0 + BN > n.T || j0 + BN - 1 > i0 + n.ahead) mask(s, i0, j0, n);
+  if (j0 + BN > n.T || (n.causal && j0 + BN - 1 > i0 + n.ahead)) mask(s, i0, j0, n);
   softmax_step(rows, s, n);
   multiply_values<D, SWIZZLED>(rows.o, s, v);
 }
@@ -281,13 +281,13 @@ struct Work {
 
   __device__ explicit Work(const Sizes& n) {
     const int block = blockIdx.x;
-    if (n.ahead < n.T) {  // causal: the longest rows of all heads first, the shortest at the end
+    if (n.causal) {  // the longest rows of all heads first, the shortest at the end
       head = block % n.N, i0 = (n.tiles - 1 - block / n.N) * BM;
     } else {  // the blocks that run at the same time share few heads, whose k and v stay in L2
       head = block / n.tiles, i0 = block % n.tiles * BM;
     }
     const int seen = i0 + BM + n.ahead;
-    end = seen < n.T ? seen : n.T;
+    end = n.causal && seen < n.T ? seen : n.T;
   }
 };
 
@@ -311,7 +311,8 @@ Sizes check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, bool causa
   n.N = static_cast<int>(grid_size(N * n.tiles, "q") / (n.tiles > 0 ? n.tiles : 1));
   n.S = static_cast<int>(S);
   n.T = static_cast<int>(T);
-  n.ahead = causal ? n.T - n.S : n.T;
+  n.causal = causal;
+  n.ahead = n.T - n.S;
   n.scale_log2 = static_cast<float>(LOG2_E / std::sqrt(static_cast<double>(D)));
   n.slack = 0;
   return n;
@@ -362,18 +363,19 @@ __global__ void __launch_bounds__(THREADS, 2)
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
   const Work work(n);
-  const int64_t rows_at = int64_t{work.head} * n.S * D, keys_at = int64_t{work.head} * n.T * D;
+  const int64_t head_q = int64_t{work.head} * n.S, head_k = int64_t{work.head} * n.T;
+  q += (head_q + work.i0) * D, k += head_k * D, v += head_k * D;
   const int row = threadIdx.x / 32 * (16 * M);
   Rows<D> rows = empty_rows<D>();
-  load_tile<BM, D, SWIZZLED, false>(q_tile, q + rows_at + int64_t{work.i0} * D, n.S - work.i0);
+  load_tile<BM, D, SWIZZLED, false>(q_tile, q, n.S - work.i0);
   for (int j0 = 0; j0 < work.end; j0 += BN) {
     __syncthreads();  // all warps have read k and v of the previous tile
-    load_tile<BN, D, SWIZZLED, false>(k_tile, k + keys_at + int64_t{j0} * D, n.T - j0);
-    load_tile<BN, D, SWIZZLED, false>(v_tile, v + keys_at + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, SWIZZLED, false>(k_tile, k + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, SWIZZLED, false>(v_tile, v + int64_t{j0} * D, n.T - j0);
     __syncthreads();  // q, k and v are complete before any warp reads them
-    attend<D, SWIZZLED>(rows, q_tile, k_tile, v_tile, row, work.i0 + row, j0, n);
+    attend<D, SWIZZLED>(rows, q_tile + row * D, k_tile, v_tile, work.i0 + row, j0, n);
   }
-  store(rows, o + rows_at, lse + int64_t{work.head} * n.S, work.i0 + row, n);
+  store(rows, o + head_q * D, lse + head_q, work.i0 + row, n);
 }
 
 std::tuple<Tensor, Tensor> attention_v2_tensor_cores(const Tensor& q, const Tensor& k,
@@ -401,16 +403,17 @@ __global__ void __launch_bounds__(THREADS, 2)
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
   const Work work(n);
-  const int64_t rows_at = int64_t{work.head} * n.S * D, keys_at = int64_t{work.head} * n.T * D;
+  const int64_t head_q = int64_t{work.head} * n.S, head_k = int64_t{work.head} * n.T;
+  q += (head_q + work.i0) * D, k += head_k * D, v += head_k * D;
   const int row = threadIdx.x / 32 * (16 * M);
   Rows<D> rows = empty_rows<D>();
   auto load_keys = [&](int j0) {
     T* to = kv_tiles + j0 / BN % 2 * (2 * BN * D);
-    load_tile<BN, D, true, true>(to, k + keys_at + int64_t{j0} * D, n.T - j0);
-    load_tile<BN, D, true, true>(to + BN * D, v + keys_at + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, true, true>(to, k + int64_t{j0} * D, n.T - j0);
+    load_tile<BN, D, true, true>(to + BN * D, v + int64_t{j0} * D, n.T - j0);
   };
   if (work.end > 0) {
-    load_tile<BM, D, true, true>(q_tile, q + rows_at + int64_t{work.i0} * D, n.S - work.i0);
+    load_tile<BM, D, true, true>(q_tile, q, n.S - work.i0);
     load_keys(0);
   }
   for (int j0 = 0; j0 < work.end; j0 += BN) {
@@ -418,9 +421,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();           // now those of all threads, and all warps have read the other buffer
     if (j0 + BN < work.end) load_keys(j0 + BN);
     const T* k_tile = kv_tiles + j0 / BN % 2 * (2 * BN * D);
-    attend<D, true>(rows, q_tile, k_tile, k_tile + BN * D, row, work.i0 + row, j0, n);
+    attend<D, true>(rows, q_tile + row * D, k_tile, k_tile + BN * D, work.i0 + row, j0, n);
   }
-  store(rows, o + rows_at, lse + int64_t{work.head} * n.S, work.i0 + row, n);
+  store(rows, o + head_q * D, lse + head_q, work.i0 + row, n);
 }
 
 std::tuple<Tensor, Tensor> attention_v4_pipelined(const Tensor& q, const Tensor& k, const Tensor& v,
