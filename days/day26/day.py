@@ -1,6 +1,7 @@
 """Day 26: attention forward on tensor cores."""
 
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -133,3 +134,23 @@ PROBLEMS = (
     timed("causal, 4096", True, (4, 16, 4096, 128), RUNGS),
     timed("attention, 4096", False, (4, 16, 4096, 128), RUNGS),
 )
+
+
+def show(operators, device):
+    """Prints the rates for both head dimensions and dtypes, S = 4096, beside PyTorch's."""
+    if device.type != "cuda":
+        return
+    calls = {"v5": operators.attention_v5_lazy_rescale, "FLASH": flash, "cuDNN": cudnn}
+    print("TFLOP/s, 4 × 4096 rows, 2048 columns in all heads together")
+    rows = []
+    for D, dtype, causal in product((64, 128), HALVES, (False, True)):
+        case = Case((4, 2048 // D, 4096, D), dtype)
+        q, k, v = (
+            torch.randn(case.shape, dtype=getattr(torch, dtype), device=device) for _ in "qkv"
+        )
+        flops = cost(0.5 if causal else 1.0, case).flops
+        times = [seconds(partial(call, q, k, v, causal)) for call in calls.values()]
+        rows.append(
+            (D, dtype, "causal" if causal else "full", *(f"{flops / t / 1e12:.0f}" for t in times))
+        )
+    print_table(("D", "dtype", "mask", *calls), rows)
