@@ -31,6 +31,11 @@
 #include <tuple>
 #include <type_traits>
 
+// Older cards get empty kernels, which are never launched.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define HAS_BF16_MMA
+#endif
+
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 // Fragments of 16 rows of q per warp: each fragment of k and of v serves two products.
 constexpr int M = 2;
@@ -359,6 +364,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     attention_blocking_kernel(const T* __restrict__ q, const T* __restrict__ k,
                               const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
                               Sizes n) {
+#ifdef HAS_BF16_MMA
   extern __shared__ uint4 shared[];          // uint4, so that it is aligned to 16 bytes
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
@@ -376,6 +382,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     attend<D, SWIZZLED>(rows, q_tile + row * D, k_tile, v_tile, work.i0 + row, j0, n);
   }
   store(rows, o + head_q * D, lse + head_q, work.i0 + row, n);
+#endif
 }
 
 std::tuple<Tensor, Tensor> attention_v2_tensor_cores(const Tensor& q, const Tensor& k,
@@ -399,6 +406,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     attention_pipelined_kernel(const T* __restrict__ q, const T* __restrict__ k,
                                const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
                                Sizes n) {
+#ifdef HAS_BF16_MMA
   extern __shared__ uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
@@ -424,6 +432,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     attend<D, true>(rows, q_tile + row * D, k_tile, k_tile + BN * D, work.i0 + row, j0, n);
   }
   store(rows, o + head_q * D, lse + head_q, work.i0 + row, n);
+#endif
 }
 
 std::tuple<Tensor, Tensor> attention_v4_pipelined(const Tensor& q, const Tensor& k, const Tensor& v,
