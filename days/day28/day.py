@@ -98,7 +98,7 @@ def torch_module(training, x, in_weight, in_bias, out_weight, out_bias, heads, p
     module = empty_module(nn.MultiheadAttention, x.shape[2], heads, training)
     weights = parameters(in_weight, in_bias, out_weight, out_bias)
     options = {"key_padding_mask": padding, "need_weights": False}
-    return functional_call(module, weights, (x, x, x), options)[0]
+    return functional_call(module, weights, (x, x, x), options)[0].contiguous()
 
 
 def load_module(builder):
@@ -134,7 +134,7 @@ LIBRARIES = (
 
 def cost(passes, case):
     """passes: 1 forward; a training step costs 3 for the projections, 3.5 for attention."""
-    B, S, E, heads, _ = case.shape
+    B, S, E, *_ = case.shape
     projections, scores = 8 * B * S * E * E, 4 * B * S * S * E
     flops = projections + scores if passes == 1 else 3 * projections + 7 * scores // 2
     return Cost(

@@ -108,6 +108,7 @@ std::tuple<Tensor, Tensor> attend_packed(Tensor qkv, const std::optional<Tensor>
 std::tuple<Tensor, Tensor> packed_attention(const Tensor& qkv, int64_t heads,
                                             const std::optional<Tensor>& padding) {
   const Sizes n = check_rows(qkv, "qkv", 3, heads, padding);
+  STD_TORCH_CHECK(is_aligned(qkv, 16), "qkv: expected an address that is a multiple of 16 bytes");
   const DeviceGuard guard(qkv);
   return attend_packed(qkv, padding, n);
 }
