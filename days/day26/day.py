@@ -24,7 +24,7 @@ TITLE = "Attention forward on tensor cores"
 TEACHES = "mma.sync, ldmatrix and cp.async: FlashAttention at the speed of the tensor cores"
 TOPICS = ("attention", "FlashAttention", "tensor cores", "mma", "ldmatrix", "cp.async", "bf16")
 SOURCE = "flash_attention_forward.cu"
-INTRODUCES = ("tensor core", "mma", "fragment", "ldmatrix", "cp.async")
+INTRODUCES = ("tensor core", "mma", "matrix fragment", "ldmatrix")
 
 HALVES = ["bfloat16", "float16"]
 # (B, H, S, D): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile

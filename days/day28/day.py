@@ -95,16 +95,21 @@ def parameters(in_weight, in_bias, out_weight, out_bias):
 
 def torch_module(training, x, in_weight, in_bias, out_weight, out_bias, heads, padding=None):
     """nn.MultiheadAttention with these weights; outside of training it has a faster path."""
-    module = empty_module(nn.MultiheadAttention, x.shape[2], heads, training)
     weights = parameters(in_weight, in_bias, out_weight, out_bias)
     options = {"key_padding_mask": padding, "need_weights": False}
-    return functional_call(module, weights, (x, x, x), options)[0].contiguous()
+    try:
+        module = empty_module(nn.MultiheadAttention, x.shape[2], heads, training)
+        return functional_call(module, weights, (x, x, x), options)[0].contiguous()
+    except AssertionError as error:  # how the module refuses shapes
+        raise ValueError(str(error)) from error
 
 
 def load_module(builder):
     builder.operators()
 
     def call(x, in_weight, in_bias, out_weight, out_bias, heads, padding=None):
+        if x.dim() != 3:
+            raise ValueError(f"x: expected 3 dimensions, got shape {tuple(x.shape)}")
         module = empty_module(MultiheadAttention, x.shape[2], heads, True)
         weights = parameters(in_weight, in_bias, out_weight, out_bias)
         return functional_call(module, weights, (x, padding))
