@@ -108,8 +108,8 @@ def load_module(builder):
     builder.operators()
 
     def call(x, in_weight, in_bias, out_weight, out_bias, heads, padding=None):
-        if x.dim() != 3:
-            raise ValueError(f"x: expected 3 dimensions, got shape {tuple(x.shape)}")
+        if x.dim() != 3 or x.shape[2] not in (64 * heads, 128 * heads):
+            raise ValueError(f"x, heads: expected (B, S, heads · 64 or 128), got {tuple(x.shape)}")
         module = empty_module(MultiheadAttention, x.shape[2], heads, True)
         weights = parameters(in_weight, in_bias, out_weight, out_bias)
         return functional_call(module, weights, (x, padding))
