@@ -8,7 +8,19 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.day import Case, Cost, Library, Problem, Rung, Skip, Target, grid
+from common.day import (
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    grid,
+    peak_memory,
+    print_table,
+    seconds,
+)
 
 from .module import MultiheadAttention, heads_of
 
@@ -201,3 +213,38 @@ PROBLEMS = (
         **BENCH,
     ),
 )
+
+
+def show(operators, device):
+    """Prints what the parts of v3 cost, and the memory of a training step."""
+    if device.type != "cuda":
+        return
+    B, S, E, heads, _ = BENCH["bench"].shape
+    made = {"device": device, "dtype": torch.bfloat16}
+    x, in_weight, in_bias = (torch.randn(n, **made) for n in ((B, S, E), (3 * E, E), 3 * E))
+    out_weight, out_bias = torch.randn(E, E, **made), torch.randn(E, **made)
+    qkv = F.linear(x, in_weight, in_bias)
+    parts = {
+        "projection to qkv": lambda: F.linear(x, in_weight, in_bias),
+        "attention": lambda: operators.packed_attention(qkv, heads),
+        "projection of o": lambda: F.linear(x, out_weight, out_bias),
+        "three projections to E columns": lambda: [
+            F.linear(x, w, b) for w, b in zip(in_weight.chunk(3), in_bias.chunk(3), strict=True)
+        ],
+    }
+    print_table(("part of v3", "µs"), [(n, f"{seconds(f) * 1e6:.0f}") for n, f in parts.items()])
+
+    def step(module, *arguments, **options):
+        y = module(*arguments, **options)
+        y = y if isinstance(y, torch.Tensor) else y[0]
+        return torch.autograd.grad(y.sum(), [leaf, *module.parameters()])
+
+    leaf = x.requires_grad_()
+    theirs = nn.MultiheadAttention(E, heads, batch_first=True, **made)
+    ours = MultiheadAttention(E, heads, **made)
+    ours.load_state_dict(theirs.state_dict())
+    rows = (
+        ("nn.MultiheadAttention", peak_memory(partial(step, theirs, x, x, x, need_weights=False))),
+        ("ours", peak_memory(partial(step, ours, x))),
+    )
+    print_table(("training step", "peak MB"), [(n, f"{peak / 1e6:.0f}") for n, peak in rows])
