@@ -116,6 +116,11 @@ def torch_module(training, x, in_weight, in_bias, out_weight, out_bias, heads, p
         raise ValueError(str(error)) from error
 
 
+def by_torch(x, *arguments):
+    """nn.MultiheadAttention, which refuses a batch of nothing; there the formulas say the rest."""
+    return torch_module(True, x, *arguments) if x.numel() else reference(x, *arguments)
+
+
 def load_module(builder):
     builder.operators()
 
@@ -175,7 +180,7 @@ PROBLEMS = (
     Problem(
         "training step, beside nn.MultiheadAttention",
         inputs,
-        partial(torch_module, True),
+        by_torch,
         rungs=(
             Rung(
                 "MultiheadAttention",
