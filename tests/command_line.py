@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from common.base.cache import cache_directory
 from common.base.paths import ROOT
 
 FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
@@ -19,15 +18,14 @@ FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
 class CommandLine:
     """Runs `run_day.py` in a process of its own.
 
-    days: where its days are. environment: added to the process's variables. Its builds go to a
-    cache beside the user's, so that fixture days never push real ones out.
+    days: where its days are. environment: added to the process's variables.
     """
 
     def __init__(self, days: Path):
         self.days = days
         self.marker = f"RUN_DAY_TEST={uuid.uuid4().hex}"
         name, _, value = self.marker.partition("=")
-        self.environment = {name: value, "HUNDRED_DAYS_CACHE": str(cache_directory() / "tests")}
+        self.environment = {name: value}
 
     def command(self, *arguments: str) -> list[str]:
         script = str(ROOT / "run_day.py")

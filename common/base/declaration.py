@@ -183,6 +183,28 @@ class Problem:
         return self.bench if device == "cuda" else self.bench_cpu
 
 
+@dataclass(frozen=True)
+class Exercise:
+    """What the learner writes on a day in practice mode: the body of a function, or part of it.
+
+    All fields are literals in day.py, read without running it.
+
+    function: a function of the day's source that stands there once.
+    task: what to write, in one or two sentences; it stands in the file in place of the code.
+    hints: a nudge, the idea, nearly the code.
+    first, last: to leave out part of the body: text that stands in its first and in its last line,
+        and in no other line of the body.
+    source: the file of the function, "" for the day's SOURCE.
+    """
+
+    function: str
+    task: str
+    hints: tuple[str, ...]
+    first: str = ""
+    last: str = ""
+    source: str = ""
+
+
 def grid(
     shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
 ) -> tuple[Case, ...]:

@@ -20,9 +20,9 @@ from common.base.declaration import Case, Problem, Rung
 from common.check.call import Call, Failure, call_guarded, judge, side_effects
 from common.check.draw import Draw
 from common.check.expected import (
+    Expected,
     ProblemError,
     Signature,
-    Wanted,
     evaluate,
     message_of,
     rolled_samples,
@@ -177,8 +177,8 @@ def _layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
     step = good.new_zeros((*good.shape[:-1], 2 * good.shape[-1]))[..., ::2]
     yield "not contiguous, every second element of a longer row", step.copy_(good)
     if good.dim() > 1 and min(good.shape[-2:]) > 1:
-        turned = good.transpose(-1, -2).contiguous().transpose(-1, -2)
-        yield "not contiguous, the transpose of a contiguous tensor", turned
+        transposed = good.transpose(-1, -2).contiguous().transpose(-1, -2)
+        yield "not contiguous, the transpose of a contiguous tensor", transposed
         wide = good.new_zeros((*good.shape[:-1], good.shape[-1] + 3))[..., :-3]
         yield "not contiguous, the left part of wider rows", wide.copy_(good)
     if not written:
@@ -318,7 +318,7 @@ def _judge_accepted(
     problem: Problem, signature: Signature, bad: BadInput, done: Call
 ) -> Failure | None:
     try:
-        wanted = evaluate(problem, bad.args, signature.writes)
+        expected = evaluate(problem, bad.args, signature.writes)
     except ProblemError:
         raise
     except Exception as error:
@@ -330,7 +330,7 @@ def _judge_accepted(
             ],
         )
     failure = side_effects(done, bad.args, signature) or _compare(
-        problem, signature, wanted, done, strides=False
+        problem, signature, expected, done, strides=False
     )
     if failure is None:
         return None
@@ -353,14 +353,14 @@ def _judge_good(
         if lacks := lacking(message_of(error)):
             raise Lacking(lacks) from error
         return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
-    wanted = evaluate(problem, args, signature.writes)
-    return side_effects(done, args, signature) or _compare(problem, signature, wanted, done)
+    expected = evaluate(problem, args, signature.writes)
+    return side_effects(done, args, signature) or _compare(problem, signature, expected, done)
 
 
 def _compare(
-    problem: Problem, signature: Signature, wanted: Wanted, done: Call, strides: bool = True
+    problem: Problem, signature: Signature, expected: Expected, done: Call, strides: bool = True
 ) -> Failure | None:
-    def samples() -> list[Wanted]:
-        return rolled_samples(problem, wanted, signature.writes)
+    def samples() -> list[Expected]:
+        return rolled_samples(problem, expected, signature.writes)
 
-    return judge(problem, wanted, done.outputs, done.names, signature, samples, strides)
+    return judge(problem, expected, done.outputs, done.names, signature, samples, strides)

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from common.day import Case, Problem, Rung, played
+from common.day import Case, Exercise, Problem, Rung, played
 
 TITLE = "Hello, GPU"
 TEACHES = "What a GPU consists of, how a thread finds its index, and where it runs"
@@ -25,6 +25,22 @@ INTRODUCES = (
     "L2 cache",
     "compute capability",
     "PTX",
+)
+
+EXERCISE = Exercise(
+    function="global_indices_kernel",
+    task=(
+        "Give each thread its global index i, write out[i] = i, and, where `print` is true, "
+        "print it with threadIdx.x, blockIdx.x and the number of threads of the grid."
+    ),
+    hints=(
+        "A thread knows its place in its block (threadIdx.x), its block's place in the grid "
+        "(blockIdx.x) and how many threads a block has (blockDim.x).",
+        "The blocks before this one have blockIdx.x * blockDim.x threads together. gridDim.x is "
+        "the number of blocks.",
+        "i is blockIdx.x * blockDim.x + threadIdx.x. Nothing reaches beyond `out`: it has one "
+        "element for each thread. For printf, %u prints an unsigned number and %d an int.",
+    ),
 )
 
 # Each fact, and PyTorch's name of it.

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Library, Problem, Rung, Target, grid
 
 TITLE = "Vector addition"
 TEACHES = (
@@ -26,6 +26,22 @@ INTRODUCES = (
     "alignment",
     "pageable memory",
     "pinned memory",
+)
+
+EXERCISE = Exercise(
+    function="vec_add_v2_grid_stride_kernel",
+    task=(
+        "Add x and y into z with a grid-stride loop: the grid may have fewer threads than the "
+        "vectors have elements."
+    ),
+    hints=(
+        "A thread starts at its global index. By how much may it step so that no other thread "
+        "adds the same element?",
+        "The step is the number of threads of the whole grid. Neighbouring threads then always "
+        "access neighbouring elements.",
+        "for (i = global index; i < n; i += threads of the grid). n may be larger than 2^31, so "
+        "compute the index in int64_t: int64_t{blockIdx.x} * blockDim.x …",
+    ),
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]

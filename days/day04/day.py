@@ -2,13 +2,29 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Tolerance, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Tolerance, grid
 
 TITLE = "A naive softmax"
 TEACHES = "Softmax as it is written, strided against coalesced loads, and why exp overflows"
 TOPICS = ("softmax", "numerics", "coalescing")
 SOURCE = "simple_softmax.cu"
 INTRODUCES = ("softmax", "numerically stable", "ulp")
+
+EXERCISE = Exercise(
+    function="softmax_v1_thread_per_row_kernel",
+    task=(
+        "Compute the softmax of one row per thread, as the formula is written: exp of each "
+        "element, divided by the sum of the row's exps. Keep the sum in fp32."
+    ),
+    hints=(
+        "Two loops over the row: one for the sum, one for the quotients. How many rows are "
+        "there, and how many threads does the grid have?",
+        "The row's number is the thread's global index, and the row begins at x + row * cols. "
+        "The last block has threads without a row.",
+        "static_cast<float>(x_row[c]) makes an fp32 number of any T, expf its exponential, and "
+        "static_cast<T> rounds the quotient back.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 FP32_MAX = torch.finfo(torch.float32).max

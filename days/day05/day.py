@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Softmax in shared memory"
 TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
@@ -14,6 +14,20 @@ INTRODUCES = (
     "barrier",
     "tree reduction",
     "online softmax",
+)
+
+EXERCISE = Exercise(
+    function="tree_reduce",
+    task="Combine partial[0, BLOCK) under `op` in a tree, and return the result to every thread.",
+    hints=(
+        "In each level, half of the threads that worked before combine two numbers each. Which "
+        "element is thread t's partner, when `half` threads work?",
+        "Begin with half = BLOCK / 2 and halve it until it is 0. Threads below `half` write "
+        "op(partial[t], partial[t + half]). What they read was written by others: where must all "
+        "threads wait?",
+        "A __syncthreads() at the start of each level, one behind the loop, and one after the "
+        "result is read, because the caller writes to `partial` next. No barrier inside the if.",
+    ),
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]

@@ -2,13 +2,28 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Fusing element-wise chains"
 TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
 TOPICS = ("element-wise", "fusion", "functor", "bfloat16", "backward", "autograd")
 SOURCE = "elementwise_ops.cu"
 INTRODUCES = ("fusion", "bf16")
+
+EXERCISE = Exercise(
+    function="map_packs_kernel",
+    task=(
+        "Apply f to a pack of N elements per thread with one 16-byte load and one 16-byte store. "
+        "The last elements, fewer than N, take one thread each."
+    ),
+    hints=(
+        "n / N packs are whole. What is left begins at element n / N * N. Who computes that?",
+        "reinterpret_cast<const Pack<T>*>(x)[i] loads pack i; v.at[k] is its k-th element. f "
+        "takes a float and gives a float.",
+        "Threads below `packs` load, loop over k, store. Then thread i also takes element packs "
+        "* N + i, if that is below n: fewer than N threads have one.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHORT = ("float16", "bfloat16")

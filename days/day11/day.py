@@ -5,7 +5,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from common.day import Case, Cost, Library, Problem, Rung, grid
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, grid
 
 TITLE = "Convolution in one dimension"
 TEACHES = (
@@ -14,6 +14,26 @@ TEACHES = (
 TOPICS = ("convolution", "conv1d", "constant memory", "halo", "shared memory", "registers")
 SOURCE = "conv1d.cu"
 INTRODUCES = ("constant memory", "halo", "CUDA event")
+
+EXERCISE = Exercise(
+    function="conv1d_v3_shared_halo_kernel",
+    first="const int64_t start = first + j0",
+    last="the tile is complete before any thread multiplies",
+    task=(
+        "Load the inputs that this block's outputs need for taps [j0, j0 + taps) into `tile`: "
+        "its BLOCK elements and the halo. A thread that is still reading the previous chunk must "
+        "not be overtaken."
+    ),
+    hints=(
+        "Output i needs inputs i + j - padding for all taps j. Which inputs do the outputs "
+        "[first, first + BLOCK) need for taps j0 to j0 + taps - 1?",
+        "They begin at first + j0 - padding, and there are BLOCK + taps - 1 of them. 256 threads "
+        "load them in turns: k = threadIdx.x, then k + BLOCK.",
+        "element(x_row, index, job.n, job.padding, job.mode) reads an input or what stands "
+        "outside of the row. One barrier before loading (the previous tile is no longer read), "
+        "one after.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (rows, n, taps, padding)

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Skip, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Skip, grid
 
 TITLE = "One operator, three ways to build it"
 TEACHES = "JIT, setup.py and CMake builds of one operator; opcheck, autograd, torch.compile"
@@ -14,6 +14,23 @@ TOPICS = ("build", "setuptools", "CMake", "JIT", "custom operator", "opcheck", "
 SOURCE = "fused_gelu.cu"
 EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
 INTRODUCES = ("opcheck", "meta function", "graph break")
+
+EXERCISE = Exercise(
+    function="fused_gelu_kernel",
+    task=(
+        "Compute gelu(x + bias) for one column per thread and ROWS rows per block. The bias is "
+        "loaded once per thread."
+    ),
+    hints=(
+        "Threads along x own a column c; blocks along y own rows. Which threads have no column, "
+        "and which rows are beyond the end?",
+        "Rows go in groups of ROWS: the group of block blockIdx.y begins at ROWS * blockIdx.y, "
+        "and the next one is gridDim.y * ROWS further on.",
+        "A loop over groups, and in it an unrolled loop over k < ROWS that ends at the last row. "
+        "Element (r, c) lies at r * cols + c; from_float<T>(gelu(to_float(x[i]) + b)) is the "
+        "result.",
+    ),
+)
 
 SOURCES = [SOURCE, *EXTRA_SOURCES]
 OPERATORS = {}  # loaded into this process, by namespace

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from common.day import (
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
@@ -21,7 +22,28 @@ TITLE = "FlashAttention-2 forward, first version"
 TEACHES = "Attention by tiles and an online softmax, without the S×S matrix; register tiles"
 TOPICS = ("attention", "FlashAttention", "softmax", "matmul", "tiling", "autograd")
 SOURCE = "fa2_forward.cu"
+EXTRA_SOURCES = ("naive_attention.cu", "register_tiles.cu")
 INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
+
+EXERCISE = Exercise(
+    function="attend",
+    first="// The first tile contains key 0",
+    last="all lanes have read q and p before",
+    task=(
+        "The online softmax: from this lane's score s and the row's state, update row.max and "
+        "row.sum, and rescale row.o before adding p · V of this tile, where p = exp(s - max)."
+    ),
+    hints=(
+        "The maximum over this tile of keys and all tiles before. What was summed under the old "
+        "maximum has to be expressed under the new one.",
+        "exp(x - old) · exp(old - new) = exp(x - new). So row.sum and row.o are both multiplied "
+        "by exp(old - new) before this tile's part is added. warp_max(s) and warp_sum(p) combine "
+        "the 32 lanes, which have one key each.",
+        "Lane l holds columns d = lane + 32 · c of row.o, c < COLUMNS and d < n.D. Put p into "
+        "shared.p[lane], __syncwarp(), then add shared.p[k] * tile.v[k][d] for all KEYS keys. "
+        "Another __syncwarp() at the end: the next row overwrites q and p.",
+    ),
+)
 
 HALVES = ["float16", "bfloat16"]
 # (B, H, S, D)

@@ -4,13 +4,41 @@ from dataclasses import replace
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+)
 
 TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
 TOPICS = ("atomics", "histogram", "reduction", "compare-and-swap", "determinism")
 SOURCE = "atomic_ops.cu"
+EXTRA_SOURCES = ("float_atomics.cu",)
 INTRODUCES = ("contention", "histogram", "privatisation", "compare-and-swap", "warp aggregation")
+
+EXERCISE = Exercise(
+    function="histogram_shared_kernel",
+    task=(
+        "Count into a histogram of the block's own in shared memory, then add it to the global "
+        "one, `counts`."
+    ),
+    hints=(
+        "Three phases: all bins to 0, count, add up. Between them all threads wait: why?",
+        "A grid-stride loop over blocks of BLOCK elements. All lanes have to take part in "
+        "Add::add, so a thread without an element passes `bins`, which no bin has.",
+        "Add::add(histogram, bin, bins) counts one element; bin_of(x[i], bins) is its bin. In "
+        "the end add_to_count(counts, bin, histogram[bin]) for each bin that is not 0, BLOCK "
+        "bins at a time.",
+    ),
+)
 
 INTEGERS = ["int32", "uint8", "int64"]
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]

@@ -3,13 +3,31 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Softmax backward and cross-entropy"
 TEACHES = "Two gradients that need a whole row, computed from registers; autograd by torch.library"
 TOPICS = ("softmax", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "softmax_backward.cu"
+EXTRA_SOURCES = ("cross_entropy_backward.cu",)
 INTRODUCES = ("upstream gradient", "cross-entropy")
+
+EXERCISE = Exercise(
+    function="softmax_backward_v1_two_passes_kernel",
+    task=(
+        "gx = y · (gy - sum over the row of gy · y), one block per row: a first pass for the dot "
+        "product, a second for the gradient."
+    ),
+    hints=(
+        "Which sum does every element of the row need? It is one number per row, and all threads "
+        "of the block contribute to it.",
+        "Threads take columns t, t + BLOCK, …. Each keeps its part of the dot product, puts it "
+        "into `partial[threadIdx.x]` in shared memory, and tree_reduce adds them up.",
+        "__shared__ float partial[BLOCK]; dot = tree_reduce(partial, [](float a, float b) { "
+        "return a + b; }) gives every thread the sum. The row begins at blockIdx.x * cols in gy, "
+        "y and gx.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (3, 127), (2, 128), (3, 1023), (2, 1024), (3, 1025), (7, 40), (2, 4096), (0, 8)]

@@ -1,12 +1,29 @@
 """Day 21: the transpose."""
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
 TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle")
 SOURCE = "transpose_matrix.cu"
 INTRODUCES = ("swizzle",)
+
+EXERCISE = Exercise(
+    function="through_tile",
+    task=(
+        "Transpose one tile through shared memory: read rows of x, write rows of y, both "
+        "coalesced. PITCH is the distance between rows of the tile in shared memory."
+    ),
+    hints=(
+        "threadIdx.x runs along a row of x when loading, and along a row of y when storing. What "
+        "changes place in between?",
+        "Load shared[i][lane] = x[row, col] with row = tile.row + i and col = tile.col + lane, "
+        "for i = threadIdx.y, + BLOCK_ROWS, …, SIDE. Then wait.",
+        "Store with row = tile.row + lane and col = tile.col + i: y[col * rows + row] = "
+        "shared[lane][i]. Both bounds are checked in both loops. __shared__ T "
+        "shared[SIDE][PITCH]; tile_of_block(cols, SIDE, SIDE) gives the tile.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 OTHERS = ["uint8", "bool", "int16", "int64", "float64"]

@@ -3,13 +3,30 @@
 import torch
 from torch.nn.functional import pad
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, Tolerance, grid
 
 TITLE = "Warp shuffles"
 TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions without shared memory"
 TOPICS = ("warps", "shuffles", "reduction", "scan", "votes", "broadcast")
 SOURCE = "warp_shuffle.cu"
 INTRODUCES = ("butterfly", "ballot", "vote")
+
+EXERCISE = Exercise(
+    function="segment_scan_kernel",
+    task=(
+        "An inclusive scan within segments of `width` lanes, by __shfl_up_sync. Lanes beyond n "
+        "must not be named in the mask."
+    ),
+    hints=(
+        "In step d, each lane adds the value of the lane d below it, for d = 1, 2, 4 … Which "
+        "lanes have none in their segment?",
+        "The mask must name exactly the lanes that take part. Find it with "
+        "__ballot_sync(FULL_WARP, i < n) while all 32 lanes are still there, then let the others "
+        "return.",
+        "below = __shfl_up_sync(mask, sum, distance, width); only where threadIdx.x % width >= "
+        "distance it is added, on the left. All lanes of the mask reach every shuffle.",
+    ),
+)
 
 HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.day import (
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
@@ -25,6 +26,24 @@ TEACHES = "mma.sync, ldmatrix and cp.async: FlashAttention at the speed of the t
 TOPICS = ("attention", "FlashAttention", "tensor cores", "mma", "ldmatrix", "cp.async", "bf16")
 SOURCE = "flash_attention_forward.cu"
 INTRODUCES = ("tensor core", "mma", "matrix fragment", "ldmatrix")
+
+EXERCISE = Exercise(
+    function="multiply_values",
+    first="const auto &left",
+    last="a[m][3] =",
+    task=(
+        "Make the four registers of fragment a (16 rows × 16 keys) out of two neighbouring 16×8 "
+        "results of the first product, keys [j, j + 8) and [j + 8, j + 16). pack rounds a pair."
+    ),
+    hints=(
+        "Which elements does lane 4g + t hold of a result c, and which of an operand a? Compare "
+        "the two pictures in the README.",
+        "The left 8 keys of a are its registers 0 and 1, the right 8 keys are 2 and 3. Of each "
+        "pair, the first belongs to row g and the second to row g + 8.",
+        "p[m][j / 8] holds the left result. Its elements 0 and 1, packed in this order, are "
+        "register 0; elements 2 and 3 are register 1. p[m][j / 8 + 1] fills the other two.",
+    ),
+)
 
 HALVES = ["bfloat16", "float16"]
 # (B, H, S, D): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile

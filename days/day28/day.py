@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.day import (
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
@@ -30,6 +31,25 @@ TOPICS = ("attention", "multi-head attention", "GEMM", "strides", "autograd", "n
 SOURCE = "multi_head_attention.cu"
 EXTRA_SOURCES = ("module.py",)
 INTRODUCES = ("multi-head attention", "projection", "padding mask")
+
+EXERCISE = Exercise(
+    function="multi_head_attention_v1_per_head",
+    first="const auto project =",
+    last="unsqueeze(narrow(o, 2,",
+    task=(
+        "For head h: project x to its q, k and v, call flash::forward on them as (B, 1, S, D), and "
+        "let it write into the head's columns of o."
+    ),
+    hints=(
+        "Rows of in_weight are columns of q, k and v. Those of k begin at row E, those of v at 2E. "
+        "Which rows belong to head h?",
+        "narrow(weights, 0, first, n.D) is a view of n.D rows, narrow(o, 2, first, n.D) one of n.D "
+        "columns. unsqueeze(…, 1) adds the dimension of heads.",
+        "A lambda project(part) with first = part * n.E + h * n.D returns unsqueeze(linear(…), 1); "
+        "then flash::forward(project(0), project(1), project(2), padding's data or nullptr, the "
+        "view of o, lse, false).",
+    ),
+)
 
 HALVES = ["bfloat16", "float16"]
 # (B, S, E, heads, padded): rows around the 64 keys of a tile and the 128 rows of a block

@@ -86,15 +86,15 @@ def test_help_shows_every_option_and_examples(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("selected", "message"),
     [
         ("99", "there is no day 99; there are days 1-11"),
         ("softmux", "did you mean 'softmax'"),
         ("90-95", "no day in range"),
     ],
 )
-def test_a_day_that_does_not_exist(run_day: CommandLine, wanted: str, message: str) -> None:
-    done = run_day(wanted)
+def test_a_day_that_does_not_exist(run_day: CommandLine, selected: str, message: str) -> None:
+    done = run_day(selected)
     assert done.returncode == 2
     assert message in done.stdout
 
