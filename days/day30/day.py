@@ -12,21 +12,20 @@ EXTRA_SOURCES = ("mlp.cu",)
 INTRODUCES = ("residual stream", "pre-activation")
 
 EXERCISE = Exercise(
-    function="bias_gelu_backward_v2_kernel",
-    source="mlp.cu",
-    first="for (int i = 0; i < N; ++i) {",
-    last="gx[(r0 + k) * packs + p] = g[k];",
+    function="add_norm_v2_fused_kernel",
+    first="if (lane + k * 32 >= packs) continue;",
+    last="y[first + k * 32] = v[k];",
     task=(
-        "gx = gy · gelu'(x + bias) for the pack of row r0 + k, and in the same pass the sum of gx "
-        "over the rows of this block, in the registers sums. v has x, g has gy, b the bias."
+        "Store pack k of h, which is in v[k], and the same pack normalised, scaled by weight and "
+        "shifted by bias, to y. The statistics of the row are in s."
     ),
     hints=(
-        "What is added to sums: gx as it is stored, rounded to T, or as it is in fp32? Which of "
-        "the two has the smaller error over 65,536 rows?",
-        "For each element i of the pack, gelu_derivative<T> of v + b, in fp32, times g. The same "
-        "number goes to sums[i] and, as T, back to g[k].at[i].",
-        "const float gi = float(g) * gelu_derivative<T>(float(v) + float(b)); sums[i] += gi; after "
-        "the loop over the pack, g[k] is stored to gx at row r0 + k and pack p.",
+        "Rows need not fill all packs of all lanes: which lanes have no pack k? And what must "
+        "happen to v[k] before you overwrite it?",
+        "Pack k of this lane is number lane + k * 32 of the row: of weight and bias at that "
+        "index, of h and y at first + k * 32. Each is loaded or stored as one Pack<T>.",
+        "s.normalised(value) gives (value - mean) / deviation in fp32. For each of the N elements "
+        "compute normalised · weight + bias in fp32, convert to T, and store the whole pack.",
     ),
 )
 
