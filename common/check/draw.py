@@ -93,9 +93,9 @@ NONFINITE_ROWS = 8  # kinds of rows; the seeds from 0 to 7 put each of them firs
 def _nonfinite(source: _Source) -> Tensor:
     """Row by row what a kernel may get wrong alone: what one row holds, the next does not.
 
-    One NaN; one +inf; some -inf; all -inf; ordinary; subnormals; all three kinds mixed; +inf and
-    -inf. Where the tensors of a case are drawn one after the other, most of the later ones are
-    ordinary, or one NaN in each would hide all the rest.
+    One NaN; one +inf; some -inf; all -inf; ordinary; subnormals; one each of +inf, -inf and NaN;
+    one each of +inf and -inf. Where the tensors of a case are drawn one after the other, most of
+    the later ones are ordinary, or one NaN in each would hide all the rest.
     """
     ordinary = source.normal()
     if not source.shape or not ordinary.numel():
@@ -106,21 +106,21 @@ def _nonfinite(source: _Source) -> Tensor:
     row = torch.arange(rows.shape[0], device=source.device).unsqueeze(1)
     column = torch.arange(length, device=source.device).unsqueeze(0)
     # 7 and 5 have no divisor in common with the usual lengths: the place moves from row to row.
-    one = column == (7 * row + 5 * source.seed + length // 2) % length
+    after = (column - 7 * row - 5 * source.seed - length // 2) % length
+    one = after == 0
     kind = (row + source.seed) % NONFINITE_ROWS
     if source.number > 0 and (source.seed + source.number) % 4:
         kind = torch.full_like(kind, 4)
     # All positive: where large sums of both signs cancel, a subnormal rest is mere rounding.
     tiny = rows.abs() * (0.5 * torch.finfo(source.dtype).smallest_normal)
-    signed = torch.where(rows < 0, -math.inf, math.inf)
     values = torch.where((kind == 0) & one, math.nan, rows)
     values = torch.where((kind == 1) & one, math.inf, values)
     values = torch.where((kind == 2) & (chance < 0.25), -math.inf, values)
     values = torch.where(kind == 3, -math.inf, values)
     values = torch.where(kind == 5, tiny, values)
-    mixed = torch.where(chance < 1 / 24, math.nan, signed)
-    values = torch.where((kind == 6) & (chance < 1 / 8), mixed, values)
-    values = torch.where((kind == 7) & (chance < 1 / 8), signed, values)
+    values = torch.where((kind >= 6) & one, math.inf, values)
+    values = torch.where((kind >= 6) & (after == 1), -math.inf, values)
+    values = torch.where((kind == 6) & (after == 2), math.nan, values)
     return values.reshape(source.shape)
 
 

@@ -180,7 +180,7 @@ class _CaseCheck:
         if failure is None and compare_values:
             failure = self._judge(wanted, done.outputs, done.names)
         if failure is None:
-            failure = not_a_kernels(done, self.backend, wanted.on_host)
+            failure = not_a_kernels(done, self.rung, self.backend, wanted.on_host)
         return done, failure
 
     def run(self) -> Failure | None:
