@@ -97,7 +97,9 @@ def _nonfinite(source: _Source) -> Tensor:
     one each of +inf and -inf. Where the tensors of a case are drawn one after the other, most of
     the later ones are ordinary, or one NaN in each would hide all the rest.
     """
-    ordinary = source.normal()
+    # Positive: where sums of both signs cancel, what is left is rounding, which another order of
+    # the additions makes differently.
+    ordinary = source.normal().abs()
     if not source.shape or not ordinary.numel():
         return ordinary
     rows = ordinary.reshape(-1, source.shape[-1])
@@ -111,8 +113,7 @@ def _nonfinite(source: _Source) -> Tensor:
     kind = (row + source.seed) % NONFINITE_ROWS
     if source.number > 0 and (source.seed + source.number) % 4:
         kind = torch.full_like(kind, 4)
-    # All positive: where large sums of both signs cancel, a subnormal rest is mere rounding.
-    tiny = rows.abs() * (0.5 * torch.finfo(source.dtype).smallest_normal)
+    tiny = rows * (0.5 * torch.finfo(source.dtype).smallest_normal)
     values = torch.where((kind == 0) & one, math.nan, rows)
     values = torch.where((kind == 1) & one, math.inf, values)
     values = torch.where((kind == 2) & (chance < 0.25), -math.inf, values)

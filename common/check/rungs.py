@@ -510,12 +510,14 @@ def check_rung(
     backend: Backend,
     *,
     quick: bool = False,
+    one_order: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at. On each case, with the outputs and all
-    memory that the operator allocates poisoned and everything between guard bands:
+    one thread order unless orders are what is looked at. one_order: one, with all cases. On each
+    case, with the outputs and all memory that the operator allocates poisoned and everything
+    between guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -535,7 +537,7 @@ def check_rung(
             f"the rung takes {', '.join(rung.dtypes)}"
         )
         return result
-    schedules = backend.schedules(quick)
+    schedules = backend.schedules(quick or one_order)
     if quick:
         cases = quick_cases(cases)
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")

@@ -143,7 +143,7 @@ PROBLEMS = (
         pytorch=segments_by_cumsum,
         libraries=(COMPILE,),
         tolerance=Tolerance(
-            ulps=256, why="sums that cancel, added in a different order from PyTorch's"
+            ulps=64, why="sums that cancel, added in a different order from PyTorch's"
         ),
     ),
     Problem(
