@@ -78,7 +78,8 @@ def _of_source(source: Path, directory: Path, day: Day, platform: Platform) -> l
     copy = directory / source.name
     copy.write_text(f'{_COMPARISON}#line 1 "{source}"\n{text}', encoding="utf-8")
     command = [platform.compiler, "-fsyntax-only", str(copy), STABLE_ABI, "-Wconversion"]
-    command += [*libraries.flags(platform), f"-I{ROOT}", f"-I{source.parent}"]
+    # The rewritten headers beside it come before those that they were made of.
+    command += [*libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
     command += [word for path in torch_includes() for word in ("-isystem", str(path))]
     done = subprocess.run(
         command,
