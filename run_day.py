@@ -23,8 +23,13 @@ examples:
   python run_day.py all --compile-only --arch 8.0,9.0a
                                       does it compile? needs no GPU
   python run_day.py 5 --sanitize      look for memory errors and races
+  python run_day.py 5 --mutants       would the checks of day 5 notice a bug?
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
+  python run_day.py --compare old.json new.json
+                                      what became slower, what fails now?
+  python run_day.py --html report.html
+                                      the stored results as a page
   python run_day.py --doctor          what is missing on this machine?
   python run_day.py --new 101 "Sparse attention"
                                       a folder to start from
@@ -32,6 +37,9 @@ examples:
 exit codes: 0 nothing failed and something passed; 1 a failure, a build error or a time-out;
 2 a mistake on the command line, or no such day; 130 interrupted
 """
+
+
+LEARNER = ("hint", "reset", "solution", "next", "watch")  # what goes with --practice
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,12 +159,64 @@ def parser() -> Parser:
         help="on a GPU, measure each kernel with Nsight Compute; on the CPU, count sectors, bank "
         "conflicts and divergence by line of the source",
     )
+    what.add_argument(
+        "--mutants",
+        action="store_true",
+        help="change the source in one place at a time, on the CPU backend, and see whether the "
+        "day's own checks notice; goes on where an earlier run was ended",
+    )
+    else_.add_argument(
+        "--sample",
+        type=count,
+        default=0,
+        metavar="N",
+        help="with --mutants: only N of each day, chosen at random",
+    )
+    else_.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="with --sample: choose the same again; default: the date, as 20260131",
+    )
+    else_.add_argument(
+        "--all-mutants",
+        action="store_true",
+        help="with --mutants: every one that can be derived, not some of each kind and function",
+    )
+    else_.add_argument(
+        "--fresh",
+        action="store_true",
+        help="with --mutants: try again also those whose outcome is known from an earlier run",
+    )
     else_.add_argument(
         "--arch",
         default="",
         metavar="LIST",
         help="with --compile-only: architectures, default 8.0,9.0a",
     )
+
+    learn = p.add_argument_group("practice: a gap in the day's own file is yours to fill")
+    learn.add_argument(
+        "--practice",
+        nargs="?",
+        const="write",
+        choices=("write", "debug"),
+        metavar="KIND",
+        help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
+        "is planted in practice/dayNN/debug.cu; both are written at first, and then checked",
+    )
+    learn.add_argument("--hint", action="store_true", help="show the next hint")
+    learn.add_argument(
+        "--reset", action="store_true", help="begin anew; the old file is kept beside the new one"
+    )
+    learn.add_argument(
+        "--solution", action="store_true", help="show the difference to the day's own file"
+    )
+
+    learn.add_argument(
+        "--next", action="store_true", help="go on with the next exercise that is not solved"
+    )
+    learn.add_argument("--watch", action="store_true", help="check whenever the file is saved")
 
     out = p.add_argument_group("results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the whole run as JSON")
@@ -181,6 +241,27 @@ def parser() -> Parser:
         help="show the --json files of several shards as one report",
     )
     out.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that needs no network: of this run, of --merge or --compare, or, "
+        "without any of these, of the stored results",
+    )
+    out.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="hold two --json files against each other; exit code 1 if anything is worse",
+    )
+    out.add_argument(
+        "--threshold",
+        type=positive,
+        default=5.0,
+        metavar="PERCENT",
+        help="with --compare: by how much a time must change to count; default 5",
+    )
+    out.add_argument(
         "--no-color",
         "--no-colour",
         action="store_true",
@@ -189,6 +270,8 @@ def parser() -> Parser:
 
     # For tests, and for tools that watch a single process.
     p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--rungs", default="", help=argparse.SUPPRESS)
+    p.add_argument("--swap", nargs=2, type=Path, help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
@@ -203,16 +286,46 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
+    check_mutants(p, args)
     if args.source and not args.write:
         p.error("--from goes with --write")
     if args.write and (args.quick or args.no_bench):
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and (args.compile_only or args.sanitize or args.profile):
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
-    if (args.source or args.merge) and args.days:
-        p.error("--from and --merge take files, no days")
+    if (args.source or args.merge or args.compare) and args.days:
+        p.error("--from, --merge and --compare take files, no days")
+    if args.compare and (args.source or args.merge or args.write or args.json):
+        p.error("--compare shows what changed: not with --from, --merge, --write or --json")
+    learner = [name for name in LEARNER if getattr(args, name)]
+    if len(learner) > 1:
+        p.error(f"--{learner[0]} and --{learner[1]} do not go together")
+    if learner and not args.practice:
+        args.practice = "write"
+    if args.practice and (args.write or args.json or args.shard or args.source or args.merge):
+        p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
+
+
+def check_mutants(p: Parser, args: argparse.Namespace) -> None:
+    """Refuses options that do not go with --mutants, or only with it."""
+    if not args.mutants:
+        for option in ("sample", "all_mutants", "fresh"):
+            if getattr(args, option):
+                p.error(f"--{option.replace('_', '-')} goes with --mutants")
+    if args.seed is not None and not args.sample:
+        p.error("--seed goes with --sample")
+    if not args.mutants:
+        return
+    if args.device == "cuda" or args.model:
+        p.error("--mutants are tried on the CPU backend: not with --device cuda or --model")
+    if args.quick or args.no_bench:
+        p.error("--mutants go through all of a day's checks: not with --quick or --no-bench")
+    if args.write and (args.sample or args.all_mutants):
+        p.error(
+            "--write stores the score of the standard mutants: not with --sample or --all-mutants"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -232,10 +345,19 @@ def main(argv: list[str] | None = None) -> int:
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
-    if args.merge or args.source or (args.write and not args.days):
+    if args.compare:
+        return compare_reports(args, root)
+    if args.merge or args.source or ((args.write or args.html) and not args.days):
         return use_reports(args, root)
+    if args.practice:
+        return practise(args, root)
     if not args.days:
-        p.error("name a day, a range, a topic, or all; --list shows what there is")
+        if args.mutants or args.compile_only or args.sanitize or args.profile or args.json:
+            p.error("name a day, a range, a topic, or all; --list shows what there is")
+        return where_we_are(root)
+
+    if args.mutants:
+        return mutants(args, root)
 
     from common.run import command
 
@@ -243,32 +365,86 @@ def main(argv: list[str] | None = None) -> int:
     modes["profiled"] = args.profiled
     return command.run(
         command.Options(
-            wanted=tuple(args.days),
+            selected=tuple(args.days),
             shard=args.shard,
             device=args.device,
             model=args.model,
-            mode=next((mode for mode, asked in modes.items() if asked), "run"),
+            mode=next((mode for mode, chosen in modes.items() if chosen), "run"),
             quick=args.quick,
             bench=not args.no_bench,
             jobs=args.jobs,
             time_limit=args.time_limit,
             archs=tuple((args.arch or "8.0,9.0a").split(",")),
             json=args.json,
+            html=args.html,
             write=args.write,
             colour=not args.no_color,
             days=root,
             in_process=args.in_process,
             watched=args.watched,
+            rungs=tuple(filter(None, args.rungs.split(","))),
+            swap=tuple(args.swap) if args.swap else None,
         )
     )
 
 
-def list_days(wanted: list[str], root: Path) -> int:
+def practise(args: argparse.Namespace, root: Path) -> int:
+    """`--practice` and its companions."""
+    from common.run import command, practising
+
+    options = command.Options(
+        selected=tuple(args.days),
+        device=args.device,
+        model=args.model,
+        mode="sanitize" if args.sanitize else "profile" if args.profile else "run",
+        quick=args.quick,
+        jobs=args.jobs,
+        time_limit=args.time_limit,
+        colour=not args.no_color,
+        days=root,
+    )
+    wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
+    return practising.practise(options, wish)
+
+
+def where_we_are(root: Path) -> int:
+    """Without arguments: how far the learner has come, and what to do next."""
+    from common.run.selection import SelectionError, overview
+
+    try:
+        print(overview(root))
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def mutants(args: argparse.Namespace, root: Path) -> int:
+    """`--mutants`."""
+    from common.practice.mutants.campaign import Choice
+    from common.run import mutate
+
+    seed = mutate.today_as_seed() if args.seed is None else args.seed
+    return mutate.run(
+        mutate.MutantOptions(
+            selected=tuple(args.days),
+            choice=Choice(args.all_mutants, args.sample, seed, args.fresh),
+            shard=args.shard,
+            jobs=args.jobs,
+            json=args.json,
+            write=args.write,
+            colour=not args.no_color,
+            days=root,
+        )
+    )
+
+
+def list_days(selected: list[str], root: Path) -> int:
     """`--list`."""
     from common.run.selection import SelectionError, listing
 
     try:
-        text, broken = listing(wanted, root)
+        text, broken = listing(selected, root)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return 2
@@ -296,7 +472,7 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """`--merge`, `--write --from` and `--write` alone."""
+    """`--merge`, `--write --from`, and `--write` or `--html` alone."""
     from common.run import command
 
     return command.use_reports(
@@ -304,6 +480,18 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
         root.parent if args.write else None,
         args.json,
         not args.no_color,
+        args.html,
+        root,
+    )
+
+
+def compare_reports(args: argparse.Namespace, root: Path) -> int:
+    """`--compare`."""
+    from common.run import command
+
+    old, new = args.compare
+    return command.compare_reports(
+        old, new, args.threshold / 100, args.html, root, not args.no_color
     )
 
 
@@ -315,5 +503,5 @@ if __name__ == "__main__":
         code = 141  # the reader (head, less) has gone: as the shell names a death by SIGPIPE
     if "--in-process" in sys.argv:
         sys.exit(code)  # the tool that watches this process reports at its orderly end
-    # Without taking torch apart, which nobody waits for and which takes a third of a second.
+    # Without taking torch apart, which takes a third of a second.
     os._exit(code)

@@ -7,12 +7,15 @@ from common.base.declaration import (
     COMPILE,
     Case,
     Cost,
+    Exercise,
     Library,
     Problem,
     Rung,
     Target,
     Tolerance,
     grid,
+    one_tensor,
+    streamed,
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
@@ -24,6 +27,7 @@ __all__ = [
     "Card",
     "Case",
     "Cost",
+    "Exercise",
     "Library",
     "Problem",
     "Rung",
@@ -32,9 +36,11 @@ __all__ = [
     "Tolerance",
     "grid",
     "hills_at_night",
+    "one_tensor",
     "peak_memory",
     "played",
     "print_table",
     "save_pictures",
     "seconds",
+    "streamed",
 ]

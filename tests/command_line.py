@@ -19,15 +19,14 @@ FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
 class CommandLine:
     """Runs `run_day.py` in a process of its own.
 
-    days: where its days are. environment: added to the process's variables. Its builds go to a
-    cache beside the user's, so that fixture days never push real ones out.
+    days: where its days are. environment: added to the process's variables.
     """
 
     def __init__(self, days: Path):
         self.days = days
         self.marker = f"RUN_DAY_TEST={uuid.uuid4().hex}"
         name, _, value = self.marker.partition("=")
-        self.environment = {name: value, "HUNDRED_DAYS_CACHE": str(cache_directory() / "tests")}
+        self.environment = {name: value, "HUNDRED_DAYS_CACHE": str(cache_directory())}
 
     def command(self, *arguments: str) -> list[str]:
         script = str(ROOT / "run_day.py")

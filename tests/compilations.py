@@ -42,9 +42,8 @@ def library(name: str, device: str) -> Path:
         kept = f"test-{name}"
         cpp = shared.rewritten(kept, source(name), compiling.sources_of(source(name)), [ROOT])
         files = [*shared.texts(cpp), *backend.HEADERS]
-        runtime, prelude = shared.build_shared(platform)
-        command = [platform.compiler, "-shared", *prelude, str(cpp)]
-        command += [*backend.ldflags(runtime, platform.variant), compiling.STABLE_ABI]
+        command = [platform.compiler, "-shared", *shared.build_prelude(platform), str(cpp)]
+        command += [*shared.link_flags(platform), compiling.STABLE_ABI]
         command += shared.flags(platform)
         linked = [f"-Wl,-rpath,{torch_lib}"]
     else:
@@ -95,5 +94,5 @@ class Compilations:
 
 
 def compile_for_gpus(name: str, source: Path) -> None:
-    """Compiles a `.cu` for all ARCHITECTURES. Raises compiling.BuildError."""
-    nvcc.compile_source(name, source, ARCHITECTURES)
+    """Compiles a `.cu` for all ARCHITECTURES, to see that it compiles. Raises BuildError."""
+    nvcc.compile_source(name, source, ARCHITECTURES, optimised=False)

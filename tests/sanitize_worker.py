@@ -3,7 +3,7 @@
     python -m tests.sanitize_worker '{"read_beyond": 61, …}'
 
 takes kernels with the number of elements of their tensors, and prints as JSON, for each kernel and
-each order, what it said and gave, planted and mended. The environment comes from `environment`.
+each order, what it said and gave, planted and fixed. The environment comes from `environment`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def inputs(elements: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(numbers % 3 == 0, -numbers, numbers), torch.zeros(elements + more)
 
 
-def attempt(runtime: backend.Runtime, name: str, elements: int, mended: bool) -> dict[str, object]:
+def attempt(runtime: backend.Runtime, name: str, elements: int, fixed: bool) -> dict[str, object]:
     """What a kernel says (the message of its error, or "") and what it gives."""
     x, out = inputs(elements)
     runtime.forget_names()
@@ -44,7 +44,7 @@ def attempt(runtime: backend.Runtime, name: str, elements: int, mended: bool) ->
         runtime.name_memory(tensor.data_ptr(), 4 * tensor.numel(), 4, title)
     said = ""
     try:
-        torch.ops.test_sanitize.run(x, out, name, elements, mended)
+        torch.ops.test_sanitize.run(x, out, name, elements, fixed)
     except RuntimeError as error:
         said = str(error)
     return {"said": said, "out": out.tolist()}
@@ -62,7 +62,7 @@ def main() -> None:
             runtime.set_schedule(order, seed)
             found[f"{name} {order} {seed}"] = {
                 "planted": attempt(runtime, name, elements, False),
-                "mended": attempt(runtime, name, elements, True),
+                "fixed": attempt(runtime, name, elements, True),
             }
     print(json.dumps(found))
 

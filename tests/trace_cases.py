@@ -1,6 +1,6 @@
 """Runs cases of `cpu_kernels/trace.cu` under the tracer, in a process of its own.
 
-    python -m tests.trace_cases RUNTIME LIBRARY MODE ORDER,SEED:CASE,MENDED …
+    python -m tests.trace_cases RUNTIME LIBRARY MODE ORDER,SEED:CASE,FIXED …
 
 For each case, prints a line of JSON: {"findings": […], "counts": […]}. A process can have only one
 runtime library, and that of the tests around this is the plain one.
@@ -26,9 +26,9 @@ def main(runtime_path: str, library_path: str, mode: str, *cases: str) -> None:
     for case in cases:
         schedule, what = case.split(":")
         order, seed = schedule.split(",")
-        name, mended = what.split(",")
+        name, fixed = what.split(",")
         runtime.set_schedule(order, int(seed))
-        if not library.run_case(name.encode(), mended == "1"):
+        if not library.run_case(name.encode(), fixed == "1"):
             sys.exit(f"no case {name!r}")
         found = take(runtime)
         findings = [

@@ -10,11 +10,11 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.declaration import Problem
+from common.base.declaration import Exercise, Problem
 from common.base.paths import DAYS
 
 
@@ -35,7 +35,8 @@ class Day:
     (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
     library; the others are what rungs with a `load` of their own build. introduces: the optional
-    constant INTRODUCES, the terms of the glossary that the day explains.
+    constant INTRODUCES, the terms of the glossary that the day explains. exercise: the optional
+    constant EXERCISE, what the learner writes.
     """
 
     number: int
@@ -46,11 +47,25 @@ class Day:
     source: Path
     extra_sources: tuple[Path, ...] = ()
     introduces: tuple[str, ...] = ()
+    exercise: Exercise | None = None
+    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
         """The folder's name, which is also the operators' namespace: "day05", "day100"."""
         return self.folder.name
+
+    @property
+    def kind(self) -> str:
+        """What its entries in the cache are called. A day of another folder than the course's has
+        another kind, so that its builds never push out the course's."""
+        return self.name if self.folder.parent == DAYS else f"other-{self.name}"
+
+    def with_source(self, original: Path, other: Path) -> Day:
+        """The day with another file in the place of one of its sources."""
+        extra = tuple(other if source == original else source for source in self.extra_sources)
+        source = other if self.source == original else self.source
+        return replace(self, source=source, extra_sources=extra)
 
     @property
     def library_sources(self) -> tuple[Path, ...]:
@@ -64,7 +79,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict}
 
 
 def read_day(folder: Path) -> Day:
@@ -80,9 +95,12 @@ def read_day(folder: Path) -> Day:
     except SyntaxError as error:
         raise DayError(f"{file}:{error.lineno}: {error.msg}") from None
     found: dict[str, Any] = {}
+    exercise = None
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
+            if name == "EXERCISE":
+                exercise = _exercise(file, node.value)
             if name in METADATA or name in OPTIONAL:
                 try:
                     found[name] = ast.literal_eval(node.value)
@@ -108,7 +126,23 @@ def read_day(folder: Path) -> Day:
         sources[0],
         tuple(sources[1:]),
         tuple(found.get("INTRODUCES", ())),
+        exercise,
+        found.get("EQUIVALENT", {}),
     )
+
+
+def _exercise(file: Path, node: ast.expr) -> Exercise:
+    """EXERCISE = Exercise(function="…", …), read without running it."""
+    place = f"{file}:{node.lineno}: EXERCISE"
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Exercise") or node.args:
+        raise DayError(f"{place} must be Exercise(function=…, task=…, hints=…)")
+    try:
+        given = {word.arg or "**": ast.literal_eval(word.value) for word in node.keywords}
+        return Exercise(**given)
+    except ValueError:
+        raise DayError(f"{place} must be made of literals") from None
+    except TypeError as error:
+        raise DayError(f"{place}: {error}") from None
 
 
 def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:

@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,8 +188,46 @@ class Problem:
         return self.bench if device == "cuda" else self.bench_cpu
 
 
+@dataclass(frozen=True)
+class Exercise:
+    """What the learner writes on a day in practice mode: the body of a function, or part of it.
+
+    All fields are literals in day.py, read without running it.
+
+    function: a function of the day's source that stands there once.
+    task: what to write, in one or two sentences; it stands in the file in place of the code.
+    hints: a nudge, the idea, nearly the code.
+    first, last: to leave out part of the body: text that stands in its first and in its last line,
+        and in no other line of the body.
+    source: the file of the function, "" for the day's SOURCE.
+    """
+
+    function: str
+    task: str
+    hints: tuple[str, ...]
+    first: str = ""
+    last: str = ""
+    source: str = ""
+
+
 def grid(
     shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Every shape with every dtype, as cases."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)
+
+
+def streamed(tensors: int, operations: int = 1) -> Callable[[Case], Cost]:
+    """The cost of a memory-bound problem: so many tensors of the case's shape are read or written
+    once, with so many operations per element. Smaller tensors are neglected."""
+
+    def cost(case: Case) -> Cost:
+        elements = math.prod(case.shape)
+        return Cost(bytes=tensors * elements * case.itemsize, flops=operations * elements)
+
+    return cost
+
+
+def one_tensor(case: Case, draw: Any) -> tuple[Any, ...]:
+    """The `inputs` of a problem with one argument: a tensor of the case's shape."""
+    return (draw(*case.shape),)

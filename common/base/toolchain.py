@@ -1,7 +1,7 @@
 """What this machine builds and runs with: GPU, compilers, CUDA toolkit. Finds, never installs.
 
 Neither torch nor CUDA is initialised here: a process that has touched CUDA cannot fork workers,
-so the GPU is asked in a process of its own.
+so the GPU is queried in a process of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ARCH_SPECIFIC = {"9.0", "10.0", "10.3", "12.0"}
 
 
 class ToolchainError(Exception):
-    """Something needed is missing or unfit; the message says what, and how to mend it."""
+    """Something needed is missing or unfit; the message says what, and how to fix it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def sm(arch: str) -> str:
 
 @cache
 def find_gpus() -> Gpus:
-    """The GPUs, asked in a process of its own. `problem` says why there are none."""
+    """The GPUs, queried in a process of its own. `problem` says why there are none."""
     try:
         probe = subprocess.run(
             [sys.executable, "-S", "-c", _PROBE], capture_output=True, text=True, timeout=60
@@ -260,7 +260,7 @@ def compiler_unfit(path: str, version: str) -> str:
     try:
         return cached(entry, lambda _: entry.path.write_text(_try_compiler(path))).read_text()
     except OSError:
-        return _try_compiler(path)  # a cache that cannot be written is told by the build itself
+        return _try_compiler(path)  # a cache that cannot be written is reported by the build itself
 
 
 def _try_compiler(path: str) -> str:
@@ -318,7 +318,7 @@ def cuda_headers() -> Path:
 
 
 def _why_not_cuda() -> str:
-    """Why days cannot run on a GPU here, with the mend; "" if they can."""
+    """Why days cannot run on a GPU here, with the fix; "" if they can."""
     gpus = find_gpus()
     if gpus.problem:
         return gpus.problem
@@ -350,12 +350,12 @@ def leave_preload() -> None:
 
 
 def _variant() -> Variant:
-    wanted = os.environ.get(VARIANT_VARIABLE, "plain")
+    requested = os.environ.get(VARIANT_VARIABLE, "plain")
     for variant in get_args(Variant):
-        if variant == wanted:
+        if variant == requested:
             return variant
     raise ToolchainError(
-        f"{VARIANT_VARIABLE}: {wanted!r} is unknown; choose {', '.join(get_args(Variant))}"
+        f"{VARIANT_VARIABLE}: {requested!r} is unknown; choose {', '.join(get_args(Variant))}"
     )
 
 
@@ -368,7 +368,7 @@ def detect(device: str = "auto") -> Platform:
     if device not in ("auto", "cuda", "cpu"):
         raise ToolchainError(f"--device: {device!r} is unknown; choose auto, cuda or cpu")
     compiler = find_compiler()
-    reason = _why_not_cuda() if device != "cpu" else "asked for the CPU"
+    reason = _why_not_cuda() if device != "cpu" else "the CPU was requested"
     if not reason:
         gpus, toolkit = find_gpus(), find_toolkit()
         assert toolkit

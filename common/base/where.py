@@ -66,3 +66,16 @@ def slug(where: dict[str, str]) -> str:
     """The folder of a device's results: "nvidia-h200", "cpu", "cpu-8-6" (see `where`)."""
     name = where["gpu"] if where["device"] == "cuda" else f"cpu {where.get('model', '')}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def device_name(where: dict[str, str]) -> str:
+    """ "NVIDIA H200", or "CPU backend"."""
+    return where["gpu"] or "CPU backend"
+
+
+def versions(where: dict[str, str]) -> str:
+    """What it was measured with and when, in a line."""
+    if where["device"] == "cuda":
+        driver = where["driver"] or f"for CUDA {where['driver_cuda']}"
+        return f"driver {driver}, nvcc {where['nvcc']}, torch {where['torch']}, {where['date']}"
+    return f"{where['processor']}, {where['compiler']}, torch {where['torch']}, {where['date']}"

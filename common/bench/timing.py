@@ -294,8 +294,10 @@ def _training_step(call: Step, inputs: tuple[Any, ...]) -> Step:
             outputs = [t for t in tensors_of(result) if t.requires_grad]
             if not upstream:
                 upstream.extend(torch.randn_like(output) for output in outputs)
-            wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-            torch.autograd.grad(outputs, wanted, upstream)
+            inputs_with_gradient = [
+                x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad
+            ]
+            torch.autograd.grad(outputs, inputs_with_gradient, upstream)
         return map_tensors(torch.Tensor.detach, result)
 
     return step

@@ -19,7 +19,7 @@ def extras(todo: Build) -> Entry | None:
         return None
     files = [todo.day.folder / "day.py", *todo.day.other_sources]
     key = digest([todo.entry.key], files)
-    return Entry(f"{kind(todo.day.name, todo.platform)}-extras", key, "built")
+    return Entry(f"{kind(todo.day.kind, todo.platform)}-extras", key, "built")
 
 
 def ready(day: Day, platform: Platform) -> bool:

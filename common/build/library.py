@@ -72,13 +72,13 @@ def plan(day: Day, platform: Platform) -> Build:
     else:
         sources = tuple(
             libraries.rewritten(
-                f"{day.name}-{source.stem}", source, sources_of(source), [ROOT], platform.model
+                f"{day.kind}-{source.stem}", source, sources_of(source), [ROOT], platform.model
             )
             for source in day.library_sources
         )
         files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]
         parts += [*libraries.flags(platform), str(libraries.runtime(platform).path)]
-    entry = Entry(kind(day.name, platform), digest(parts, files), f"{day.name}.so")
+    entry = Entry(kind(day.kind, platform), digest(parts, files), f"{day.name}.so")
     return Build(day, platform, sources, entry)
 
 
@@ -108,22 +108,27 @@ def _make_cuda(todo: Build, directory: Path) -> None:
 
 
 def _make_cpu(todo: Build, directory: Path) -> None:
-    runtime, prelude = libraries.build_shared(todo.platform)
+    # As "standalone" it is built and not loaded: the runtime may still be under construction.
     _load(
         todo,
         directory,
+        is_standalone=True,
         extra_cflags=[
-            *prelude,
+            *libraries.prelude(todo.platform),
             "-std=c++20",
             STABLE_ABI,
             *libraries.flags(todo.platform),
             f"-I{ROOT}",
         ],
-        extra_ldflags=cpu.ldflags(runtime, todo.platform.variant),
+        extra_ldflags=["-shared", *libraries.link_flags(todo.platform)],
     )
+    libraries.build_runtime(todo.platform)
+    import torch
+
+    torch.ops.load_library(str(directory / todo.entry.product))  # an undefined symbol shows here
 
 
-def _load(todo: Build, directory: Path, **flags: list[str]) -> None:
+def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: list[str]) -> None:
     name = f"{todo.day.name}_build"
     sources = [str(source) for source in todo.sources]
     with_compilers(
@@ -133,10 +138,12 @@ def _load(todo: Build, directory: Path, **flags: list[str]) -> None:
             sources,
             build_directory=str(directory),
             is_python_module=False,
+            is_standalone=is_standalone,
             **flags,
         ),
     )
-    os.replace(directory / f"{name}.so", directory / todo.entry.product)
+    built = directory / (name if is_standalone else f"{name}.so")
+    os.replace(built, directory / todo.entry.product)
 
 
 def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:

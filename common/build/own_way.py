@@ -174,12 +174,12 @@ class Builder:
 
     def _entry(self, name: str, files: list[Path], parts: list[str], product: str) -> Entry:
         key = digest([self._todo.entry.key, *parts], files)
-        return Entry(kind(f"{self._todo.day.name}-{name}", self._todo.platform), key, product)
+        return Entry(kind(f"{self._todo.day.kind}-{name}", self._todo.platform), key, product)
 
     def _on_this_device(self, file: Path) -> Path:
         if self.device == "cuda":
             return file
-        name = f"{self._todo.day.name}-{file.stem}"
+        name = f"{self._todo.day.kind}-{file.stem}"
         return libraries.rewritten(name, file, sources_of(file), [ROOT], self._model)
 
     def _flags(self, macros: list[str]) -> dict[str, list[str]]:

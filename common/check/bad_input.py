@@ -22,9 +22,9 @@ from common.base.declaration import Case, Problem, Rung
 from common.check.call import Call, Failure, call_guarded, judge, side_effects
 from common.check.draw import Draw
 from common.check.expected import (
+    Expected,
     ProblemError,
     Signature,
-    Wanted,
     evaluate,
     message_of,
     rolled_samples,
@@ -219,8 +219,8 @@ def _layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
     step = good.new_zeros((*good.shape[:-1], 2 * good.shape[-1]))[..., ::2]
     yield "not contiguous, every second element of a longer row", step.copy_(good)
     if good.dim() > 1 and min(good.shape[-2:]) > 1:
-        turned = good.transpose(-1, -2).contiguous().transpose(-1, -2)
-        yield "not contiguous, the transpose of a contiguous tensor", turned
+        transposed = good.transpose(-1, -2).contiguous().transpose(-1, -2)
+        yield "not contiguous, the transpose of a contiguous tensor", transposed
         wide = good.new_zeros((*good.shape[:-1], good.shape[-1] + 3))[..., :-3]
         yield "not contiguous, the left part of wider rows", wide.copy_(good)
     if not written:
@@ -420,7 +420,7 @@ class _Run:
     def _judge_accepted(self, bad: BadInput, done: Call) -> Failure | None:
         failure = side_effects(done, bad.args, self.signature)
         try:
-            wanted = evaluate(self.problem, bad.args, self.signature.writes)
+            expected = evaluate(self.problem, bad.args, self.signature.writes)
         except ProblemError:
             raise
         except Exception as error:
@@ -433,7 +433,7 @@ class _Run:
                     f"refuse it with a message that names {bad.argument}",
                 ],
             )
-        failure = failure or self._compare(wanted, done, strides=False)
+        failure = failure or self._compare(expected, done, strides=False)
         if failure is None:
             return None
         advice = (
@@ -449,13 +449,13 @@ class _Run:
             if lacks := lacking(message_of(error)):
                 raise Lacking(lacks) from error
             return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
-        wanted = evaluate(self.problem, self.good, self.signature.writes)
-        return side_effects(done, self.good, self.signature) or self._compare(wanted, done)
+        expected = evaluate(self.problem, self.good, self.signature.writes)
+        return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 
-    def _compare(self, wanted: Wanted, done: Call, strides: bool = True) -> Failure | None:
-        def samples() -> list[Wanted]:
-            return rolled_samples(self.problem, wanted, self.signature.writes)
+    def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:
+        def samples() -> list[Expected]:
+            return rolled_samples(self.problem, expected, self.signature.writes)
 
         return judge(
-            self.problem, wanted, done.outputs, done.names, self.signature, samples, strides
+            self.problem, expected, done.outputs, done.names, self.signature, samples, strides
         )

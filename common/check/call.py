@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from common.base.declaration import Case, Problem, Rung
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Watched
-from common.check.expected import Signature, Wanted, map_tensors, message_of, tensors_of
+from common.check.expected import Expected, Signature, map_tensors, message_of, tensors_of
 from common.check.guard import GuardedAllocations, GuardedMemory, bits
 from common.check.lacks import Lacking, lacking
 
@@ -211,31 +211,31 @@ def not_a_kernels(
 
 def judge(
     problem: Problem,
-    wanted: Wanted,
+    expected: Expected,
     outputs: Sequence[Tensor],
     names: Sequence[str],
     signature: Signature,
-    samples: Callable[[], Sequence[Wanted]] = tuple,
+    samples: Callable[[], Sequence[Expected]] = tuple,
     strides: bool = True,
 ) -> Failure | None:
-    """Compares outputs with what is wanted.
+    """Compares outputs with what is expected.
 
     samples: makes those of further inputs, for PyTorch's error; called where an output is not
     right without. strides: whether those of a returned tensor must be as PyTorch's are; those of
     an argument are what they were.
     """
-    pairs = wanted.pairs(len(outputs))
+    pairs = expected.pairs(len(outputs))
     if pairs is None:
         return Failure(
             f"the rung gives {len(outputs)} tensors ({', '.join(names) or 'none'}), "
-            f"the reference {len(wanted.returned)}"
+            f"the reference {len(expected.returned)}"
         )
 
     def mismatch(place: int, against: int) -> Mismatch | None:
         got, (truth, own) = outputs[place], pairs[against]
         if not strides or names[place].startswith("argument"):
             got, truth, own = got.contiguous(), truth.contiguous(), own.contiguous()
-        more = list(wanted.rough[against : against + 1])
+        more = list(expected.rough[against : against + 1])
         found = compare(got, truth, own, problem.tolerance, problem.outputs_exact, more)
         further = samples() if found is not None and found.kind == "values" else ()
         for sample in further:
@@ -254,7 +254,7 @@ def judge(
             if other != place and mismatch(place, other) is None:
                 details.insert(0, f"hint: it is what {names[other]} should be: swapped?")
                 break
-        for position, argument in enumerate(wanted.args):
+        for position, argument in enumerate(expected.args):
             if isinstance(argument, Tensor) and argument.numel() > 1:
                 output = outputs[place]
                 if argument.device == output.device and same_values(argument, output):

@@ -5,9 +5,9 @@ that PyTorch's own operator makes on outputs of similar size:
 
     |got - truth| <= ulps · eps · max(|truth|, tiny) + factor · E(|truth|)
 
-E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that nobody can
-avoid, over outputs in the binade of m and the three above it, and further until sixteen elements
-are seen. Thus one element that PyTorch happens to get exactly does not make the bound zero, and
+E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that no kernel
+can avoid, over outputs in the binade of m and the three above it, and further until sixteen
+elements are seen. Thus one element that PyTorch gets exactly does not make the bound zero, and
 small outputs cannot hide behind the error of large ones.
 
 In 16-bit dtypes the mean error and the root mean square error are held against PyTorch's as well.
@@ -436,7 +436,7 @@ def _table(
 ) -> list[str]:
     """The worst elements in columns, with a heading."""
     dtype = got.dtype
-    rows = [("index", "got", "wanted", "difference", "allowed")]
+    rows = [("index", "got", "expected", "difference", "allowed")]
     for flat in worst:
         place = str(_index(flat, shape)) if shape else "()"
         have, want = got[flat].item(), truth[flat].item()
@@ -452,12 +452,12 @@ def _table(
                 allowed = f"{most:.3g} = {most / ulp:.3g} ulp"
         elif dtype != torch.bool:
             difference = f"{int(have) - int(want):+d}"
-        wanted = _number(want, dtype)
+        expected = _number(want, dtype)
         if dtype.is_floating_point and math.isfinite(want):
             rounded = truth[flat : flat + 1].double().to(dtype).double().item()
             if math.isinf(rounded):
-                wanted = f"{rounded} ({wanted} overflows {_name(dtype)})"
-        rows.append((place, _number(have, dtype), wanted, difference, allowed))
+                expected = f"{rounded} ({expected} overflows {_name(dtype)})"
+        rows.append((place, _number(have, dtype), expected, difference, allowed))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -468,7 +468,7 @@ def _table(
 def _neighbourhood(
     got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size
 ) -> list[str]:
-    """What lies around an element in its row, wanted above got, wrong ones marked."""
+    """What lies around an element in its row, expected above got, wrong ones marked."""
     width = shape[-1] if len(shape) else 1
     row = flat - flat % width
     first = max(row, flat - 3)
@@ -479,7 +479,7 @@ def _neighbourhood(
     wrong = set(places[(places >= first) & (places < last)].tolist())
     place = _index(first, shape)
     where = ", ".join([*map(str, place[:-1]), f"{place[-1]}:{place[-1] + last - first}"])
-    cells = [[f"around it, [{where}]", "wanted", "got"]]
+    cells = [[f"around it, [{where}]", "expected", "got"]]
     for i in range(first, last):
         mark = "*" if i in wrong else ""
         if got.dtype.is_floating_point:
@@ -548,7 +548,7 @@ def _where_wrong(places: Tensor, count: int, total: int, shape: torch.Size) -> l
 
 
 def _relation(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> list[str]:
-    """How the wrong values relate to the wanted ones."""
+    """How the wrong values relate to the expected ones."""
     if got.numel() > _HINT_SIZE:
         return []
     g, t = got.double(), truth.double()
@@ -565,15 +565,15 @@ def _relation(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> 
         return bool(torch.isclose(a, b, rtol=64 * eps, atol=float(size) * 16 * eps).all())
 
     if len(shape) == 2 and min(shape) > 1 and alike(g, t.view(*shape).t().reshape(-1)):
-        return ["got is the transpose of what is wanted"]
+        return ["got is the transpose of what is expected"]
     if alike(g[1:], t[:-1]):
-        return ["got is what is wanted, shifted one element towards the end"]
+        return ["got is what is expected, shifted one element towards the end"]
     if alike(g[:-1], t[1:]):
-        return ["got is what is wanted, shifted one element towards the start"]
+        return ["got is what is expected, shifted one element towards the start"]
     if g.numel() > 2 and alike(g, t.flip(0)):
-        return ["got is what is wanted in reversed order"]
+        return ["got is what is expected in reversed order"]
     if alike(g, -t):
-        return ["got is what is wanted with the opposite sign"]
+        return ["got is what is expected with the opposite sign"]
     wrong = places[usable[places]]
     gw, tw = g[wrong], t[wrong]
     nonzero = (tw != 0) & (gw != 0)
@@ -581,13 +581,13 @@ def _relation(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> 
         ratio = gw[nonzero] / tw[nonzero]
         middle = float(ratio.median())
         if abs(middle - 1) > 0.01 and bool(((ratio / middle - 1).abs() < 1e-3 + 8 * eps).all()):
-            return [f"got is {middle:.5g} times what is wanted"]
+            return [f"got is {middle:.5g} times what is expected"]
         offset = gw - tw
         middle = float(offset.median())
         spread = float((offset - middle).abs().max())
         far = abs(middle) > 0.01 * float(size)
         if far and spread < 1e-3 * abs(middle) + 8 * eps * float(size):
-            return [f"got is what is wanted {middle:+.5g}"]
+            return [f"got is what is expected {middle:+.5g}"]
     return _lower_precision(gw, tw, got.dtype) if got.dtype.is_floating_point else []
 
 

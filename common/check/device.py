@@ -87,7 +87,7 @@ class Backend:
 
     def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
         """The orders that a check goes through: one on a GPU, several on the CPU; where it is to be
-        quick, one, unless more were asked for than usual."""
+        quick, one, unless more were requested than usual."""
         return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
     def use(self, schedule: Schedule) -> None:

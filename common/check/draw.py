@@ -1,4 +1,4 @@
-"""Random inputs of a case: the same numbers on every device, in the memory that is asked for."""
+"""Random inputs of a case: the same numbers on every device, in the memory that is requested."""
 
 from __future__ import annotations
 

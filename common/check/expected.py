@@ -86,11 +86,11 @@ def message_of(error: BaseException) -> str:
     return text.strip() or type(error).__name__
 
 
-# ---------------------------------------------------------------- what is wanted
+# ---------------------------------------------------------------- what is expected
 
 
 @dataclass
-class Wanted:
+class Expected:
     """What a rung should give for `args`.
 
     args: the arguments, never written. returned, written: for what the reference returned and
@@ -153,7 +153,7 @@ def _lacks_kernel(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
 
 
-def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> Wanted:
+def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> Expected:
     """The reference on `args`, in float64 and as they are.
 
     writes: positions of the arguments that the rung writes.
@@ -195,33 +195,33 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         single = _reference(problem, args, writes, torch.float32)
         both = zip(pairs[0] + pairs[1], single[0] + single[1], strict=True)
         rough = [(truth, mine) for (truth, _), mine in both]
-    return Wanted(args, pairs[0], pairs[1], rough, remark)
+    return Expected(args, pairs[0], pairs[1], rough, remark)
 
 
-def samples_needed(problem: Problem, wanted: Wanted) -> int:
+def samples_needed(problem: Problem, expected: Expected) -> int:
     """How many further inputs it takes until PyTorch's error is no matter of luck.
 
     Not only outputs of few elements need them: all elements of a row may share one error, that
     of their sum, and a few rows are few errors. 0 where nothing floating is compared.
     """
-    owns = [own for _, own in wanted.returned + wanted.written]
+    owns = [own for _, own in expected.returned + expected.written]
     sizes = [own.numel() for own in owns if own.is_floating_point() and own.numel()]
     if not sizes or problem.outputs_exact:
         return 0
-    leaves = [leaf for leaf in tree_leaves(wanted.args) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in tree_leaves(expected.args) if isinstance(leaf, Tensor)]
     large = sum(leaf.numel() for leaf in leaves) > 1 << 22
     return 4 if large else max(SAMPLES, -(-ENOUGH // min(sizes)))
 
 
-def rolled_samples(problem: Problem, wanted: Wanted, writes: tuple[int, ...]) -> list[Wanted]:
+def rolled_samples(problem: Problem, expected: Expected, writes: tuple[int, ...]) -> list[Expected]:
     """The samples needed, from the arguments themselves with their elements moved along.
 
     For arguments that no case draws: the numbers stay in their range, the roundings differ.
     """
     samples = []
-    for step in range(1, 1 + samples_needed(problem, wanted)):
+    for step in range(1, 1 + samples_needed(problem, expected)):
         args = map_tensors(
-            lambda t, step=step: torch.roll(t, step) if t.is_floating_point() else t, wanted.args
+            lambda t, step=step: torch.roll(t, step) if t.is_floating_point() else t, expected.args
         )
         samples.append(evaluate(problem, args, writes))
     return samples
@@ -233,12 +233,12 @@ def rolled_samples(problem: Problem, wanted: Wanted, writes: tuple[int, ...]) ->
 @dataclass
 class Gradients:
     """places: positions of the arguments with a gradient. names: what to call each.
-    wanted: its `returned` are the gradients. upstream: what backward starts from, an output
+    expected: its `returned` are the gradients. upstream: what backward starts from, an output
     each, None for one that is not floating."""
 
     places: list[int]
     names: list[str]
-    wanted: Wanted
+    expected: Expected
     upstream: list[Tensor | None]
 
 
@@ -270,7 +270,7 @@ def backward(
     return [gradient.detach() for gradient in found]
 
 
-def gradients_wanted(problem: Problem, args: tuple[Any, ...], signature: Signature) -> Gradients:
+def expected_gradients(problem: Problem, args: tuple[Any, ...], signature: Signature) -> Gradients:
     """The gradients by PyTorch's autograd through the reference, in float64 and as `args` are.
 
     Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). Raises
@@ -300,5 +300,5 @@ def gradients_wanted(problem: Problem, args: tuple[Any, ...], signature: Signatu
     if any(gradient.dtype == torch.float64 for gradient in own):
         single = backward(problem.reference, args, places, upstream, torch.float32)
         rough = list(zip(truth, single, strict=True))
-    wanted = Wanted(args, list(zip(truth, own, strict=True)), [], rough)
-    return Gradients(places, names, wanted, upstream)
+    expected = Expected(args, list(zip(truth, own, strict=True)), [], rough)
+    return Gradients(places, names, expected, upstream)

@@ -100,7 +100,7 @@ class GuardedMemory:
 
     device: where tensors live unless a call says otherwise.
     variant: 0 poisons floating tensors with NaN, 1 with a large finite number.
-    name: told of every tensor that is handed out, with what to call it.
+    name: called with every tensor that is handed out, with what to call it.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class GuardedAllocations(TorchDispatchMode):
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
     ) -> Tensor:
-        """Guarded memory for one allocation, filled where the operator asked for that."""
+        """Guarded memory for one allocation, filled where the operator requested that."""
         self.allocated += 1
         place = torch.device("cpu" if device is None else device)
         kind = torch.get_default_dtype() if dtype is None else dtype

@@ -30,13 +30,13 @@ from common.check.call import (
 )
 from common.check.draw import NONFINITE_ROWS, Draw
 from common.check.expected import (
+    Expected,
     Gradients,
     ProblemError,
     Signature,
-    Wanted,
     backward,
     evaluate,
-    gradients_wanted,
+    expected_gradients,
     map_tensors,
     message_of,
     rolled_samples,
@@ -72,16 +72,16 @@ class CheckResult:
 
 
 class _Expectations:
-    """Wanted results of the problem that is being checked, kept for its next rung."""
+    """Expected results of the problem that is being checked, kept for its next rung."""
 
     def __init__(self) -> None:
         self.owner: tuple[Any, ...] = ()
-        self.kept: dict[tuple[Any, ...], Wanted] = {}
+        self.kept: dict[tuple[Any, ...], Expected] = {}
         self.size = 0
 
     def get(
         self, problem: Problem, case: Case, backend: Backend, signature: Signature, draw: int
-    ) -> Wanted:
+    ) -> Expected:
         """For the `draw`-th set of inputs of that case."""
         owner = (problem.name, problem.inputs, problem.reference, str(backend.device))
         if owner != self.owner:
@@ -103,17 +103,17 @@ class _Expectations:
                 f"{len(signature.names)}: {', '.join(signature.names)}"
             )
         try:
-            wanted = evaluate(problem, args, signature.writes)
+            expected = evaluate(problem, args, signature.writes)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ProblemError(
                 f"the reference of {problem.name!r} raised {type(error).__name__}: "
                 f"{message_of(error)}"
             ) from error
-        wanted.on_host = drawn.on_host
-        if self.size + wanted.bytes() <= CACHED_BYTES:
-            self.kept[key] = wanted
-            self.size += wanted.bytes()
-        return wanted
+        expected.on_host = drawn.on_host
+        if self.size + expected.bytes() <= CACHED_BYTES:
+            self.kept[key] = expected
+            self.size += expected.bytes()
+        return expected
 
 
 _expectations = _Expectations()
@@ -140,25 +140,25 @@ class _CaseCheck:
         self.schedules = schedules
         self.result = result
         self.signature = signature_of(call, problem.reference)
-        self.first = self._wanted(0)
-        self.second = self._wanted(1)
+        self.first = self._expected(0)
+        self.second = self._expected(1)
         result.remark(self.first.remark)
 
-    def _wanted(self, draw: int) -> Wanted:
+    def _expected(self, draw: int) -> Expected:
         return _expectations.get(self.problem, self.case, self.backend, self.signature, draw)
 
-    def _samples(self) -> list[Wanted]:
+    def _samples(self) -> list[Expected]:
         """Further inputs of the case, for PyTorch's error on them."""
         return [
-            self._wanted(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
+            self._expected(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]
 
-    def _judge(self, wanted: Wanted, outputs: list[Tensor], names: list[str]) -> Failure | None:
-        return judge(self.problem, wanted, outputs, names, self.signature, self._samples)
+    def _judge(self, expected: Expected, outputs: list[Tensor], names: list[str]) -> Failure | None:
+        return judge(self.problem, expected, outputs, names, self.signature, self._samples)
 
     def _attempt(
         self,
-        wanted: Wanted,
+        expected: Expected,
         variant: int = 0,
         compare_values: bool = True,
         into: Call | None = None,
@@ -168,19 +168,19 @@ class _CaseCheck:
             done = call_guarded(
                 self.call,
                 self.signature,
-                wanted.args,
+                expected.args,
                 self.backend,
                 variant,
-                wanted.on_host,
+                expected.on_host,
                 into,
             )
         except Exception as error:
             return None, raised(error)
-        failure = side_effects(done, wanted.args, self.signature)
+        failure = side_effects(done, expected.args, self.signature)
         if failure is None and compare_values:
-            failure = self._judge(wanted, done.outputs, done.names)
+            failure = self._judge(expected, done.outputs, done.names)
         if failure is None:
-            failure = not_a_kernels(done, self.rung, self.backend, wanted.on_host)
+            failure = not_a_kernels(done, self.rung, self.backend, expected.on_host)
         return done, failure
 
     def run(self) -> Failure | None:
@@ -320,7 +320,7 @@ class _CaseCheck:
     def _further_rows(self) -> Failure | None:
         """Further draws, so that each kind of row comes, also where a case has only one."""
         for draw in range(2, NONFINITE_ROWS):
-            failure = self._attempt(self._wanted(draw))[1]
+            failure = self._attempt(self._expected(draw))[1]
             if failure is not None:
                 return replace(failure, summary=f"on its draw {draw}, {failure.summary}")
         return None
@@ -441,17 +441,17 @@ class _CaseCheck:
         return result
 
     def _gradients(self) -> Failure | None:
-        wanted = gradients_wanted(self.problem, self.first.args, self.signature)
+        expected = expected_gradients(self.problem, self.first.args, self.signature)
         before: list[Tensor] | None = None
         for schedule in self.schedules:
             self.backend.use(schedule)
             for _ in range(2):
                 failure, found = gradients_of(
-                    self.problem, self.call, self.first.args, self.signature, wanted, self.backend
+                    self.problem, self.call, self.first.args, self.signature, expected, self.backend
                 )
                 if failure is not None:
                     return replace(failure, summary=f"{failure.summary} ({schedule} order)")
-                names = wanted.names
+                names = expected.names
                 difference = first_difference(before, found, names) if before else None
                 if difference is not None and not self.rung.not_repeatable:
                     return Failure("two backward passes on one input differ", [difference])
@@ -472,17 +472,17 @@ def gradients_of(
     call: Callable[..., Any],
     args: tuple[Any, ...],
     signature: Signature,
-    wanted: Gradients,
+    expected: Gradients,
     backend: Backend,
 ) -> tuple[Failure | None, list[Tensor]]:
     """The rung's gradients, and what is wrong with them."""
     try:
-        found = backward(call, args, wanted.places, wanted.upstream)
+        found = backward(call, args, expected.places, expected.upstream)
         backend.synchronize()
     except Exception as error:
         return raised(error, "in the backward pass "), []
     # Strides are the backward's own affair: PyTorch's may be a view of something else.
-    failure = judge(problem, wanted.wanted, found, wanted.names, signature, strides=False)
+    failure = judge(problem, expected.expected, found, expected.names, signature, strides=False)
     return failure, found
 
 
@@ -619,12 +619,12 @@ def check_outputs(
     """
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
-    wanted = evaluate(problem, before, signature.writes)
+    expected = evaluate(problem, before, signature.writes)
 
-    def samples() -> list[Wanted]:
-        return rolled_samples(problem, wanted, signature.writes)
+    def samples() -> list[Expected]:
+        return rolled_samples(problem, expected, signature.writes)
 
-    return judge(problem, wanted, outputs, names, signature, samples)
+    return judge(problem, expected, outputs, names, signature, samples)
 
 
 def _dtypes(cases: Sequence[Case]) -> str:

@@ -119,7 +119,7 @@ class _Reader:
         without = _UNDEFINED | set(_SPECIFIC)
         self.device = _Names(_DEFINED | _NVCC | specific | {_ARCH: arch}, without - set(specific))
         self.host = _Names(_DEFINED | _NVCC, without | {_ARCH})
-        self.asked_for_host = _Names(_DEFINED | _NVCC, without, {_ARCH})
+        self.on_host = _Names(_DEFINED | _NVCC, without, {_ARCH})
         self.lines = {line.start: line for line in directives(tokens)}
         self.alone = _without_alternative(self.lines.values())
         self.groups: list[_Group] = []
@@ -199,7 +199,7 @@ class _Reader:
         if not _OURS & set(words):
             return value
         if value is False and not (scope and scope.in_function) and line.start in self.alone:
-            value = bool(_value(line.name, words, self.asked_for_host))
+            value = bool(_value(line.name, words, self.on_host))
         if value is None:
             self._replace_names(line, names)
         else:

@@ -32,7 +32,7 @@ def edit(stream: Stream) -> None:
         if p == 0:
             raise TokenError(token, "a launch without a kernel")
         start = expression_start(tokens, p - 1)
-        close = _configuration_end(tokens, p)
+        close = configuration(tokens, p)
         if len(split(tokens, p + 1, close)) < 2:
             raise TokenError(token, "a launch needs a grid and a block: <<<grid, block>>>")
         kernel = flat(tokens[start:p])
@@ -66,8 +66,8 @@ def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
     return True
 
 
-def _configuration_end(tokens: Sequence[Token], p: int) -> int:
-    """The position of the `>>>` that ends the configuration opened at p."""
+def configuration(tokens: Sequence[Token], p: int) -> int:
+    """The position of the `>>>` that ends the launch configuration opened at p."""
     templates = 0  # open template brackets within the configuration
     q = p + 1
     while q < len(tokens) and not tokens[q].is_op(";", "<<<"):

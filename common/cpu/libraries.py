@@ -53,17 +53,20 @@ def _compile_runtime(command: list[str]) -> None:
     run_compiler(command, "the CPU backend's runtime did not build")
 
 
-def build_prelude(platform: Platform) -> list[str]:
+def build_prelude(platform: Platform, for_variants: bool = False) -> list[str]:
     """Flags for a file to use the precompiled headers that nearly every day includes.
 
     Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There
-    are no flags for clang, and none for the variants, which are built rarely. Raises BuildError.
+    are no flags for clang, and none for the variants unless `for_variants`: a day is rarely built
+    as one of them, its mutants are more often. Raises BuildError.
     """
-    if platform.variant != "plain" or "clang" in Path(platform.compiler).name:
+    ordinary = platform.variant == "plain" or for_variants
+    if not ordinary or "clang" in Path(platform.compiler).name:
         return []
-    own = ["-fPIC", STABLE_ABI, *flags(platform)]
-    key = digest([platform.compiler_version, platform.torch, *own], backend.HEADERS)
-    entry = Entry("prelude", key, "prelude.h.gch", _KEPT_PRELUDES)  # g++ looks for that name
+    own = _prelude_flags(platform)
+    kind = "prelude" if platform.variant == "plain" else f"prelude-{platform.variant}"
+    name = "prelude.h.gch"  # g++ looks for that
+    entry = Entry(kind, _prelude_key(platform), name, _KEPT_PRELUDES)
 
     def make(directory: Path) -> None:
         header = directory / "prelude.h"
@@ -75,12 +78,40 @@ def build_prelude(platform: Platform) -> list[str]:
     return ["-include", str(cached(entry, make).with_suffix(""))]
 
 
-def build_shared(platform: Platform) -> tuple[Path, list[str]]:
-    """Builds both in parallel if they are missing. Returns the runtime library's path, and the
-    flags of `build_prelude`. Raises BuildError."""
-    with ThreadPoolExecutor(1) as pool:
-        prelude = pool.submit(build_prelude, platform)
-        return build_runtime(platform), prelude.result()
+def _prelude_flags(platform: Platform) -> list[str]:
+    return ["-fPIC", STABLE_ABI, *flags(platform)]
+
+
+def _prelude_key(platform: Platform) -> str:
+    parts = [platform.compiler_version, platform.torch, *_prelude_flags(platform)]
+    return digest(parts, backend.HEADERS)
+
+
+def prelude(platform: Platform) -> list[str]:
+    """The flags of `build_prelude` from the second file on; none for the first, since compiling
+    the headers costs more than they save one file. Raises BuildError."""
+    entry = Entry("first-file", _prelude_key(platform), "compiled")
+    if entry.ready:
+        return build_prelude(platform)
+    cached(entry, lambda _: entry.path.touch())
+    return []
+
+
+def link_flags(platform: Platform) -> list[str]:
+    """Linker flags for a library that is loaded beside the runtime, which need not be built yet.
+
+    Of the runtime, only its file name gets into such a library, so an empty one of that name serves
+    the linker. A variant's is built first: the linker needs what lies beside it. Raises BuildError.
+    """
+    entry = runtime(platform)
+    flags = backend.ldflags(entry.path, platform.variant)
+    if platform.variant != "plain":
+        build_runtime(platform)
+        return flags
+    empty = Entry("runtime-name", digest([platform.compiler_version]), entry.product)
+    command = [platform.compiler, "-shared", "-x", "c", "/dev/null", "-o", str(empty.path)]
+    cached(empty, lambda _: _compile_runtime(command))
+    return [f"-L{empty.directory}", *flags]
 
 
 def rewritten(

@@ -62,6 +62,24 @@ def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path], model: str 
     return tree.add(source.resolve(), is_source=True)
 
 
+class Variants:
+    """Rewrites many texts of one source; its headers are rewritten once, into `out_dir`.
+
+    roots, model, errors: see `rewrite_tree`. The texts include what the source includes.
+    """
+
+    def __init__(self, source: Path, out_dir: Path, roots: Sequence[Path], model: str = "") -> None:
+        self._source = source.resolve()
+        project = _Project(models.architecture(model))
+        self._tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots], project)
+        self._tree.add(self._source, is_source=True)
+
+    def rewrite(self, text: str) -> str:
+        """The rewritten text, to be compiled with `out_dir` as the current directory."""
+        copies = self._tree.copies(text, self._source, self._tree.out_dir)
+        return _rewrite_file(text, str(self._source), copies, self._tree.project)
+
+
 @dataclass(slots=True)
 class _Project:
     """What the files rewritten so far have, for those that include them; and __CUDA_ARCH__."""
@@ -118,16 +136,21 @@ class _Tree:
         output = self._output_path(path, is_source)
         self.outputs[path] = output
         text = path.read_text(encoding="utf-8")
-        copies = {}
-        for name in includes.quoted(conditions.read(text, self.project.arch)):
-            found = self._find(name, path.parent)
-            if found is not None:
-                # Relative, so that the text is the same wherever it is written.
-                copies[name] = os.path.relpath(self.add(found), output.parent)
+        copies = self.copies(text, path, output.parent)
         rewritten = _rewrite_file(text, str(path), copies, self.project)
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(rewritten, encoding="utf-8")
         return output
+
+    def copies(self, text: str, path: Path, directory: Path) -> dict[str, str]:
+        """The rewritten copy of each project header that this text of `path` includes, as a path
+        from `directory`: relative, so that the text is the same wherever it is written."""
+        found = {}
+        for name in includes.quoted(conditions.read(text, self.project.arch)):
+            header = self._find(name, path.parent)
+            if header is not None:
+                found[name] = os.path.relpath(self.add(header), directory)
+        return found
 
     def _find(self, name: str, beside: Path) -> Path | None:
         for folder in (beside, *self.roots):

@@ -1,4 +1,4 @@
-// How many multiprocessors the GPU has. Taught in day 2.
+// How many multiprocessors the GPU has (taught in day 2), and the grid that fills them (day 16).
 #pragma once
 
 #include "common/cuda/tensor.cuh"
@@ -9,4 +9,18 @@ inline int multiprocessor_count(const Tensor& on) {
   check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_index(on)),
              "cudaDeviceGetAttribute");
   return count;
+}
+
+// The blocks of `kernel` that are resident on the GPU of `on` at one time, or `work` if that is
+// less. The occupancy depends on the kernel's registers, and on the threads and the dynamic shared
+// memory per block.
+template <typename Kernel>
+unsigned resident_grid(const Tensor& on, Kernel kernel, int block, size_t shared_bytes,
+                       int64_t work) {
+  int per_multiprocessor = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
+                                                           shared_bytes),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const int64_t resident = int64_t{multiprocessor_count(on)} * per_multiprocessor;
+  return static_cast<unsigned>(work < resident ? work : resident);
 }

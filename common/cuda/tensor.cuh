@@ -229,3 +229,20 @@ void dispatch_floating(const Tensor& t, F&& f) {
       STD_TORCH_CHECK(false, "no kernel for ", name_of(t.scalar_type()));
   }
 }
+
+// What most launchers do around their <<<>>>: makes an output like x, on x's GPU, and returns it.
+// Unless it has no elements (a grid of no blocks is an error), it first calls launch(zero, out),
+// with a value of the C++ type of x's dtype and the output's elements, and checks the launch:
+//   return output_like(x, "softmax", [&](auto zero, auto* y) {
+//     using T = decltype(zero);
+//     softmax_kernel<T><<<...>>>(data<T>(x), y, ...);
+//   });
+template <typename F>
+Tensor output_like(const Tensor& x, const char* kernel, F&& launch) {
+  const DeviceGuard guard(x);
+  Tensor out = torch::stable::empty_like(x);
+  if (out.numel() == 0) return out;
+  dispatch_floating(x, [&](auto zero) { launch(zero, mutable_data<decltype(zero)>(out)); });
+  check_launch(kernel);
+  return out;
+}

@@ -8,7 +8,7 @@ template <typename T, int N, typename Op>
 __device__ T tree_reduce(T (&partial)[N], Op op) {
   static_assert((N & (N - 1)) == 0, "each step halves the number of values");
   for (int half = N / 2; half > 0; half /= 2) {
-    __syncthreads();  // all of the level above is written before anybody reads it
+    __syncthreads();  // all of the level above is written before any thread reads it
     if (threadIdx.x < half) {
       partial[threadIdx.x] = op(partial[threadIdx.x], partial[threadIdx.x + half]);
     }

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -234,6 +235,8 @@ def _in_child(
         # The parent's objects may be wrapped by a terminal display or hold unwritten text.
         sys.stdout, sys.stderr = _text(1), _text(2)
         faulthandler.enable(2)
+        # Without a path of this machine: what a day prints is stored with its results.
+        warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
         os.environ.update(environment)
         work(Pipe(events, control))
         code = 0

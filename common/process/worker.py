@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.base.cache import cache_directory
@@ -45,7 +46,7 @@ ACCESSES_FOUND = "by its accesses:"
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked of a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
+    """What a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
     looks at every access: no bands around tensors, which would hide overruns from it, one thread
@@ -53,6 +54,7 @@ class Work:
     are not aligned where addresses are watched.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
+    rungs: run only these of the day, () for all.
     """
 
     quick: bool = False
@@ -61,6 +63,17 @@ class Work:
     watched: bool = False
     arguments: tuple[str, ...] = ()
     debug: bool = False
+    rungs: tuple[str, ...] = ()
+
+    def of(self, lesson: Lesson) -> tuple[Problem, ...]:
+        """The day's problems with the rungs that are to run."""
+        if not self.rungs:
+            return lesson.problems
+        chosen = [
+            replace(problem, rungs=tuple(r for r in problem.rungs if r.name in self.rungs))
+            for problem in lesson.problems
+        ]
+        return tuple(problem for problem in chosen if problem.rungs)
 
 
 def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
@@ -74,7 +87,7 @@ class BuiltOtherwise(Exception):
 
 
 @dataclass
-class _Run:
+class Run:
     """What the steps of a day's run share."""
 
     day: Day
@@ -118,9 +131,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         guard.BAND = 0
     try:
         lesson = load_lesson(day)
-        channel.emit(
-            Planned([[p.name, rung.name, rung.idea] for p in lesson.problems for rung in p.rungs])
-        )
+        problems = work.of(lesson)
+        planned = [[p.name, rung.name, rung.idea] for p in problems for rung in p.rungs]
+        channel.emit(Planned(planned))
         todo = library.plan(day, platform)
         if not todo.entry.ready:
             raise BuiltOtherwise(
@@ -129,7 +142,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
             )
         backend = device.make(platform, work.debug)
         operators = library.load(todo)
-        run = _Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+        run = Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -139,7 +152,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         channel.emit(Ended(FAIL, reason, details))
         channel.emit(Over())
         return
-    for problem in lesson.problems:
+    for problem in problems:
         _run_problem(run, problem, operators)
         if run.broken:
             channel.emit(Ended(FAIL, run.broken))
@@ -150,9 +163,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     channel.emit(Over())
 
 
-def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
+def _show(run: Run, lesson: Lesson, operators: Any) -> None:
     """Lets the day print what it has to show; the runner passes that on."""
-    if lesson.show is None or run.work.quick:
+    if lesson.show is None or run.work.quick or run.work.rungs:
         return
     run.stage("", "showing what it does")
     try:
@@ -166,11 +179,11 @@ def _show(run: _Run, lesson: Lesson, operators: Any) -> None:
         run.channel.emit(Ended(FAIL, f"show: {reason}", details))
 
 
-def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
+def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
     pending: dict[str, RungOutcome] = {}
     calls: dict[str, Callable[..., Any]] = {}
     for rung in problem.rungs:
-        call, outcome = _check_rung(run, problem, rung, operators)
+        call, outcome = check_rung(run, problem, rung, operators)
         if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
             assert call is not None
             calls[rung.name], pending[rung.name] = call, outcome
@@ -183,8 +196,8 @@ def _run_problem(run: _Run, problem: Problem, operators: Any) -> None:
         _time_problem(run, problem, calls, pending)
 
 
-def _check_rung(
-    run: _Run, problem: Problem, rung: Rung, operators: Any
+def check_rung(
+    run: Run, problem: Problem, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any] | None, RungOutcome]:
     outcome = RungOutcome(
         problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
@@ -255,17 +268,17 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
         outcome.details = list(result.failure.details)
 
 
-def take_findings(run: _Run, outcome: RungOutcome) -> None:
-    """Races fail a rung, whatever its results were. Reads of what nobody wrote explain wrong ones;
+def take_findings(run: Run, outcome: RungOutcome) -> None:
+    """Races fail a rung, whatever its results were. Reads of unwritten memory explain wrong ones;
     beside right ones they are remarked, for memory begins with NaN, and no result has it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    told = []
+    shown = []
     for finding in traced.findings:
         if finding.what == "unwritten" and outcome.status == PASS:
             outcome.remarks.append(f"{finding.summary()}; no result shows it")
         else:
-            told.append(finding)
+            shown.append(finding)
     outcome.findings = [
         {
             "what": found.what,
@@ -273,20 +286,20 @@ def take_findings(run: _Run, outcome: RungOutcome) -> None:
             "summary": found.summary(),
             "details": found.details(),
         }
-        for found in told
+        for found in shown
     ]
-    if not told:
+    if not shown:
         return
     before = [outcome.reason, *outcome.details] if outcome.status == FAIL else []
     outcome.status = FAIL
-    outcome.reason = f"{ACCESSES_FOUND} {told[0].summary()}"
-    outcome.details = told[0].details()
-    for finding in told[1:]:
+    outcome.reason = f"{ACCESSES_FOUND} {shown[0].summary()}"
+    outcome.details = shown[0].details()
+    for finding in shown[1:]:
         outcome.details += [finding.summary(), *finding.details()]
     outcome.details += before
 
 
-def _device_works(run: _Run, culprit: str) -> bool:
+def _device_works(run: Run, culprit: str) -> bool:
     """False where the failure has left the device in an error that no later call gets past."""
     try:
         run.backend.synchronize()
@@ -297,7 +310,7 @@ def _device_works(run: _Run, culprit: str) -> bool:
 
 
 def _time_problem(
-    run: _Run,
+    run: Run,
     problem: Problem,
     calls: dict[str, Callable[..., Any]],
     pending: dict[str, RungOutcome],
@@ -310,9 +323,11 @@ def _time_problem(
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
-        timings = time_problem(
-            problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
-        )
+        # PyTorch's advice on calls of its own, which are timed too, is not the day's output.
+        with warnings.catch_warnings(action="ignore"):
+            timings = time_problem(
+                problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
+            )
         for rung in problem.rungs:
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])
@@ -327,7 +342,7 @@ def _time_problem(
 
 
 def _take_timing(
-    run: _Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
+    run: Run, rung: Rung, timings: dict[str, Timing | str], outcome: RungOutcome
 ) -> None:
     timing = timings[rung.name]
     if isinstance(timing, Untimed):

@@ -80,7 +80,7 @@ def prose_of(day: Day) -> dict[Path, list[str]]:
         for pattern in (_GENERATED, _FENCED, _CODE):
             text = pattern.sub(" ", text)
         found[readme] = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
-    for source in (day.source, *day.extra_sources):
+    for source in (day.source, *day.extra_sources, *sorted(day.folder.glob("*.cuh"))):
         if source.suffix in (".cu", ".cpp", ".cuh"):
             text = source.read_text(encoding="utf-8")
             found[source] = [re.sub(r"^\s*//", "", c, flags=re.M) for c in _COMMENT.findall(text)]

@@ -1,14 +1,19 @@
-"""What is generated from stored results: progress.md, and the blocks of the days' READMEs.
+"""What is generated from stored results: progress.md, and blocks of the READMEs.
 
 A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     run           what `run_day.py N` prints
     results       the table of the day's rungs
+    practice      the day's exercises
     neighbours    links to the day before and the day after
+    recorded      of the front page: the picture of a run
+    curriculum    of the front page: all days, with their last rungs
 """
 
 from __future__ import annotations
 
+import io
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +22,9 @@ from pathlib import Path
 from common.base.days import Day, discover
 from common.base.figures import counted
 from common.base.outcome import PASS, RungOutcome
+from common.base.parts import part_of
 from common.base.toolchain import sm
+from common.base.where import versions
 from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
@@ -25,21 +32,19 @@ from common.report.plot import plot, plotted
 from common.report.terminal import Line, header_line, rung_line
 
 PLOT = "results.svg"  # in a day's folder
+RECORDED = 5  # the day whose run the front page shows
+RECORDING = ".github/run.svg"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of a day on a device. where: what was measured on, see
+    """What is stored of a day on a GPU. where: what was measured on, see
     `common.base.where.where`. output: lines that the day printed."""
 
     day: int
     where: dict[str, str]
     rungs: list[RungOutcome]
     output: list[str] = field(default_factory=list)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.where["device"] == "cuda"
 
     @property
     def last(self) -> RungOutcome:
@@ -57,32 +62,40 @@ def generated(root: Path, stored: dict[int, list[Stored]]) -> dict[Path, str]:
     """
     days, _broken = discover(root / "days")
     files = {root / "progress.md": progress(days, stored)}
+    front = root / "README.md"
+    if front.is_file():
+        text = front.read_text(encoding="utf-8")
+        text = replaced(front, text, "recorded", recorded_block(stored))
+        files[front] = replaced(front, text, "curriculum", curriculum_block(days, stored))
+        if RECORDED in stored:
+            files[root / RECORDING] = recording(stored[RECORDED][0])
     for day, before, after in zip(days, [None, *days[:-1]], [*days[1:], None], strict=True):
         readme = day.folder / "README.md"
         if day.number not in stored and not readme.is_file():
             continue
         if not readme.is_file():
-            raise ResultsError(f"{readme} is missing; it must hold {_begin('results')}")
+            raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
         blocks = {"results": results_block(stored.get(day.number, []))}
         blocks["run"] = run_block(stored.get(day.number, []))
+        blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
         for name, block in blocks.items():
-            text = _replaced(readme, text, name, block)
+            text = replaced(readme, text, name, block)
         files[readme] = text
-        for one in _shown(stored.get(day.number, []))[:1]:
+        for one in stored.get(day.number, [])[:1]:
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
     return files
 
 
-def _begin(name: str) -> str:
+def begin_of(name: str) -> str:
     return f"<!-- {name}:begin -->"
 
 
-def _replaced(readme: Path, text: str, name: str, block: str) -> str:
+def replaced(readme: Path, text: str, name: str, block: str) -> str:
     """The text with this block in its place."""
-    begin, end = _begin(name), f"<!-- {name}:end -->"
+    begin, end = begin_of(name), f"<!-- {name}:end -->"
     before, found, rest = text.partition(begin)
     _old, closed, after = rest.partition(end)
     if not found or not closed:
@@ -90,22 +103,22 @@ def _replaced(readme: Path, text: str, name: str, block: str) -> str:
     return f"{before}{begin}\n{block}\n{end}{after}"
 
 
-def device_name(where: dict[str, str]) -> str:
-    """ "NVIDIA H200", or "CPU backend"."""
-    return where["gpu"] if where["device"] == "cuda" else "CPU backend"
-
-
-def versions(where: dict[str, str]) -> str:
-    """What it was measured with and when, in a line."""
-    if where["device"] == "cuda":
-        known = where["driver"] or f"for CUDA {where['driver_cuda']}"
-        parts = [f"driver {known}", f"nvcc {where['nvcc']}"]
-    else:
-        parts = [where["processor"], where["compiler"]]
-    return ", ".join([*parts, f"torch {where['torch']}", where["date"]])
-
-
 # --- a day's README ---------------------------------------------------------------------------
+
+
+def practice_block(day: Day) -> str:
+    """The day's exercises, as the first items of "Try it yourself"."""
+    if day.exercise is None:
+        return "- This day has no exercise yet."
+    command = f"python run_day.py {day.number} --practice"
+    gap = f"`{day.exercise.function}` of `{day.exercise.source or day.source.name}`"
+    items = [
+        f"- **Write**, `{command}`: {gap} has a gap. {day.exercise.task}",
+        f"- **Debug**, `{command} debug`: one change is planted in the day's kernels. Find it.",
+    ]
+    return "\n".join(
+        line for item in items for line in textwrap.wrap(item, 110, subsequent_indent="  ")
+    )
 
 
 def neighbours_block(before: Day | None, after: Day | None) -> str:
@@ -119,10 +132,15 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
 
 
 def run_block(stored: Sequence[Stored]) -> str:
-    """What `run_day.py N` printed, on the first device of these results: a console block."""
+    """What `run_day.py N` printed, on the first GPU of these results: a console block."""
     if not stored:
         return "Not measured yet."
-    one = stored[0]
+    texts = ["".join(text for text, _ in line).rstrip() for line in run_lines(stored[0])]
+    return "\n".join(["```text", *texts, "```"])
+
+
+def run_lines(one: Stored) -> list[Line]:
+    """What a run of the day prints, as lines of styled pieces."""
     several = len({rung.problem for rung in one.rungs}) > 1
     lines: list[Line] = [[(_platform(one.where), "")], header_line()]
     problem = ""
@@ -131,39 +149,29 @@ def run_block(stored: Sequence[Stored]) -> str:
             problem = rung.problem
             lines.append([(f"{one.day:>3} {problem}:", "")])
         lines.append(rung_line(one.day, rung))
-    texts = ["".join(text for text, _ in line).rstrip() for line in lines]
-    texts += [f"      | {line}".rstrip() for line in one.output]
-    return "\n".join(["```text", *texts, "```"])
+    return lines + [[(f"      | {line}", "")] for line in one.output]
 
 
 def _platform(where: dict[str, str]) -> str:
     """The first line of a run there."""
-    if where["device"] == "cpu":
-        return f"CPU backend, {where['compiler']}, torch {where['torch']}"
     return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
 
 
 def results_block(stored: Sequence[Stored]) -> str:
-    """The results of one day on the GPUs it is stored for; where there is none, on the CPU."""
-    parts = [_results_on(one) for one in _shown(stored)]
-    if parts and plotted(_shown(stored)[0].rungs):
+    """The results of one day on the GPUs that it is stored for."""
+    parts = [_results_on(one) for one in stored]
+    if parts and plotted(stored[0].rungs):
         parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
     return "\n\n".join(parts) or "Not measured yet."
-
-
-def _shown(stored: Sequence[Stored]) -> list[Stored]:
-    """The results on GPUs; where there are none, those on the CPU."""
-    return [one for one in stored if one.on_gpu] or list(stored)
 
 
 def _results_on(one: Stored) -> str:
     untimed = _only_checked(one.rungs)
     rungs = [rung for rung in one.rungs if rung.problem not in untimed]
-    columns = [column for column in MARKDOWN if one.on_gpu or column.heading != "target"]
-    header = ["problem", "rung", "idea", *(column.heading for column in columns)]
-    left = [True, True, True, *(column.left for column in columns)]
+    header = ["problem", "rung", "idea", *(column.heading for column in MARKDOWN)]
+    left = [True, True, True, *(column.left for column in MARKDOWN)]
     rows = [
-        [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in columns)]
+        [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in MARKDOWN)]
         for rung in rungs
     ]
     # What no row fills is left out, and so is the problem where there is one only.
@@ -182,7 +190,7 @@ def _results_on(one: Stored) -> str:
     if untimed:
         names = (f"{name} ({counted(n, 'rung')})" for name, n in untimed.items())
         below += f" Checked, not timed: {'; '.join(names)}."
-    return "\n".join([f"**{device_name(one.where)}**", "", *table, "", below])
+    return "\n".join([f"**{one.where['gpu']}**", "", *table, "", below])
 
 
 def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
@@ -195,38 +203,80 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
     return dict(counts) if any(rung.timing for rung in rungs) else {}
 
 
+# --- the front page ---------------------------------------------------------------------------
+
+
+def recorded_block(stored: dict[int, list[Stored]]) -> str:
+    """The picture of a run."""
+    if RECORDED not in stored:
+        return "Not measured yet."
+    return f"![What python run_day.py {RECORDED} prints]({RECORDING})"
+
+
+def recording(one: Stored) -> str:
+    """The SVG of what a run of the day prints on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    lines = [Text.assemble(*line) for line in run_lines(one)]
+    width = max(len(line.plain) for line in lines)
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    for line in lines:
+        console.print(line, highlight=False)
+    return console.export_svg(title=f"python run_day.py {one.day}", unique_id="run") + "\n"
+
+
+def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+    """The days by parts, each with its last rung on the first GPU of its results."""
+    columns = [column for column in PROGRESS if column.heading != "time"]
+    header = ["day", "title", "last rung", *(column.heading for column in columns)]
+    left = [False, True, True, *(column.left for column in columns)]
+    lines = []
+    for part in dict.fromkeys(part_of(day.number) for day in days):
+        rows = []
+        for day in days:
+            if part_of(day.number) != part:
+                continue
+            row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)"]
+            if found := stored.get(day.number):
+                last = found[0].last
+                row += [f"`{last.rung}`", *(column.text(last) for column in columns)]
+            rows.append(row + [""] * (len(header) - len(row)))
+        lines += [f"**{part}**", "", *markdown_table(header, left, rows), ""]
+    machines = dict.fromkeys(one.where["gpu"] for found in stored.values() for one in found[:1])
+    return "\n".join([*lines, f"Measured on {' and '.join(machines)}." if machines else ""]).strip()
+
+
 # --- progress.md ------------------------------------------------------------------------------
 
 
 def progress(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     """The text of progress.md."""
     notes: dict[str, str] = {}
-    rows, on_gpu, on_cpu, targets = [], 0, 0, [0, 0]
+    rows, measured, targets = [], 0, [0, 0]
     for day in days:
+        title = f"[{day.title}](days/{day.name}/README.md)"
         results = stored.get(day.number, [])
-        gpu = [one for one in results if one.on_gpu]
-        cpu = [one for one in results if not one.on_gpu]
-        on_gpu, on_cpu = on_gpu + bool(gpu), on_cpu + bool(cpu)
-        for rung in gpu[0].rungs if gpu else []:
+        if not results:
+            empty = [""] * (len(PROGRESS) + 2)
+            rows.append([str(day.number), title, "not measured", *empty, day.teaches])
+            continue
+        measured += 1
+        first = results[0]
+        for rung in first.rungs:
             if rung.target_met is not None:
                 targets[0] += rung.target_met
                 targets[1] += 1
-        state = " and ".join(["GPU"] * bool(gpu) + ["CPU"] * bool(cpu))
-        state = f"passed on {state}" if state else "not measured"
-        row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)", state]
-        shown = gpu or cpu
-        if not shown:
-            rows.append([*row, "", *[""] * len(PROGRESS), "", day.teaches])
-            continue
-        note = f"{device_name(shown[0].where)}: {versions(shown[0].where)}"
+        gpu = first.where["gpu"]
+        note = f"{gpu}: {versions(first.where)}"
         letter = notes.setdefault(note, _letter(len(notes)))
-        last = shown[0].last
-        row += [f"`{last.rung}`", *(column.text(last) for column in PROGRESS)]
-        rows.append([*row, f"{device_name(shown[0].where)} [{letter}]", day.teaches])
+        row = [str(day.number), title, "passed", f"`{first.last.rung}`"]
+        row += [column.text(first.last) for column in PROGRESS]
+        rows.append([*row, f"{gpu} [{letter}]", day.teaches])
     header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
     header.append("it teaches")
     left = [False, True, True, True, *(column.left for column in PROGRESS), True, True]
-    totals = f"{counted(len(days), 'day')}: {on_gpu} passed on a GPU, {on_cpu} on the CPU backend"
+    totals = f"{counted(len(days), 'day')}: {measured} passed on a GPU"
     if targets[1]:
         totals += f"; {targets[0]} of {counted(targets[1], 'target')} met"
     lines = [

@@ -131,3 +131,83 @@ def _themed(svg: str) -> str:
     )
     head, tag, rest = svg.partition("<defs>")
     return f"{head}{style}\n {tag}{rest}"
+
+
+def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
+    """The SVG of rungs in the plane of operations per byte and operations per second, each marked
+    with the number of its day, below the ceilings that their shares imply; "" where none has
+    bytes, operations and a share."""
+    points = [(day, t) for day, t in timings if t.gbs and t.tflops and t.share]
+    if not points:
+        return ""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(_WIDTH, 0.6 * _WIDTH), layout="constrained")
+        _draw_roofline(figure.subplots(), points)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = _themed(file.getvalue())
+    return svg[svg.index("<svg") :]
+
+
+def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
+    places = [(1e3 * (t.tflops or 0) / (t.gbs or 1), t.tflops or 0.0) for _, t in points]
+    left, right = 0.5 * min(x for x, _ in places), 2 * max(x for x, _ in places)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    ceilings = _ceilings([t for _, t in points])
+    bandwidth = ceilings.pop("copy", 0.0) or ceilings.get("read", 0.0)
+    ceilings.pop("read", None)
+    for name, ceiling in sorted(ceilings.items()):
+        start = max(left, 1e3 * ceiling / bandwidth) if bandwidth else left
+        end = max(right, 1.5 * start)
+        axis.plot([start, end], [ceiling, ceiling], color=_GOAL, linewidth=1.2)
+        axis.annotate(
+            f"{name} ceiling", (start, ceiling), ha="right", va="bottom", fontsize=8, color=_GOAL
+        )
+    if bandwidth:
+        highest = max([y for _, y in places] + list(ceilings.values()))
+        end = 1e3 * highest / bandwidth
+        slope = bandwidth / 1e3
+        axis.plot([left, end], [left * slope, end * slope], color=_GOAL, linewidth=1.2)
+        axis.annotate(
+            "memory bandwidth",
+            (left, left * slope),
+            xytext=(4, 14),
+            textcoords="offset points",
+            fontsize=8,
+            color=_GOAL,
+        )
+    axis.scatter([x for x, _ in places], [y for _, y in places], s=14, color=_BAR, zorder=3)
+    days = sorted(zip(places, (day for day, _ in points), strict=True))
+    for i, (place, day) in enumerate(days):  # neighbours' numbers on either side
+        way = -1 if i % 2 else 1
+        axis.annotate(
+            str(day),
+            place,
+            xytext=(5 * way, -7 * way),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=_INK,
+        )
+    axis.set_xlabel("operations per byte", color=_INK)
+    axis.set_ylabel("TFLOP/s", color=_INK)
+    axis.tick_params(colors=_INK, which="both", length=0)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axis.spines[side].set_color(_FAINT)
+
+
+def _ceilings(timings: Sequence[Timing]) -> dict[str, float]:
+    """The machine's ceilings by name: GB/s for "copy" and "read", else TFLOP/s."""
+    found: dict[str, float] = {}
+    for t in timings:
+        mine = t.gbs if t.bound in ("copy", "read") else t.tflops
+        if t.share and mine:
+            found[t.bound] = mine / t.share
+    return found

@@ -1,6 +1,6 @@
-"""Stored results: one JSON file per day and device, with one line per rung.
+"""Stored results: one JSON file per day and GPU, with one line per rung.
 
-    common/results/<device>/dayNN.json    what was measured: written by --write alone
+    common/results/<gpu>/dayNN.json    what was measured: written by --write alone
 
 Everything that shows results in the repository is generated from them: see markdown.py.
 """
@@ -39,14 +39,16 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     """
     if not run["complete"]:
         raise ResultsError("nothing is stored: the run was --quick or --no-bench")
-    told = []
+    if run["where"]["device"] != "cuda":
+        raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
+    said = []
     folder = _folder(root) / slug(run["where"])
     files: dict[Path, str] = {}
     new: dict[Path, Stored] = {}
     for day in run["days"]:
         outcome = DayOutcome.from_json(day)
         if reason := unfit(outcome):
-            told.append(f"day {outcome.number} is not stored: {reason}")
+            said.append(f"day {outcome.number} is not stored: {reason}")
             continue
         one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
         path = folder / f"{outcome.name}.json"
@@ -56,8 +58,8 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
         write_atomically(path, text)
     if new:
         stored = numbers(one.day for one in new.values())
-        told.append(f"stored day {stored} in {folder.relative_to(root)}")
-    return told + _write_changed(root, generated)
+        said.append(f"stored day {stored} in {folder.relative_to(root)}")
+    return said + _write_changed(root, generated)
 
 
 def regenerate(root: Path = ROOT) -> list[str]:
@@ -87,7 +89,7 @@ def check(root: Path = ROOT) -> list[str]:
 
 
 def read_stored(root: Path = ROOT) -> dict[int, list[Stored]]:
-    """All stored results by day: GPUs first, then the CPU, each in the order of their names.
+    """All stored results by day, in the order of the GPUs' names.
 
     Raises ResultsError for a file that holds none.
     """
@@ -104,18 +106,18 @@ def _read_files(root: Path) -> dict[Path, Stored]:
 
 def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
     found: dict[int, list[Stored]] = {}
-    for path in sorted(files, key=lambda p: (p.parent.name == "cpu", p.parent.name, p.name)):
+    for path in sorted(files):
         found.setdefault(files[path].day, []).append(files[path])
     return found
 
 
 def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
-    told = []
+    said = []
     for path, text in files.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
-            told.append(f"wrote {path.relative_to(root)}")
-    return told
+            said.append(f"wrote {path.relative_to(root)}")
+    return said
 
 
 # --- the file of a day ------------------------------------------------------------------------

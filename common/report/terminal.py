@@ -112,10 +112,17 @@ class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
+    shown_details: how many lines explain one failure.
     """
 
-    def __init__(self, stream: IO[str] | None = None, colour: bool = True):
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        colour: bool = True,
+        shown_details: int = SHOWN_DETAILS,
+    ):
         self._stream = stream or sys.stdout
+        self._shown_details = shown_details
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -203,10 +210,10 @@ class Report:
 
     def details(self, lines: Sequence[str]) -> None:
         """Lines that explain, not without end: templates can bring hundreds."""
-        for text in lines[:SHOWN_DETAILS]:
+        for text in lines[: self._shown_details]:
             self.line(detail_line(text))
-        if len(lines) > SHOWN_DETAILS:
-            self.line([(f"      … {len(lines) - SHOWN_DETAILS} more lines; --json has all", "dim")])
+        if (left := len(lines) - self._shown_details) > 0:
+            self.line([(f"      … {left} more lines; --json has all", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""

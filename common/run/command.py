@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.days import Day
+from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import where
-from common.cpu import models
-from common.process.events import Direct, Ended, Event, Finished, Progress
+from common.base.where import device_name, versions, where
+from common.cpu import libraries, models
+from common.process.child import Child, fork
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
-from common.report.files import ResultsError
+from common.report.comparison import Change, compare, compared_lines
+from common.report.files import ResultsError, write_atomically
 from common.report.terminal import Report
-from common.run.runner import Runner, Step, jobs_allowed
+from common.run.runner import BUILD_GRACE, Runner, Step, jobs_allowed
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -43,9 +45,10 @@ class Options:
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
     mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
     days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access, see `common.process.worker.Work`."""
+    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`.
+    swap: a day's source, and the file that takes its place."""
 
-    wanted: tuple[str, ...]
+    selected: tuple[str, ...]
     shard: str = ""
     device: str = "auto"
     mode: str = "run"
@@ -55,16 +58,27 @@ class Options:
     time_limit: float = 0.0
     archs: tuple[str, ...] = ("8.0", "9.0a")
     json: Path | None = None
+    html: Path | None = None
     write: bool = False
     colour: bool = True
     model: str = ""
     days: Path = DAYS
     in_process: bool = False
     watched: bool = False
+    rungs: tuple[str, ...] = ()
+    swap: tuple[Path, Path] | None = None
+
+
+class Refused(Exception):
+    """A run cannot begin. lines: why. code: the exit code."""
+
+    def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
+        super().__init__("\n".join(lines))
+        self.lines, self.code = list(lines), code
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end. number: the signal."""
+    """A signal ended this process. number: the signal."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -79,7 +93,7 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
 
     def interrupt(number: int, _frame: object) -> None:
@@ -94,6 +108,20 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _begin_runtime(device: str) -> Child:
+    """Begins to build the CPU backend's runtime, where days run on it, before torch is imported.
+
+    What goes wrong here goes wrong again where it is reported: in `detect`, or in a day's build.
+    """
+
+    def work(_channel: Channel) -> None:
+        platform = detect(device)
+        if platform.device == "cpu":
+            libraries.build_runtime(platform)
+
+    return fork(work)
 
 
 class _Import(threading.Thread):
@@ -121,10 +149,13 @@ def run(options: Options) -> int:
     """Runs what the command line asks for and returns the exit code."""
     report = Report(colour=options.colour)
     try:
-        selection = select(options.wanted, options.days, options.shard)
+        selection = select(options.selected, options.days, options.shard)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    if options.swap:
+        swapped = tuple(day.with_source(*options.swap) for day in selection.days)
+        selection = replace(selection, days=swapped)
     try:
         for arch in options.archs:
             sm(arch)
@@ -138,7 +169,9 @@ def run(options: Options) -> int:
         return EXIT_USAGE
     if options.in_process:
         leave_preload()
-    with _signals_raise():
+    with signals_raise():
+        early = options.mode == "run" and not options.in_process
+        runtime = _begin_runtime(options.device) if early else None
         try:
             return _run(options, selection, report)
         except Interrupted as interrupted:
@@ -146,43 +179,18 @@ def run(options: Options) -> int:
             return 128 + interrupted.number
         finally:
             report.close()
+            if runtime is not None:
+                runtime.kill(BUILD_GRACE)
+                runtime.close()
 
 
 def _run(options: Options, selection: Selection, report: Report) -> int:
     began = time.monotonic()
-    importing = _Import()
-    report.status("importing PyTorch")
     try:
-        platform = detect(options.device)
-    except ToolchainError as error:
+        platform = prepare(options, selection, report)
+    except Refused as refused:
         report.close()
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    if options.model and platform.device != "cpu":
-        report.close()
-        print(f"run_day.py: {MODEL_ON_GPU}", file=sys.stderr)
-        return EXIT_USAGE
-    platform = replace(platform, model=options.model)
-    if options.mode == "profile" and platform.device == "cpu":
-        platform = replace(platform, variant="trace")
-    for note in selection.notes:
-        report.text(note, "yellow")
-    try:
-        importing.wait()
-    except (ImportError, OSError) as error:
-        report.close()
-        print(
-            f"run_day.py: {type(error).__name__}: {error}\n"
-            "PyTorch, or something beside it, cannot be imported; "
-            "python run_day.py --doctor says more",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
-    if findings := _obstacles(options, selection, platform):
-        report.close()
-        for line in findings:
-            print(f"run_day.py: {line}", file=sys.stderr)
-        return EXIT_FAILED
+        return refuse(refused)
     broken = [
         DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
@@ -196,7 +204,7 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         step, work = _step(options.mode, platform), _work(options, platform)
         outcomes = in_process(selection.days, platform, step, work, report)
     else:
-        runner = _runner(options, selection.days, platform, report)
+        runner = make_runner(options, selection.days, platform, report)
         try:
             runner.run()
         except Interrupted:
@@ -211,6 +219,43 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
     return exit_code(outcomes) if stored else EXIT_FAILED
 
 
+def refuse(refused: Refused) -> int:
+    """Says why a run cannot begin; returns the exit code."""
+    for line in refused.lines:
+        print(f"run_day.py: {line}", file=sys.stderr)
+    return refused.code
+
+
+def prepare(options: Options, selection: Selection, report: Report) -> Platform:
+    """Finds out where days run, and imports PyTorch meanwhile. Raises Refused."""
+    importing = _Import()
+    report.status("importing PyTorch")
+    try:
+        platform = detect(options.device)
+    except ToolchainError as error:
+        raise Refused([str(error)]) from None
+    if options.model and platform.device != "cpu":
+        raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+    platform = replace(platform, model=options.model)
+    if options.mode == "profile" and platform.device == "cpu":
+        platform = replace(platform, variant="trace")
+    for note in selection.notes:
+        report.text(note, "yellow")
+    try:
+        importing.wait()
+    except (ImportError, OSError) as error:
+        raise Refused(
+            [
+                f"{type(error).__name__}: {error}",
+                "PyTorch, or something beside it, cannot be imported; "
+                "python run_day.py --doctor says more",
+            ]
+        ) from None
+    if findings := _obstacles(options, selection, platform):
+        raise Refused(findings)
+    return platform
+
+
 def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
     """What would make every build fail, where there is something to build: a line each."""
     from common.build import day_build
@@ -220,7 +265,7 @@ def _obstacles(options: Options, selection: Selection, platform: Platform) -> li
         try:
             return day_build.ready(day, platform)
         except OSError:
-            return False  # the day's own failure, told with it
+            return False  # the day's own failure, reported with it
 
     if options.mode != "compile" and all(built(day) for day in selection.days):
         return []
@@ -243,7 +288,13 @@ def _work(options: Options, platform: Platform) -> Any:
     arguments = () if options.days == DAYS else ("--days", str(options.days))
     if options.model:
         arguments = (*arguments, "--model", options.model)
-    return Work(options.quick, options.bench, limit, options.watched, arguments)
+    if options.rungs:
+        arguments = (*arguments, "--rungs", ",".join(options.rungs))
+    if options.swap:
+        arguments = (*arguments, "--swap", *map(str, options.swap))
+    return Work(
+        options.quick, options.bench, limit, options.watched, arguments, rungs=options.rungs
+    )
 
 
 def _step(mode: str, platform: Platform) -> Step:
@@ -253,7 +304,10 @@ def _step(mode: str, platform: Platform) -> Step:
     return run_day if mode == "run" else TOOLS[mode, platform.device]
 
 
-def _runner(options: Options, days: Sequence[Day], platform: Platform, report: Report) -> Runner:
+def make_runner(
+    options: Options, days: Sequence[Day], platform: Platform, report: Report
+) -> Runner:
+    """What runs the days as the options ask for."""
     from common.build import day_build, nvcc
 
     work = _work(options, platform)
@@ -318,14 +372,16 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json and --write ask for; False, with the reason told, where that failed."""
-    if not options.json and not write:
+    """Writes what --json, --html and --write ask for; False, with a message, where that failed."""
+    if not (options.json or options.html or write):
         return True
     complete = options.mode == "run" and options.bench and not options.quick
     run = reports.describe(where(platform), outcomes, complete)
     try:
         if options.json:
             reports.write_json(options.json, [run])
+        if options.html:
+            write_page(options.html, options.days, [run])
         if write:
             for text in stored.store(run, options.days.parent):
                 report.text(text)
@@ -335,11 +391,30 @@ def _store(
     return True
 
 
+def write_page(
+    path: Path,
+    days: Path,
+    runs: Sequence[dict[str, Any]],
+    changes: Sequence[Change] | None = None,
+) -> None:
+    """Writes the page of --html. Raises ResultsError."""
+    from common.report.page import page
+
+    where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
+    write_atomically(path, page(discover(days)[0], reports.outcomes_of(runs), where, changes))
+
+
 def use_reports(
-    files: Sequence[Path], store_in: Path | None, json: Path | None, colour: bool
+    files: Sequence[Path],
+    store_in: Path | None,
+    json: Path | None,
+    colour: bool,
+    html: Path | None,
+    days: Path,
 ) -> int:
-    """Shows reports written by --json as one, writes them as one to `json`, and stores their
-    results under `store_in` (without reports: writes the generated files anew)."""
+    """Shows reports written by --json as one, writes them as one to `json` and `html`, and stores
+    their results under `store_in`. Without reports: writes the generated files anew, and the page
+    of what is stored."""
     report = Report(colour=colour)
     try:
         runs = reports.merge(files)
@@ -354,10 +429,46 @@ def use_reports(
         if json:
             reports.write_json(json, runs)
         if store_in:
-            told = [text for run in runs for text in stored.store(run, store_in)]
-            for text in told if runs else stored.regenerate(store_in):
+            lines = [text for run in runs for text in stored.store(run, store_in)]
+            for text in lines if runs else stored.regenerate(store_in):
                 report.text(text)
+        if html and runs:
+            write_page(html, days, runs)
+        elif html:
+            from common.report.page import from_stored, page
+
+            found, where = from_stored(stored.read_stored(days.parent))
+            write_atomically(html, page(discover(days)[0], found, where))
+        if html:
+            report.text(f"wrote {html}")
     except ResultsError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_FAILED
     return exit_code(outcomes) if files else EXIT_PASSED
+
+
+def compare_reports(
+    old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
+) -> int:
+    """Shows what changed between two reports; the exit code says whether anything is worse."""
+    report = Report(colour=colour)
+    try:
+        before, after = reports.read_json(old), reports.read_json(new)
+        changes = compare(reports.outcomes_of(before), reports.outcomes_of(after), threshold)
+        for runs, path in ((before, old), (after, new)):
+            for run in runs:
+                where = run["where"]
+                report.text(f"{path}: {device_name(where)}, {versions(where)}", "dim")
+        machines = {device_name(run["where"]) for run in [*before, *after]}
+        if len(machines) > 1:
+            report.text(f"note: measured on different machines: {', '.join(machines)}", "yellow")
+        for line in compared_lines(changes):
+            report.line([line])
+        if html:
+            write_page(html, days, after, changes)
+            report.text(f"wrote {html}")
+    except ResultsError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    worse = any(change.worse for change in changes)
+    return EXIT_FAILED if worse or not changes else EXIT_PASSED

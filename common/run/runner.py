@@ -53,7 +53,7 @@ class _Task:
     gpu: int = 0
     deadline: float = 0.0
     wants_timing: bool = False
-    requested: float = 0.0  # when it asked to time
+    requested: float = 0.0  # when it requested timing
     waited: float = 0.0  # seconds that it waited for that
     timing: bool = False
     alone: bool = False
@@ -66,10 +66,10 @@ class _Task:
 Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worker.run_day
 
 
-def jobs_allowed(asked: int) -> int:
-    """How many builds at a time: `asked`, or as many as cores and free memory allow."""
-    if asked:
-        return asked
+def jobs_allowed(requested: int) -> int:
+    """How many builds at a time: `requested`, or as many as cores and free memory allow."""
+    if requested:
+        return requested
     free = free_memory()
     return max(1, cores() if free is None else min(cores(), int(free / BUILD_MEMORY)))
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
+from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.standing import marks, standing
 
 
 class SelectionError(Exception):
@@ -46,8 +48,8 @@ def words(day: Day) -> set[str]:
     return {word for word in found if word not in _STOP_WORDS and not word.isdigit()}
 
 
-def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
-    """The days under `root` that `wanted` names, e.g. ["1-3,7", "softmax"] or ["all"].
+def select(selected: Sequence[str], root: Path, shard: str = "") -> Selection:
+    """The days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
 
     shard: "i/n" takes every n-th of them, starting with the i-th.
     Raises SelectionError for what names no day, and where there is no day at all.
@@ -68,7 +70,7 @@ def select(wanted: Sequence[str], root: Path, shard: str = "") -> Selection:
     chosen: set[int] = set()
     notes = list(unnumbered)
     topics = _by_word(days)
-    for argument in wanted:
+    for argument in selected:
         whole = argument.strip().lower()  # a topic may be several words: "shared memory"
         tokens = [whole] if whole in topics else re.split(r"[,\s]+", whole)
         for token in filter(None, tokens):
@@ -138,14 +140,43 @@ def _shard(chosen: list[int], shard: str) -> list[int]:
     return taken
 
 
-def listing(wanted: Sequence[str], root: Path) -> tuple[str, list[str]]:
-    """The text of `--list` for the wanted days (all where none is named), and broken days' errors.
+def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
+    """The text of `--list` for the selected days (all if none is named), and broken days' errors.
 
     Raises SelectionError like `select`.
     """
-    selection = select(wanted or ["all"], root)
+    selection = select(selected or ["all"], root)
+    journal = _journal(root)
     width = max((len(day.title) for day in selection.days), default=0)
     lines = [
-        f"{day.number:>3}  {day.title:<{width}}  {', '.join(day.topics)}" for day in selection.days
+        f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
+        for day in selection.days
     ]
+    if not selected and (below := standing(selection.days, journal)):
+        lines += ["", *below]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
+
+
+def overview(root: Path) -> str:
+    """What the script says without arguments: how far the learner has come, what there is to do.
+
+    Raises SelectionError like `select`.
+    """
+    days = select(["all"], root).days
+    lines = [
+        "A hundred days of CUDA. Each day is a folder under days/ with a README to read first.",
+        "",
+        *standing(days, _journal(root)),
+        "",
+        "python run_day.py 5        build, check and time day 5",
+        "python run_day.py --list   every day and its topics",
+        "python run_day.py --help   everything else",
+    ]
+    return "\n".join(lines)
+
+
+def _journal(root: Path) -> Journal:
+    try:
+        return Journal(practice_folder(root))
+    except JournalError as error:
+        raise SelectionError(str(error)) from None

@@ -38,7 +38,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    problems = load_lesson(day).problems
+    problems = work.of(load_lesson(day))
     channel.emit(Planned([[p.name, r.name, r.idea] for p in problems for r in p.rungs]))
     for problem in problems:
         case = problem.timing_case("cpu")

@@ -20,7 +20,7 @@ TOOLS = {
     "initcheck": "no global memory read before it is written",
     "synccheck": "no barrier that some threads miss",
 }
-FOUND = 99  # exit code that the tool is told to use for an error that it found
+FOUND = 99  # exit code that the tool uses for an error that it found
 REPORTED = 40  # lines of a tool's report that are shown
 INSTALL = (
     "it comes with the CUDA toolkit, or by: python -m pip install 'cuda-toolkit[sanitizer]==13.0.*'"
@@ -39,7 +39,7 @@ def left_out(day: Day) -> list[str]:
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Runs the day under each tool; each is told as if it were a rung."""
+    """Runs the day under each tool; each is reported as if it were a rung."""
     channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
     sanitizer = find_tool("compute-sanitizer", platform)
     reason = ""
@@ -142,7 +142,7 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
 
 def condensed(blocks: list[list[str]]) -> list[str]:
     """The lines of all findings; those that differ only in hazards counted, threads and addresses
-    are told once, with how often they came."""
+    are reported once, with how often they came."""
     alike: dict[str, list[list[str]]] = {}
     for block in blocks:
         key = re.sub(r"0x[0-9a-f]+|\[\d+ hazards\]|\(\d+,\d+,\d+\)|\d+ bytes", "", "\n".join(block))

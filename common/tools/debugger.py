@@ -84,7 +84,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     missing = _why_no_addresses(platform)
     watched = Pass() if missing else _watching_memory("address", day, platform, work)
     tell("addresses", judge_addresses(ordered, watched, missing))
-    channel.emit(Stage("locals", "looking for variables that nobody set"))
+    channel.emit(Stage("locals", "looking for variables that are never set"))
     outcome = judge_locals(ordered, watched, missing)
     if outcome.status == FAIL:
         outcome.details += unset_locals(day, replace(platform, variant="address"))
@@ -231,8 +231,8 @@ def _dead(found: Pass) -> RungOutcome:
 
 def _remarks(found: Pass, about: str) -> list[str]:
     """What the rungs remark about that, each once: a rung may be there for several problems."""
-    told = (f"{rung.rung}: {r}" for rung in found.rungs for r in rung.remarks if about in r)
-    return list(dict.fromkeys(told))
+    remarks = (f"{rung.rung}: {r}" for rung in found.rungs for r in rung.remarks if about in r)
+    return list(dict.fromkeys(remarks))
 
 
 def judge_orders(ordered: Pass) -> RungOutcome:
@@ -300,7 +300,8 @@ def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if traced.died:
         return _dead(traced)
-    # Rungs share code, and one rung may serve several problems: each pair of lines is told once.
+    # Rungs share code, and one rung may serve several problems: each pair of lines
+    # is reported once.
     found: dict[tuple[str, ...], tuple[dict[str, Any], list[str]]] = {}
     for rung in traced.rungs:
         for finding in rung.findings:

@@ -59,7 +59,7 @@ PERMISSION = (
 
 
 class ProfileError(Exception):
-    """The profiler gave no counters; the message says why and how to mend it."""
+    """The profiler gave no counters; the message says why and how to fix it."""
 
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
@@ -68,7 +68,7 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    for problem in load_lesson(day).problems:
+    for problem in work.of(load_lesson(day)):
         case = problem.timing_case("cpu" if work.quick else "cuda")
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:

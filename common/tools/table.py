@@ -1,4 +1,4 @@
-"""Which tool watches a day, by what is wanted and by device: the one place that chooses."""
+"""Which tool watches a day, by purpose and by device: the one place that chooses."""
 
 from __future__ import annotations
 

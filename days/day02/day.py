@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, grid, streamed
 
 TITLE = "Vector addition"
 TEACHES = (
@@ -28,6 +28,22 @@ INTRODUCES = (
     "pinned memory",
 )
 
+EXERCISE = Exercise(
+    function="vec_add_v2_grid_stride_kernel",
+    task=(
+        "Add x and y into z with a grid-stride loop: the grid may have fewer threads than the "
+        "vectors have elements."
+    ),
+    hints=(
+        "A thread starts at its global index. By how much may it step so that no other thread "
+        "adds the same element?",
+        "The step is the number of threads of the whole grid. Neighbouring threads then always "
+        "access neighbouring elements.",
+        "for (i = global index; i < n; i += threads of the grid). n may be larger than 2^31, so "
+        "compute the index in int64_t: int64_t{blockIdx.x} * blockDim.x …",
+    ),
+)
+
 FLOATS = ["float32", "float16", "bfloat16"]
 NOT_CAPTURED = "it allocates memory and its copies wait"
 SIZES = [(1,), (255,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)]
@@ -36,11 +52,6 @@ SIZES = [(1,), (255,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)
 def inputs(case, draw):
     (n,) = case.shape
     return draw(n), draw(n)
-
-
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=3 * n * case.itemsize, flops=n)
 
 
 def add_on_host(x, y, z):
@@ -63,7 +74,7 @@ def host_problem(name, idea, pinned):
         cases=grid(SIZES, ["float32"]),
         bench=Case((1 << 26,)),
         bench_cpu=Case((1 << 20,)),
-        cost=cost,
+        cost=streamed(3),
         pytorch=add_on_host,  # on the CPU, where the arrays are
         libraries=(Library("PyTorch on the GPU", add_on_gpu, not_captured=NOT_CAPTURED),),
     )
@@ -88,7 +99,7 @@ PROBLEMS = (
         ),
         bench=Case((1 << 28,)),
         bench_cpu=Case((1 << 20,)),
-        cost=cost,
+        cost=streamed(3),
         pytorch=torch.add,
         libraries=(COMPILE,),
     ),

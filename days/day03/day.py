@@ -2,13 +2,29 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Matrices on a 2D grid"
 TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, functors"
 TOPICS = ("matrix addition", "2D grid", "functor", "element-wise", "templates")
 SOURCE = "matrix_add.cu"
 INTRODUCES = ("row-major", "functor")
+
+EXERCISE = Exercise(
+    function="matrix_add_v1_grid_2d_kernel",
+    task=(
+        "Add two matrices on a 2D grid: x runs along the columns, y along the rows. The grid may "
+        "have fewer rows of blocks than the matrix needs."
+    ),
+    hints=(
+        "The column comes from blockIdx.x, BLOCK_X and threadIdx.x, the row from blockIdx.y, "
+        "BLOCK_Y and threadIdx.y. Which threads have no column?",
+        "Blocks at the right edge reach beyond the matrix: threads there return. Along y, a "
+        "thread steps by the rows that the whole grid has, gridDim.y * BLOCK_Y.",
+        "A grid-stride loop over rows: begin at blockIdx.y * BLOCK_Y + threadIdx.y, end below "
+        "`rows`. row_major(row, col, cols) is the offset of an element. Use int64_t.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (7, 1), (1, 7), (31, 33), (32, 32), (33, 65), (127, 1025), (1000, 3)]
@@ -32,14 +48,6 @@ def map_pytorch(x, f, a=1.0, b=0.0):
     return torch.relu(x) if f == "relu" else torch.square(x)
 
 
-def cost(matrices):
-    def of_case(case):
-        elements = case.shape[0] * case.shape[1]
-        return Cost(bytes=matrices * elements * case.itemsize, flops=elements)
-
-    return of_case
-
-
 def map_problem(f, a=1.0, b=0.0):
     return Problem(
         name=f,
@@ -56,7 +64,7 @@ def map_problem(f, a=1.0, b=0.0):
         ),
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
-        cost=cost(2),
+        cost=streamed(2),
         pytorch=map_pytorch,
         libraries=(COMPILE,),
     )
@@ -78,7 +86,7 @@ PROBLEMS = (
         ),
         bench=Case((16384, 16384)),
         bench_cpu=Case((1024, 1024)),
-        cost=cost(3),
+        cost=streamed(3),
         pytorch=torch.add,
         libraries=(COMPILE,),
     ),

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Tolerance, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Tolerance, grid, one_tensor, streamed
 
 TITLE = "A naive softmax"
 TEACHES = "Softmax as it is written, strided against coalesced loads, and why exp overflows"
@@ -10,12 +10,24 @@ TOPICS = ("softmax", "numerics", "coalescing")
 SOURCE = "simple_softmax.cu"
 INTRODUCES = ("softmax", "numerically stable", "ulp")
 
+EXERCISE = Exercise(
+    function="softmax_v1_thread_per_row_kernel",
+    task=(
+        "Compute the softmax of one row per thread, as the formula is written: exp of each "
+        "element, divided by the sum of the row's exps. Keep the sum in fp32."
+    ),
+    hints=(
+        "Two loops over the row: one for the sum, one for the quotients. How many rows are "
+        "there, and how many threads does the grid have?",
+        "The row's number is the thread's global index, and the row begins at x + row * cols. "
+        "The last block has threads without a row.",
+        "static_cast<float>(x_row[c]) makes an fp32 number of any T, expf its exponential, and "
+        "static_cast<T> rounds the quotient back.",
+    ),
+)
+
 FLOATS = ["float32", "float16", "bfloat16"]
 FP32_MAX = torch.finfo(torch.float32).max
-
-
-def inputs(case, draw):
-    return (draw(*case.shape),)
 
 
 def reference(x):
@@ -33,15 +45,10 @@ def reference_in_dtype(x):
     return reference(x).to(x.dtype)
 
 
-def cost(case):
-    rows, cols = case.shape
-    return Cost(bytes=2 * rows * cols * case.itemsize, flops=3 * rows * cols)
-
-
 PROBLEMS = (
     Problem(
         name="naive softmax",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference_in_dtype,
         rungs=(
             Rung("softmax_v1_thread_per_row", "one thread per row"),
@@ -58,7 +65,7 @@ PROBLEMS = (
         ),
         bench=Case((65536, 1024)),
         bench_cpu=Case((512, 1024)),
-        cost=cost,
+        cost=streamed(2, 3),
         pytorch=lambda x: torch.softmax(x, dim=-1),  # the stable one: one kernel all the same
         libraries=(COMPILE,),
         tolerance=Tolerance(ulps=32, why="v1 sums a row one by one, and each addition rounds"),

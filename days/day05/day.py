@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor, streamed
 
 TITLE = "Softmax in shared memory"
 TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
@@ -16,28 +16,31 @@ INTRODUCES = (
     "online softmax",
 )
 
+EXERCISE = Exercise(
+    function="tree_reduce",
+    task="Combine partial[0, BLOCK) under `op` in a tree, and return the result to every thread.",
+    hints=(
+        "In each level, half of the threads that worked before combine two numbers each. Which "
+        "element is thread t's partner, when `half` threads work?",
+        "Begin with half = BLOCK / 2 and halve it until it is 0. Threads below `half` write "
+        "op(partial[t], partial[t + half]). What they read was written by others: where must all "
+        "threads wait?",
+        "A __syncthreads() at the start of each level, one behind the loop, and one after the "
+        "result is read, because the caller writes to `partial` next. No barrier inside the if.",
+    ),
+)
+
 FLOATS = ["float32", "float16", "bfloat16"]
-
-
-def inputs(case, draw):
-    rows, cols = case.shape
-    return (draw(rows, cols),)
 
 
 def reference(x):
     return torch.softmax(x, dim=-1)
 
 
-def cost(case):
-    rows, cols = case.shape
-    # Bytes: read x, write y. Operations: compare, subtract, exp, add, divide.
-    return Cost(bytes=2 * rows * cols * case.itemsize, flops=5 * rows * cols)
-
-
 PROBLEMS = (
     Problem(
         name="softmax",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference,
         rungs=(
             Rung("softmax_v1_shared_tree", "row in shared memory, two tree reductions"),
@@ -54,7 +57,7 @@ PROBLEMS = (
         ),
         bench=Case((65536, 1024)),
         bench_cpu=Case((512, 1024)),
-        cost=cost,
+        cost=streamed(2, 5),  # operations: compare, subtract, exp, add, divide
         pytorch=reference,  # one kernel of PyTorch's own
         libraries=(COMPILE,),
     ),

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
+from common.day import Case, Exercise, Problem, Rung, grid, one_tensor, streamed
 
 TITLE = "Python meets CUDA"
 TEACHES = "From a Python call to a kernel: pybind11, load_inline, the stable ABI, and their cost"
@@ -10,6 +10,20 @@ TOPICS = ("bindings", "pybind11", "load_inline", "stable ABI", "build time")
 SOURCE = "roll_call.cu"
 EXTRA_SOURCES = ("roll_call_pybind.cpp",)
 INTRODUCES = ("stable ABI", "pybind11", "dispatcher")
+
+EXERCISE = Exercise(
+    function="roll_call_stable",
+    task="Check the tensor, allocate the output, and call launch_roll_call on the current stream.",
+    hints=(
+        "Before a pointer is taken, four things have to be known of x: its device, dtype, rank, "
+        "and whether its elements lie one after the other.",
+        'check(x, "x") takes its conditions one after the other: .on_gpu(), .dtype({…}), '
+        ".rank(1), .contiguous(). A DeviceGuard makes x's device the current one.",
+        "torch::stable::empty_like(x) allocates. data<float>(x) and mutable_data<float>(y) are "
+        'the pointers, current_stream(x) the stream. check_cuda(error, "roll_call") turns an '
+        "error into an exception.",
+    ),
+)
 
 # The whole source for load_inline: PyTorch adds its headers in front and generates the binding.
 INLINE = """
@@ -66,22 +80,14 @@ def stable(builder):
     return builder.operators().roll_call_stable
 
 
-def inputs(case, draw):
-    return (draw(*case.shape),)
-
-
 def reference(x):
     return x + torch.arange(x.numel(), device=x.device, dtype=x.dtype)
-
-
-def cost(case):
-    return Cost(bytes=8 * case.shape[0], flops=case.shape[0])
 
 
 PROBLEMS = (
     Problem(
         name="roll_call",
-        inputs=inputs,
+        inputs=one_tensor,
         reference=reference,
         rungs=(
             Rung("pybind", "torch/extension.h, a Python module", host_timed=True, load=pybind),
@@ -91,7 +97,7 @@ PROBLEMS = (
         cases=grid([(1,), (255,), (256,), (257,), (1025,), (0,)], ["float32"]),
         bench=Case((1024,)),
         bench_cpu=Case((1024,)),
-        cost=cost,
+        cost=streamed(2),
         # An addition and an arange. What torch.compile makes of them is not timed beside: here the
         # host's clock times whole calls, and libraries are timed on the GPU alone.
         pytorch=reference,

@@ -2,13 +2,29 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
+from common.day import Case, Cost, Exercise, Problem, Rung, grid
 
 TITLE = "Matrix multiplication from global memory"
 TEACHES = "Roofline and counted loads; coalesced against scattered: one letter of difference"
 TOPICS = ("matmul", "GEMM", "coalescing")
 SOURCE = "naive_matmul.cu"
 INTRODUCES = ("FLOP", "arithmetic intensity", "roofline", "leading dimension")
+
+EXERCISE = Exercise(
+    function="matmul_v2_coalesced_kernel",
+    task=(
+        "Compute one element of C per thread, so that the lanes of a warp write neighbouring "
+        "elements and read neighbouring elements of B."
+    ),
+    hints=(
+        "The lanes of a warp differ in threadIdx.x. Which of row m and column n should change "
+        "from lane to lane?",
+        "Elements that are neighbours in memory lie in one row. So threadIdx.x belongs to the "
+        "column n, and threadIdx.y to the row m.",
+        "n from blockIdx.x, BLOCK_X and threadIdx.x; m from blockIdx.y, BLOCK_Y and threadIdx.y; "
+        "only where m < M and n < N. dot(a, b, m, n, N, K) computes the element.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 

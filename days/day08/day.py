@@ -2,13 +2,32 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Tiled matrix multiplication"
 TEACHES = "Reuse through tiles in shared memory and registers; edges; static and dynamic arrays"
 TOPICS = ("matmul", "GEMM", "shared memory", "tiling")
 SOURCE = "tiled_matmul.cu"
 INTRODUCES = ("tile", "register tile")
+
+EXERCISE = Exercise(
+    function="matmul_v1_static_tile_kernel",
+    task=(
+        "One element of C per thread. Sum over K in steps of TILE: load a tile of A and a tile "
+        "of B into shared memory, then multiply from there."
+    ),
+    hints=(
+        "The block's tile of C begins at row blockIdx.y * TILE and column blockIdx.x * TILE; "
+        "threadIdx.y and threadIdx.x say where in it. Each thread loads one element of each tile "
+        "of A and B: how do these move with k?",
+        "For k0 = 0, TILE, 2 · TILE …: a_tile[ty][tx] holds A[m, k0 + tx], b_tile[ty][tx] holds "
+        "B[k0 + ty, n]; both are __shared__ float [TILE][TILE]. element_or_zero(matrix, row, "
+        "column, rows, columns) gives 0 outside, so any K works.",
+        "Two barriers per step: one after loading, before any thread multiplies; one after "
+        "multiplying, before any thread loads the next tiles. The product sums a_tile[ty][k] * "
+        "b_tile[k][tx]. Threads outside of C load and wait too, and write nothing.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1, 1), (32, 32, 32), (33, 9, 65), (31, 67, 129), (64, 128, 32), (5, 3, 1025)]

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid, print_table
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid, print_table
 
 TITLE = "Layer normalisation"
 TEACHES = "Mean and variance in parallel: two passes, Welford, a row in one warp's registers"
@@ -15,6 +15,22 @@ INTRODUCES = (
     "occupancy",
     "spill",
     "fused multiply-add",
+)
+
+EXERCISE = Exercise(
+    function="merge",
+    task=(
+        "Combine the count, mean and m2 (sum of squared distances from the mean) of two sets "
+        "into those of their union."
+    ),
+    hints=(
+        "The mean of the union lies between the two means, nearer to that of the larger set. "
+        "What does the distance of the means add to m2?",
+        "With d = b.mean - a.mean and n = a.count + b.count: mean = a.mean + d · b.count / n, "
+        "and m2 = a.m2 + b.m2 + d² · a.count · b.count / n.",
+        "What if b is empty, or both are? 0 / 0 is NaN, so return a first when b.count is 0. "
+        "Divide once: share = b.count / n serves both formulas.",
+    ),
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]

@@ -86,18 +86,11 @@ __global__ void layer_norm_v1_two_passes_kernel(const T* __restrict__ x,
 Tensor layer_norm_v1_two_passes(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                 double eps) {
   check_inputs(x, weight, bias, eps);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;  // a grid of 0 blocks is a launch error
-  const int64_t rows = x.size(0), cols = x.size(1);
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "layer_norm_v1_two_passes", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    layer_norm_v1_two_passes_kernel<T><<<grid_size(rows, "x"), BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), data<T>(weight), data<T>(bias), mutable_data<T>(y), cols,
-        static_cast<float>(eps));
+    layer_norm_v1_two_passes_kernel<T><<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
+        data<T>(x), data<T>(weight), data<T>(bias), y, x.size(1), static_cast<float>(eps));
   });
-  check_launch("layer_norm_v1_two_passes");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -151,18 +144,11 @@ __global__ void layer_norm_v2_welford_kernel(const T* __restrict__ x, const T* _
 Tensor layer_norm_v2_welford(const Tensor& x, const Tensor& weight, const Tensor& bias,
                              double eps) {
   check_inputs(x, weight, bias, eps);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const int64_t rows = x.size(0), cols = x.size(1);
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "layer_norm_v2_welford", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    layer_norm_v2_welford_kernel<T><<<grid_size(rows, "x"), BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), data<T>(weight), data<T>(bias), mutable_data<T>(y), cols,
-        static_cast<float>(eps));
+    layer_norm_v2_welford_kernel<T><<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
+        data<T>(x), data<T>(weight), data<T>(bias), y, x.size(1), static_cast<float>(eps));
   });
-  check_launch("layer_norm_v2_welford");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -254,11 +240,8 @@ Tensor layer_norm_v3_warp_a_row(const Tensor& x, const Tensor& weight, const Ten
     fell_back("layer_norm_v1_two_passes", "a row too long for one warp or without aligned packs");
     return layer_norm_v1_two_passes(x, weight, bias, eps);
   }
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
   const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "layer_norm_v3_warp_a_row", [&](auto zero, auto* y) {
     using T = decltype(zero);
     // Registers cannot be indexed, so the number of packs per lane is a template argument.
     const auto kernel = packs <= 4 * 32    ? layer_norm_v3_warp_a_row_kernel<T, 4>
@@ -266,11 +249,8 @@ Tensor layer_norm_v3_warp_a_row(const Tensor& x, const Tensor& weight, const Ten
                         : packs <= 16 * 32 ? layer_norm_v3_warp_a_row_kernel<T, 16>
                                            : layer_norm_v3_warp_a_row_kernel<T, MAX_PACKS>;
     kernel<<<grid, WARPS * 32, 0, current_stream(x)>>>(data<T>(x), data<T>(weight), data<T>(bias),
-                                                       mutable_data<T>(y), rows, cols,
-                                                       static_cast<float>(eps));
+                                                       y, rows, cols, static_cast<float>(eps));
   });
-  check_launch("layer_norm_v3_warp_a_row");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -368,32 +348,24 @@ Tensor layer_norm_v4_team_a_row(const Tensor& x, const Tensor& weight, const Ten
     fell_back("layer_norm_v1_two_passes", "a row too long for the registers of 16 warps");
     return layer_norm_v1_two_passes(x, weight, bias, eps);
   }
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "layer_norm_v4_team_a_row", [&](auto zero, auto* y) {
     using T = decltype(zero);
     const auto launch = [&](auto kernel, int team) {
       kernel<<<grid_size(rows, "x"), team * 32, 0, current_stream(x)>>>(
-          data<T>(x), data<T>(weight), data<T>(bias), mutable_data<T>(y), cols,
-          static_cast<float>(eps));
+          data<T>(x), data<T>(weight), data<T>(bias), y, cols, static_cast<float>(eps));
     };
     if (packs <= 2 * per_warp) return launch(layer_norm_v4_team_a_row_kernel<T, 2>, 2);
     if (packs <= 4 * per_warp) return launch(layer_norm_v4_team_a_row_kernel<T, 4>, 4);
     if (packs <= 8 * per_warp) return launch(layer_norm_v4_team_a_row_kernel<T, 8>, 8);
     return launch(layer_norm_v4_team_a_row_kernel<T, MAX_TEAM>, MAX_TEAM);
   });
-  check_launch("layer_norm_v4_team_a_row");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
 
-RUNG(day09, layer_norm_v1_two_passes,
-     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-RUNG(day09, layer_norm_v2_welford,
-     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-RUNG(day09, layer_norm_v3_warp_a_row,
-     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
-RUNG(day09, layer_norm_v4_team_a_row,
-     "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
+#define LAYER_NORM "(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor"
+
+RUNG(day09, layer_norm_v1_two_passes, LAYER_NORM);
+RUNG(day09, layer_norm_v2_welford, LAYER_NORM);
+RUNG(day09, layer_norm_v3_warp_a_row, LAYER_NORM);
+RUNG(day09, layer_norm_v4_team_a_row, LAYER_NORM);

@@ -2,13 +2,28 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Fusing element-wise chains"
 TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
 TOPICS = ("element-wise", "fusion", "functor", "bfloat16", "backward", "autograd")
 SOURCE = "elementwise_ops.cu"
 INTRODUCES = ("fusion", "bf16")
+
+EXERCISE = Exercise(
+    function="map_packs_kernel",
+    task=(
+        "Apply f to a pack of N elements per thread with one 16-byte load and one 16-byte store. "
+        "The last elements, fewer than N, take one thread each."
+    ),
+    hints=(
+        "n / N packs are whole. What is left begins at element n / N * N. Who computes that?",
+        "reinterpret_cast<const Pack<T>*>(x)[i] loads pack i; v.at[k] is its k-th element. f "
+        "takes a float and gives a float.",
+        "Threads below `packs` load, loop over k, store. Then thread i also takes element packs "
+        "* N + i, if that is below n: fewer than N threads have one.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHORT = ("float16", "bfloat16")
@@ -37,14 +52,6 @@ def backward_reference(gy, x, a=1.0, b=0.0):
     g = torch.ops.aten.tanh_backward(gy, y)
     g = torch.ops.aten.sigmoid_backward(g, s)
     return torch.ops.aten.threshold_backward(g, r, 0) * a
-
-
-def cost(passes, operations):
-    def of_case(case):
-        n = torch.Size(case.shape).numel()
-        return Cost(bytes=passes * n * case.itemsize, flops=operations * n)
-
-    return of_case
 
 
 def rung(name, idea, backward="chain_backward_v2_fused", **options):
@@ -89,14 +96,14 @@ def all_cases(dtypes):
 
 
 PROBLEMS = (
-    timed("chain, float32", (V1, V2, V3), all_cases(["float32"]), "float32", cost(2, 16)),
-    timed("chain, bfloat16", (V1, V2, V3, V4), all_cases(list(SHORT)), "bfloat16", cost(2, 16)),
+    timed("chain, float32", (V1, V2, V3), all_cases(["float32"]), "float32", streamed(2, 16)),
+    timed("chain, bfloat16", (V1, V2, V3, V4), all_cases(list(SHORT)), "bfloat16", streamed(2, 16)),
     timed(
         "training step, bfloat16",  # forward and backward: 2 + 3 passes
         (V1, V2, V3, V4),
         (*grid([(1025,), (33, 65), (0,)], FLOATS), *all_cases(["bfloat16"])),
         "bfloat16",
-        cost(5, 40),
+        streamed(5, 40),
         gradients=True,
     ),
     Problem(

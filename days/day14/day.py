@@ -4,13 +4,42 @@ from dataclasses import replace
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid, print_table
+from common.day import (
+    COMPILE,
+    Case,
+    Exercise,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    one_tensor,
+    print_table,
+    streamed,
+)
 
 TITLE = "Parallel reduction, the whole ladder"
 TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding of sums"
 TOPICS = ("reduction", "sum", "shared memory", "bank conflicts", "warps", "numerics")
 SOURCE = "reduce_sum.cu"
 INTRODUCES = ("atomic", "divergence", "bank", "bank conflict")
+
+EXERCISE = Exercise(
+    function="sum_v4_sequential_kernel",
+    task=(
+        "Sum one element per thread in a tree in which the active threads are always the first "
+        "ones, and write the block's sum to y[blockIdx.x]."
+    ),
+    hints=(
+        "Half of the threads add in each level. If these are threads 0 to half - 1, whole warps "
+        "fall idle and no warp diverges until the last 32.",
+        "Thread t < half adds partial[t + half] to partial[t]; neighbouring threads access "
+        "neighbouring words, so no bank conflicts. A thread beyond n puts 0.",
+        "for (half = BLOCK / 2; half > 0; half /= 2) with a __syncthreads() at the start of each "
+        "level, outside the if. Thread 0 wrote partial[0] itself, so it may write y without "
+        "another barrier.",
+    ),
+)
 
 FLOATS = ["float32", "float64"]
 SMALL = [(1,), (31,), (255,), (256,), (257,), (0,)]
@@ -28,7 +57,7 @@ V6 = Rung("sum_v6_vectorised", "eight 16-byte loads in flight, two stages")
 def problem(name, rungs, cases, bench, **options):
     return Problem(
         name=name,
-        inputs=lambda case, draw: (draw(*case.shape),),
+        inputs=one_tensor,
         reference=torch.sum,
         pytorch=torch.sum,
         libraries=(COMPILE,),
@@ -36,7 +65,7 @@ def problem(name, rungs, cases, bench, **options):
         cases=cases,
         bench=bench,
         bench_cpu=Case((1 << 16,), bench.dtype),
-        cost=lambda case: Cost(bytes=case.shape[0] * case.itemsize, flops=case.shape[0]),
+        cost=streamed(1),
         **options,
     )
 

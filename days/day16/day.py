@@ -4,16 +4,41 @@ from dataclasses import replace
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+
+from .floats import OF_FLOATS, SIZES
 
 TITLE = "Atomics and histograms"
 TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, determinism"
 TOPICS = ("atomics", "histogram", "reduction", "compare-and-swap", "determinism")
 SOURCE = "atomic_ops.cu"
-INTRODUCES = ("contention", "histogram", "privatisation", "compare-and-swap", "warp aggregation")
+EXTRA_SOURCES = ("float_atomics.cu",)
+INTRODUCES = (
+    "contention",
+    "histogram",
+    "privatisation",
+    "compare-and-swap",
+    "warp aggregation",
+    "deterministic",
+)
+
+EXERCISE = Exercise(
+    function="histogram_shared_kernel",
+    task=(
+        "Count into a histogram of the block's own in shared memory, then add it to the global "
+        "one, `counts`."
+    ),
+    hints=(
+        "Three phases: all bins to 0, count, add up. Between them all threads wait: why?",
+        "A grid-stride loop over blocks of BLOCK elements. All lanes have to take part in "
+        "Add::add, so a thread without an element passes `bins`, which no bin has.",
+        "Add::add(histogram, bin, bins) counts one element; bin_of(x[i], bins) is its bin. In "
+        "the end add_to_count(counts, bin, histogram[bin]) for each bin that is not 0, BLOCK "
+        "bins at a time.",
+    ),
+)
 
 INTEGERS = ["int32", "uint8", "int64"]
-SIZES = [(1,), (255,), (256,), (257,), (1023,), (1025,), (2503,), (0,)]
 
 
 def histogram_inputs(case, draw):
@@ -61,22 +86,6 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
     )
 
 
-def of_floats(name, function, rungs, cases, values="normal", **options):
-    return Problem(
-        name=name,
-        inputs=lambda case, draw: (draw(*case.shape),),
-        reference=function,
-        pytorch=function,
-        libraries=(COMPILE,),
-        rungs=rungs,
-        cases=cases,
-        bench=Case((1 << 28,), values=values),
-        bench_cpu=Case((1 << 16,), values=values),
-        cost=lambda case: Cost(bytes=4 * case.shape[0], flops=case.shape[0]),
-        **options,
-    )
-
-
 PROBLEMS = (
     histogram(
         256,
@@ -97,35 +106,7 @@ PROBLEMS = (
     histogram(16),
     histogram(4096),
     histogram(65536, (V1,)),  # 256 KB: more than the shared memory of a block
-    of_floats(
-        "maximum",
-        torch.amax,
-        (
-            Rung("max_v1_compare_and_swap", "a loop around atomicCAS"),
-            Rung("max_v2_ordered_bits", "atomicMax on integers in the same order"),
-        ),
-        (
-            *grid(SIZES[:-1], ["float32"]),
-            *grid([(1009,)], ["float32"], values="extreme"),
-            *grid([(1009,), (8,)], ["float32"], values="nonfinite"),
-            *grid([(1009,)], ["float32"], values="constant"),
-        ),
-        outputs_exact=True,
-    ),
-    of_floats(
-        "sum",
-        torch.sum,
-        (
-            Rung(
-                "sum_v1_shared_then_global",
-                "register, then block, then grid",
-                not_repeatable="floats are added in any order, and each addition rounds",
-            ),
-        ),
-        grid(SIZES, ["float32"], values="uniform"),
-        values="uniform",
-        tolerance=Tolerance(ulps=64, why="512 threads, then all blocks, add to one fp32 number"),
-    ),
+    *OF_FLOATS,
 )
 
 

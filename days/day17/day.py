@@ -2,13 +2,33 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
 TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
 TOPICS = ("scan", "prefix sum", "shared memory", "warps", "decoupled look-back")
 SOURCE = "prefix_sum.cu"
+EXTRA_SOURCES = ("scan_in_registers.cu",)
 INTRODUCES = ("scan", "decoupled look-back", "memory order", "fence")
+
+EXERCISE = Exercise(
+    function="scan_v1_hillis_steele_kernel",
+    first="for (int distance = 1;",
+    last="all sums are written before threads read",
+    task=(
+        "Hillis and Steele: in each step, every element adds the one `distance` before it; "
+        "distance doubles. Read one half of `sums` and write the other, so that no thread reads "
+        "what another has just written."
+    ),
+    hints=(
+        "After the step with distance d, an element holds the sum of the 2d elements that end at "
+        "it. Where does an element without one `distance` before it get its value?",
+        "sums[now] is read, sums[1 - now] is written, then `now` changes sides. One barrier per "
+        "step is enough with two halves.",
+        "Step: barrier; sum = sums[now][t], plus sums[now][t - distance] on its left where t >= "
+        "distance; now = 1 - now; sums[now][t] = sum. A last barrier before neighbours are read.",
+    ),
+)
 
 # Floats are uniform in [0, 1). With both signs the sums would cancel, and the rounding of each
 # order of additions would show; PyTorch uses another order than these rungs.
@@ -39,11 +59,6 @@ def exclusive_scan(x, exclusive):
     return y
 
 
-def cost(case):
-    (n,) = case.shape
-    return Cost(bytes=2 * n * case.itemsize, flops=n)
-
-
 def scan(name, exclusive, pytorch, target=None):
     return Problem(
         name=name,
@@ -69,7 +84,7 @@ def scan(name, exclusive, pytorch, target=None):
         ),
         bench=Case((1 << 28,), values="uniform"),
         bench_cpu=Case((1 << 16,), values="uniform"),
-        cost=cost,
+        cost=streamed(2),
         pytorch=pytorch,
         libraries=(COMPILE,),
     )

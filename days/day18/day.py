@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Fused preparation of a backward pass"
 TEACHES = (
@@ -10,7 +10,26 @@ TEACHES = (
 )
 TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
+EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
+
+EXERCISE = Exercise(
+    function="backward_prep_v2_fused_kernel",
+    first="const float value = static_cast<float>(column",
+    last="if (WITH_HEADS_T) in_heads_t[s]",
+    task=(
+        "One read of each gradient, three results: add it to `sum`, store it rounded to bf16 in "
+        "`in_heads`, and, where WITH_HEADS_T, in `in_heads_t`."
+    ),
+    hints=(
+        "The loop goes over the rows of this chunk, s in [rows.begin, rows.end). `column` points "
+        "to row 0 of this thread's column: how far apart are its rows?",
+        "Rows of g are n.C apart, rows of a head n.D. In the transposed heads the rows are "
+        "neighbours.",
+        "value = static_cast<float>(column[s * n.C]); sum += value; in_heads[s * n.D] and "
+        "in_heads_t[s] get static_cast<bf16>(value).",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # (B, S, H, D)

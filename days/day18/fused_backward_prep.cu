@@ -11,63 +11,19 @@
 //   v1 separate   cast, split heads, transpose, column sums: one launch each
 //   v2 fused      one launch, one thread per column: one read of g; 2-byte stores to heads_t
 //   v3 tiles      tiles in shared memory: 16-byte accesses, coalesced on both sides
-//   merge_heads   the forward operator that this is the gradient of; its backward runs v3
+//   The forward operator that this is the gradient of is in merge_heads.cu.
 //
 // Run: python run_day.py 18
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+#include "days/day18/prep.cuh"
 
 #include <tuple>
-
-constexpr int BLOCK = 256;
 
 // Rows (b, s) that one block sums before it writes a partial result. Writing and reading the
 // partial sums moves 2/256 of g's bytes, and 16 × 4096 rows still give 256 blocks per strip of
 // columns.
 constexpr int CHUNK = 256;
-
-using bf16 = __nv_bfloat16;
-
-// Sizes of the problem, in elements; C = H · D. 32 bits wide, because threads divide by them, and a
-// 64-bit division is a long sequence of instructions.
-struct Sizes {
-  unsigned B, S, H, D, C;
-};
-
-// The index of g[b, s, c] in heads: column c is element d = c % D of head h = c / D.
-__device__ int64_t index_in_heads(Sizes n, unsigned b, unsigned s, unsigned c) {
-  return ((int64_t{b} * n.H + c / n.D) * n.S + s) * n.D + c % n.D;
-}
-
-// Its index in heads_t: (h, d) in this order is c, so each b is one transpose of (S, C).
-__device__ int64_t index_in_heads_t(Sizes n, unsigned b, unsigned s, unsigned c) {
-  return (int64_t{b} * n.C + c) * n.S + s;
-}
-
-// What a launcher returns, and scratch memory for sums across blocks.
-struct Outputs {
-  Tensor heads, heads_t, bias_grad;
-  Tensor partial;  // (chunks, C): sums of g over the rows of one chunk
-  Tensor arrived;  // (strips,): how many blocks of a strip of columns have written their sums
-};
-
-// t: (B, S, C) or (B, H, S, D), named in the message if its sizes do not fit into 32 bits.
-Sizes make_sizes(const Tensor& t, const char* name, int64_t B, int64_t S, int64_t H, int64_t D) {
-  constexpr int64_t most = 2147483647;
-  STD_TORCH_CHECK(B <= most && S <= most && H * D <= most, name,
-                  ": expected sizes below 2^31, got ", shape_of(t));
-  return {static_cast<unsigned>(B), static_cast<unsigned>(S), static_cast<unsigned>(H),
-          static_cast<unsigned>(D), static_cast<unsigned>(H * D)};
-}
-
-Sizes check_inputs(const Tensor& g, int64_t heads) {
-  check(g, "g").on_gpu().floating().rank(3).contiguous();
-  const int64_t C = g.size(2);
-  STD_TORCH_CHECK(heads >= 1 && heads <= 2147483647 && C % heads == 0,
-                  "heads: expected a divisor of g's last size ", C, ", got ", heads);
-  return make_sizes(g, "g", g.size(0), g.size(1), heads, C / heads);
-}
 
 int64_t chunks_of(Sizes n) {
   return int64_t{n.B} * ceil_div<int64_t>(n.S, CHUNK);
@@ -263,7 +219,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_prep_v2_fused(const Tensor& g, int64
 // loads are in flight meanwhile, so that the barriers do not leave the memory idle.
 
 constexpr int TILE = 64;             // rows and columns; 64 bf16 are the 128 bytes of a cache line
-constexpr int E = 8;                 // elements that a thread moves at once: 16 bytes of bf16
 constexpr int LANES = TILE / E;      // threads along a row of the tile, 8
 constexpr int ROWS = BLOCK / LANES;  // rows of the tile that the block loads at once, 32
 // Words (2 bf16) between two rows in shared memory: one more than a row has, so that the 4 rows × 8
@@ -384,57 +339,13 @@ Outputs launch_v3(const Tensor& g, Sizes n) {
   return out;
 }
 
+Outputs launch_v3(const Tensor& g, Sizes n, bool with_heads_t) {
+  return with_heads_t ? launch_v3<true>(g, n) : launch_v3<false>(g, n);
+}
+
 std::tuple<Tensor, Tensor, Tensor> backward_prep_v3_tiles(const Tensor& g, int64_t heads) {
   const Outputs out = launch_v3<true>(g, check_inputs(g, heads));
   return {out.heads, out.heads_t, out.bias_grad};
-}
-
-// ---------------------------------------------------------------------------------------------
-// The forward operator: merge the heads of attention's output and add a bias.
-//
-//   y[b, s, h·D + d] = o[b, h, s, d] + bias[h·D + d]      o bf16, bias and y fp32
-
-// N: adjacent elements per thread, 8 if D is a multiple of 8 and all is aligned, else 1.
-template <int N>
-__global__ void merge_heads_kernel(const bf16* __restrict__ o, const float* __restrict__ bias,
-                                   float* __restrict__ y, Sizes n, unsigned blocks_per_row) {
-  struct alignas(N == 1 ? 2 : 16) In {
-    bf16 at[N];
-  };
-  struct alignas(N == 1 ? 4 : 16) Out {
-    float at[N];
-  };
-  const unsigned row = blockIdx.x / blocks_per_row;
-  const unsigned c = (blockIdx.x % blocks_per_row * BLOCK + threadIdx.x) * N;
-  if (c >= n.C) return;
-  const In in = *reinterpret_cast<const In*>(o + index_in_heads(n, row / n.S, row % n.S, c));
-  Out out = *reinterpret_cast<const Out*>(bias + c);
-  for (int i = 0; i < N; ++i) out.at[i] += static_cast<float>(in.at[i]);
-  *reinterpret_cast<Out*>(y + int64_t{row} * n.C + c) = out;
-}
-
-Tensor merge_heads(const Tensor& o, const Tensor& bias) {
-  check(o, "o").on_gpu().dtype({ScalarType::BFloat16}).rank(4).contiguous();
-  const Sizes n = make_sizes(o, "o", o.size(0), o.size(2), o.size(1), o.size(3));
-  check(bias, "bias").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
-  check(bias, "bias").same_device(o, "o").size(0, n.C);
-  const DeviceGuard guard(o);
-  Tensor y =
-      torch::stable::new_empty(o, {o.size(0), o.size(2), o.size(1) * o.size(3)}, ScalarType::Float);
-  if (y.numel() == 0) return y;
-  const bool eights = n.D % E == 0 && is_aligned(o, 16) && is_aligned(bias, 16);
-  const unsigned blocks_per_row = ceil_div<unsigned>(n.C, BLOCK * (eights ? E : 1));
-  const auto kernel = eights ? merge_heads_kernel<E> : merge_heads_kernel<1>;
-  kernel<<<grid_size(int64_t{n.B} * n.S * blocks_per_row, "o"), BLOCK, 0, current_stream(o)>>>(
-      data<bf16>(o), data<float>(bias), mutable_data<float>(y), n, blocks_per_row);
-  check_launch("merge_heads");
-  return y;
-}
-
-// Its gradients: that of o, which is g with split heads, and that of bias. heads_t is not needed.
-std::tuple<Tensor, Tensor> merge_heads_backward(const Tensor& g, int64_t heads) {
-  const Outputs out = launch_v3<false>(g, check_inputs(g, heads));
-  return {out.heads, out.bias_grad};
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -442,5 +353,3 @@ std::tuple<Tensor, Tensor> merge_heads_backward(const Tensor& g, int64_t heads) 
 RUNG(day18, backward_prep_v1_separate, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
 RUNG(day18, backward_prep_v2_fused, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
 RUNG(day18, backward_prep_v3_tiles, "(Tensor g, int heads) -> (Tensor, Tensor, Tensor)");
-RUNG(day18, merge_heads, "(Tensor o, Tensor bias) -> Tensor");
-RUNG(day18, merge_heads_backward, "(Tensor g, int heads) -> (Tensor, Tensor)");

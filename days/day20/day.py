@@ -2,7 +2,7 @@
 
 import torch
 
-from common.day import peak_memory, print_table, seconds
+from common.day import Exercise, peak_memory, print_table, seconds
 
 from . import attention, linear, losses
 
@@ -10,8 +10,25 @@ TITLE = "FlashAttention-2 backward and fused cross-entropy"
 TEACHES = "Two backward passes without their large matrices: recompute them, or overwrite the input"
 TOPICS = ("attention", "FlashAttention", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "fa2_backward.cu"
-EXTRA_SOURCES = ("fused_ce_loss.cu", "linear_ce.cu")
-INTRODUCES = ("recomputation", "delta", "in-place gradient")
+EXTRA_SOURCES = ("naive_backward.cu", "fused_ce_loss.cu", "plain_ce_loss.cu", "linear_ce.cu")
+INTRODUCES = ("recomputation", "delta", "in-place gradient", "cp.async")
+
+EXERCISE = Exercise(
+    function="turn_into_gs",
+    source="fa2_backward.cu",
+    task=(
+        "Replace p by the gradient of the scaled scores: gs = p · (go · vᵀ - δ + glse) · scale, "
+        "for this thread's TM × TN elements. Hidden elements become 0."
+    ),
+    hints=(
+        "The product go · vᵀ is a tile product like q · kᵀ: multiply_rows(tile.go, tile.v, …) "
+        "computes this thread's part of it.",
+        "δ and glse are one number per row: tile.delta and tile.glse at the row ty + SIDE * r, "
+        "with ty = threadIdx.x / SIDE.",
+        "float gp[TM][TN]; multiply_rows(tile.go, tile.v, gp); two loops over r and c; then "
+        "for_hidden(window, [&](int r, int c) { p[r][c] = 0; }).",
+    ),
+)
 
 PROBLEMS = (
     attention.with_gradient,

@@ -4,6 +4,7 @@
 
 #include "common/cuda/pack.cuh"      // taught in day 2
 #include "common/cuda/ptx/exp2.cuh"  // 2^x in one instruction
+#include "days/day20/reduced_loss.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,14 +12,6 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
-
-// What the kernels need to know of the loss. weight: w, one number in memory, since it is counted
-// on the GPU and the host does not wait for it.
-struct LossTerms {
-  int64_t ignore_index;
-  float smoothing;  // ε
-  const float* weight;
-};
 
 constexpr float LOG2_E = 1.44269504f;  // exp(v) = 2^(v · log2 e)
 

@@ -2,13 +2,32 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid, print_table
+from common.day import Case, Exercise, Problem, Rung, grid, print_table, streamed
 
 TITLE = "Tricks of shared memory"
 TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
 TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
 SOURCE = "shared_mem_tricks.cu"
 INTRODUCES = ("sub-tile",)
+
+EXERCISE = Exercise(
+    function="ema_through_tile",
+    first="#pragma unroll 8",
+    last="all averages are written before any warp stores them",
+    task=(
+        "Each thread walks along its row of the tile: for column c, combine the running average "
+        "with the element, and put the result in the element's place. Then the other warps may "
+        "read it."
+    ),
+    hints=(
+        "The thread's row in the tile is threadIdx.x. Layout::place(row, column) says where an "
+        "element lies, so that this code is the same for all layouts.",
+        "decayed(average, decay, element) is the next average. It is needed twice: for the next "
+        "column, and in the tile.",
+        "For c in [0, COLS), read and write tile[Layout::place(threadIdx.x, c)]; then wait: warps "
+        "store rows that other warps have averaged.",
+    ),
+)
 
 FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (1, 33), (3, 31), (5, 32), (127, 5), (129, 67), (4, 128), (131, 132), (2, 257)]
@@ -36,11 +55,6 @@ def by_product(x, decay):
     return x @ weights.to(x.dtype)
 
 
-def cost(case):
-    rows, cols = case.shape
-    return Cost(bytes=2 * rows * cols * case.itemsize, flops=3 * rows * cols)
-
-
 PROBLEMS = (
     Problem(
         name="running average",
@@ -62,7 +76,7 @@ PROBLEMS = (
         ),
         bench=Case((1 << 20, 256)),
         bench_cpu=Case((1024, 256)),
-        cost=cost,
+        cost=streamed(2, 3),
         pytorch=by_product,
     ),
 )

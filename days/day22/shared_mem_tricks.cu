@@ -56,20 +56,18 @@ Decay check_arguments(const Tensor& x, double decay) {
   return {static_cast<float>(decay), static_cast<float>(1 - decay)};
 }
 
+// Blocks for all rows of x, with `rows` rows each.
+unsigned blocks_of(const Tensor& x, int rows) {
+  return grid_size(ceil_div<int64_t>(x.size(0), rows), "x");
+}
+
 Tensor ema_v0_no_tile(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;  // a grid of no blocks is an error
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v0_no_tile", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    ema_v0_no_tile_kernel<T><<<grid, ROWS, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
-                                                                   rows, cols, by_value);
+    ema_v0_no_tile_kernel<T><<<blocks_of(x, ROWS), ROWS, 0, current_stream(x)>>>(
+        data<T>(x), y, x.size(0), x.size(1), by_value);
   });
-  check_launch("ema_v0_no_tile");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -137,18 +135,11 @@ __global__ void __launch_bounds__(ROWS, BLOCKS)
 
 Tensor ema_v1_conflict(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v1_conflict", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    ema_v1_conflict_kernel<T><<<grid, ROWS, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
-                                                                    rows, cols, by_value);
+    ema_v1_conflict_kernel<T><<<blocks_of(x, ROWS), ROWS, 0, current_stream(x)>>>(
+        data<T>(x), y, x.size(0), x.size(1), by_value);
   });
-  check_launch("ema_v1_conflict");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -169,18 +160,11 @@ __global__ void __launch_bounds__(ROWS, BLOCKS)
 
 Tensor ema_v2_padded(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v2_padded", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    ema_v2_padded_kernel<T><<<grid, ROWS, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
-                                                                  rows, cols, by_value);
+    ema_v2_padded_kernel<T><<<blocks_of(x, ROWS), ROWS, 0, current_stream(x)>>>(
+        data<T>(x), y, x.size(0), x.size(1), by_value);
   });
-  check_launch("ema_v2_padded");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -201,18 +185,11 @@ __global__ void __launch_bounds__(ROWS, BLOCKS)
 
 Tensor ema_v3_swizzled(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v3_swizzled", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    ema_v3_swizzled_kernel<T><<<grid, ROWS, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
-                                                                    rows, cols, by_value);
+    ema_v3_swizzled_kernel<T><<<blocks_of(x, ROWS), ROWS, 0, current_stream(x)>>>(
+        data<T>(x), y, x.size(0), x.size(1), by_value);
   });
-  check_launch("ema_v3_swizzled");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -291,27 +268,20 @@ bool has_whole_packs(const Tensor& x) {
 
 Tensor ema_v4_large_tile(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const int64_t rows = x.size(0), cols = x.size(1);
   if (!has_whole_packs(x) || TILE_BYTES > shared_limit(x)) {
     fell_back("ema_v3_swizzled", "rows begin or end within a pack, or 64 KB are too much");
     return ema_v3_swizzled(x, decay);
   }
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v4_large_tile", [&](auto zero, auto* y) {
     using T = decltype(zero);
     const auto kernel = ema_v4_large_tile_kernel<T>;
     // More than 48 KB must be dynamic shared memory, and must be requested for each kernel.
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_BYTES),
         "cudaFuncSetAttribute");
-    kernel<<<grid, ROWS, TILE_BYTES, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), rows,
-                                                          cols, by_value);
+    kernel<<<blocks_of(x, ROWS), ROWS, TILE_BYTES, current_stream(x)>>>(data<T>(x), y, x.size(0),
+                                                                        x.size(1), by_value);
   });
-  check_launch("ema_v4_large_tile");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -380,22 +350,15 @@ __global__ void __launch_bounds__(ROWS_V5, BLOCKS)
 
 Tensor ema_v5_prefetch(const Tensor& x, double decay) {
   const Decay by_value = check_arguments(x, decay);
-  const int64_t rows = x.size(0), cols = x.size(1);
   if (!has_whole_packs(x)) {
     fell_back("ema_v3_swizzled", "rows begin or end within a pack");
     return ema_v3_swizzled(x, decay);
   }
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
-  if (x.numel() == 0) return y;
-  const unsigned grid = grid_size(ceil_div<int64_t>(rows, ROWS_V5), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "ema_v5_prefetch", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    ema_v5_prefetch_kernel<T><<<grid, ROWS_V5, 0, current_stream(x)>>>(
-        data<T>(x), mutable_data<T>(y), rows, cols, by_value);
+    ema_v5_prefetch_kernel<T><<<blocks_of(x, ROWS_V5), ROWS_V5, 0, current_stream(x)>>>(
+        data<T>(x), y, x.size(0), x.size(1), by_value);
   });
-  check_launch("ema_v5_prefetch");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------

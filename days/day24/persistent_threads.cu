@@ -2,10 +2,8 @@
 //
 //   rnn       y[t] = h[t] after steps[t] times  h ← tanh(h · w)    h, y: (tasks, H), w: (H, H)
 //   queue     y[i] = x[i], each element a task that must be drawn exactly once
-//   rolling   batches x: (batches, n), each normalised by a running mean and variance
 //
-// Operations of rnn: 2 · H² per step. Bytes of rolling: 8 · batches · n if the mean and the
-// variance stay in registers, 24 · batches · n if every batch reads and writes them.
+// Operations of rnn: 2 · H² per step. The day's third problem is in rolling_batches.cu.
 //
 //   rnn v1 launch_each          one launch of one block per task
 //   rnn v2 block_each           one launch with one block per task
@@ -13,13 +11,11 @@
 //   rnn v4 persistent_queue     a free block draws the next task from a counter
 //   queue v1 warp_ticket        32 tasks per atomic operation: the rate of one counter
 //   queue v2 long_ticket        1024 tasks per atomic operation
-//   rolling v1 launch_each      one launch per batch
-//   rolling v2 persistent       one launch for all batches: the state stays in registers
 //
 // Run: python run_day.py 24
 
 #include "common/cuda/binding.cuh"
-#include "common/cuda/multiprocessors.cuh"  // taught in day 2
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/tensor.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -168,17 +164,6 @@ Tensor rnn_v2_block_each(const Tensor& h, const Tensor& w, const Tensor& steps) 
 // and keeps it for all its tasks. The assignment of tasks to blocks is static, whatever their
 // lengths.
 
-// The number of blocks of this kernel that are resident at one time, but no more than `work`.
-template <typename Kernel>
-unsigned resident_grid(Kernel kernel, int block, int64_t work, const Tensor& on) {
-  int blocks = 0;
-  // The occupancy depends on the kernel's registers, shared memory and threads.
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block, 0),
-             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t resident = int64_t{multiprocessor_count(on)} * blocks;
-  return static_cast<unsigned>(work < resident ? work : resident);
-}
-
 template <int H>
 __global__ void __launch_bounds__(H)
     rnn_v3_persistent_static_kernel(const float* h, const float* w, const int* steps, float* y,
@@ -200,7 +185,7 @@ Tensor rnn_v3_persistent_static(const Tensor& h, const Tensor& w, const Tensor& 
   with_block_size(rnn.hidden, [&](auto size) {
     constexpr int H = decltype(size)::value;
     const auto kernel = rnn_v3_persistent_static_kernel<H>;
-    const unsigned grid = resident_grid(kernel, H, rnn.tasks, h);
+    const unsigned grid = resident_grid(h, kernel, H, 0, rnn.tasks);
     kernel<<<grid, H, 0, current_stream(h)>>>(data<float>(h), data<float>(w), data<int>(steps),
                                               mutable_data<float>(y), rnn.hidden, rnn.tasks);
   });
@@ -252,7 +237,7 @@ Tensor rnn_v4_persistent_queue(const Tensor& h, const Tensor& w, const Tensor& s
   with_block_size(rnn.hidden, [&](auto size) {
     constexpr int H = decltype(size)::value;
     const auto kernel = rnn_v4_persistent_queue_kernel<H>;
-    const unsigned grid = resident_grid(kernel, H, rnn.tasks, h);
+    const unsigned grid = resident_grid(h, kernel, H, 0, rnn.tasks);
     kernel<<<grid, H, 0, current_stream(h)>>>(data<float>(h), data<float>(w), data<int>(steps),
                                               mutable_data<float>(y), rnn.hidden, rnn.tasks,
                                               static_cast<Counter*>(queue.mutable_data_ptr()));
@@ -293,7 +278,7 @@ Tensor drain_queue(const Tensor& x, const char* name) {
              "cudaMemsetAsync");
   const Tensor queue = new_queue(x);
   const auto kernel = queue_kernel<EACH>;
-  const unsigned grid = resident_grid(kernel, BLOCK, ceil_div<int64_t>(n, BLOCK), x);
+  const unsigned grid = resident_grid(x, kernel, BLOCK, 0, ceil_div<int64_t>(n, BLOCK));
   kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<int>(x), mutable_data<int>(y), n,
                                                 static_cast<Counter*>(queue.mutable_data_ptr()));
   check_launch(name);
@@ -309,128 +294,6 @@ Tensor queue_v2_long_ticket(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// rolling v1: one launch per batch, one thread per feature. Registers do not outlive a kernel, so
-// each launch reads the state from memory and writes it back.
-
-constexpr float EPSILON = 1e-5f;  // avoids a division by 0 for a constant feature
-
-// Returns x normalised by the present state, then updates the state with weight `momentum`
-// (exponentially weighted mean and variance; West, 1979).
-__device__ float roll(float x, float& mean, float& var, float momentum) {
-  const float off = x - mean;
-  const float y = off / sqrtf(var + EPSILON);
-  mean += momentum * off;
-  var = (1 - momentum) * (var + momentum * off * off);
-  return y;
-}
-
-__global__ void rolling_v1_launch_each_kernel(const float* __restrict__ x, float* __restrict__ y,
-                                              float* mean, float* var, int64_t n, float momentum) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  float m = mean[i], v = var[i];
-  y[i] = roll(x[i], m, v, momentum);
-  mean[i] = m;
-  var[i] = v;
-}
-
-using Rolled = std::tuple<Tensor, Tensor, Tensor>;  // y, and the state after the last batch
-
-// Checks x (batches, n), mean (n,), var (n,); allocates y and writable copies of the state.
-Rolled make_rolled(const Tensor& x, const Tensor& mean, const Tensor& var, double momentum) {
-  check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
-  for (const auto& [state, name] : {std::pair(&mean, "mean"), std::pair(&var, "var")}) {
-    check(*state, name).on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
-    check(*state, name).same_device(x, "x").size(0, x.size(1));
-  }
-  STD_TORCH_CHECK(momentum > 0 && momentum <= 1, "momentum: expected above 0 and at most 1, got ",
-                  momentum);
-  const DeviceGuard guard(x);
-  Rolled made{torch::stable::empty_like(x), torch::stable::empty_like(mean),
-              torch::stable::empty_like(var)};
-  const size_t bytes = x.size(1) * sizeof(float);
-  if (bytes == 0) return made;
-  check_cuda(cudaMemcpyAsync(std::get<1>(made).mutable_data_ptr(), mean.const_data_ptr(), bytes,
-                             cudaMemcpyDeviceToDevice, current_stream(x)),
-             "copy of mean");
-  check_cuda(cudaMemcpyAsync(std::get<2>(made).mutable_data_ptr(), var.const_data_ptr(), bytes,
-                             cudaMemcpyDeviceToDevice, current_stream(x)),
-             "copy of var");
-  return made;
-}
-
-// One thread per feature. 65,536 features make 512 blocks of 128 threads: at most four per
-// multiprocessor of an H200, which all run at the same time.
-constexpr int ROLLING_BLOCK = 128;
-
-Rolled rolling_v1_launch_each(const Tensor& x, const Tensor& mean, const Tensor& var,
-                              double momentum) {
-  Rolled made = make_rolled(x, mean, var, momentum);
-  auto& [y, m, v] = made;
-  if (x.numel() == 0) return made;
-  const DeviceGuard guard(x);
-  const int64_t batches = x.size(0), n = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(n, ROLLING_BLOCK), "x");
-  for (int64_t b = 0; b < batches; ++b) {
-    rolling_v1_launch_each_kernel<<<grid, ROLLING_BLOCK, 0, current_stream(x)>>>(
-        data<float>(x) + b * n, mutable_data<float>(y) + b * n, mutable_data<float>(m),
-        mutable_data<float>(v), n, static_cast<float>(momentum));
-  }
-  check_launch("rolling_v1_launch_each");
-  return made;
-}
-
-// ---------------------------------------------------------------------------------------------
-// rolling v2 against v1: one launch loops over all batches. A feature's state stays in registers of
-// its thread, and the loads of the next batches are in flight while the present ones are processed.
-
-constexpr int AHEAD = 8;  // batches loaded ahead, to hide the latency of memory
-
-__global__ void __launch_bounds__(ROLLING_BLOCK)
-    rolling_v2_persistent_kernel(const float* __restrict__ x, float* __restrict__ y, float* mean,
-                                 float* var, int64_t batches, int64_t n, float momentum) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  float m = mean[i], v = var[i];
-  float now[AHEAD], next[AHEAD];  // batches [b, b + 8) and [b + 8, b + 16) of feature i
-#pragma unroll
-  for (int k = 0; k < AHEAD; ++k) now[k] = k < batches ? x[k * n + i] : 0.0f;
-  for (int64_t b = 0; b < batches; b += AHEAD) {
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) {
-      const int64_t later = b + AHEAD + k;
-      next[k] = later < batches ? x[later * n + i] : 0.0f;
-    }
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) {
-      if (b + k < batches) y[(b + k) * n + i] = roll(now[k], m, v, momentum);
-    }
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) now[k] = next[k];
-  }
-  mean[i] = m;
-  var[i] = v;
-}
-
-Rolled rolling_v2_persistent(const Tensor& x, const Tensor& mean, const Tensor& var,
-                             double momentum) {
-  Rolled made = make_rolled(x, mean, var, momentum);
-  auto& [y, m, v] = made;
-  if (x.numel() == 0) return made;
-  const DeviceGuard guard(x);
-  const int64_t batches = x.size(0), n = x.size(1);
-  const unsigned grid = grid_size(ceil_div<int64_t>(n, ROLLING_BLOCK), "x");
-  rolling_v2_persistent_kernel<<<grid, ROLLING_BLOCK, 0, current_stream(x)>>>(
-      data<float>(x), mutable_data<float>(y), mutable_data<float>(m), mutable_data<float>(v),
-      batches, n, static_cast<float>(momentum));
-  check_launch("rolling_v2_persistent");
-  return made;
-}
-
-// ---------------------------------------------------------------------------------------------
-
-#define ROLLING \
-  "(Tensor x, Tensor mean, Tensor var, float momentum=0.1) -> (Tensor, Tensor, Tensor)"
 
 RUNG(day24, rnn_v1_launch_each, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
 RUNG(day24, rnn_v2_block_each, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
@@ -438,5 +301,3 @@ RUNG(day24, rnn_v3_persistent_static, "(Tensor h, Tensor w, Tensor steps) -> Ten
 RUNG(day24, rnn_v4_persistent_queue, "(Tensor h, Tensor w, Tensor steps) -> Tensor");
 RUNG(day24, queue_v1_warp_ticket, "(Tensor x) -> Tensor");
 RUNG(day24, queue_v2_long_ticket, "(Tensor x) -> Tensor");
-RUNG(day24, rolling_v1_launch_each, ROLLING);
-RUNG(day24, rolling_v2_persistent, ROLLING);

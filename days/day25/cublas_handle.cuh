@@ -66,5 +66,22 @@ inline cudaDataType_t type_of(const Tensor& t) {
       return CUDA_R_32F;
   }
 }
+
+// An object of cuBLASLt that is destroyed at the end of its scope.
+template <typename Handle, cublasStatus_t (*destroy)(Handle)>
+struct Owned {
+  Handle it = nullptr;
+  ~Owned() {
+    if (it) destroy(it);
+  }
+};
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+
+template <typename Value>
+void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t name,
+         const Value& value) {
+  check_cublas(cublasLtMatmulDescSetAttribute(description, name, &value, sizeof value),
+               "cublasLtMatmulDescSetAttribute");
+}
 #endif
 #endif

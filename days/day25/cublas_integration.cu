@@ -4,7 +4,7 @@
 //   linear_gelu   Y = gelu(X · W + bias)                X: (M, K), W: (K, N), bias: (N,)
 //   attention     softmax(Q · Kᵀ / √D) · V              Q: (heads, S, D), K, V: (heads, T, D)
 //
-// Operations of gemm: 2 · M · N · K, on tensor cores for 16-bit types, which bounds it.
+// Operations of gemm: 2 · M · N · K, on tensor cores (day 26) for 16-bit types.
 //
 //   v1 own         tiles (day 8), the softmax with one block per row (day 5)
 //   v2 cublas      the library's kernels, which expect column-major matrices
@@ -272,23 +272,6 @@ Tensor linear_gelu_v2_cublas(const Tensor& x, const Tensor& w, const Tensor& bia
 
 // linear_gelu v3 against v2: the description that cuBLASLt takes includes an epilogue, which
 // applies bias and GELU to the accumulators, so Y is written once and never read.
-
-// An object of cuBLASLt that is destroyed at the end of its scope.
-template <typename Handle, cublasStatus_t (*destroy)(Handle)>
-struct Owned {
-  Handle it = nullptr;
-  ~Owned() {
-    if (it) destroy(it);
-  }
-};
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-
-template <typename Value>
-void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t name,
-         const Value& value) {
-  check_cublas(cublasLtMatmulDescSetAttribute(description, name, &value, sizeof value),
-               "cublasLtMatmulDescSetAttribute");
-}
 
 Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Product p = check_linear(x, w, bias);

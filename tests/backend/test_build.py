@@ -245,9 +245,7 @@ def test_a_wrong_cuda_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         toolchain.find_toolkit.__wrapped__()
 
 
-def test_no_compiler_is_named_with_its_mend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_compiler_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(toolchain.ToolchainError, match="apt-get install g"):

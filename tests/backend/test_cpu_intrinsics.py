@@ -234,7 +234,7 @@ def test_uniform_and_normal_numbers(call: Call) -> None:
     assert abs((normal * other).mean()) < 0.01
 
 
-def test_curand_is_refused_and_the_mend_is_named() -> None:
+def test_curand_is_refused_and_the_fix_is_named() -> None:
     reason = features.missing_header("curand_kernel.h")
     assert reason and "cuRAND" in reason and "common/cuda/philox.cuh" in reason
 

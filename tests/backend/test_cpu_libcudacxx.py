@@ -157,7 +157,9 @@ def test_mistakes_are_explained(cpu_call: Call, cpu_runtime: backend.Runtime, na
     assert names_line(str(caught.value), KERNELS, name)
 
 
-def test_a_copy_that_nobody_waits_for_is_late(operators: Any, cpu_runtime: backend.Runtime) -> None:
+def test_a_copy_that_is_not_waited_for_is_late(
+    operators: Any, cpu_runtime: backend.Runtime
+) -> None:
     for order in ("forward", "reverse"):
         cpu_runtime.set_schedule(order)
         out = torch.ones(32)

@@ -52,7 +52,7 @@ def test_a_card_says_what_it_is(card: Card) -> None:
 
 @every_model
 def test_a_card_refuses_what_it_cannot_launch(card: Card) -> None:
-    told = run("limits", card.name).stdout.splitlines()
+    said = run("limits", card.name).stdout.splitlines()
     most = card.shared_opt_in
     too_much = (
         f"cudaErrorInvalidValue: invalid argument: {most + 4} bytes of shared memory, where a "
@@ -63,7 +63,7 @@ def test_a_card_refuses_what_it_cannot_launch(card: Card) -> None:
         f"CPU backend (model {card.name}) has {card.name}"
     )
     fine = "cudaSuccess: no error"
-    assert told == [
+    assert said == [
         f"attribute: {too_much}",
         f"launch: {fine}",
         f"too much: {too_much}",

@@ -52,7 +52,7 @@ def test_exit_codes_and_messages_are_the_program_s() -> None:
     assert done.returncode == 3 and "invalid configuration argument" in done.stderr
 
 
-def test_threads_run_in_the_order_that_is_asked_for() -> None:
+def test_threads_run_in_the_requested_order() -> None:
     source = PROGRAMS / "order.cu"
     assert _run(source).stdout == "0123\n"
     assert _run(source, "--order", "reverse").stdout == "3210\n"

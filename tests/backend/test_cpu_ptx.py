@@ -294,7 +294,7 @@ MISTAKES = {
     30: (r"mbarrier\.arrive: the mbarrier at \w+ was not initialised", "never initialised"),
     31: ("phase of parity 0, where 64 of 65 arrivals have come", "too few arrivals"),
     32: ("where 1 of 1 arrivals have come and 256 bytes are pending", "too few bytes"),
-    33: ("no thread makes progress", "nobody arrives"),
+    33: ("no thread makes progress", "no thread arrives"),
     34: (r"cp\.async\.bulk: misaligned: 128 bytes", "misaligned bulk copy"),
 }
 

@@ -1,6 +1,6 @@
 """The debugger of the CPU backend reports planted faults, and is silent once they are fixed.
 
-`cpu_kernels/sanitize.cu` has a kernel for each fault, which with `mended` does it right.
+`cpu_kernels/sanitize.cu` has a kernel for each fault, which with `fixed` does it right.
 `common/cpu/DESIGN.md` counts the planted faults, beside those of other suites.
 """
 
@@ -83,7 +83,7 @@ def watched() -> dict[str, Any]:
 def test_accesses_out_of_bounds(watched: dict[str, Any], name: str, order: tuple[str, int]) -> None:
     _, message, thread = ADDRESSES[name]
     found = watched[f"{name} {order[0]} {order[1]}"]
-    assert found["mended"]["said"] == ""
+    assert found["fixed"]["said"] == ""
     said = found["planted"]["said"]
     assert "out of bounds: this thread " in said
     assert f"tests/cpu_kernels/sanitize.cu:{LINES[name]}\n" in said
@@ -97,7 +97,7 @@ def test_accesses_out_of_bounds(watched: dict[str, Any], name: str, order: tuple
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")
 def test_a_tensor_that_is_not_there(watched: dict[str, Any], order: tuple[str, int]) -> None:
     found = watched[f"tensor_from_nowhere {order[0]} {order[1]}"]
-    assert found["mended"]["said"] == ""
+    assert found["fixed"]["said"] == ""
     said = found["planted"]["said"]
     assert "illegal memory access at address 0x" in said
     # The line of the copy, and not one of the runtime where it takes place later.
@@ -106,11 +106,13 @@ def test_a_tensor_that_is_not_there(watched: dict[str, Any], order: tuple[str, i
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")
 @pytest.mark.parametrize("name", LOCALS)
-def test_locals_that_nobody_set(watched: dict[str, Any], name: str, order: tuple[str, int]) -> None:
+def test_locals_that_are_never_set(
+    watched: dict[str, Any], name: str, order: tuple[str, int]
+) -> None:
     found = watched[f"{name} {order[0]} {order[1]}"]
-    assert found["planted"]["said"] == found["mended"]["said"] == ""
+    assert found["planted"]["said"] == found["fixed"]["said"] == ""
     assert any(abs(value / PATTERN - 1) < 0.01 for value in found["planted"]["out"])
-    assert all(abs(value) < 1000 for value in found["mended"]["out"])
+    assert all(abs(value) < 1000 for value in found["fixed"]["out"])
 
 
 # ---------------------------------------------------------------- orders
@@ -136,12 +138,12 @@ def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
 
 
 def _result(
-    runtime: backend.Runtime, name: str, elements: int, mended: bool, schedule: Schedule
+    runtime: backend.Runtime, name: str, elements: int, fixed: bool, schedule: Schedule
 ) -> bytes:
     runtime.set_schedule(schedule.order, schedule.seed, schedule.blocks, schedule.completion)
     runtime.set_threads(1)
     x, out = sanitize_worker.inputs(elements, more=1)
-    torch.ops.test_sanitize.run(x, out, name, elements, mended)
+    torch.ops.test_sanitize.run(x, out, name, elements, fixed)
     return out.numpy().tobytes()
 
 
@@ -150,8 +152,8 @@ def test_results_that_depend_on_an_order(runtime: backend.Runtime, name: str) ->
     elements, telling = RACES[name]
     schedules = (*SCHEDULES, *MORE_SCHEDULES)
     assert telling in schedules
-    mended = {_result(runtime, name, elements, True, schedule) for schedule in schedules}
-    assert len(mended) == 1
+    fixed = {_result(runtime, name, elements, True, schedule) for schedule in schedules}
+    assert len(fixed) == 1
     first = _result(runtime, name, elements, False, SCHEDULES[0])
     assert _result(runtime, name, elements, False, telling) != first
 
@@ -196,7 +198,7 @@ def test_a_compiler_without_an_address_sanitizer_is_named() -> None:
         backend.preloaded("/usr/bin/clang++-19")
 
 
-def test_a_remark_of_a_rung_in_two_problems_is_told_once() -> None:
+def test_a_remark_of_a_rung_in_two_problems_is_reported_once() -> None:
     remark = "two runs are not compared bit for bit: atomics"
     rungs = [RungOutcome(name, "sum_v1", "", PASS, remarks=[remark]) for name in ("one", "two")]
     assert debugger.judge_orders(debugger.Pass(rungs)).remarks == [f"sum_v1: {remark}"]
@@ -217,14 +219,14 @@ ROWS = {
 def test_the_command_finds_each_fault() -> None:
     run = CommandLine(ROOT / "tests" / "sanitize_days")
     process = run.start("1", "--sanitize")
-    told = process.communicate(timeout=600)[0]  # it may have to build the backend in three ways
+    shown = process.communicate(timeout=600)[0]  # it may have to build the backend in three ways
     assert process.returncode == 1
-    text = re.sub(r"\s+", " ", told)
+    text = re.sub(r"\s+", " ", shown)
     for row, said in ROWS.items():
-        assert re.search(rf" {row} FAIL .*?{said}", text), told
+        assert re.search(rf" {row} FAIL .*?{said}", text), shown
     lines = (ROOT / "tests" / "sanitize_days" / "day01" / "twice.cu").read_text().splitlines()
     for number, line in enumerate(lines, 1):
         if "// line: " in line:
-            assert f"day01/twice.cu:{number}" in told, line
+            assert f"day01/twice.cu:{number}" in shown, line
     assert "twice_right" not in text
     assert not run.alive()

@@ -185,10 +185,10 @@ Results = dict[tuple[str, bool, str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def run(libraries: tuple[Path, Path]) -> Callable[[str, list[tuple[str, bool, str]]], Results]:
-    """run(mode, [(case, mended, "order,seed")]): what the tracer finds in each."""
+    """run(mode, [(case, fixed, "order,seed")]): what the tracer finds in each."""
 
     def run(mode: str, cases: list[tuple[str, bool, str]]) -> Results:
-        words = [f"{schedule}:{name},{int(mended)}" for name, mended, schedule in cases]
+        words = [f"{schedule}:{name},{int(fixed)}" for name, fixed, schedule in cases]
         paths = [str(path) for path in libraries]
         command = [sys.executable, "-m", "tests.trace_cases", *paths, mode, *words]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
@@ -203,8 +203,8 @@ SCHEDULES = [f"{order},{seed}" for order, seed in ORDERS]
 
 @pytest.fixture(scope="session")
 def races(run: Callable[..., Results]) -> Results:
-    """Every planted fault, its mended twin and every sound kernel, in all orders."""
-    cases = [(name, mended, s) for name in PLANTED for mended in (False, True) for s in SCHEDULES]
+    """Every planted fault, its fixed twin and every sound kernel, in all orders."""
+    cases = [(name, fixed, s) for name in PLANTED for fixed in (False, True) for s in SCHEDULES]
     return run("races", cases + [(name, False, s) for name in SOUND for s in SCHEDULES])
 
 
@@ -235,7 +235,7 @@ def test_planted_faults_are_found_in_every_order(races: Results, name: str, sche
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", PLANTED)
-def test_mended_twins_are_silent_in_every_order(races: Results, name: str, schedule: str) -> None:
+def test_fixed_twins_are_silent_in_every_order(races: Results, name: str, schedule: str) -> None:
     assert [f["summary"] for f in races[name, True, schedule]["findings"]] == []
 
 
@@ -340,7 +340,7 @@ def test_what_is_found_has_a_row_of_the_debugger(what: str) -> None:
     assert sorted(row.status for row in rows) == [FAIL, PASS]
 
 
-def test_a_race_of_several_rungs_is_told_once() -> None:
+def test_a_race_of_several_rungs_is_reported_once() -> None:
     swapped = replace(RACE, first=RACE.second, second=RACE.first)
     rungs = [judged([RACE], FAIL), judged([swapped], PASS), judged([RACE], PASS)]
     for rung, name in zip(rungs, ("v1", "v2", "v1"), strict=True):

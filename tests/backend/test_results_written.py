@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from common.report import stored
 from tests.command_line import CommandLine
 from tests.unit.test_results import BEGIN, END, NEIGHBOURS
@@ -14,13 +16,19 @@ def test_write_from_another_machine(run_copy: CommandLine) -> None:
         (folder / "README.md").write_text(f"{BEGIN}\n{END}\n{NEIGHBOURS}\n")
     report = root / "report.json"
     assert run_copy("1,11", "--json", str(report)).returncode == 0
+    done = run_copy("--write", "--from", str(report))
+    assert done.returncode == 1 and "the run was on the CPU backend" in done.stdout
     assert not (root / "progress.md").exists()
+    reported = json.loads(report.read_text())
+    on_gpu = {"device": "cuda", "gpu": "NVIDIA H200", "arch": "9.0a"}
+    reported["runs"][0]["where"] |= on_gpu  # as if from there
+    report.write_text(json.dumps(reported))
     done = run_copy("--write", "--from", str(report))
     assert done.returncode == 0, done.stdout
-    assert "stored day 1, 11 in common/results/cpu" in done.stdout
+    assert "stored day 1, 11 in common/results/nvidia-h200" in done.stdout
     assert stored.check(root) == []
     assert "twice_v2" in (run_copy.days / "day01/README.md").read_text()
-    assert str(root) not in (root / "common/results/cpu/day01.json").read_text()
+    assert str(root) not in (root / "common/results/nvidia-h200/day01.json").read_text()
     assert "SKIP" in (run_copy.days / "day11/README.md").read_text()
     (root / "progress.md").write_text("typed by hand")
     assert run_copy("--write").returncode == 0

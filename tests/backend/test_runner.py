@@ -96,7 +96,7 @@ def test_a_day_that_raises_shows_where(whole: dict[str, Any]) -> None:
     assert any(line.startswith("tests/fixture_days/day09/day.py:8") for line in day["details"])
 
 
-def test_skips_carry_the_command_that_mends_them(whole: dict[str, Any]) -> None:
+def test_skips_carry_the_command_that_fixes_them(whole: dict[str, Any]) -> None:
     assert "pip install moonbeam" in whole["days"][10]["reason"]
     assert rungs(whole["days"][11]) == {"twice_v1_talks": PASS, "twice_v2_moonbeam": SKIP}
 

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) __cluster_dims__(X, 1, Z)
   write_place(y);
 }
 
-// like: on the device wanted. How the cluster is set: 0 by the launch, 1 by a kernel's attribute
+// like: on the device to use. How the cluster is set: 0 by the launch, 1 by a kernel's attribute
 // (2, 2, 1), 2 by a template's (3, 1, 2), 3 not at all. → int32, (blocks, kThreads, kFacts).
 Tensor place(Tensor like, int64_t gx, int64_t gy, int64_t gz, int64_t cx, int64_t cy, int64_t cz,
              int64_t how) {

@@ -152,7 +152,7 @@ size_t count_edges(cudaGraph_t graph) {
   return count;
 }
 
-cudaGraphNode_t only_node_of_type(cudaGraph_t graph, cudaGraphNodeType wanted) {
+cudaGraphNode_t only_node_of_type(cudaGraph_t graph, cudaGraphNodeType type_to_find) {
   size_t count = 0;
   OK(cudaGraphGetNodes(graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
@@ -160,7 +160,7 @@ cudaGraphNode_t only_node_of_type(cudaGraph_t graph, cudaGraphNodeType wanted) {
   for (cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type;
     OK(cudaGraphNodeGetType(node, &type));
-    if (type == wanted) return node;
+    if (type == type_to_find) return node;
   }
   STD_TORCH_CHECK(false, "no node of this type");
 }
@@ -350,7 +350,7 @@ Tensor fork_and_join(Tensor like) {
 
 // Two kernels on two streams, the second of which reads what the first writes. It has to wait for
 // it: planted, it only waits for what came before. 6, or 5 where it came too early.
-Tensor race(Tensor like, bool mended) {
+Tensor race(Tensor like, bool fixed) {
   Tensor x = zeros(like), y = zeros(like);
   float *px = settled(x), *py = mutable_data<float>(y);
   Stream first, second;
@@ -360,7 +360,7 @@ Tensor race(Tensor like, bool mended) {
   OK(cudaEventRecord(before, first));
   add<<<1, THREADS, 0, first>>>(px, 1.f, THREADS);
   OK(cudaEventRecord(after, first));
-  OK(cudaStreamWaitEvent(second, mended ? after : before, 0));
+  OK(cudaStreamWaitEvent(second, fixed ? after : before, 0));
   subtract<<<1, THREADS, 0, second>>>(px, py, py);
   add<<<1, THREADS, 0, second>>>(py, 5.f, THREADS);
   order_after(second, first);
@@ -828,7 +828,7 @@ STABLE_TORCH_LIBRARY(test_graphs, m) {
   m.def("updated(Tensor like) -> Tensor");
   m.def("nested(Tensor like) -> Tensor");
   m.def("allocations(Tensor like) -> Tensor");
-  m.def("race(Tensor like, bool mended) -> Tensor");
+  m.def("race(Tensor like, bool fixed) -> Tensor");
   m.def("described(Tensor like, str path) -> ()");
   m.def("faulty(Tensor like) -> ()");
   m.def("streams_destroyed(Tensor like) -> int");

@@ -277,7 +277,7 @@ __global__ void staged_kernel(const float* in, float* out, int pieces) {
   cg::thread_block block = cg::this_thread_block();
   cg::memcpy_async(block, stage[0], in, Multiple<16>{sizeof stage[0]});
   for (int i = 0; i < pieces; ++i) {
-    int next = i + 1 < pieces ? i + 1 : i;  // the last one once more, which nobody reads
+    int next = i + 1 < pieces ? i + 1 : i;  // the last one once more, which is never read
     cg::memcpy_async(block, stage[(i + 1) % 2], 96, in + next * 96, 200);
     cg::wait_prior<1>(block);
     for (unsigned k = block.thread_rank(); k < 96; k += block.num_threads())

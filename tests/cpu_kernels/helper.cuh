@@ -13,6 +13,6 @@ __device__ T block_reduce(T value, T identity, Combine combine) {
   value = lane < blockDim.x / 32 ? partial[lane] : identity;
   for (int offset = 16; offset > 0; offset /= 2)
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  __syncthreads();  // nobody writes `partial` again before all have read it
+  __syncthreads();  // no thread writes `partial` again before all have read it
   return value;
 }

@@ -495,7 +495,7 @@ __global__ void too_many_arrivals(float*) {
   init(&barrier, 2);
   (void)barrier.arrive(3);  // line: too_many_arrivals
 }
-// Nobody waits for the copy: what is read is what was there before.
+// No thread waits for the copy: what is read is what was there before.
 __global__ void no_wait(float* out) {
   __shared__ BlockBarrier barrier;
   __shared__ float row[32];

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#define EXPECT(call, wanted)                                                         \
-  do {                                                                               \
-    cudaError_t got = (call);                                                        \
-    (void)cudaGetLastError();                                                        \
-    STD_TORCH_CHECK(got == (wanted), #call, " is ", cudaGetErrorName(got), ", not ", \
-                    cudaGetErrorName(wanted));                                       \
+#define EXPECT(call, expected)                                                         \
+  do {                                                                                 \
+    cudaError_t got = (call);                                                          \
+    (void)cudaGetLastError();                                                          \
+    STD_TORCH_CHECK(got == (expected), #call, " is ", cudaGetErrorName(got), ", not ", \
+                    cudaGetErrorName(expected));                                       \
   } while (0)
 
 __global__ void fill_kernel(float* x, float value) {
@@ -34,10 +34,10 @@ void pools(Tensor) {
   EXPECT(cudaDeviceGetDefaultMemPool(&standard, 0), cudaSuccess);
   EXPECT(cudaDeviceGetMemPool(&current, 0), cudaSuccess);
   STD_TORCH_CHECK(current == standard);
-  cudaMemPoolProps wanted = {};
-  wanted.allocType = cudaMemAllocationTypePinned;
-  wanted.location = {cudaMemLocationTypeDevice, 0};
-  EXPECT(cudaMemPoolCreate(&own, &wanted), cudaSuccess);
+  cudaMemPoolProps expected = {};
+  expected.allocType = cudaMemAllocationTypePinned;
+  expected.location = {cudaMemLocationTypeDevice, 0};
+  EXPECT(cudaMemPoolCreate(&own, &expected), cudaSuccess);
   STD_TORCH_CHECK(figure(own, cudaMemPoolAttrUsedMemCurrent) == 0);
   STD_TORCH_CHECK(figure(own, cudaMemPoolAttrReleaseThreshold) == 0);
 

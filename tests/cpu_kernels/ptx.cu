@@ -34,7 +34,7 @@ __global__ void copy_kernel(const char* x, char* y, int rounds, int valid) {
     } else {
       ptx::cp_async_wait_all();
     }
-    __syncthreads();  // all have waited for their pieces, and nobody reads the tile before
+    __syncthreads();  // all have waited for their pieces, and no thread reads the tile before
     start(round + kStages - 1);
     char* to = y + (static_cast<int64_t>(round) * kThreads + t) * Bytes;
     for (int i = 0; i < Bytes; ++i) to[i] = tiles[round % kStages][kThreads - 1 - t][i];
@@ -558,7 +558,7 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
     case 33:
       if (t == 0) ptx::mbarrier_init(&barrier, 64);
       __syncthreads();
-      while (!ptx::mbarrier_test(&barrier, 0)) {  // line: nobody arrives
+      while (!ptx::mbarrier_test(&barrier, 0)) {  // line: no thread arrives
       }
       break;
     case 34:

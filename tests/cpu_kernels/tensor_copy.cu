@@ -129,7 +129,7 @@ __global__ void multicast_kernel(const __grid_constant__ ptx::TensorMap map, int
   const int size = static_cast<int>(ptx::cluster_size());
   const int rank = static_cast<int>(ptx::cluster_block_rank());
   const int part = kRows / size;
-  ptx::cluster_sync();  // every block's barrier is ready before anybody's copy comes
+  ptx::cluster_sync();  // every block's barrier is ready before a block's copy comes
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(&barrier, kRows * 256);
     const int row = static_cast<int>(ptx::cluster_index().x) * kRows + rank * part;
@@ -139,7 +139,7 @@ __global__ void multicast_kernel(const __grid_constant__ ptx::TensorMap map, int
   ptx::mbarrier_wait(&barrier, 0);
   for (int i = static_cast<int>(threadIdx.x); i < kRows * 64; i += kThreads)
     y[blockIdx.x * kRows * 64 + i] = tile[i];
-  ptx::cluster_sync();  // nobody returns while copies to it, or from it, are under way
+  ptx::cluster_sync();  // no block returns while copies to it, or from it, are under way
 }
 Tensor multicast(Tensor x, int64_t cluster) {
   check(x, "x").on_gpu().dtype({ScalarType::Int}).rank(2).contiguous().size(1, 64);

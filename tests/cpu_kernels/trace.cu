@@ -1,6 +1,6 @@
 // Planted races and unwritten reads, and access patterns whose counts are known, for the tracer.
 //
-// A kernel is wrong where `mended` is false. The lines that are to be named end in `// name: first`
+// A kernel is wrong where `fixed` is false. The lines that are to be named end in `// name: first`
 // and `// name: second`; or, where what matters is a count, in `// name: load` and `// name:
 // store`. No PyTorch: the tests call run_case.
 #include <cooperative_groups.h>
@@ -21,11 +21,11 @@ namespace {
 
 // ------------------------------------------------------------------ races in shared memory
 
-template <bool mended>
+template <bool fixed>
 __global__ void missing_barrier(float* out) {
   __shared__ float row[64];
   row[threadIdx.x] = 1.0f;  // missing_barrier: first
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   out[threadIdx.x] = row[63 - threadIdx.x];  // missing_barrier: second
 }
 
@@ -33,16 +33,16 @@ __global__ void missing_barrier(float* out) {
 struct Terms {
   float of[64];
 };
-template <bool mended>
+template <bool fixed>
 __global__ void missing_barrier_in_graph(float* out, Terms terms) {
   __shared__ float row[64];
   row[threadIdx.x] = terms.of[threadIdx.x];  // missing_barrier_in_graph: first
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   out[threadIdx.x] = row[63 - threadIdx.x];  // missing_barrier_in_graph: second
 }
 
 // Each trip writes what the one before may still read.
-template <bool mended>
+template <bool fixed>
 __global__ void missing_barrier_after(float* out) {
   __shared__ float row[64];
   float sum = 0;
@@ -50,13 +50,13 @@ __global__ void missing_barrier_after(float* out) {
     row[threadIdx.x] = trip;  // missing_barrier_after: first
     __syncthreads();
     sum += row[63 - threadIdx.x];  // missing_barrier_after: second
-    if (mended) __syncthreads();
+    if (fixed) __syncthreads();
   }
   out[threadIdx.x] = sum;
 }
 
 // A tree whose steps are not separated.
-template <bool mended>
+template <bool fixed>
 __global__ void missing_barrier_between_trips(float* out) {
   __shared__ float part[128];
   unsigned t = threadIdx.x;
@@ -64,21 +64,21 @@ __global__ void missing_barrier_between_trips(float* out) {
   __syncthreads();
   for (unsigned half = 64; half > 0; half /= 2) {
     if (t < half) part[t] += part[t + half];  // missing_barrier_between_trips: both
-    if (mended) __syncthreads();
+    if (fixed) __syncthreads();
   }
   if (t == 0) out[0] = part[0];
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void neighbour_without_syncwarp(float* out) {
   __shared__ float lane[32];
   lane[threadIdx.x] = threadIdx.x;  // neighbour_without_syncwarp: first
-  if (mended) __syncwarp();
+  if (fixed) __syncwarp();
   out[threadIdx.x] = lane[threadIdx.x ^ 1];  // neighbour_without_syncwarp: second
 }
 
 // The way of old, when the lanes of a warp could not part.
-template <bool mended>
+template <bool fixed>
 __global__ void volatile_warp_sum(float* out) {
   __shared__ float part[64];
   part[threadIdx.x] = threadIdx.x;
@@ -87,20 +87,20 @@ __global__ void volatile_warp_sum(float* out) {
   volatile float* v = part;
   for (unsigned half = 16; half > 0; half /= 2) {
     float other = v[threadIdx.x + half];  // volatile_warp_sum: first
-    if (mended) __syncwarp();
+    if (fixed) __syncwarp();
     v[threadIdx.x] = v[threadIdx.x] + other;  // volatile_warp_sum: second
-    if (mended) __syncwarp();
+    if (fixed) __syncwarp();
   }
   out[threadIdx.x] = part[threadIdx.x];
 }
 
 // Two buffers need a barrier a trip; the next but one overwrites what is read.
-template <bool mended>
+template <bool fixed>
 __global__ void double_buffer(float* out) {
   __shared__ float buffer[2][64];
   float sum = 0;
   for (int trip = 0; trip < 4; ++trip) {
-    int which = mended ? trip % 2 : 0;
+    int which = fixed ? trip % 2 : 0;
     buffer[which][threadIdx.x] = trip;  // double_buffer: first
     __syncthreads();
     sum += buffer[which][63 - threadIdx.x];  // double_buffer: second
@@ -108,28 +108,28 @@ __global__ void double_buffer(float* out) {
   out[threadIdx.x] = sum;
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void copy_without_wait(float* out, const float* in) {
   __shared__ __align__(16) float row[128];
   ptx::cp_async<16>(&row[4 * threadIdx.x], &in[4 * threadIdx.x]);  // copy_without_wait: first
   ptx::cp_async_commit();
-  if (mended) ptx::cp_async_wait<0>();
+  if (fixed) ptx::cp_async_wait<0>();
   out[threadIdx.x] = row[4 * threadIdx.x];  // copy_without_wait: second
 }
 
 // The wait is for a thread's own copies.
-template <bool mended>
+template <bool fixed>
 __global__ void copy_without_barrier(float* out, const float* in) {
   __shared__ __align__(16) float row[128];
   ptx::cp_async<16>(&row[4 * threadIdx.x], &in[4 * threadIdx.x]);  // copy_without_barrier: first
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   out[threadIdx.x] = row[4 * (31 - threadIdx.x)];  // copy_without_barrier: second
 }
 
 // Two copies are under way, and the wait leaves the wrong one.
-template <bool mended>
+template <bool fixed>
 __global__ void copy_wait_for_too_few(float* out, const float* in) {
   __shared__ __align__(16) float row[2][128];
   for (int i = 0; i < 2; ++i) {
@@ -137,16 +137,16 @@ __global__ void copy_wait_for_too_few(float* out, const float* in) {
     ptx::cp_async<16>(to, in + 4 * threadIdx.x);  // copy_wait_for_too_few: first
     ptx::cp_async_commit();
   }
-  ptx::cp_async_wait<mended ? 0 : 1>();
+  ptx::cp_async_wait<fixed ? 0 : 1>();
   __syncthreads();
   out[threadIdx.x] = row[1][4 * threadIdx.x];  // copy_wait_for_too_few: second
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void named_barrier_too_small(float* out) {
   __shared__ float row[96];
   row[threadIdx.x] = 1.0f;  // named_barrier_too_small: first
-  if (mended)
+  if (fixed)
     ptx::barrier_sync(1, 96);
   else if (threadIdx.x < 64)
     ptx::barrier_sync(1, 64);
@@ -154,23 +154,23 @@ __global__ void named_barrier_too_small(float* out) {
 }
 
 // The producer arrives before it writes.
-template <bool mended>
+template <bool fixed>
 __global__ void arrive_before_write(float* out) {
   __shared__ float row[32];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) ptx::mbarrier_init(&full, 32);
   __syncthreads();
   if (threadIdx.x < 32) {
-    if (!mended) ptx::mbarrier_arrive(&full);
+    if (!fixed) ptx::mbarrier_arrive(&full);
     row[threadIdx.x] = 2.0f;  // arrive_before_write: first
-    if (mended) ptx::mbarrier_arrive(&full);
+    if (fixed) ptx::mbarrier_arrive(&full);
   } else {
     ptx::mbarrier_wait(&full, 0);
     out[threadIdx.x] = row[threadIdx.x - 32];  // arrive_before_write: second
   }
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void bulk_copy_without_wait(float* out, const float* in) {
   __shared__ __align__(16) float row[64];
   __shared__ uint64_t full;
@@ -180,31 +180,31 @@ __global__ void bulk_copy_without_wait(float* out, const float* in) {
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
     ptx::copy_bulk(row, in, 256, &full);  // bulk_copy_without_wait: first
   }
-  if (mended) ptx::mbarrier_wait(&full, 0);
+  if (fixed) ptx::mbarrier_wait(&full, 0);
   out[threadIdx.x] = row[threadIdx.x];  // bulk_copy_without_wait: second
   __syncthreads();
   ptx::mbarrier_wait(&full, 0);
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void ldmatrix_without_syncwarp(float* out) {
   __shared__ __align__(16) unsigned short tile[8][8];
   for (int i = threadIdx.x; i < 64; i += 32)
     tile[i % 8][i / 8] = i;  // ldmatrix_without_syncwarp: first
-  if (mended) __syncwarp();
+  if (fixed) __syncwarp();
   uint32_t fragment[1];
   ptx::ldmatrix_x1(fragment, tile[threadIdx.x % 8]);  // ldmatrix_without_syncwarp: second
   out[threadIdx.x] = fragment[0];
 }
 
 // All four warps read all of the tile.
-template <bool mended>
+template <bool fixed>
 __global__ void wgmma_without_barrier(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   for (int i = threadIdx.x; i < 1024; i += 128)
     tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_barrier: first
   ptx::fence_for_copy_engine();
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
   float sums[4] = {};
   ptx::wgmma_fence(sums);
@@ -215,12 +215,12 @@ __global__ void wgmma_without_barrier(float* out) {
 }
 
 // A tile of 64 threads has met; the other half of the block has not.
-template <bool mended>
+template <bool fixed>
 __global__ void wide_tile_too_small(float* out) {
   __shared__ float tile_row[128];
   auto block = cg::this_thread_block();
   tile_row[threadIdx.x] = 1.0f;  // wide_tile_too_small: first
-  if (mended)
+  if (fixed)
     cg::tiled_partition<128>(block).sync();
   else
     cg::tiled_partition<64>(block).sync();
@@ -228,23 +228,23 @@ __global__ void wide_tile_too_small(float* out) {
 }
 
 // No order of threads shows it: all of them come to the wait before one goes on.
-template <bool mended>
+template <bool fixed>
 __global__ void write_between_arrival_and_wait(float* out) {
   __shared__ float row[64];
   auto block = cg::this_thread_block();
-  if (mended) row[threadIdx.x] = 1.0f;
+  if (fixed) row[threadIdx.x] = 1.0f;
   auto token = block.barrier_arrive();
-  if (!mended) row[threadIdx.x] = 1.0f;  // write_between_arrival_and_wait: first
+  if (!fixed) row[threadIdx.x] = 1.0f;  // write_between_arrival_and_wait: first
   block.barrier_wait(std::move(token));
   out[threadIdx.x] = row[63 - threadIdx.x];  // write_between_arrival_and_wait: second
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void group_copy_without_wait(const float* in, float* out) {
   __shared__ float row[128];
   auto block = cg::this_thread_block();
   cg::memcpy_async(block, row, in, sizeof row);  // group_copy_without_wait: first
-  if (mended)
+  if (fixed)
     cg::wait(block);
   else
     block.sync();
@@ -252,20 +252,20 @@ __global__ void group_copy_without_wait(const float* in, float* out) {
 }
 
 // A tile of 16 threads has met; the other half of the warp has not.
-template <bool mended>
+template <bool fixed>
 __global__ void tile_too_small(float* out) {
   __shared__ float lane[32];
-  auto tile = cg::tiled_partition<mended ? 32 : 16>(cg::this_thread_block());
+  auto tile = cg::tiled_partition<fixed ? 32 : 16>(cg::this_thread_block());
   lane[threadIdx.x] = threadIdx.x;  // tile_too_small: first
   tile.sync();
   out[threadIdx.x] = lane[31 - threadIdx.x];  // tile_too_small: second
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void histogram_not_cleared(int* out, const int* in) {
   __shared__ int bins[4];
   if (threadIdx.x < 4) bins[threadIdx.x] = 0;  // histogram_not_cleared: first
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   atomicAdd(&bins[in[threadIdx.x] & 3], 1);  // histogram_not_cleared: second
   __syncthreads();
   if (threadIdx.x < 4) out[threadIdx.x] = bins[threadIdx.x];
@@ -275,7 +275,7 @@ __global__ void histogram_not_cleared(int* out, const int* in) {
 // clusters
 
 // One thread stores the tile; the others may write the next one when it has waited.
-template <bool mended>
+template <bool fixed>
 __global__ void stored_tile_overwritten(float* out) {
   __shared__ __align__(16) float tile[64];
   for (int trip = 0; trip < 2; ++trip) {
@@ -285,14 +285,14 @@ __global__ void stored_tile_overwritten(float* out) {
     if (threadIdx.x == 0) {
       ptx::store_bulk(out + 64 * trip, tile, 256);  // stored_tile_overwritten: first
       ptx::bulk_commit();
-      if (mended) ptx::bulk_wait_read<0>();
+      if (fixed) ptx::bulk_wait_read<0>();
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) ptx::bulk_wait<0>();
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void tensor_tile_overwritten(const __grid_constant__ ptx::TensorMap map) {
   __shared__ __align__(128) float tile[8][8];
   for (int trip = 0; trip < 2; ++trip) {
@@ -302,7 +302,7 @@ __global__ void tensor_tile_overwritten(const __grid_constant__ ptx::TensorMap m
     if (threadIdx.x == 0) {
       ptx::store_tensor(map, {0, 8 * trip}, tile);  // tensor_tile_overwritten: first
       ptx::bulk_commit();
-      if (mended) ptx::bulk_wait_read<0>();
+      if (fixed) ptx::bulk_wait_read<0>();
     }
     __syncthreads();
   }
@@ -310,7 +310,7 @@ __global__ void tensor_tile_overwritten(const __grid_constant__ ptx::TensorMap m
 }
 
 // bulk_wait_read is for the tile; what was stored is there after bulk_wait.
-template <bool mended>
+template <bool fixed>
 __global__ void stored_result_read(float* data, float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;
@@ -319,7 +319,7 @@ __global__ void stored_result_read(float* data, float* out) {
   if (threadIdx.x == 0) {
     ptx::store_bulk(data, tile, 256);  // stored_result_read: first
     ptx::bulk_commit();
-    if (mended)
+    if (fixed)
       ptx::bulk_wait<0>();
     else
       ptx::bulk_wait_read<0>();
@@ -328,7 +328,7 @@ __global__ void stored_result_read(float* data, float* out) {
   out[threadIdx.x] = data[threadIdx.x];  // stored_result_read: second
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void tensor_load_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
   __shared__ __align__(128) float tile[8][8];
   __shared__ uint64_t full;
@@ -339,13 +339,13 @@ __global__ void tensor_load_without_wait(const __grid_constant__ ptx::TensorMap 
     ptx::load_tensor(tile, map, {0, 0}, &full);  // tensor_load_without_wait: first
   }
   __syncthreads();
-  if (mended) ptx::mbarrier_wait(&full, 0);
+  if (fixed) ptx::mbarrier_wait(&full, 0);
   out[threadIdx.x] = tile[threadIdx.x / 8][threadIdx.x % 8];  // tensor_load_without_wait: second
   ptx::mbarrier_wait(&full, 0);
 }
 
 // Rows of 16 bytes lie in a tile with the pitch of their swizzle. No gap is waited for, or read.
-template <bool mended>
+template <bool fixed>
 __global__ void narrow_box_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
   __shared__ __align__(1024) float tile[8][32];
   __shared__ uint64_t full;
@@ -355,7 +355,7 @@ __global__ void narrow_box_without_wait(const __grid_constant__ ptx::TensorMap m
     ptx::mbarrier_arrive_expect_bytes(&full, 128);
     ptx::load_tensor(tile, map, {0, 0}, &full);  // narrow_box_without_wait: first
   }
-  if (mended) ptx::mbarrier_wait(&full, 0);
+  if (fixed) ptx::mbarrier_wait(&full, 0);
   unsigned row = threadIdx.x / 4;
   out[threadIdx.x] = tile[row][row * 4 + threadIdx.x % 4];  // narrow_box_without_wait: second
   __syncthreads();
@@ -368,7 +368,7 @@ __global__ void narrow_box_without_wait(const __grid_constant__ ptx::TensorMap m
   }
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1)
     multicast_without_wait(const __grid_constant__ ptx::TensorMap map, float* out) {
   __shared__ __align__(128) float tile[8][8];
@@ -379,7 +379,7 @@ __global__ void __cluster_dims__(2, 1, 1)
   if (threadIdx.x == 0 && ptx::cluster_block_rank() == 0)
     ptx::load_tensor_multicast(tile, map, {0, 0}, &full, 3);  // multicast_without_wait: first
   ptx::cluster_sync();
-  if (mended) ptx::mbarrier_wait(&full, 0);
+  if (fixed) ptx::mbarrier_wait(&full, 0);
   out[blockIdx.x * blockDim.x + threadIdx.x] =
       tile[threadIdx.x / 8][threadIdx.x % 8];  // multicast_without_wait: second
   ptx::mbarrier_wait(&full, 0);
@@ -387,12 +387,12 @@ __global__ void __cluster_dims__(2, 1, 1)
 }
 
 // Waiting for its own block's threads does not make a block wait for its neighbour.
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1) cluster_read_without_barrier(uint32_t* out) {
   __shared__ uint32_t row[32];
   ptx::cluster_sync();
   row[threadIdx.x] = threadIdx.x;  // cluster_read_without_barrier: first
-  if (mended)
+  if (fixed)
     ptx::cluster_sync();
   else
     __syncthreads();
@@ -402,13 +402,13 @@ __global__ void __cluster_dims__(2, 1, 1) cluster_read_without_barrier(uint32_t*
   ptx::cluster_sync();
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1) cluster_store_without_barrier(uint32_t* out) {
   __shared__ uint32_t row[32];
   ptx::cluster_sync();
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   ptx::store_to_rank(&row[threadIdx.x], other, 1);  // cluster_store_without_barrier: first
-  if (mended)
+  if (fixed)
     ptx::cluster_sync();
   else
     __syncthreads();
@@ -417,7 +417,7 @@ __global__ void __cluster_dims__(2, 1, 1) cluster_store_without_barrier(uint32_t
   ptx::cluster_sync();
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1) async_store_without_wait(uint32_t* out) {
   __shared__ uint32_t row[32];
   __shared__ uint64_t full;
@@ -429,7 +429,7 @@ __global__ void __cluster_dims__(2, 1, 1) async_store_without_wait(uint32_t* out
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   ptx::store_async_to_rank(&row[threadIdx.x], other, 1, &full);  // async_store_without_wait: first
   ptx::cluster_sync();
-  if (mended) ptx::mbarrier_wait_cluster(&full, 0);
+  if (fixed) ptx::mbarrier_wait_cluster(&full, 0);
   out[blockIdx.x * blockDim.x + threadIdx.x] =
       row[threadIdx.x];  // async_store_without_wait: second
   ptx::mbarrier_wait_cluster(&full, 0);
@@ -437,7 +437,7 @@ __global__ void __cluster_dims__(2, 1, 1) async_store_without_wait(uint32_t* out
 }
 
 // The source of a copy to another block is read until that block's mbarrier says so.
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1) sent_tile_overwritten(float* out) {
   __shared__ __align__(16) float from[32], to[32];
   __shared__ uint64_t full;
@@ -451,7 +451,7 @@ __global__ void __cluster_dims__(2, 1, 1) sent_tile_overwritten(float* out) {
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   if (threadIdx.x == 0)
     ptx::copy_bulk_to_rank(to, other, from, 128, &full);  // sent_tile_overwritten: first
-  if (mended) ptx::mbarrier_wait_cluster(&full, 0);
+  if (fixed) ptx::mbarrier_wait_cluster(&full, 0);
   ptx::cluster_sync();
   from[threadIdx.x] = 2.0f;  // sent_tile_overwritten: second
   ptx::mbarrier_wait_cluster(&full, 0);
@@ -460,18 +460,18 @@ __global__ void __cluster_dims__(2, 1, 1) sent_tile_overwritten(float* out) {
 }
 
 // A warp's matrix is for the next warp after a barrier.
-template <bool mended>
+template <bool fixed>
 __global__ void stmatrix_without_barrier(uint32_t* out) {
   __shared__ __align__(16) unsigned short tile[2][8][8];
   const uint32_t fragment[1] = {threadIdx.x};
   unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   ptx::stmatrix_x1(tile[warp][lane % 8], fragment);  // stmatrix_without_barrier: first
-  if (mended) __syncthreads();
+  if (fixed) __syncthreads();
   out[threadIdx.x] = tile[warp ^ 1][lane / 8][lane % 8];  // stmatrix_without_barrier: second
 }
 
 // A barrier does not end a wgmma: the tile is read until wgmma_wait.
-template <bool mended>
+template <bool fixed>
 __global__ void wgmma_tile_overwritten(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
@@ -484,7 +484,7 @@ __global__ void wgmma_tile_overwritten(float* out) {
     ptx::wgmma_fence(sums);
     ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // wgmma_tile_overwritten: first
     ptx::wgmma_commit();
-    if (mended) ptx::wgmma_wait<0>(sums);
+    if (fixed) ptx::wgmma_wait<0>(sums);
     __syncthreads();
   }
   ptx::wgmma_wait<0>(sums);
@@ -492,11 +492,11 @@ __global__ void wgmma_tile_overwritten(float* out) {
 }
 
 // What a thread has stored is no news to the copy engine before a fence, whatever barrier follows.
-template <bool mended>
+template <bool fixed>
 __global__ void store_without_fence(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // store_without_fence: first
-  if (mended) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_for_copy_engine();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::store_bulk(out, tile, 256);  // store_without_fence: second
@@ -506,12 +506,12 @@ __global__ void store_without_fence(float* out) {
 }
 
 // The storing thread's own fence, but of the store before.
-template <bool mended>
+template <bool fixed>
 __global__ void tensor_store_with_old_fence(const __grid_constant__ ptx::TensorMap map) {
   __shared__ __align__(128) float tile[8][8];
-  if (!mended) ptx::fence_for_copy_engine();
+  if (!fixed) ptx::fence_for_copy_engine();
   tile[threadIdx.x / 8][threadIdx.x % 8] = 1.0f;  // tensor_store_with_old_fence: first
-  if (mended) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_for_copy_engine();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::store_tensor(map, {0, 0}, tile);  // tensor_store_with_old_fence: second
@@ -520,12 +520,12 @@ __global__ void tensor_store_with_old_fence(const __grid_constant__ ptx::TensorM
   }
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void wgmma_without_fence(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   for (int i = threadIdx.x; i < 1024; i += 128)
     tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_fence: first
-  if (mended) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_for_copy_engine();
   __syncthreads();
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
   float sums[4] = {};
@@ -537,12 +537,12 @@ __global__ void wgmma_without_fence(float* out) {
 }
 
 // A fence after the barrier is of use to the thread that has it, if that is the one which stores.
-template <bool mended>
+template <bool fixed>
 __global__ void fence_by_another(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // fence_by_another: first
   __syncthreads();
-  if (threadIdx.x == (mended ? 0 : 32)) ptx::fence_for_copy_engine();
+  if (threadIdx.x == (fixed ? 0 : 32)) ptx::fence_for_copy_engine();
   if (threadIdx.x == 0) {
     ptx::store_bulk(out, tile, 256);  // fence_by_another: second
     ptx::bulk_commit();
@@ -550,13 +550,13 @@ __global__ void fence_by_another(float* out) {
   }
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void mbarrier_without_fence(float* out, const float* in) {
   __shared__ __align__(16) float row[64];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&full, 1);  // mbarrier_without_fence: first
-    if (mended) ptx::fence_mbarrier_init();
+    if (fixed) ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (threadIdx.x == 32) {
@@ -568,14 +568,14 @@ __global__ void mbarrier_without_fence(float* out, const float* in) {
 }
 
 // A fence before an mbarrier begins is of no use to it.
-template <bool mended>
+template <bool fixed>
 __global__ void mbarrier_after_fence(const __grid_constant__ ptx::TensorMap map, float* out) {
   __shared__ __align__(128) float tile[8][8];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
-    if (!mended) ptx::fence_for_copy_engine(), ptx::fence_mbarrier_init();
+    if (!fixed) ptx::fence_for_copy_engine(), ptx::fence_mbarrier_init();
     ptx::mbarrier_init(&full, 1);  // mbarrier_after_fence: first
-    if (mended) ptx::fence_for_copy_engine();
+    if (fixed) ptx::fence_for_copy_engine();
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
     ptx::load_tensor(tile, map, {0, 0}, &full);  // mbarrier_after_fence: second
   }
@@ -586,7 +586,7 @@ __global__ void mbarrier_after_fence(const __grid_constant__ ptx::TensorMap map,
 
 // fence_mbarrier_init is for mbarriers that its thread has begun, and for nothing else. The thread
 // that copies may have the other fence instead.
-template <bool mended>
+template <bool fixed>
 __global__ void __cluster_dims__(2, 1, 1) mbarrier_fenced_by_another(float* out) {
   __shared__ __align__(16) float from[32], to[32];
   __shared__ uint64_t full;
@@ -596,7 +596,7 @@ __global__ void __cluster_dims__(2, 1, 1) mbarrier_fenced_by_another(float* out)
   ptx::cluster_sync();
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   if (threadIdx.x == 1) {
-    if (mended)
+    if (fixed)
       ptx::fence_for_copy_engine();
     else
       ptx::fence_mbarrier_init();
@@ -608,11 +608,11 @@ __global__ void __cluster_dims__(2, 1, 1) mbarrier_fenced_by_another(float* out)
   ptx::cluster_sync();
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void tile_with_mbarrier_fence(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // tile_with_mbarrier_fence: first
-  if (mended)
+  if (fixed)
     ptx::fence_for_copy_engine();
   else
     ptx::fence_mbarrier_init();
@@ -625,7 +625,7 @@ __global__ void tile_with_mbarrier_fence(float* out) {
 }
 
 // An mbarrier may not begin again while a copy is still to be counted there.
-template <bool mended>
+template <bool fixed>
 __global__ void mbarrier_begun_again(float* out, const float* in) {
   __shared__ __align__(16) float row[64];
   __shared__ uint64_t full;
@@ -635,14 +635,14 @@ __global__ void mbarrier_begun_again(float* out, const float* in) {
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
     ptx::copy_bulk(row, in, 256, &full);  // mbarrier_begun_again: first
   }
-  if (mended) ptx::mbarrier_wait(&full, 0);
+  if (fixed) ptx::mbarrier_wait(&full, 0);
   __syncthreads();
   if (threadIdx.x == 32) ptx::mbarrier_init(&full, 1);  // mbarrier_begun_again: second
-  if (mended) out[threadIdx.x] = row[threadIdx.x];
+  if (fixed) out[threadIdx.x] = row[threadIdx.x];
 }
 
 // Two warpgroups read one tile, and the second does not wait before it says that it is done.
-template <bool mended>
+template <bool fixed>
 __global__ void second_warpgroup_without_wait(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
@@ -655,36 +655,36 @@ __global__ void second_warpgroup_without_wait(float* out) {
     ptx::wgmma_fence(sums);
     ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // second_warpgroup_without_wait: first
     ptx::wgmma_commit();
-    if (mended || threadIdx.x < 128) ptx::wgmma_wait<0>(sums);
+    if (fixed || threadIdx.x < 128) ptx::wgmma_wait<0>(sums);
     __syncthreads();
   }
   ptx::wgmma_wait<0>(sums);
   out[threadIdx.x] = sums[0];
 }
 
-// ------------------------------------------------------------------ reads of what nobody wrote
+// ------------------------------------------------------------------ reads of what no kernel wrote
 
-template <bool mended>
+template <bool fixed>
 __global__ void unwritten_tail(float* out) {
   __shared__ float row[40];
   row[threadIdx.x] = 1.0f;
-  if (mended && threadIdx.x < 8) row[threadIdx.x + 32] = 0.0f;
+  if (fixed && threadIdx.x < 8) row[threadIdx.x + 32] = 0.0f;
   __syncthreads();
   out[threadIdx.x] = row[threadIdx.x + 8];  // unwritten_tail: first
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void unwritten_dynamic(float* out) {
   extern __shared__ float row[];
-  if (mended || threadIdx.x % 2) row[threadIdx.x] = 1.0f;
+  if (fixed || threadIdx.x % 2) row[threadIdx.x] = 1.0f;
   __syncthreads();
   out[threadIdx.x] = row[31 - threadIdx.x];  // unwritten_dynamic: first
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void unwritten_counter(int* out) {
   __shared__ int count;
-  if (mended && threadIdx.x == 0) count = 0;
+  if (fixed && threadIdx.x == 0) count = 0;
   __syncthreads();
   atomicAdd(&count, 1);  // unwritten_counter: first
   __syncthreads();
@@ -693,33 +693,32 @@ __global__ void unwritten_counter(int* out) {
 
 // ------------------------------------------------------------------ races in global memory
 
-template <bool mended>
+template <bool fixed>
 __global__ void blocks_write_one_element(float* out) {
-  if (threadIdx.x == 0)
-    out[mended ? blockIdx.x : 0] = blockIdx.x;  // blocks_write_one_element: both
+  if (threadIdx.x == 0) out[fixed ? blockIdx.x : 0] = blockIdx.x;  // blocks_write_one_element: both
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void plain_counter(int* out) {
-  if (mended)
+  if (fixed)
     atomicAdd(out, 1);
   else
     *out += 1;  // plain_counter: both
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void in_place_neighbour(float* data, float* out) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  float right = data[i + 1];         // in_place_neighbour: first
-  (mended ? out : data)[i] = right;  // in_place_neighbour: second
+  float right = data[i + 1];        // in_place_neighbour: first
+  (fixed ? out : data)[i] = right;  // in_place_neighbour: second
 }
 
 // One block hands a value to the other.
-template <bool mended>
+template <bool fixed>
 __global__ void flag_without_fence(float* data, int* flag, float* out) {
   if (blockIdx.x == 0) {
     data[threadIdx.x] = 3.0f;  // flag_without_fence: first
-    if (mended) __threadfence();
+    if (fixed) __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) atomicExch(flag, 1);
   } else {
@@ -732,11 +731,11 @@ __global__ void flag_without_fence(float* data, int* flag, float* out) {
 }
 
 // A fence for the block alone.
-template <bool mended>
+template <bool fixed>
 __global__ void flag_with_block_fence(float* data, int* flag, float* out) {
   if (blockIdx.x == 0) {
     data[threadIdx.x] = 3.0f;  // flag_with_block_fence: first
-    if (mended)
+    if (fixed)
       __threadfence();
     else
       __threadfence_block();
@@ -752,11 +751,11 @@ __global__ void flag_with_block_fence(float* data, int* flag, float* out) {
 }
 
 // The same through a volatile flag, by single threads.
-template <bool mended>
+template <bool fixed>
 __global__ void volatile_flag_without_fence(float* data, volatile int* flag, float* out) {
   if (blockIdx.x == 0) {
     data[0] = 3.0f;  // volatile_flag_without_fence: first
-    if (mended) __threadfence();
+    if (fixed) __threadfence();
     *flag = 1;
   } else {
     while (*flag == 0) __nanosleep(100);
@@ -765,12 +764,12 @@ __global__ void volatile_flag_without_fence(float* data, volatile int* flag, flo
 }
 
 // The block that finishes last adds up what the others have written.
-template <bool mended>
+template <bool fixed>
 __global__ void last_block_without_fence(float* parts, unsigned* done, float* out) {
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     parts[blockIdx.x] = blockIdx.x;  // last_block_without_fence: first
-    if (mended) __threadfence();
+    if (fixed) __threadfence();
     is_last = atomicInc(done, gridDim.x - 1) == gridDim.x - 1;
   }
   __syncthreads();
@@ -779,21 +778,21 @@ __global__ void last_block_without_fence(float* parts, unsigned* done, float* ou
 }
 
 // A lock without a fence keeps others out, but does not show them what was written.
-template <bool mended>
+template <bool fixed>
 __global__ void lock_without_fence(int* lock, float* sum) {
   if (threadIdx.x) return;
   while (atomicCAS(lock, 0, 1) != 0) {
   }
   *sum += 1.0f;  // lock_without_fence: both
-  if (mended) __threadfence();
+  if (fixed) __threadfence();
   atomicExch(lock, 0);
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void missing_grid_barrier(float* data, float* out) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
   data[i] = 1.0f;  // missing_grid_barrier: first
-  if (mended)
+  if (fixed)
     cg::this_grid().sync();
   else
     __syncthreads();
@@ -805,14 +804,14 @@ __global__ void missing_grid_barrier(float* data, float* out) {
 using DeviceFlag = cuda::atomic_ref<int, cuda::thread_scope_device>;
 
 // One block tells the other that there is something to read. Thread 0 does, for all of its block.
-template <bool mended>
+template <bool fixed>
 __global__ void store_not_released(float* data, int* word, float* out) {
   DeviceFlag flag(*word);
   if (blockIdx.x == 0) {
     data[threadIdx.x] = 3.0f;  // store_not_released: first
     __syncthreads();
     if (threadIdx.x == 0)
-      flag.store(1, mended ? cuda::memory_order_release : cuda::memory_order_relaxed);
+      flag.store(1, fixed ? cuda::memory_order_release : cuda::memory_order_relaxed);
   } else {
     if (threadIdx.x == 0)
       while (flag.load(cuda::memory_order_acquire) == 0) {
@@ -821,22 +820,22 @@ __global__ void store_not_released(float* data, int* word, float* out) {
     out[threadIdx.x] = data[threadIdx.x];  // store_not_released: second
   }
 }
-template <bool mended>
+template <bool fixed>
 __global__ void load_not_acquired(float* data, int* word, float* out) {
   DeviceFlag flag(*word);
   if (blockIdx.x == 0) {
     data[0] = 3.0f;  // load_not_acquired: first
     flag.store(1, cuda::memory_order_release);
   } else {
-    while (!flag.load(mended ? cuda::memory_order_acquire : cuda::memory_order_relaxed)) {
+    while (!flag.load(fixed ? cuda::memory_order_acquire : cuda::memory_order_relaxed)) {
     }
     out[0] = data[0];  // load_not_acquired: second
   }
 }
 // A release that only the block itself sees.
-template <bool mended>
+template <bool fixed>
 __global__ void scope_too_small(float* data, int* word, float* out) {
-  constexpr auto scope = mended ? cuda::thread_scope_device : cuda::thread_scope_block;
+  constexpr auto scope = fixed ? cuda::thread_scope_device : cuda::thread_scope_block;
   cuda::atomic_ref<int, scope> flag(*word);
   if (blockIdx.x == 0) {
     data[0] = 3.0f;  // scope_too_small: first
@@ -848,7 +847,7 @@ __global__ void scope_too_small(float* data, int* word, float* out) {
   }
 }
 // The fences are there, on one side alone.
-template <bool mended>
+template <bool fixed>
 __global__ void reader_without_fence(float* data, int* word, float* out) {
   DeviceFlag flag(*word);
   if (blockIdx.x == 0) {
@@ -858,22 +857,22 @@ __global__ void reader_without_fence(float* data, int* word, float* out) {
   } else {
     while (flag.load(cuda::memory_order_relaxed) == 0) {
     }
-    if (mended) cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
+    if (fixed) cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
     out[0] = data[0];  // reader_without_fence: second
   }
 }
 // A lock that is given back by a relaxed store.
-template <bool mended>
+template <bool fixed>
 __global__ void lock_not_released(int* word, float* sum) {
   if (threadIdx.x) return;
   DeviceFlag lock(*word);
   for (int free = 0; !lock.compare_exchange_strong(free, 1, cuda::memory_order_acquire); free = 0) {
   }
   *sum += 1.0f;  // lock_not_released: both
-  lock.store(0, mended ? cuda::memory_order_release : cuda::memory_order_relaxed);
+  lock.store(0, fixed ? cuda::memory_order_release : cuda::memory_order_relaxed);
 }
 
-template <bool mended>
+template <bool fixed>
 __global__ void arrival_without_wait(float* out) {
   __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
   __shared__ float row[64];
@@ -881,10 +880,10 @@ __global__ void arrival_without_wait(float* out) {
   __syncthreads();
   row[threadIdx.x] = 1.0f;  // arrival_without_wait: first
   auto token = barrier.arrive();
-  if (mended) barrier.wait(std::move(token));
+  if (fixed) barrier.wait(std::move(token));
   out[threadIdx.x] = row[63 - threadIdx.x];  // arrival_without_wait: second
 }
-template <bool mended>
+template <bool fixed>
 __global__ void stage_without_wait(float* out, const float* in) {
   __shared__ float row[128];
   __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 1> state;
@@ -893,19 +892,19 @@ __global__ void stage_without_wait(float* out, const float* in) {
   pipeline.producer_acquire();
   cuda::memcpy_async(block, row, in, sizeof row, pipeline);  // stage_without_wait: first
   pipeline.producer_commit();
-  if (mended) pipeline.consumer_wait();
+  if (fixed) pipeline.consumer_wait();
   out[threadIdx.x] = row[4 * threadIdx.x];  // stage_without_wait: second
   pipeline.consumer_release();
 }
 // The stage is filled again while others still read it.
-template <bool mended>
+template <bool fixed>
 __global__ void stage_not_acquired(float* out, const float* in) {
   __shared__ float row[64];
   __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 1> state;
   auto block = cooperative_groups::this_thread_block();
   auto pipeline = cuda::make_pipeline(block, &state);
   for (int i = 0; i < 2; ++i) {
-    if (mended) pipeline.producer_acquire();
+    if (fixed) pipeline.producer_acquire();
     cuda::memcpy_async(block, row, in, sizeof row, pipeline);  // stage_not_acquired: second
     pipeline.producer_commit();
     pipeline.consumer_wait();
@@ -939,11 +938,11 @@ __global__ void float_atomics(float* out) {
 
 // The first guess of a loop around compare-and-swap may be out of date.
 __global__ void compare_and_swap(unsigned* out) {
-  unsigned seen = *out, wanted;
+  unsigned seen = *out, expected;
   do {
-    wanted = seen;
-    seen = atomicCAS(out, wanted, wanted + 1);
-  } while (seen != wanted);
+    expected = seen;
+    seen = atomicCAS(out, expected, expected + 1);
+  } while (seen != expected);
 }
 
 // Within a block, its fence is enough, for a volatile flag and for an atomic one.
@@ -1188,55 +1187,55 @@ ptx::TensorMap map_of(float* matrix, int64_t columns, int64_t rows, ptx::Swizzle
 }
 
 // Those of the copy engine, wgmma and clusters.
-template <bool mended>
+template <bool fixed>
 bool run_planted_on_hopper(std::string_view name) {
   Buffers m;
   auto* words = reinterpret_cast<uint32_t*>(m.flags);
   const ptx::TensorMap map = map_of(m.a, 8, 16, ptx::Swizzle::kNone);
   if (name == "stored_tile_overwritten")
-    stored_tile_overwritten<mended><<<1, 64>>>(m.a);
+    stored_tile_overwritten<fixed><<<1, 64>>>(m.a);
   else if (name == "tensor_tile_overwritten")
-    tensor_tile_overwritten<mended><<<1, 64>>>(map);
+    tensor_tile_overwritten<fixed><<<1, 64>>>(map);
   else if (name == "stored_result_read")
-    stored_result_read<mended><<<1, 64>>>(m.a, m.b);
+    stored_result_read<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "tensor_load_without_wait")
-    tensor_load_without_wait<mended><<<1, 64>>>(map, m.b);
+    tensor_load_without_wait<fixed><<<1, 64>>>(map, m.b);
   else if (name == "narrow_box_without_wait")
-    narrow_box_without_wait<mended><<<1, 32>>>(map_of(m.a, 4, 16, ptx::Swizzle::k128), m.b);
+    narrow_box_without_wait<fixed><<<1, 32>>>(map_of(m.a, 4, 16, ptx::Swizzle::k128), m.b);
   else if (name == "multicast_without_wait")
-    multicast_without_wait<mended><<<2, 64>>>(map, m.b);
+    multicast_without_wait<fixed><<<2, 64>>>(map, m.b);
   else if (name == "cluster_read_without_barrier")
-    cluster_read_without_barrier<mended><<<2, 32>>>(words);
+    cluster_read_without_barrier<fixed><<<2, 32>>>(words);
   else if (name == "cluster_store_without_barrier")
-    cluster_store_without_barrier<mended><<<2, 32>>>(words);
+    cluster_store_without_barrier<fixed><<<2, 32>>>(words);
   else if (name == "async_store_without_wait")
-    async_store_without_wait<mended><<<2, 32>>>(words);
+    async_store_without_wait<fixed><<<2, 32>>>(words);
   else if (name == "sent_tile_overwritten")
-    sent_tile_overwritten<mended><<<2, 32>>>(m.a);
+    sent_tile_overwritten<fixed><<<2, 32>>>(m.a);
   else if (name == "stmatrix_without_barrier")
-    stmatrix_without_barrier<mended><<<1, 64>>>(words);
+    stmatrix_without_barrier<fixed><<<1, 64>>>(words);
   else if (name == "wgmma_tile_overwritten")
-    wgmma_tile_overwritten<mended><<<1, 128>>>(m.a);
+    wgmma_tile_overwritten<fixed><<<1, 128>>>(m.a);
   else if (name == "store_without_fence")
-    store_without_fence<mended><<<1, 64>>>(m.a);
+    store_without_fence<fixed><<<1, 64>>>(m.a);
   else if (name == "tensor_store_with_old_fence")
-    tensor_store_with_old_fence<mended><<<1, 64>>>(map);
+    tensor_store_with_old_fence<fixed><<<1, 64>>>(map);
   else if (name == "wgmma_without_fence")
-    wgmma_without_fence<mended><<<1, 128>>>(m.a);
+    wgmma_without_fence<fixed><<<1, 128>>>(m.a);
   else if (name == "fence_by_another")
-    fence_by_another<mended><<<1, 64>>>(m.a);
+    fence_by_another<fixed><<<1, 64>>>(m.a);
   else if (name == "mbarrier_without_fence")
-    mbarrier_without_fence<mended><<<1, 64>>>(m.a, m.b);
+    mbarrier_without_fence<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "mbarrier_after_fence")
-    mbarrier_after_fence<mended><<<1, 64>>>(map, m.b);
+    mbarrier_after_fence<fixed><<<1, 64>>>(map, m.b);
   else if (name == "mbarrier_fenced_by_another")
-    mbarrier_fenced_by_another<mended><<<2, 32>>>(m.a);
+    mbarrier_fenced_by_another<fixed><<<2, 32>>>(m.a);
   else if (name == "tile_with_mbarrier_fence")
-    tile_with_mbarrier_fence<mended><<<1, 64>>>(m.a);
+    tile_with_mbarrier_fence<fixed><<<1, 64>>>(m.a);
   else if (name == "mbarrier_begun_again")
-    mbarrier_begun_again<mended><<<1, 64>>>(m.a, m.b);
+    mbarrier_begun_again<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "second_warpgroup_without_wait")
-    second_warpgroup_without_wait<mended><<<1, 256>>>(m.a);
+    second_warpgroup_without_wait<fixed><<<1, 256>>>(m.a);
   else
     return false;
   return true;
@@ -1272,91 +1271,91 @@ void run_in_graph(void (*kernel)(float*, Terms), float* out, bool captured) {
   cudaStreamDestroy(stream);
 }
 
-template <bool mended>
+template <bool fixed>
 bool run_planted(std::string_view name) {
   Buffers m;
   auto* words = reinterpret_cast<unsigned*>(m.flags);
   if (name == "missing_barrier")
-    missing_barrier<mended><<<1, 64>>>(m.a);
+    missing_barrier<fixed><<<1, 64>>>(m.a);
   else if (name == "missing_barrier_in_graph")
-    run_in_graph(missing_barrier_in_graph<mended>, m.a, true);
+    run_in_graph(missing_barrier_in_graph<fixed>, m.a, true);
   else if (name == "missing_barrier_after")
-    missing_barrier_after<mended><<<1, 64>>>(m.a);
+    missing_barrier_after<fixed><<<1, 64>>>(m.a);
   else if (name == "missing_barrier_between_trips")
-    missing_barrier_between_trips<mended><<<1, 128>>>(m.a);
+    missing_barrier_between_trips<fixed><<<1, 128>>>(m.a);
   else if (name == "neighbour_without_syncwarp")
-    neighbour_without_syncwarp<mended><<<1, 32>>>(m.a);
+    neighbour_without_syncwarp<fixed><<<1, 32>>>(m.a);
   else if (name == "volatile_warp_sum")
-    volatile_warp_sum<mended><<<1, 32>>>(m.a);
+    volatile_warp_sum<fixed><<<1, 32>>>(m.a);
   else if (name == "double_buffer")
-    double_buffer<mended><<<1, 64>>>(m.a);
+    double_buffer<fixed><<<1, 64>>>(m.a);
   else if (name == "copy_without_wait")
-    copy_without_wait<mended><<<1, 32>>>(m.a, m.b);
+    copy_without_wait<fixed><<<1, 32>>>(m.a, m.b);
   else if (name == "copy_without_barrier")
-    copy_without_barrier<mended><<<1, 32>>>(m.a, m.b);
+    copy_without_barrier<fixed><<<1, 32>>>(m.a, m.b);
   else if (name == "copy_wait_for_too_few")
-    copy_wait_for_too_few<mended><<<1, 32>>>(m.a, m.b);
+    copy_wait_for_too_few<fixed><<<1, 32>>>(m.a, m.b);
   else if (name == "named_barrier_too_small")
-    named_barrier_too_small<mended><<<1, 96>>>(m.a);
+    named_barrier_too_small<fixed><<<1, 96>>>(m.a);
   else if (name == "arrive_before_write")
-    arrive_before_write<mended><<<1, 64>>>(m.a);
+    arrive_before_write<fixed><<<1, 64>>>(m.a);
   else if (name == "bulk_copy_without_wait")
-    bulk_copy_without_wait<mended><<<1, 64>>>(m.a, m.b);
+    bulk_copy_without_wait<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "ldmatrix_without_syncwarp")
-    ldmatrix_without_syncwarp<mended><<<1, 32>>>(m.a);
+    ldmatrix_without_syncwarp<fixed><<<1, 32>>>(m.a);
   else if (name == "wgmma_without_barrier")
-    wgmma_without_barrier<mended><<<1, 128>>>(m.a);
+    wgmma_without_barrier<fixed><<<1, 128>>>(m.a);
   else if (name == "wide_tile_too_small")
-    wide_tile_too_small<mended><<<1, 128>>>(m.a);
+    wide_tile_too_small<fixed><<<1, 128>>>(m.a);
   else if (name == "write_between_arrival_and_wait")
-    write_between_arrival_and_wait<mended><<<1, 64>>>(m.a);
+    write_between_arrival_and_wait<fixed><<<1, 64>>>(m.a);
   else if (name == "group_copy_without_wait")
-    group_copy_without_wait<mended><<<1, 64>>>(m.a, m.b);
+    group_copy_without_wait<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "tile_too_small")
-    tile_too_small<mended><<<1, 32>>>(m.a);
+    tile_too_small<fixed><<<1, 32>>>(m.a);
   else if (name == "histogram_not_cleared")
-    histogram_not_cleared<mended><<<1, 64>>>(m.flags, m.flags + 64);
+    histogram_not_cleared<fixed><<<1, 64>>>(m.flags, m.flags + 64);
   else if (name == "unwritten_tail")
-    unwritten_tail<mended><<<1, 32>>>(m.a);
+    unwritten_tail<fixed><<<1, 32>>>(m.a);
   else if (name == "unwritten_dynamic")
-    unwritten_dynamic<mended><<<1, 32, 128>>>(m.a);
+    unwritten_dynamic<fixed><<<1, 32, 128>>>(m.a);
   else if (name == "unwritten_counter")
-    unwritten_counter<mended><<<1, 32>>>(m.flags);
+    unwritten_counter<fixed><<<1, 32>>>(m.flags);
   else if (name == "blocks_write_one_element")
-    blocks_write_one_element<mended><<<2, 32>>>(m.a);
+    blocks_write_one_element<fixed><<<2, 32>>>(m.a);
   else if (name == "plain_counter")
-    plain_counter<mended><<<2, 1>>>(m.flags);
+    plain_counter<fixed><<<2, 1>>>(m.flags);
   else if (name == "in_place_neighbour")
-    in_place_neighbour<mended><<<2, 32>>>(m.a, m.b);
+    in_place_neighbour<fixed><<<2, 32>>>(m.a, m.b);
   else if (name == "flag_without_fence")
-    flag_without_fence<mended><<<2, 32>>>(m.a, m.flags, m.b);
+    flag_without_fence<fixed><<<2, 32>>>(m.a, m.flags, m.b);
   else if (name == "flag_with_block_fence")
-    flag_with_block_fence<mended><<<2, 32>>>(m.a, m.flags, m.b);
+    flag_with_block_fence<fixed><<<2, 32>>>(m.a, m.flags, m.b);
   else if (name == "volatile_flag_without_fence")
-    volatile_flag_without_fence<mended><<<2, 1>>>(m.a, m.flags, m.b);
+    volatile_flag_without_fence<fixed><<<2, 1>>>(m.a, m.flags, m.b);
   else if (name == "last_block_without_fence")
-    last_block_without_fence<mended><<<8, 32>>>(m.a, words, m.b);
+    last_block_without_fence<fixed><<<8, 32>>>(m.a, words, m.b);
   else if (name == "lock_without_fence")
-    lock_without_fence<mended><<<4, 32>>>(m.flags, m.a);
+    lock_without_fence<fixed><<<4, 32>>>(m.flags, m.a);
   else if (name == "store_not_released")
-    store_not_released<mended><<<2, 32>>>(m.a, m.flags, m.b);
+    store_not_released<fixed><<<2, 32>>>(m.a, m.flags, m.b);
   else if (name == "load_not_acquired")
-    load_not_acquired<mended><<<2, 1>>>(m.a, m.flags, m.b);
+    load_not_acquired<fixed><<<2, 1>>>(m.a, m.flags, m.b);
   else if (name == "scope_too_small")
-    scope_too_small<mended><<<2, 1>>>(m.a, m.flags, m.b);
+    scope_too_small<fixed><<<2, 1>>>(m.a, m.flags, m.b);
   else if (name == "reader_without_fence")
-    reader_without_fence<mended><<<2, 1>>>(m.a, m.flags, m.b);
+    reader_without_fence<fixed><<<2, 1>>>(m.a, m.flags, m.b);
   else if (name == "lock_not_released")
-    lock_not_released<mended><<<4, 32>>>(m.flags, m.a);
+    lock_not_released<fixed><<<4, 32>>>(m.flags, m.a);
   else if (name == "arrival_without_wait")
-    arrival_without_wait<mended><<<1, 64>>>(m.a);
+    arrival_without_wait<fixed><<<1, 64>>>(m.a);
   else if (name == "stage_without_wait")
-    stage_without_wait<mended><<<1, 32>>>(m.a, m.b);
+    stage_without_wait<fixed><<<1, 32>>>(m.a, m.b);
   else if (name == "stage_not_acquired")
-    stage_not_acquired<mended><<<1, 64>>>(m.a, m.b);
+    stage_not_acquired<fixed><<<1, 64>>>(m.a, m.b);
   else if (name == "missing_grid_barrier") {
     void* arguments[] = {&m.a, &m.b};
-    cudaLaunchCooperativeKernel(missing_grid_barrier<mended>, 2, 32, arguments);
+    cudaLaunchCooperativeKernel(missing_grid_barrier<fixed>, 2, 32, arguments);
   } else
     return false;
   return true;
@@ -1432,8 +1431,8 @@ bool run_counted(std::string_view name) {
 }  // namespace
 
 // Runs a kernel by its name. False if there is none.
-extern "C" bool run_case(const char* name, bool mended) {
-  return (mended ? run_planted<true>(name) || run_planted_on_hopper<true>(name)
-                 : run_planted<false>(name) || run_planted_on_hopper<false>(name)) ||
+extern "C" bool run_case(const char* name, bool fixed) {
+  return (fixed ? run_planted<true>(name) || run_planted_on_hopper<true>(name)
+                : run_planted<false>(name) || run_planted_on_hopper<false>(name)) ||
          run_sound(name) || run_counted(name);
 }

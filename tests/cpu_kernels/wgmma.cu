@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(2 * kThreads)
     start(step + 1);
     ptx::cp_async_wait<1>();
     ptx::fence_for_copy_engine();
-    __syncthreads();  // this step's tiles are there, whoever copied them
+    __syncthreads();  // this step's tiles are there, whichever thread copied them
     ptx::wgmma_fence(sums);
 #pragma unroll
     for (int k = 0; k < BK / 16; ++k) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from typing import Any
 
 import pytest
 
-from common.base.days import Day, discover
+from common.base.days import Day, discover, load_lesson
 from common.base.paths import ROOT
+from common.practice.challenge import write_challenge
+from common.practice.mutants.outline import trimmed
 from common.report import stored
 from tests.compilations import Compilations
 
@@ -71,7 +74,7 @@ def _run_on_cpu(items: list[pytest.Item], folder: Path, *options: str) -> Outcom
     return {day["number"]: day for day in days}
 
 
-def _asked_for(session: pytest.Session, test: object) -> list[pytest.Item]:
+def _selected(session: pytest.Session, test: object) -> list[pytest.Item]:
     """The items of a test that are to run."""
     return [
         item
@@ -83,7 +86,7 @@ def _asked_for(session: pytest.Session, test: object) -> list[pytest.Item]:
 @pytest.fixture(scope="session")
 def on_cpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Outcomes of the days that tests ask for on the CPU backend."""
-    items = _asked_for(request.session, test_right_on_the_cpu)
+    items = _selected(request.session, test_right_on_the_cpu)
     return _run_on_cpu(items, tmp_path_factory.mktemp("cpu"))
 
 
@@ -97,13 +100,39 @@ def on_model(
     def run(model: str) -> Outcomes:
         items = [
             item
-            for item in _asked_for(request.session, test_right_on_other_cards)
+            for item in _selected(request.session, test_right_on_other_cards)
             if item.callspec.params["model"] == model
         ]
         folder = tmp_path_factory.mktemp(f"model-{model}")
         return _run_on_cpu(items, folder, "--quick", "--model", model)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def on_stubs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Outcomes of quick checks of days whose exercise is still the stub."""
+    items = _selected(request.session, test_the_stub_compiles_and_is_wrong)
+    folder = tmp_path_factory.mktemp("stubs")
+    rungs: list[str] = []
+    for day in {item.callspec.params["day"] for item in items}:
+        challenge = write_challenge(day, ROOT / "days")
+        copy = folder / "days" / day.name
+        shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+        if challenge.rungs:  # what they do not need is not compiled
+            for source in day.library_sources:
+                text = source.read_text(encoding="utf-8")
+                text = challenge.start if source == challenge.original else text
+                (copy / source.name).write_text(trimmed(text, challenge.rungs), encoding="utf-8")
+        else:
+            (copy / challenge.original.name).write_text(challenge.start, encoding="utf-8")
+        rungs += challenge.rungs or _rungs(day)
+    options = ["--days", str(folder / "days"), "--rungs", ",".join(rungs), "--quick"]
+    return _run_on_cpu(items, folder, *options)
+
+
+def _rungs(day: Day) -> list[str]:
+    return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
 
 
 def _lines(outcome: dict[str, Any]) -> str:
@@ -126,6 +155,18 @@ def test_right_on_the_cpu(day: Day, on_cpu: Outcomes) -> None:
             continue
         assert rung["status"] == "PASS", _lines(outcome)
         assert rung["checked"] > 0, f"{rung['rung']} was checked on no case"
+
+
+@every_day
+def test_the_stub_compiles_and_is_wrong(day: Day, on_stubs: Outcomes) -> None:
+    """A learner who has written nothing sees a result that is wrong, not a compiler's error."""
+    outcome = on_stubs[day.number]
+    assert outcome["status"] == "FAIL"
+    assert outcome["rungs"], _lines(outcome)
+    assert outcome["reason"].startswith("failed: "), _lines(outcome)
+    for rung in outcome["rungs"]:
+        if rung["status"] == "FAIL":
+            assert rung["details"] or rung["reason"], "it does not say what is wrong"
 
 
 @every_day

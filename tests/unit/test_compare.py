@@ -224,7 +224,7 @@ def test_samples_make_up_for_few_elements() -> None:
     assert compare(got, truth, own, DEFAULT) is not None
     noisy = [(truth, own + 1e-6)] * 15
     assert compare(got, truth, own, DEFAULT, samples=noisy) is None
-    # In float64 PyTorch's own is the truth: its error is told by float32's, scaled down.
+    # In float64 PyTorch's own is the truth: its error is estimated from float32's, scaled down.
     wide = torch.tensor([1.0 + 4e-15], dtype=torch.float64)
     assert compare(wide, truth, truth, DEFAULT) is not None
     assert compare(wide, truth, truth, DEFAULT, samples=noisy) is None
@@ -275,7 +275,7 @@ def test_metadata() -> None:
     assert "swapped" in str(compare(got.t(), truth, got, DEFAULT))
     column = truth[:, :1].contiguous()
     odd = torch.empty_strided((3, 1), (1, 7)).copy_(column)
-    assert compare(odd, column, column.float(), DEFAULT) is None  # a stride nobody walks
+    assert compare(odd, column, column.float(), DEFAULT) is None  # a stride that is never used
     with pytest.raises(ValueError, match="truth"):
         compare(got, truth[:2], got, DEFAULT)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.base.days import Day, discover
+from common.base.paths import ROOT
 from common.report import glossary
 
 DAYS, _ = discover()
@@ -64,3 +66,53 @@ def test_avoided_words_are_seen(day: Day, text: str) -> None:
 def test_ordinary_words_are_not(day: Day, text: str) -> None:
     (day.folder / "README.md").write_text(f"So {text}.\n")
     assert glossary.avoided_words([day]) == []
+
+
+# Words of names, messages and comments, with what to write instead.
+IN_CODE = {
+    "wanted": "expected, requested or selected",
+    "told": "reported",
+    "mend": "fix",
+    "mends": "fixes",
+    "mended": "fixed",
+    "asked": "requested",
+    "whoever": "name the thread or block",
+    "anybody": "any thread",
+    "nobody": "no thread",
+}
+_IN_CODE = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(IN_CODE)})(?![A-Za-z])", re.IGNORECASE)
+SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".toml"}
+
+
+def home_made(text: str) -> list[str]:
+    return [match.group().lower() for match in _IN_CODE.finditer(text)]
+
+
+def test_no_home_made_word_in_code() -> None:
+    """Of common/ and tests/; the runtime of the CPU backend has not been through this gate yet."""
+    files = [run_day := ROOT / "run_day.py"]
+    for top in ("common", "tests"):
+        files += [path for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES]
+    lists = {Path(__file__), ROOT / "common" / "report" / "glossary.py"}  # these name the words
+    checked = [
+        path
+        for path in files
+        if path not in lists and not path.is_relative_to(ROOT / "common" / "cpu" / "runtime")
+    ]
+    assert run_day in checked and len(checked) > 150, "the files were not found"
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {word!r}: write {IN_CODE[word]}"
+        for path in checked
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for word in home_made(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("def gradients_wanted(", ["wanted"]), ("Nobody was told", ["nobody", "told"])],
+)
+def test_home_made_words_in_code_are_seen(text: str, words: list[str]) -> None:
+    assert home_made(text) == words
+    assert home_made("a recommended unwanted amendment") == []

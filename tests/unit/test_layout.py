@@ -65,7 +65,7 @@ def test_the_script_calls_only_the_top() -> None:
     assert packages <= {"run", "practice", "base"}
 
 
-def test_names_are_told_apart() -> None:
+def test_names_are_distinct() -> None:
     names = Counter(path.stem for path in MODULES if path.stem != "__main__")
     assert [name for name, times in names.items() if times > 1] == []
     # Inside common.cpu only the rewriter's own modules see a name such as `stream`.

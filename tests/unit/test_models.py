@@ -88,18 +88,18 @@ def branches(text: str, model: str = "8.6") -> list[str]:
 DEVICE = "__device__ void f() {{\n{}\n}}"
 BOTH = "__host__ __device__ void f() {{\n{}\n}}"
 HOST = "void f() {{\n{}\n}}"
-ASKED = "#if __CUDA_ARCH__ >= 800\nnew;\n#else\nold;\n#endif"
+GUARDED = "#if __CUDA_ARCH__ >= 800\nnew;\n#else\nold;\n#endif"
 PASS = "#ifdef __CUDA_ARCH__\ndevice;\n#else\nhost;\n#endif"
 
 
 @pytest.mark.parametrize(
     ("text", "model", "compiled"),
     [
-        (DEVICE.format(ASKED), "8.6", ["new;"]),
-        (DEVICE.format(ASKED), "7.5", ["old;"]),
+        (DEVICE.format(GUARDED), "8.6", ["new;"]),
+        (DEVICE.format(GUARDED), "7.5", ["old;"]),
         (BOTH.format(PASS), "7.5", ["device;"]),
         (HOST.format(PASS), "9.0", ["host;"]),
-        (HOST.format(ASKED), "9.0", ["old;"]),  # as nvcc: 0 >= 800
+        (HOST.format(GUARDED), "9.0", ["old;"]),  # as nvcc: 0 >= 800
         (PASS, "9.0", ["device;"]),
         ("struct S {\n" + BOTH.format(PASS) + "\n};", "9.0", ["device;"]),
         ("#define MINE __device__ inline\nMINE void f() {\n" + PASS + "\n}", "9.0", ["device;"]),

@@ -18,8 +18,8 @@ from common.report.files import ResultsError
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
-NEIGHBOURS = (
-    "<!-- run:begin -->\n<!-- run:end -->\n<!-- neighbours:begin -->\n<!-- neighbours:end -->"
+NEIGHBOURS = "\n".join(
+    f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("run", "practice", "neighbours")
 )
 README = f"# {{}}\n\n{BEGIN}\nold\n{END}\n\n{NEIGHBOURS}\nThe end.\n"
 METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
@@ -37,6 +37,7 @@ H200 = {
     "processor": "",
     "date": "2026-01-02",
 }
+T4 = {**H200, "gpu": "Tesla T4", "arch": "7.5"}
 CPU = {**H200, "device": "cpu", "gpu": "", "arch": "", "processor": "A CPU, 2 cores"}
 
 
@@ -76,18 +77,18 @@ def test_outcomes_survive_json() -> None:
 
 
 def test_stored_results_and_generated_files_agree(root: Path) -> None:
-    told = stored.store(run(H200, passed(1), passed(2)), root)
+    said = stored.store(run(H200, passed(1), passed(2)), root)
     talkative = passed(1)
     talkative.output = "peak memory:\n4.3 MB"
-    stored.store(run(CPU, talkative), root)
-    file = root / "common/results/cpu/day01.json"
+    stored.store(run(T4, talkative), root)
+    file = root / "common/results/tesla-t4/day01.json"
     assert json.loads(file.read_text())["output"] == ["peak memory:", "4.3 MB"]
-    assert "stored day 1-2 in common/results/nvidia-h200" in told
+    assert "stored day 1-2 in common/results/nvidia-h200" in said
     assert stored.check(root) == []
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [
-        "common/results/cpu/day01.json",
         "common/results/nvidia-h200/day01.json",
         "common/results/nvidia-h200/day02.json",
+        "common/results/tesla-t4/day01.json",
     ]
 
 
@@ -101,10 +102,9 @@ def test_the_readme_block(root: Path) -> None:
     assert "× compile" not in text, "a column that no row fills is left out"
     assert "driver 580.1, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
     assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
-    stored.store(run(CPU, passed(1), passed(2)), root)
+    stored.store(run(T4, passed(1)), root)
     text = (root / "days/day01/README.md").read_text()
-    assert "CPU backend" not in text, "times of a CPU teach nothing beside a GPU's"
-    assert "**CPU backend**" in (root / "days/day02/README.md").read_text(), "alone"
+    assert text.index("**NVIDIA H200**") < text.index("**Tesla T4**")
     assert "- [Day 2: Addition | with a bar](../day02/README.md)" in text
 
 
@@ -149,13 +149,12 @@ def test_what_is_only_checked_takes_a_line(root: Path) -> None:
 
 
 def test_progress(root: Path) -> None:
-    stored.store(run(CPU, passed(1), passed(2)), root)
+    stored.store(run(T4, passed(1)), root)
     stored.store(run(H200, passed(1)), root)
     text = (root / "progress.md").read_text()
-    assert "2 days: 1 passed on a GPU, 2 on the CPU backend; 1 of 1 target met." in text
-    assert "[Hello](days/day01/README.md) | passed on GPU and CPU | `add_v2` | 0.250 ms" in text
-    assert "Addition \\| with a bar" in text
-    assert "CPU backend [b] | Lesson 2 |" in text
+    assert "2 days: 1 passed on a GPU; 1 of 1 target met." in text
+    assert "[Hello](days/day01/README.md) | passed | `add_v2` | 0.250 ms" in text
+    assert "Addition \\| with a bar](days/day02/README.md) | not measured |" in text
     assert "- [a] NVIDIA H200: driver 580.1" in text
 
 
@@ -184,8 +183,8 @@ def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
     before = [file.read_bytes() for file in files]
     failed = DayOutcome(1, "day01", "t", FAIL, "does not build")
     skipped = DayOutcome(2, "day02", "t", SKIP, "needs moonbeam")
-    told = stored.store(run(H200, failed, skipped), root)
-    assert told == [
+    said = stored.store(run(H200, failed, skipped), root)
+    assert said == [
         "day 1 is not stored: it failed",
         "day 2 is not stored: it was skipped (needs moonbeam)",
     ]
@@ -195,6 +194,13 @@ def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
 def test_incomplete_runs_are_not_stored(root: Path) -> None:
     with pytest.raises(ResultsError, match="--quick or --no-bench"):
         stored.store(run(H200, passed(1), complete=False), root)
+    assert not (root / "common").exists()
+
+
+def test_results_of_the_cpu_backend_are_not_stored(root: Path) -> None:
+    """Their times say nothing of a GPU's; that days pass there is what tests/days proves."""
+    with pytest.raises(ResultsError, match="not on a GPU"):
+        stored.store(run(CPU, passed(1)), root)
     assert not (root / "common").exists()
 
 

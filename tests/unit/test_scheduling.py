@@ -39,7 +39,7 @@ from common.run import command, runner
 from tests.command_line import wait_for
 
 
-def test_a_process_that_ignores_being_asked_is_killed() -> None:
+def test_a_process_that_ignores_signals_is_killed() -> None:
     def stubborn(channel: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1234"])

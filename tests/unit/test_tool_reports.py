@@ -78,7 +78,7 @@ def test_sanitizer_reports_are_judged(text: str, code: int, status: str, reason:
         assert any("twice.cu:12" in line for line in outcome.details)
 
 
-def test_a_problem_that_the_tools_cannot_run_is_left_out_and_told() -> None:
+def test_a_problem_that_the_tools_cannot_run_is_left_out_and_reported() -> None:
     problems = load_lesson(read_day(DAYS / "day20")).problems
     unwatched = [p for p in problems if p.unwatched]
     assert compute_sanitizer.left_out(read_day(DAYS / "day20")) == [
@@ -86,11 +86,11 @@ def test_a_problem_that_the_tools_cannot_run_is_left_out_and_told() -> None:
     ]
     problem = unwatched[0]
     under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
-    call, outcome = worker._check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
+    call, outcome = worker.check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
     assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
 
 
-def test_findings_that_are_alike_are_told_once() -> None:
+def test_findings_that_are_alike_are_reported_once() -> None:
     again = FOUND.replace("thread (1,0,0)", "thread (9,0,0)")
     elsewhere = FOUND.replace("twice.cu:12", "twice.cu:15")
     blocks, _ = compute_sanitizer.findings(FOUND + again + elsewhere, ["twice_v1"])

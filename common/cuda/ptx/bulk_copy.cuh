@@ -1,8 +1,8 @@
 // Copies of a contiguous piece by the copy engine, one thread for all (sm_90, TMA's simplest form).
 //
 // One thread announces the bytes at an mbarrier (mbarrier_arrive_expect_bytes) and starts the copy;
-// whoever wants the data waits for the phase. On the CPU backend the copy takes place at that wait,
-// in random order at once or then.
+// the threads that need the data wait for the phase. On the CPU backend the copy takes place at
+// that wait, in random order at once or then.
 #pragma once
 
 #include "common/cuda/ptx/site.cuh"

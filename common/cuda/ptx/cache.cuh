@@ -83,10 +83,10 @@ struct Words {
   }
 #endif
 
-// load_nc: through the path for data that nobody writes while the kernel runs. load_nc_no_allocate:
-// the same without a place in L1, for data that is read once. load_cg: L2 only. load_cs: likely
-// read once, evict first. PTX: ld.global.<nc|nc.L1::no_allocate|cg|cs>.<u32|v2.u32|v4.u32> value,
-// [from];
+// load_nc: through the path for data that no thread writes while the kernel runs.
+// load_nc_no_allocate: the same without a place in L1, for data that is read once. load_cg: L2
+// only. load_cs: likely read once, evict first.
+// PTX: ld.global.<nc|nc.L1::no_allocate|cg|cs>.<u32|v2.u32|v4.u32> value, [from];
 PTX_LOAD(nc, "nc")
 PTX_LOAD(nc_no_allocate, "nc.L1::no_allocate")
 PTX_LOAD(cg, "cg")

@@ -4,7 +4,7 @@
 // and 2: infinities, NaNs, values up to 57344.
 #pragma once
 
-// Defined in <cuda_fp8.h>, which whoever computes with them includes.
+// Defined in <cuda_fp8.h>, which a kernel that computes with them includes.
 struct __nv_fp8_e4m3;
 struct __nv_fp8_e5m2;
 

@@ -143,11 +143,11 @@ inline decltype(&cuTensorMapEncodeTiled) encode_function() {
 // type of one byte (fp8 too). Throws std::invalid_argument, naming the argument, for what the copy
 // engine cannot do.
 template <typename T>
-TensorMap make_tensor_map(const T* tensor, const TensorLayout& wanted) {
+TensorMap make_tensor_map(const T* tensor, const TensorLayout& given) {
   constexpr CUtensorMapDataType type = detail::element_type<T>();
   constexpr bool is_float =
       type != CU_TENSOR_MAP_DATA_TYPE_UINT8 && type != CU_TENSOR_MAP_DATA_TYPE_INT32;
-  const TensorLayout layout = detail::complete(wanted, tensor, sizeof(T), is_float);
+  const TensorLayout layout = detail::complete(given, tensor, sizeof(T), is_float);
   const size_t rank = layout.sizes.size();
   cuuint64_t sizes[5] = {}, strides[5] = {};
   cuuint32_t box[5] = {}, element_strides[5] = {};

@@ -19,8 +19,8 @@
 //
 // The same place as mma's c and d (mma.cuh). a in registers is mma's a, too: row 16w + g of a.
 //
-// A tile in shared memory is told by a descriptor: where it starts, two distances, and its swizzle
-// (swizzle.cuh). Its pieces are 16 bytes: E = 8, 16 or 4 elements. W: bytes of the swizzle.
+// A tile in shared memory is described by a descriptor: where it starts, two distances, and its
+// swizzle (swizzle.cuh). Its pieces are 16 bytes: E = 8, 16 or 4 elements. W: bytes of the swizzle.
 //
 //   Major::kK: along a piece runs k (a's rows, b's columns lie each in one piece after the other)
 //     kNone       piece (row r, part c = 0, 1) at  r/8·stride + r%8·16 + c·leading

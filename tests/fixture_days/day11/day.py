@@ -4,7 +4,7 @@ from common.day import Rung, Skip
 from tests.fixture_days import parts
 
 TITLE = "Passes in part"
-TEACHES = "That a skipped rung is told"
+TEACHES = "That a skipped rung is reported"
 TOPICS = ("doubling",)
 SOURCE = "twice.cu"
 

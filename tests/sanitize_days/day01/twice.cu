@@ -17,7 +17,7 @@ __global__ void twice_beyond_kernel(const float* x, float* y, int n) {
   y[i] = 2 * x[i];
 }
 
-// The compiler is free to take 0 for what nobody set, and does.
+// The compiler is free to take 0 for what is never set, and does.
 __global__ void twice_unset_kernel(const float* x, float* y, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   float sum;

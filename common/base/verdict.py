@@ -1,0 +1,86 @@
+"""What became of a mutant of a day's source, and a day's score: plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KILLED, SURVIVED, EQUIVALENT, STILLBORN = "killed", "survived", "equivalent", "stillborn"
+
+GOAL = 0.95  # of the mutants that are not equivalent, to be killed on every day
+
+
+@dataclass
+class Verdict:
+    """What became of one mutant.
+
+    identity: see `common.practice.mutants.derive.Mutant`. kind, source, line: of the change.
+    status: KILLED, SURVIVED, EQUIVALENT or STILLBORN (it does not compile). by: what killed it
+    ("result", "bad input", "crash", "sanitizer: races", …), or for EQUIVALENT "declared" or "same
+    machine code". rung: the rung whose check killed it. reason, details: the check's words, the
+    compiler's, or why it is equivalent. build_s, check_s: seconds. stored: it is from an earlier
+    run with the same sources.
+    """
+
+    identity: str
+    kind: str
+    source: str
+    line: int
+    status: str
+    by: str = ""
+    rung: str = ""
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    build_s: float = 0.0
+    check_s: float = 0.0
+    stored: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Score:
+    """A day's mutants, counted.
+
+    day: its number. made: those that were tried and compile. killed: how many, by what. equivalent:
+    how many. survived: identities. complete: all of the day's standard mutants were tried. date: of
+    the run.
+    """
+
+    day: int
+    made: int
+    killed: dict[str, int]
+    equivalent: int
+    survived: list[str]
+    complete: bool = False
+    date: str = ""
+
+    @property
+    def counted(self) -> int:
+        """The mutants that are not equivalent."""
+        return self.made - self.equivalent
+
+    @property
+    def rate(self) -> float:
+        """The share of these that is killed; 1 where there are none."""
+        return sum(self.killed.values()) / self.counted if self.counted else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def score(day: int, verdicts: Sequence[Verdict], complete: bool = False, date: str = "") -> Score:
+    """Counts a day's verdicts."""
+    killed = Counter(v.by for v in verdicts if v.status == KILLED)
+    return Score(
+        day,
+        sum(v.status != STILLBORN for v in verdicts),
+        dict(sorted(killed.items())),
+        sum(v.status == EQUIVALENT for v in verdicts),
+        [v.identity for v in verdicts if v.status == SURVIVED],
+        complete,
+        date,
+    )

@@ -1,0 +1,169 @@
+"""An exercise of a day, as a file of the learner's and the day that is checked with it."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.base.days import Day
+from common.base.declaration import Exercise
+from common.practice.exercise import (
+    ExerciseError,
+    changed_around,
+    is_stub,
+    line_of,
+    rungs_that_use,
+    stub,
+)
+from common.practice.journal import practice_folder
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the learner's file stands. place: where to go on, "file:line". open: what keeps it from
+    being solved whatever the checks say, "" if nothing does. notes: what else is to be said."""
+
+    place: str
+    open: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Challenge(abc.ABC):
+    """kind: a key of `common.practice.journal.KINDS`. file: what the learner edits. original: the
+    day's source that it stands for. start: its text at the beginning. rungs: those that it
+    matters to, () for all of the day."""
+
+    day: Day
+    kind: str
+    file: Path
+    original: Path
+    start: str
+    task: str
+    hints: tuple[str, ...]
+    rungs: tuple[str, ...]
+
+    @abc.abstractmethod
+    def state(self) -> State:
+        """Reads the learner's file. Raises ExerciseError where the exercise is not in it any more,
+        OSError where it cannot be read."""
+
+    @abc.abstractmethod
+    def explanation(self) -> list[str]:
+        """What there is to say once it is solved."""
+
+    @property
+    def command(self) -> str:
+        """The command line that checks it."""
+        kind = "" if self.kind == "write" else f" {self.kind}"
+        return f"python run_day.py {self.day.number} --practice{kind}"
+
+    def begin(self) -> bool:
+        """Writes the file where there is none; True where it did. Raises OSError."""
+        if self.file.exists():
+            return False
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(self.start, encoding="utf-8")
+        os.replace(partial, self.file)
+        return True
+
+    def reset(self) -> Path | None:
+        """Begins anew; returns where the old file is kept, None where there was none."""
+        kept = None
+        if self.file.exists():
+            names = (self.file.with_name(f"{self.file.stem}.{n}.cu") for n in itertools.count(1))
+            kept = next(name for name in names if not name.exists())
+            os.replace(self.file, kept)
+        self.begin()
+        return kept
+
+    def day_to_run(self) -> Day:
+        """The day with the learner's file in place of its source."""
+        return self.day.with_source(self.original, self.file)
+
+
+class WriteChallenge(Challenge):
+    """A part of the day's kernel is taken out, for the learner to write."""
+
+    def state(self) -> State:
+        exercise = self.day.exercise
+        assert exercise
+        text = self.file.read_text(encoding="utf-8")
+        try:
+            line = line_of(text, exercise)
+        except ExerciseError as error:
+            raise ExerciseError(
+                f"{shown(self.file)}: {error}; {self.command} --reset begins anew "
+                "and keeps this file beside the new one"
+            ) from None
+        original = self.original.read_text(encoding="utf-8")
+        notes: tuple[str, ...] = ()
+        if around := changed_around(original, text, exercise):
+            notes = (
+                f"{_lines(around)} differ from {shown(self.original)}, outside the exercise; "
+                "the file is checked as it stands",
+            )
+        untouched = is_stub(text, self.start, exercise)
+        return State(f"{shown(self.file)}:{line}", self.task if untouched else "", notes)
+
+    def explanation(self) -> list[str]:
+        return []
+
+
+def write_challenge(day: Day, root: Path) -> WriteChallenge:
+    """The exercise to write a part of the day's kernel. Raises ExerciseError where there is none,
+    OSError where the source cannot be read."""
+    exercise = day.exercise
+    if exercise is None:
+        raise ExerciseError(f"day {day.number} has no exercise yet")
+    original = source_of(day, exercise)
+    text = original.read_text(encoding="utf-8")
+    command = f"python run_day.py {day.number} --practice"
+    return WriteChallenge(
+        day,
+        "write",
+        practice_folder(root) / day.name / "write.cu",
+        original,
+        stub(text, exercise, command),
+        exercise.task,
+        exercise.hints,
+        rungs_to_check(day, text, exercise.function),
+    )
+
+
+def rungs_to_check(day: Day, text: str, function: str) -> tuple[str, ...]:
+    """The rungs that a function of this source matters to; () for all, as on a day whose rungs are
+    built in ways of their own."""
+    return () if day.other_sources else tuple(rungs_that_use(text, function))
+
+
+def source_of(day: Day, exercise: Exercise) -> Path:
+    """The file that the exercise's function stands in. Raises ExerciseError."""
+    if not exercise.source:
+        return day.source
+    for source in day.library_sources:
+        if source.name == exercise.source:
+            return source
+    names = ", ".join(source.name for source in day.library_sources)
+    raise ExerciseError(f"EXERCISE names {exercise.source}, the day has {names}")
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    """ "line 5", "lines 3 to 9"."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"line {first}"
+    return f"lines {first} to {last}"
+
+
+def shown(path: Path) -> str:
+    """The path as the learner types it: relative to where they are, if it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,143 @@
+"""An exercise in a source file: where it stands, the file without it, what else was changed."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+
+from common.base.declaration import Exercise
+from common.cpu.lexer import tokenize
+from common.cpu.syntax import TokenError
+from common.practice.mutants.outline import Code, Function, outline
+
+MARK = "// your turn:"
+_WIDTH = 98
+
+
+class ExerciseError(Exception):
+    """The exercise cannot be found in a file; the message says what is missing."""
+
+
+def place(text: str, exercise: Exercise) -> tuple[int, int]:
+    """The offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
+    code, function = _function(text, exercise.function)
+    begin, end = code.offset(function.body) + 1, code.offset(function.end - 1)
+    if not exercise.first:
+        return _whole_lines(text, begin, end)
+    first = _line_with(text, begin, end, exercise.first)
+    last = _line_with(text, begin, end, exercise.last or exercise.first)
+    if last[0] < first[0]:
+        raise ExerciseError(f"{exercise.last!r} stands before {exercise.first!r}")
+    return first[0], last[1]
+
+
+def _function(text: str, name: str) -> tuple[Code, Function]:
+    try:
+        read = outline(text)
+    except TokenError as error:
+        raise ExerciseError(f"{error}: {name} cannot be found") from None
+    found = [f for d in read.declarations for f in d.functions if f.name == name]
+    if len(found) != 1:
+        count = "is not there" if not found else f"is there {len(found)} times"
+        raise ExerciseError(f"the function {name} {count}")
+    return read.code, found[0]
+
+
+def _returns_value(text: str, name: str) -> bool:
+    """Whether a function returns something: only `void` before its name says that it does not."""
+    code, function = _function(text, name)
+    for p in range(function.start, function.body):
+        if code.code[p].is_word(name):
+            break
+        if code.code[p].is_word("void") and not code.code[p + 1].is_op("*", "&"):
+            return False
+    return True
+
+
+def rungs_that_use(text: str, function: str) -> list[str]:
+    """The rungs of a source whose launchers reach the function, in the order of their bindings."""
+    read = outline(text)
+    rungs = [name for d in read.declarations for name in sorted(d.operators)]
+    return [
+        rung
+        for rung in dict.fromkeys(rungs)
+        if any(f.name == function for d in read.reached([rung]) for f in d.functions)
+    ]
+
+
+def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
+    """The lines between two braces; without their lines where each has one of its own."""
+    first = text.find("\n", begin, end)
+    last = text.rfind("\n", begin, end)
+    if first == -1:
+        return begin, end
+    return first + 1, last + 1
+
+
+def _line_with(text: str, begin: int, end: int, part: str) -> tuple[int, int]:
+    at = text.find(part, begin, end)
+    if at == -1:
+        raise ExerciseError(f"no line of the function has {part!r}")
+    if text.find(part, at + 1, end) != -1:
+        raise ExerciseError(f"more than one line of the function has {part!r}")
+    behind = text.find("\n", at)
+    return text.rfind("\n", 0, at) + 1, len(text) if behind == -1 else behind + 1
+
+
+def stub(text: str, exercise: Exercise, command: str) -> str:
+    """`text` with a comment in place of the exercise. It compiles, and is wrong.
+
+    command: what checks it, named in the comment.
+    """
+    begin, end = place(text, exercise)
+    words = f"{MARK[3:]} {exercise.task} Then: {command}"
+    lines = textwrap.wrap(words, _WIDTH - 5)
+    body = "".join(f"  // {line}\n" for line in lines)
+    if not exercise.first and _returns_value(text, exercise.function):
+        body += "  return {};\n"
+    if text[begin - 1] != "\n":  # the braces are on one line
+        body = f"\n{body}"
+    return text[:begin] + body + text[end:]
+
+
+def is_stub(text: str, start: str, exercise: Exercise) -> bool:
+    """Whether the function in `text` has the same code as in `start`, comments aside."""
+    codes = []
+    for each in (text, start):
+        begin, end = place_in_stub(each, exercise)
+        codes.append([token.text for token in tokenize(each[begin:end]) if token.is_code])
+    return codes[0] == codes[1]
+
+
+def place_in_stub(text: str, exercise: Exercise) -> tuple[int, int]:
+    """The function's lines in a file that may hold anything in it. Raises ExerciseError."""
+    return place(text, Exercise(exercise.function, exercise.task, exercise.hints))
+
+
+def line_of(text: str, exercise: Exercise) -> int:
+    """The number of the line to begin at: the mark's, or the function's first."""
+    begin, end = place_in_stub(text, exercise)
+    marked = text.find(MARK, begin, end)
+    return text.count("\n", 0, begin if marked == -1 else marked) + 1
+
+
+def solution(text: str, exercise: Exercise) -> str:
+    """The lines of the original that the exercise leaves out, without their common indentation."""
+    begin, end = place(text, exercise)
+    return textwrap.dedent(text[begin:end]).strip("\n")
+
+
+def changed_around(original: str, theirs: str, exercise: Exercise) -> list[int]:
+    """The numbers of lines in `theirs` that differ from the original outside the function."""
+    begin, end = place_in_stub(original, exercise)
+    my_begin, my_end = place_in_stub(theirs, exercise)
+    found: list[int] = []
+    for a, b, offset in (
+        (original[:begin], theirs[:my_begin], 0),
+        (original[end:], theirs[my_end:], theirs.count("\n", 0, my_end)),
+    ):
+        matcher = difflib.SequenceMatcher(None, a.splitlines(), b.splitlines(), autojunk=False)
+        for tag, _, _, low, high in matcher.get_opcodes():
+            if tag != "equal":
+                found += range(offset + low + 1, offset + max(high, low + 1) + 1)
+    return found

@@ -1,0 +1,442 @@
+"""Tries the mutants of days: builds each, has the day's own checks run on it, and judges.
+
+A mutant is tried with the rungs that reach its function, the quickest first, until one fails. What
+the plain check lets pass is tried as `--sanitize` does: in more orders, and in builds that watch
+memory. What these builds have to say of the original is not held against a mutant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from common.base.cache import digest
+from common.base.compiling import BuildError, sources_of
+from common.base.days import Day
+from common.base.paths import ROOT
+from common.base.toolchain import Platform, Variant
+from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
+from common.cpu import findings
+from common.practice.mutants.arena import Arena
+from common.practice.mutants.derive import Mutant, mutants_of, sample, standard
+from common.practice.mutants.ledger import Ledger
+from common.practice.mutants.outline import outline
+from common.practice.mutants.tried import Result, Trial
+from common.practice.mutants.workshop import Compiled, Programs, Workshop
+
+WATCHING: tuple[Variant, ...] = ("trace", "address")
+DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
+KEPT_DETAILS = 12  # lines of a compiler's message
+
+# What decides a verdict beside the mutant itself.
+_JUDGES = ("check", "cpu", "process", "build")
+_THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
+_ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
+_ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two runs on the same")
+
+Pair = tuple[str, str]  # a problem and one of its rungs
+
+
+class DayUnfit(Exception):
+    """The day's mutants cannot be judged; the message says why."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which mutants are tried. every: more than the standard ones. sample: so many at random, 0 for
+    all; seed: of that. fresh: also those whose verdict is known."""
+
+    every: bool = False
+    sample: int = 0
+    seed: int = 0
+    fresh: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return not self.every and not self.sample
+
+
+@dataclass
+class DayReport:
+    """A day's mutants. verdicts: in the order of the sources' lines. problems: of what day.py lists
+    as equivalent. error: why nothing was tried."""
+
+    day: Day
+    verdicts: list[Verdict] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    chosen: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """A rung of the original: pair, seconds of its check, operators that it calls."""
+
+    pair: Pair
+    seconds: float
+    operators: frozenset[str]
+
+
+class Campaign:
+    """Tries the mutants of days.
+
+    jobs: builds and trials at a time. tell: called, from any thread, when a mutant is judged, with
+    the report of its day so far. Raises BuildError where the CPU backend itself does not build.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        jobs: int,
+        choice: Choice,
+        tell: Callable[[DayReport], None] = lambda report: None,
+    ):
+        self.platform, self.choice, self.tell = platform, choice, tell
+        self.programs = Programs()
+        self._pool = ThreadPoolExecutor(jobs)
+        self._days = ThreadPoolExecutor(DAYS_AT_A_TIME)
+        self._scratch = tempfile.TemporaryDirectory(prefix="hundred-days-mutants-")
+        self._arenas: dict[Variant, Arena] = {}
+        self._lock = threading.Lock()
+
+    def start(self, days: Sequence[Day]) -> list[Future[DayReport]]:
+        """Begins with all of them; each future gives a day's report."""
+        return [self._days.submit(self._try_day, day) for day in days]
+
+    def submit(self, work: Callable[..., Verdict | Result], *arguments: object) -> Future[object]:
+        """Runs this in the pool."""
+        return self._pool.submit(work, *arguments)
+
+    def close(self) -> None:
+        """Ends everything that runs and removes what was built."""
+        self.programs.stop()
+        for pool in (self._days, self._pool):
+            pool.shutdown(cancel_futures=True)
+        self._scratch.cleanup()
+
+    def arena(self, variant: Variant) -> Arena:
+        """The process that runs trials in this variant. Raises FileNotFoundError where the compiler
+        lacks it."""
+        with self._lock:
+            if variant not in self._arenas:
+                self._arenas[variant] = Arena(self.platform, variant, self.programs)
+            return self._arenas[variant]
+
+    def _try_day(self, day: Day) -> DayReport:
+        folder = Path(self._scratch.name) / day.name
+        folder.mkdir()
+        try:
+            return _DayCampaign(self, day, folder).run()
+        except (BuildError, DayUnfit) as error:
+            return DayReport(day, error=str(error))
+
+
+class _DayCampaign:
+    """One day's mutants."""
+
+    def __init__(self, campaign: Campaign, day: Day, folder: Path):
+        self.campaign, self.day, self.folder = campaign, day, folder
+        self.ledger = Ledger(day.name, campaign.choice.fresh)
+        self._shops: dict[Variant, Workshop] = {}
+        self._baselines: dict[tuple[Variant, Pair], Future[Result]] = {}
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        self._key = self._common_key()
+
+    def shop(self, variant: Variant = "plain") -> Workshop:
+        """Where the day's sources are built in this variant."""
+        with self._building:
+            if variant not in self._shops:
+                self._shops[variant] = Workshop(
+                    self.day, self.campaign.platform, self.folder, self.campaign.programs, variant
+                )
+            return self._shops[variant]
+
+    def run(self) -> DayReport:
+        """Tries them all."""
+        rungs = self._baseline()
+        found = mutants_of(self.day, self._reached(rungs))
+        report = DayReport(self.day, problems=self._gone(found))
+        chosen = self._choose(found)
+        report.chosen = len(chosen)
+        verdicts: dict[str, Verdict] = {}
+
+        def judge(mutant: Mutant) -> Verdict:
+            verdict = self._judge(mutant, rungs)
+            with self._lock:
+                verdicts[mutant.identity] = verdict
+                report.verdicts = [verdicts[m.identity] for m in chosen if m.identity in verdicts]
+            self.campaign.tell(report)
+            return verdict
+
+        self.campaign.tell(report)
+        for future in [self.campaign.submit(judge, mutant) for mutant in chosen]:
+            future.result()
+        report.problems += [
+            f"listed in EQUIVALENT, but {v.status}{f' ({v.by})' if v.by else ''}: {v.identity}"
+            for v in report.verdicts
+            if v.identity in self.day.equivalent and v.status != EQUIVALENT
+        ]
+        return report
+
+    def _choose(self, found: list[Mutant]) -> list[Mutant]:
+        choice = self.campaign.choice
+        chosen = found if choice.every else standard(found)
+        listed = [m for m in found if m.identity in self.day.equivalent]
+        if choice.sample:
+            return sample(chosen, choice.sample, choice.seed)
+        return chosen + [m for m in listed if m not in chosen]
+
+    def _gone(self, found: list[Mutant]) -> list[str]:
+        known = {mutant.identity for mutant in found}
+        return [
+            f"listed in EQUIVALENT, but there is no such mutant: {identity}"
+            for identity in self.day.equivalent
+            if identity not in known
+        ]
+
+    # The original ---------------------------------------------------------------------------------
+
+    def _baseline(self) -> list[_Rung]:
+        """The day's rungs that run here, from a check of the original. Raises DayUnfit where one
+        does not pass."""
+        key = digest([self._key, "baseline", *self._texts()])
+        data = self.ledger.get(key)
+        if data is None:
+            shop = self.shop()
+            operators = {name for names in shop.operators.values() for name in names}
+            objects = [shop.original(source, operators) for source in self.day.library_sources]
+            library = shop.library(objects, "baseline")
+            listed = self.campaign.arena("plain").run(self._trial(library, (), 60.0))
+            if listed.status == "died":
+                raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
+            futures = [
+                self.campaign.submit(
+                    self.campaign.arena("plain").run, self._trial(library, ((row[0], row[1]),), 600)
+                )
+                for row in listed.used
+            ]
+            results = [future.result() for future in futures]
+            for result in results:
+                assert isinstance(result, Result)
+                if result.status not in ("passed", "skipped"):
+                    raise DayUnfit(
+                        f"{result.rung}, as it is, does not pass: {result.reason}; "
+                        f"python run_day.py {self.day.number} --device cpu says more"
+                    )
+            data = {"rows": [row for r in results for row in r.used if r.status == "passed"]}
+            self.ledger.put(key, data)
+        rows = data["rows"]
+        assert isinstance(rows, list)
+        found = [
+            _Rung((row[0], row[1]), float(row[3]), frozenset(filter(None, row[4].split(","))))
+            for row in rows
+        ]
+        return sorted(found, key=lambda rung: rung.seconds)
+
+    def _reached(self, rungs: list[_Rung]) -> dict[Path, set[str]]:
+        """For each source, the operators that the rungs call; all, where some rung's are unknown."""
+        reached = {}
+        for source in self.day.library_sources:
+            bound = self.shop().operators[source]
+            unknown = any(self._unknown(rung) for rung in rungs)
+            called = {name for rung in rungs for name in rung.operators}
+            reached[source] = bound if unknown else bound & called
+        return reached
+
+    def _unknown(self, rung: _Rung) -> bool:
+        """Whether the rung calls no operator of the sources, because it is built otherwise."""
+        return not any(rung.operators & bound for bound in self.shop().operators.values())
+
+    def _rungs_of(self, mutant: Mutant, rungs: list[_Rung]) -> list[_Rung]:
+        """The rungs that reach the mutant's function."""
+        read = outline(mutant.source.read_text(encoding="utf-8"))
+        found = []
+        for rung in rungs:
+            operators = None if self._unknown(rung) else rung.operators
+            if operators is not None and not operators & read.operators and read.operators:
+                continue
+            functions = {f.name for d in read.reached(operators) for f in d.functions}
+            if mutant.function in functions:
+                found.append(rung)
+        return found
+
+    # A mutant -------------------------------------------------------------------------------------
+
+    def _judge(self, mutant: Mutant, rungs: list[_Rung]) -> Verdict:
+        tried = self._rungs_of(mutant, rungs)
+        operators = {name for rung in tried for name in rung.operators}
+        key = self._mutant_key(mutant, tried)
+        verdict = self.ledger.verdict(key)
+        if verdict is not None:
+            verdict.identity, verdict.line, verdict.stored = mutant.identity, mutant.line, True
+        else:
+            name = f"mutant-{key}"
+            try:
+                verdict = self._try(mutant, tried, operators, name)
+            finally:
+                for shop in self._shops.values():
+                    shop.remove(name)
+            self.ledger.put(key, verdict.to_json())
+        reason = self.day.equivalent.get(mutant.identity)
+        if reason and verdict.status == SURVIVED:
+            verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)
+        return verdict
+
+    def _try(self, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str) -> Verdict:
+        verdict = Verdict(
+            mutant.identity, mutant.kind.name, mutant.source.name, mutant.line, SURVIVED
+        )
+        shop = self.shop()
+        try:
+            built = shop.changed(mutant.source, mutant.text(), operators, name)
+            original = shop.original(mutant.source, operators)
+            if built.code == original.code and not mutant.kind.left_out:
+                verdict.status, verdict.by = EQUIVALENT, "same machine code"
+                return verdict
+            library = self._library(shop, mutant, built, operators, name)
+        except BuildError as error:
+            verdict.status = STILLBORN
+            verdict.reason, *verdict.details = str(error).splitlines()[:KEPT_DETAILS] or [""]
+            return verdict
+        folder = self._moved(mutant, name) if self.day.other_sources else ""
+        pairs = tuple(rung.pair for rung in rungs)
+        limit = 20 + 10 * sum(rung.seconds for rung in rungs)
+        plain = self.campaign.arena("plain")
+        result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
+        verdict.check_s = result.seconds
+        if result.status in ("failed", "died", "late"):
+            return _killed(verdict, result, _by(result))
+        more = replace(self._trial(library, pairs, 4 * limit), folder=folder, debug=True)
+        result = plain.run(more)
+        if result.status in ("failed", "died", "late"):
+            return _killed(verdict, result, "sanitizer: orders")
+        if not folder:  # what a rung builds in a way of its own is not built so
+            for variant in WATCHING:
+                found = self._watched(variant, mutant, rungs, operators, name)
+                if found is not None:
+                    return _killed(verdict, found, _watched_by(found, variant))
+        return verdict
+
+    def _library(
+        self, shop: Workshop, mutant: Mutant, built: Compiled, operators: set[str], name: str
+    ) -> Path:
+        return shop.library([built, *shop.others(mutant.source, operators)], name)
+
+    def _watched(
+        self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
+    ) -> Result | None:
+        """The failure of a quick check in a build that watches memory; None if there is none."""
+        try:
+            arena = self.campaign.arena(variant)
+        except FileNotFoundError:
+            return None  # `--sanitize` says what to install
+        shop = self.shop(variant)
+        usual = {rung.pair: self._usual(variant, rung) for rung in rungs}
+        pairs = tuple(pair for pair, result in usual.items() if result.status == "passed")
+        if not pairs:
+            return None
+        try:
+            built = shop.changed(mutant.source, mutant.text(), operators, name)
+            library = self._library(shop, mutant, built, operators, name)
+        except BuildError:
+            return None  # it compiles as a plain build: another compiler's warning or limit
+        limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
+        result = arena.run(replace(self._trial(library, pairs, limit), quick=True, watched=True))
+        return result if result.status in ("failed", "died", "late") else None
+
+    def _usual(self, variant: Variant, rung: _Rung) -> Result:
+        """What the original's quick check gives in a build that watches memory."""
+        with self._lock:
+            future = self._baselines.get((variant, rung.pair))
+            mine = future is None
+            if future is None:
+                future = self._baselines[variant, rung.pair] = Future()
+        if mine:
+            try:
+                future.set_result(self._try_original(variant, rung))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    def _try_original(self, variant: Variant, rung: _Rung) -> Result:
+        shop = self.shop(variant)
+        operators = set(rung.operators)
+        sources = [s for s in self.day.library_sources if shop.needed(s, operators)]
+        name = f"original-{digest([*rung.pair])}"
+        library = shop.library([shop.original(source, operators) for source in sources], name)
+        trial = replace(self._trial(library, (rung.pair,), 300.0), quick=True, watched=True)
+        return self.campaign.arena(variant).run(trial)
+
+    def _trial(self, library: Path, rungs: tuple[Pair, ...], limit: float) -> Trial:
+        return Trial(str(self.day.folder), str(library), rungs, limit=limit)
+
+    def _moved(self, mutant: Mutant, name: str) -> str:
+        """A folder like the day's with the mutant in it, for rungs that build it themselves."""
+        folder = self.folder / name / self.day.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in self.day.folder.iterdir():
+            if path != mutant.source and not (folder / path.name).exists():
+                os.symlink(path, folder / path.name)
+        (folder / mutant.source.name).write_text(mutant.text(), encoding="utf-8")
+        return str(folder)
+
+    # Keys -----------------------------------------------------------------------------------------
+
+    def _texts(self) -> list[str]:
+        """The day's sources without white space and comments, which change no verdict."""
+        return [_essence(path.read_text(encoding="utf-8")) for path in self.day.library_sources]
+
+    def _mutant_key(self, mutant: Mutant, rungs: list[_Rung]) -> str:
+        texts = self._texts()
+        changed = list(self.day.library_sources).index(mutant.source)
+        texts[changed] = _essence(mutant.text())
+        return digest([self._key, *texts, *(word for rung in rungs for word in rung.pair)])
+
+    def _common_key(self) -> str:
+        platform = self.campaign.platform
+        folders = [ROOT / "common" / name for name in _JUDGES]
+        files = [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
+        files = [p for p in files if "__pycache__" not in p.parts and p.suffix != ".md"]
+        files += [Path(__file__).with_name("trial.py"), Path(__file__)]
+        for source in self.day.library_sources:
+            files += [path for path in sources_of(source) if path not in self.day.library_sources]
+        files += sorted(self.day.folder.glob("*.py")) + list(self.day.other_sources)
+        return digest([platform.compiler_version, platform.torch, str(ROOT)], files)
+
+
+def _essence(text: str) -> str:
+    return " ".join(token.text for token in outline(text).code.tokens if token.is_code)
+
+
+def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
+    verdict.status, verdict.by, verdict.rung = KILLED, by, result.rung
+    verdict.reason, verdict.details = result.reason, result.details
+    return verdict
+
+
+def _by(result: Result) -> str:
+    """What of the plain check killed a mutant."""
+    if result.status != "failed":
+        return "crash" if result.status == "died" else "time limit"
+    text = "\n".join([result.reason, *result.details])
+    if _THROWN in text:
+        return "address" if _ADDRESSES.search(text) else "barrier or wait"
+    if result.reason.startswith("bad input"):
+        return "bad input"
+    return "order" if _ORDER.search(text) else "result"
+
+
+def _watched_by(result: Result, variant: Variant) -> str:
+    if variant == "trace" and result.findings:
+        raced = set(result.findings) & set(findings.RACES)
+        return "sanitizer: races" if raced else f"sanitizer: {result.findings[0]}"
+    if variant == "address" and not _ADDRESSES.search(result.reason) and result.status == "failed":
+        return "sanitizer: locals"
+    return f"sanitizer: {'addresses' if variant == 'address' else 'races'}"

@@ -1,0 +1,676 @@
+"""The kinds of single-change mutants, and where each of them can be made in a function.
+
+What a name stands for is not known here. Whether an operator is a binary one is read from the white
+space around it, which clang-format puts there; a mutant that does not compile is dropped later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from common.cpu.launches import configuration
+from common.cpu.syntax import TokenError, closing, is_op_at, opening, split, statement_end
+from common.practice.mutants.outline import Code, Function
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of [start, end) of a `Code` into `text`.
+
+    shown: the range around it that names it, e.g. the whole comparison whose operator changes;
+    None for the changed range alone.
+    """
+
+    start: int
+    end: int
+    text: str
+    shown: tuple[int, int] | None = None
+
+
+Find = Callable[[Code, Function], Iterator[Edit]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: for reports. explanation: what such a bug does, in a sentence for a learner. where:
+    "device", "host" (launchers) or "both". left_out: whether the CPU backend's headers may leave
+    out what is changed, so that equal machine code proves nothing."""
+
+    name: str
+    explanation: str
+    where: str
+    find: Find
+    left_out: bool = False
+
+
+KINDS: list[Kind] = []
+
+
+def _kind(
+    name: str, where: str, explanation: str, left_out: bool = False
+) -> Callable[[Find], Find]:
+    def add(find: Find) -> Find:
+        KINDS.append(Kind(name, explanation, where, find, left_out))
+        return find
+
+    return add
+
+
+# Helpers ------------------------------------------------------------------------------------------
+
+
+def _body(code: Code, function: Function) -> Iterator[int]:
+    """The positions in the function's body, without those in a static_assert and in the words of a
+    message."""
+    p = function.body + 1
+    while p < function.end - 1:
+        token = code.code[p]
+        if token.is_word("static_assert") and is_op_at(code.code, p + 1, "("):
+            p = closing(code.code, p + 1)
+        elif token.is_word("STD_TORCH_CHECK", "TORCH_CHECK") and is_op_at(code.code, p + 1, "("):
+            parts = split(code.code, p + 2, closing(code.code, p + 1))
+            if parts:
+                yield from range(*parts[0])
+            p = closing(code.code, p + 1)
+        else:
+            yield p
+        p += 1
+
+
+def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, int, int]]:
+    """(name, open parenthesis, close parenthesis) of the calls of functions with such a name."""
+    for p in _body(code, function):
+        token = code.code[p]
+        if not token.is_word() or not re.fullmatch(pattern, token.text):
+            continue
+        q = p + 1
+        if is_op_at(code.code, q, "<") and not code.spaced(q):
+            q = code.operand_end(p)
+            if not code.code[q - 1].is_op(")"):
+                continue
+            q = opening(code.code, q - 1)
+        if is_op_at(code.code, q, "("):
+            yield p, q, closing(code.code, q)
+
+
+def _statement(code: Code, start: int, end: int) -> bool:
+    """Whether [start, end) is a whole expression statement, up to its semicolon."""
+    before = code.code[start - 1]
+    begins = before.is_op(";", "{", "}", ")", ":") or before.is_word("else", "do")
+    return begins and is_op_at(code.code, end, ";")
+
+
+def _around(code: Code, p: int) -> tuple[int, int]:
+    """A binary operator with its operands."""
+    return code.operand_start(p - 1), code.operand_end(p + 1)
+
+
+def _swap(code: Code, p: int, text: str, tokens: int = 1) -> Edit:
+    start = code.operand_start(p - 1)
+    return Edit(p, p + tokens, text, (start, code.operand_end(p + tokens)))
+
+
+def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]]:
+    """(start, end, position behind the closing parenthesis) of the condition of each `if`."""
+    for p in _body(code, function):
+        if code.code[p].is_word("if"):
+            q = p + 2 if code.code[p + 1].is_word("constexpr") else p + 1
+            if q == p + 1 and is_op_at(code.code, q, "("):
+                close = closing(code.code, q)
+                yield q + 1, close, close + 1
+
+
+def _top(code: Code, start: int, end: int, *operators: str) -> list[int]:
+    """The positions of these binary operators in [start, end) that no bracket encloses."""
+    found = []
+    p = start
+    while p < end:
+        if code.code[p].is_op("(", "[", "{"):
+            p = closing(code.code, p)
+        elif code.binary(p, *operators):
+            found.append(p)
+        p += 1
+    return found
+
+
+COMPARISONS = ("<", "<=", ">", ">=")
+
+
+def _number(text: str) -> int | None:
+    """The value of a decimal integer literal without suffix."""
+    return int(text) if re.fullmatch(r"0|[1-9][0-9]*", text) else None
+
+
+# Barriers and memory ------------------------------------------------------------------------------
+
+_WAITS = (
+    r"__syncthreads|__syncwarp|sync|wait|arrive_and_wait|cluster_(sync|wait)|cp_async_wait\w*|"
+    r"m?barrier_(wait\w*|sync)|bulk_wait\w*|wgmma_wait|grid_dependency_wait"
+)
+
+
+@_kind("barrier removed", "device", "Threads no longer wait for each other: a race.")
+def _barrier(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, _WAITS):
+        start = code.operand_start(name)
+        if _statement(code, start, close + 1):
+            yield Edit(start, close + 1, "")
+
+
+@_kind(
+    "fence or memory order",
+    "device",
+    "Another block may see the flag before the data that it announces.",
+)
+def _fence(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, r"__threadfence\w*|fence_\w+|wgmma_fence"):
+        if _statement(code, name, close + 1):
+            yield Edit(name, close + 1, "")
+    for p in _body(code, function):
+        token = code.code[p]
+        match = token.is_word() and re.fullmatch(
+            r"(memory_order_)?(acquire|release|acq_rel|seq_cst)", token.text
+        )
+        if match and code.code[p - 1].is_op("::"):
+            yield Edit(p, p + 1, f"{match[1] or ''}relaxed")
+
+
+@_kind("atomic made plain", "device", "Read, add and write become three steps: updates get lost.")
+def _atomic(code: Code, function: Function) -> Iterator[Edit]:
+    values = {
+        "atomicAdd": "old + ({0})",
+        "atomicSub": "old - ({0})",
+        "atomicMax": "old > ({0}) ? old : ({0})",
+        "atomicMin": "old < ({0}) ? old : ({0})",
+        "atomicOr": "old | ({0})",
+        "atomicAnd": "old & ({0})",
+        "atomicXor": "old ^ ({0})",
+        "atomicExch": "({0})",
+        "atomicCAS": "old == ({0}) ? ({1}) : old",
+    }
+    for name, start, close in _calls(code, function, "|".join(values)):
+        place, *rest = (code.text(a, b) for a, b in split(code.code, start + 1, close))
+        value = values[code.code[name].text].format(*rest, *rest)
+        plain = (
+            f"[&] {{ auto* at = ({place}); const auto old = *at; *at = {value}; return old; }}()"
+        )
+        yield Edit(name, close + 1, plain)
+
+
+@_kind("shuffle", "device", "A lane gets the register of another lane than it should, or of none.")
+def _shuffle(code: Code, function: Function) -> Iterator[Edit]:
+    for name, start, close in _calls(code, function, r"__(shfl\w*|ballot|any|all|reduce\w*)_sync"):
+        parts = split(code.code, start + 1, close)
+        yield Edit(*parts[0], "0x0000ffffu", (name, close + 1))
+        if len(parts) > 2:
+            text = code.text(*parts[2])
+            yield Edit(*parts[2], f"({text}) + 1", (name, close + 1))
+
+
+@_kind("shared memory too small", "both", "The last bytes lie in memory that belongs to no array.")
+def _shared(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        if code.code[p].is_word("__shared__") and not code.code[p - 1].is_word("extern"):
+            end = statement_end(code.code, p)
+            for q in range(p, end):
+                declares = code.code[q - 1].is_word() and is_op_at(code.code, q, "[")
+                if declares and closing(code.code, q) > q + 1:
+                    close = closing(code.code, q)
+                    size = code.text(q + 1, close)
+                    yield Edit(q + 1, close, f"({size}) - 1", (q - 1, close + 1))
+                    break
+    for parts in _launches(code, function):
+        if len(parts) > 2 and code.text(*parts[2]) != "0":
+            yield Edit(*parts[2], f"({code.text(*parts[2])}) / 2")
+
+
+# Conditions ---------------------------------------------------------------------------------------
+
+
+@_kind("comparison", "both", "One element too many or too few, or a condition that is too weak.")
+def _comparison(code: Code, function: Function) -> Iterator[Edit]:
+    others = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "&&": "||", "||": "&&"}
+    for p in _body(code, function):
+        if code.binary(p, *others):
+            yield Edit(p, p + 1, others[code.code[p].text], _clause(code, p))
+
+
+def _clause(code: Code, p: int) -> tuple[int, int]:
+    """The comparison, or the two joined conditions, whose operator is at p."""
+    ends = ("&&", "||", ",", ";", "?", ":", "=")
+    start, end = p, p + 1
+    while not (
+        code.code[start - 1].is_op(*ends, "(", "[", "{") or code.code[start - 1].is_word("return")
+    ):
+        closes = code.code[start - 1].is_op(")", "]", "}")
+        start = opening(code.code, start - 1) if closes else start - 1
+    while not code.code[end].is_op(*ends, ")", "]", "}"):
+        opens = code.code[end].is_op("(", "[", "{")
+        end = closing(code.code, end) + 1 if opens else end + 1
+    return start, end
+
+
+@_kind("bounds check dropped", "device", "Threads beyond the end read and write memory of others.")
+def _bounds(code: Code, function: Function) -> Iterator[Edit]:
+    for start, end, then in _conditions(code, function):
+        if not any(code.binary(p, *COMPARISONS) for p in range(start, end)):
+            continue
+        leaves = code.code[then].is_word("return", "continue", "break")
+        follow = statement_end(code.code, then) + 1
+        if not is_op_at(code.code, follow, "else") and not code.code[follow].is_word("else"):
+            yield Edit(start, end, "false" if leaves else "true")
+        joints = _top(code, start, end, "&&", "||")
+        edges = [start - 1, *joints, end]
+        for first, (left, right) in enumerate(zip(edges, edges[1:], strict=False)):
+            if joints:
+                whole = (start, end)
+                if first == 0:
+                    yield Edit(left + 1, right + 1, "", whole)
+                else:
+                    yield Edit(left, right, "", whole)
+    for p in _body(code, function):
+        if code.code[p].is_op("?"):
+            start = _condition_start(code, p)
+            if any(code.binary(q, *COMPARISONS) for q in range(start, p)):
+                yield Edit(start, p, "true", (start, code.operand_end(p + 1)))
+
+
+def _condition_start(code: Code, p: int) -> int:
+    """Where the condition starts that the `?` at p ends."""
+    while p > 0:
+        before = code.code[p - 1]
+        if before.is_op(")", "]", "}"):
+            p = opening(code.code, p - 1)
+        elif before.is_op("=", "(", "[", "{", ",", ";", "?", ":") or before.is_word("return"):
+            break
+        else:
+            p -= 1
+    return p
+
+
+# Arithmetic ---------------------------------------------------------------------------------------
+
+
+@_kind("arithmetic operator", "both", "Another operation than the formula has.")
+def _arithmetic(code: Code, function: Function) -> Iterator[Edit]:
+    others = {"+": "-", "-": "+", "*": "/", "/": "*"}
+    for p in _body(code, function):
+        if code.binary(p, *others):
+            yield _swap(code, p, others[code.code[p].text])
+        elif code.compound(p, "+", "*", "/"):
+            operator = code.code[p].text
+            yield Edit(p, p + 1, others[operator], _around_assignment(code, p))
+
+
+def _around_assignment(code: Code, p: int) -> tuple[int, int]:
+    return code.operand_start(p - 1), code.operand_end(p + 2)
+
+
+@_kind(
+    "constant off by one", "both", "A size, an offset or a count is one larger than it should be."
+)
+def _constant(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        value = _number(code.code[p].text) if code.code[p].kind == "number" else None
+        if value is None or (code.code[p - 1].is_op("<", "-") and not code.spaced(p - 1)):
+            continue
+        before, after = code.code[p - 1], code.code[p + 1]
+        # Initial values, subscripts of the first element and messages have kinds of their own.
+        if value == 0 and not code.binary(p - 1, "==", "!=", *COMPARISONS):
+            continue
+        if before.is_op("=", "{") and after.is_op(";", "}", ","):
+            continue
+        shown = _call_around(code, p)
+        if code.binary(p - 1, "+", "-", "*", "/", "%", "==", "!=", *COMPARISONS):
+            shown = (code.operand_start(p - 2), p + 1)
+        elif code.binary(p + 1, "+", "-", "*", "/", "%", *COMPARISONS):
+            shown = (p, code.operand_end(p + 2))
+        yield Edit(p, p + 1, str(value + 1), shown)
+
+
+def _call_around(code: Code, p: int) -> tuple[int, int]:
+    """The call, subscript or list that the token at p stands in."""
+    start = p
+    while start > 0 and not code.code[start - 1].is_op("(", "[", "{", ";"):
+        start = (
+            opening(code.code, start - 1)
+            if code.code[start - 1].is_op(")", "]", "}")
+            else start - 1
+        )
+    if start == 0 or code.code[start - 1].is_op(";"):
+        return p, p + 1
+    end = closing(code.code, start - 1) + 1
+    start = code.operand_start(end - 1)
+    return (start, end) if end - start < 16 else (p, p + 1)
+
+
+@_kind("loop bound off by one", "both", "The last round of the loop is missing.")
+def _bound(code: Code, function: Function) -> Iterator[Edit]:
+    for _, _, (first, second) in _loops(code, function):
+        for p in range(first, second):
+            if code.binary(p, "<", "<="):
+                end = code.operand_end(p + 1)
+                yield Edit(p + 1, end, f"{code.text(p + 1, end)} - 1", (first + 1, end))
+
+
+def _loops(code: Code, function: Function) -> Iterator[tuple[int, int, list[int]]]:
+    """(open parenthesis, close parenthesis, semicolons) of each `for` with three parts."""
+    for p in _body(code, function):
+        if code.code[p].is_word("for") and is_op_at(code.code, p + 1, "("):
+            close = closing(code.code, p + 1)
+            found = []
+            q = p + 2
+            while q < close:
+                if code.code[q].is_op("(", "[", "{"):
+                    q = closing(code.code, q)
+                elif code.code[q].is_op(";"):
+                    found.append(q)
+                q += 1
+            if len(found) == 2:
+                yield p + 1, close, found
+
+
+@_kind("loop stride", "both", "The loop leaves elements out, or takes some twice.")
+def _stride(code: Code, function: Function) -> Iterator[Edit]:
+    for _, close, (_, second) in _loops(code, function):
+        for p in range(second + 1, close):
+            if code.compound(p, "+"):
+                end = code.operand_end(p + 2)
+                text = f"2 * {code.text(p + 2, end)}"
+                yield Edit(p + 2, end, text, (code.operand_start(p - 1), end))
+            elif code.code[p].is_op("++") and code.code[p + 1].is_word():
+                yield Edit(p, p + 2, f"{code.code[p + 1].text} += 2")
+
+
+@_kind("rounded down", "both", "A size is rounded down where it must be rounded up: no tail.")
+def _floor(code: Code, function: Function) -> Iterator[Edit]:
+    for name, start, close in _calls(code, function, "ceil_div"):
+        parts = [code.text(a, b) for a, b in split(code.code, start + 1, close)]
+        if len(parts) == 2:
+            yield Edit(name, close + 1, f"(({parts[0]}) / ({parts[1]}))")
+    for p in _body(code, function):
+        # (n + SIZE - 1) / SIZE
+        if code.binary(p, "/") and code.code[p - 1].is_op(")"):
+            start = opening(code.code, p - 1)
+            joints = _top(code, start + 1, p - 1, "+", "-")
+            if len(joints) == 2 and code.text(joints[1], p - 1) == "- 1":
+                yield Edit(joints[0], p - 1, "", (start, code.operand_end(p + 1)))
+
+
+@_kind("min for max", "both", "The smallest instead of the largest, or the other way round.")
+def _extreme(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, r"(__h|atomic|f|std)?(max|min|Max|Min)(f|imum)?"):
+        text = code.code[name].text
+        swap = {"max": "min", "min": "max", "Max": "Min", "Min": "Max"}
+        other = re.sub("max|min|Max|Min", lambda match: swap[match[0]], text)
+        yield Edit(name, name + 1, other, (name, close + 1))
+
+
+_FACTOR = re.compile(
+    r"\w*(scale|inv|rstd|rsqrt|weight|alpha|beta|gamma|factor|shrink|correct|decay|norm|log2e|prob)\w*",
+    re.IGNORECASE,
+)
+_DIVISOR = re.compile(r"(\w*_)?(sum|total|count|mean|length|denominator|norm|cols|rows)(_\w*)?")
+
+
+@_kind("factor dropped", "device", "A scale is left out, or the maximum that keeps exp in range.")
+def _factor(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        if code.binary(p, "*"):
+            left, right = _around(code, p)
+            if _FACTOR.fullmatch(_last_word(code, p + 1, right)):
+                yield Edit(p, right, "", (left, right))
+            elif _FACTOR.fullmatch(_last_word(code, left, p)):
+                yield Edit(left, p + 1, "", (left, right))
+        elif code.binary(p, "/"):
+            left, right = _around(code, p)
+            if _DIVISOR.fullmatch(_last_word(code, p + 1, right)):
+                yield Edit(p, right, "", (left, right))
+    for name, start, close in _calls(code, function, r"(std)?(__)?exp(2|m1)?f?|exp2_approx"):
+        for p in _top(code, start + 1, close, "-"):
+            yield Edit(p, code.operand_end(p + 1), "", (name, close + 1))
+
+
+def _last_word(code: Code, start: int, end: int) -> str:
+    """The name that an operand ends with, a subscript left out: "scale" of `row.scale[i]`."""
+    p = end - 1
+    if code.code[p].is_op("]"):
+        p = opening(code.code, p) - 1
+    return code.code[p].text if p >= start and code.code[p].is_word() else ""
+
+
+@_kind("initial value", "both", "A sum, a maximum or a loop does not begin where it should.")
+def _initial(code: Code, function: Function) -> Iterator[Edit]:
+    others = {
+        "0": "1",
+        "1": "0",
+        "0.0f": "1.0f",
+        "0.f": "1.f",
+        "0.0": "1.0",
+        "1.0f": "0.0f",
+        "-INFINITY": "0",
+        "INFINITY": "0",
+        "true": "false",
+        "false": "true",
+    }
+    for p in _body(code, function):
+        if not (is_op_at(code.code, p, "=") and code.spaced(p)):
+            continue
+        end = p + 1
+        while end < function.end and not code.code[end].is_op(";", ",", ")", "(", "}", "{"):
+            end += 1
+        start = _declared(code, p)
+        if start < 0:
+            continue
+        if code.text(p + 1, end) in others and code.code[end].is_op(";", ","):
+            yield Edit(p + 1, end, others[code.text(p + 1, end)], (start, end))
+        elif code.code[p + 2].is_op("{") and code.text(p + 3, p + 4) in ("0", "1"):
+            value = "1" if code.code[p + 3].text == "0" else "0"
+            yield Edit(p + 3, p + 4, value, (start, p + 5))
+
+
+def _declared(code: Code, p: int) -> int:
+    """Where the declaration starts whose name stands before the `=` at p: at its type's last word;
+    -1 if there is none there."""
+    name = code.operand_start(p - 1)
+    if not code.code[name].is_word() or name == 0:
+        return -1
+    before = code.code[name - 1]
+    typed = before.is_word() and before.text not in ("return", "else", "constexpr")
+    return name - 1 if typed or before.is_op(">", "*") else (name if before.is_op(",") else -1)
+
+
+# Types --------------------------------------------------------------------------------------------
+
+
+@_kind("accumulator narrowed", "device", "Sums lose digits in a type that is too small for them.")
+def _narrow(code: Code, function: Function) -> Iterator[Edit]:
+    narrower = {"float": "__half", "double": "float"}
+    for p in _body(code, function):
+        token, name = code.code[p], code.code[p + 1]
+        if not (token.is_word(*narrower) and name.is_word()):
+            continue
+        if code.code[p + 2].is_op("=", "[", "{", ";", ",") and _accumulates(
+            code, function, name.text
+        ):
+            yield Edit(p, p + 1, narrower[token.text], (p, p + 2))
+
+
+def _accumulates(code: Code, function: Function, name: str) -> bool:
+    """Whether the function adds to this variable."""
+    for p in range(function.body, function.end):
+        if code.compound(p, "+"):
+            start = code.operand_start(p - 1)
+            if code.code[start].text == name:
+                return True
+    return False
+
+
+@_kind("64-bit index in 32 bits", "both", "Right up to 2^31 elements, and beyond them wrong.")
+def _index(code: Code, function: Function) -> Iterator[Edit]:
+    for p in range(function.start, function.end):
+        if not code.code[p].is_word("int64_t"):
+            continue
+        following = code.code[p + 1]
+        if following.is_word() and not code.code[p - 1].is_op("<"):
+            yield Edit(p, p + 1, "int", (p, p + 2))
+        elif following.is_op("{") and p > function.body:
+            close = closing(code.code, p + 1)
+            yield Edit(p, close + 1, f"int({code.text(p + 2, close)})")
+
+
+# Indices ------------------------------------------------------------------------------------------
+
+
+@_kind("other dimension", "both", "The index of another dimension of the grid or the block.")
+def _dimension(code: Code, function: Function) -> Iterator[Edit]:
+    others = {"x": "y", "y": "x", "z": "x"}
+    for p in _body(code, function):
+        if (
+            code.code[p].is_word("threadIdx", "blockIdx", "blockDim", "gridDim")
+            and is_op_at(code.code, p + 1, ".")
+            and code.code[p + 2].text in others
+        ):
+            yield Edit(p + 2, p + 3, others[code.code[p + 2].text], (p, p + 3))
+
+
+@_kind("transposed", "device", "Rows and columns change places.")
+def _transposed(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        if is_op_at(code.code, p, "]") and is_op_at(code.code, p + 1, "["):
+            first, second = opening(code.code, p), closing(code.code, p + 1)
+            if code.code[first - 1].is_op("]") or is_op_at(code.code, second + 1, "["):
+                continue
+            left, right = code.text(first + 1, p), code.text(p + 2, second)
+            start = code.operand_start(second)
+            if left != right and not code.code[start - 1].is_word():  # no declaration
+                yield Edit(first, second + 1, f"[{right}][{left}]", (start, second + 1))
+        elif code.binary(p, "*"):
+            left, right = _around(code, p)
+            if right < function.end and code.binary(right, "+"):
+                end = code.operand_end(right + 1)
+                row, column = code.text(left, p), code.text(right + 1, end)
+                if re.fullmatch(r"\w+", row) and re.fullmatch(r"\w+", column) and row != column:
+                    text = f"{column} * {code.text(p + 1, right)} + {row}"
+                    yield Edit(left, end, text)
+
+
+# Launchers ----------------------------------------------------------------------------------------
+
+
+def _launches(code: Code, function: Function) -> Iterator[list[tuple[int, int]]]:
+    """The parts of each launch's configuration: grid, block, bytes, stream."""
+    for p in _body(code, function):
+        if code.code[p].is_op("<<<"):
+            yield split(code.code, p + 1, configuration(code.code, p))
+
+
+@_kind("grid or block size", "host", "Blocks or threads are missing, and what they should write.")
+def _launch_size(code: Code, function: Function) -> Iterator[Edit]:
+    three = {
+        code.code[p + 1].text
+        for p in range(function.body, function.end)
+        if code.code[p].is_word("dim3") and code.code[p + 1].is_word()
+    }
+    for parts in _launches(code, function):
+        grid, block = (code.text(a, b) for a, b in parts[:2])
+        if grid in three:
+            yield Edit(*parts[0], f"dim3({grid}.x, 1, {grid}.z)")
+        elif grid != "1" and not grid.startswith("dim3"):
+            yield Edit(*parts[0], f"({grid}) - 1")
+        if block in three:
+            yield Edit(*parts[1], f"dim3({block}.x, 1, {block}.z)")
+        elif block != "1" and not block.startswith("dim3"):
+            yield Edit(*parts[1], f"({block}) / 2")
+
+
+@_kind("validation dropped", "host", "An argument that the kernel cannot take is taken.")
+def _validation(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, r"STD_TORCH_CHECK|TORCH_CHECK"):
+        if _statement(code, name, close + 1):
+            yield Edit(name, close + 1, "", (name, close + 1))
+    for name, _, close in _calls(code, function, r"(check|require)_(?!cuda$|launch$)\w+"):
+        if _statement(code, name, close + 1):
+            yield Edit(name, close + 1, "")
+    for start, end in _chained(code, function):
+        if code.code[start + 1].text != "contiguous":
+            yield Edit(start, end, "", (_chain_start(code, start), end))
+
+
+def _chain_start(code: Code, p: int) -> int:
+    return code.operand_start(p - 1)
+
+
+def _chained(code: Code, function: Function) -> Iterator[tuple[int, int]]:
+    """The calls `.method(…)` that follow a `check(x, "x")`."""
+    for _, _, close in _calls(code, function, "check"):
+        p = close + 1
+        while is_op_at(code.code, p, ".") and is_op_at(code.code, p + 2, "("):
+            end = closing(code.code, p + 2) + 1
+            yield p, end
+            p = end
+
+
+@_kind("contiguity check dropped", "host", "Strides are ignored: the kernel reads other elements.")
+def _contiguity(code: Code, function: Function) -> Iterator[Edit]:
+    for start, end in _chained(code, function):
+        if code.code[start + 1].text == "contiguous":
+            yield Edit(start, end, "", (_chain_start(code, start), end))
+
+
+@_kind("alignment check dropped", "host", "A 16-byte load from an address that it cannot load.")
+def _alignment(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, "is_aligned"):
+        yield Edit(name, close + 1, "true")
+
+
+@_kind("empty input not handled", "host", "A grid of zero blocks is a launch error.")
+def _empty(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        if not (code.code[p].is_word("if") and is_op_at(code.code, p + 1, "(")):
+            continue
+        close = closing(code.code, p + 1)
+        zero = any(
+            code.binary(q, "==") and code.code[q + 1].text == "0" for q in range(p + 2, close)
+        )
+        if zero and code.code[close + 1].is_word("return"):
+            yield Edit(p, statement_end(code.code, close + 1), "")
+
+
+@_kind(
+    "device guard dropped",
+    "host",
+    "The kernel starts on another GPU than the one that holds the tensor.",
+    left_out=True,
+)
+def _guard(code: Code, function: Function) -> Iterator[Edit]:
+    for p in _body(code, function):
+        if code.code[p].is_word("DeviceGuard"):
+            end = statement_end(code.code, p)
+            start = p - 1 if code.code[p - 1].is_word("const") else p
+            yield Edit(start, end, "")
+
+
+@_kind(
+    "default stream",
+    "host",
+    "The kernel does not wait for the work that produces its input.",
+    left_out=True,
+)
+def _stream(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, "current_stream"):
+        yield Edit(name, close + 1, "nullptr")
+
+
+def edits(code: Code, function: Function) -> Iterator[tuple[Kind, Edit]]:
+    """All single changes of a function, by kind."""
+    for kind in KINDS:
+        if kind.where != "both" and (kind.where == "device") != function.on_device:
+            continue
+        try:
+            for edit in kind.find(code, function):
+                yield kind, edit
+        except TokenError:
+            continue  # a bracket that this reader does not understand: no mutants of this kind

@@ -1,0 +1,110 @@
+"""One trial, in a process of its own: some of a day's rungs, from a library that may be wrong."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.base.cache import Entry
+from common.base.days import Day, load_lesson, read_day
+from common.base.outcome import FAIL
+from common.base.toolchain import Platform
+from common.build import library
+from common.check import device
+from common.cpu import libraries
+from common.cpu.backend import Runtime
+from common.practice.mutants.tried import Trial
+from common.process import worker
+from common.process.events import Channel, Finished, Over, Stage, Table
+
+# Seconds that one thread may run without reaching a barrier or its end, and that all may wait in
+# loops. Longer than the debugger allows: trials share the machine with compilers.
+STUCK_LIMIT, SPIN_LIMIT = 5.0, 2.0
+
+
+@dataclass(frozen=True)
+class _Placed(Entry):
+    """A library that lies where the trial says, not in the cache."""
+
+    place: Path = Path()
+
+    @property
+    def directory(self) -> Path:
+        return self.place
+
+    @property
+    def seconds(self) -> float:
+        return 0.0
+
+
+class _Calls:
+    """Which operators are called from now on, by name."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        packet: Any = torch._ops.OpOverloadPacket
+        call, names = packet.__call__, self.names
+
+        def noting(this: Any, /, *args: Any, **kwargs: Any) -> Any:
+            names.add(this._qualified_op_name)
+            return call(this, *args, **kwargs)
+
+        packet.__call__ = noting
+
+    def take(self, namespace: str) -> list[str]:
+        """The operators of a namespace that were called since the last time."""
+        prefix = f"{namespace}::"
+        found = sorted(name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
+        self.names.clear()
+        return found
+
+
+def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
+    """Checks the rungs until one fails, telling `channel`: their outcomes, and a table of the
+    seconds and operators of each. Without rungs, only the table, of all that the day has."""
+    day = read_day(Path(trial.day))
+    lesson = load_lesson(day)
+    if not trial.rungs:
+        pairs = [[p.name, rung.name, "", "0", ""] for p in lesson.problems for rung in p.rungs]
+        channel.emit(Table("used", [], pairs))
+        channel.emit(Over())
+        return
+    if trial.folder:
+        day = _moved(day, Path(trial.folder))
+    path = Path(trial.library)
+    entry = _Placed("trial", path.parent.name, path.name, place=path.parent)
+    todo = library.Build(day, platform, (), entry)
+    backend = device.make(platform, trial.debug)
+    runtime = Runtime(libraries.build_runtime(platform))  # the one that `make` has loaded
+    runtime.set_threads(trial.threads)
+    if platform.variant == "plain":
+        runtime.set_stuck_limit(STUCK_LIMIT)
+        runtime.set_spin_limit(SPIN_LIMIT)
+    channel.emit(Stage("", "loading the library"))
+    operators = library.load(todo)
+    work = worker.Work(trial.quick, bench=False, watched=trial.watched, debug=trial.debug)
+    run = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+    calls = _Calls()
+    rows = []
+    found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
+    for problem, rung in (found[pair] for pair in trial.rungs):
+        began = time.monotonic()
+        _, outcome = worker.check_rung(run, problem, rung, operators)
+        seconds = time.monotonic() - began
+        used = ",".join(calls.take(day.name))
+        rows.append([problem.name, rung.name, outcome.status, f"{seconds:.3f}", used])
+        channel.emit(Finished(outcome))
+        if outcome.status == FAIL:
+            break
+    channel.emit(Table("used", [], rows))
+    channel.emit(Over())
+
+
+def _moved(day: Day, folder: Path) -> Day:
+    """The day with its sources in another folder of the same name."""
+    extra = tuple(folder / path.name for path in day.extra_sources)
+    return replace(day, folder=folder, source=folder / day.source.name, extra_sources=extra)

@@ -1,0 +1,57 @@
+"""What is tried with a mutant, and what comes of it: plain data, sent between processes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from common.base.outcome import FAIL, SKIP
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be tried.
+
+    day: its folder. folder: where its sources are, where that is elsewhere. library: built from
+    them. rungs: (problem, rung), tried in this order until one fails. quick, watched, debug: as in
+    `common.process.worker.Work`. limit: seconds for all of it. threads: that run blocks.
+    """
+
+    day: str
+    library: str
+    rungs: tuple[tuple[str, str], ...]
+    folder: str = ""
+    quick: bool = False
+    watched: bool = False
+    debug: bool = False
+    limit: float = 60.0
+    threads: int = 1
+
+
+@dataclass
+class Result:
+    """What came of it.
+
+    status: "passed", "failed", "skipped" (no rung can run here), "died" or "late". rung: the one
+    that failed, or that ran when it died. reason, details: of the failure. findings: what the
+    tracer found ("races", …). used: for each rung that ran, (problem, rung, its status, seconds,
+    operators that it called).
+    """
+
+    status: str
+    rung: str = ""
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    used: list[list[Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def status_of(statuses: list[str]) -> str:
+    """Of a trial that came to its end, from those of its rungs."""
+    if FAIL in statuses:
+        return "failed"
+    return "skipped" if all(status == SKIP for status in statuses) else "passed"

@@ -1,0 +1,144 @@
+"""The debug exercises: one of the day's mutants is planted, and the learner finds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.base.days import Day
+from common.practice.challenge import Challenge, State, rungs_to_check, shown
+from common.practice.exercise import ExerciseError
+from common.practice.journal import practice_folder
+from common.practice.mutants.derive import Mutant, balanced, mutants_of
+from common.practice.mutants.outline import outline
+
+UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
+OFFERED = 24  # mutants of a day, among which those are planted that its checks reject
+
+
+@dataclass(frozen=True)
+class DebugChallenge(Challenge):
+    """One change is planted in the day's file."""
+
+    mutant: Mutant
+
+    def state(self) -> State:
+        text = self.file.read_text(encoding="utf-8")
+        lines = _lines(text)
+        there = all(
+            lines.count(line) >= _lines(self.start).count(line) for line in self._new_lines()
+        )
+        missing = any(
+            lines.count(line) < _lines(self.original.read_text(encoding="utf-8")).count(line)
+            for line in self._lost_lines()
+        )
+        still = f"the planted change is still in {shown(self.file)}"
+        return State(shown(self.file), still if there and missing else "")
+
+    def _new_lines(self) -> list[str]:
+        """Lines of the planted file that the original does not have so often."""
+        return _more(self.start, self.original.read_text(encoding="utf-8"))
+
+    def _lost_lines(self) -> list[str]:
+        """Lines of the original that the planted file does not have so often."""
+        return _more(self.original.read_text(encoding="utf-8"), self.start)
+
+    def explanation(self) -> list[str]:
+        kind = self.mutant.kind
+        name = self.original.name
+        return [
+            f"It was in {self.mutant.function}, {name}:{self.mutant.line}, {kind.name}:",
+            f"  planted  {self.mutant.changed or '(nothing)'}",
+            f"  right    {self.mutant.original}",
+            kind.explanation,
+        ]
+
+
+def _more(text: str, other: str) -> list[str]:
+    mine, theirs = _lines(text), _lines(other)
+    return [line for line in dict.fromkeys(mine) if mine.count(line) > theirs.count(line)]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that hold code, without blanks and comments."""
+    bare = (re.sub(r"\s+", "", line.split("//")[0]) for line in text.splitlines())
+    return [line for line in bare if line]
+
+
+def candidates(day: Day) -> list[Mutant]:
+    """Mutants of the day's kernels, every kind and function among them, in the order in which they
+    are planted. Whether the day's checks reject one is seen when it is planted."""
+    device = {
+        (source, function.name)
+        for source in day.library_sources
+        for declared in outline(source.read_text(encoding="utf-8")).declarations
+        for function in declared.functions
+        if function.on_device
+    }
+    found = [
+        m
+        for m in mutants_of(day)
+        if (m.source, m.function) in device
+        and m.kind.name not in UNSEEN
+        and m.identity not in day.equivalent
+    ]
+    return _varied(balanced(found, OFFERED))
+
+
+def _varied(found: list[Mutant]) -> list[Mutant]:
+    """In an order in which neighbours are of different kinds, where that is possible."""
+    left, ordered = list(found), list[Mutant]()
+    while left:
+        kinds = [m.kind.name for m in ordered]
+        best = min(left, key=lambda m: (kinds.count(m.kind.name), m.identity))
+        left.remove(best)
+        ordered.append(best)
+    return ordered
+
+
+def planted_text(mutant: Mutant) -> str:
+    """The changed file. Where a line has lost all of its code, its comment goes too: it would say
+    what is missing."""
+    original = mutant.source.read_text(encoding="utf-8").split("\n")
+    lines = mutant.text().split("\n")
+    kept = []
+    for before, after in zip(original, lines, strict=True):
+        emptied = before != after and not after.split("//")[0].strip()
+        if not emptied or before.split("//")[0].strip() == "":
+            kept.append(after)
+    return "\n".join(kept)
+
+
+def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) -> DebugChallenge:
+    """The exercise to find a planted change.
+
+    planted: the identity of the one that is there; where there is none, the first that is not in
+    `tried` is taken. Raises ExerciseError where none is left, OSError where the source cannot be
+    read.
+    """
+    found = candidates(day)
+    mutant = next((m for m in found if m.identity == planted), None)
+    if mutant is None:
+        mutant = next((m for m in found if m.identity not in tried), None)
+    if mutant is None:
+        raise ExerciseError(f"day {day.number} has no other change to plant: all are found")
+    text = mutant.source.read_text(encoding="utf-8")
+    command = f"python run_day.py {day.number} --practice debug"
+    return DebugChallenge(
+        day,
+        "debug",
+        practice_folder(root) / day.name / "debug.cu",
+        mutant.source,
+        planted_text(mutant),
+        f"one change is planted in {mutant.source.name}. Find it, and fix it.",
+        (
+            f"{command} --sanitize looks for races, missing barriers and bad addresses, and names "
+            "lines. Which elements are wrong in the report: the last ones, a column, all of them?",
+            f"The change is in {mutant.function}.",
+            f"Its kind is: {mutant.kind.name}. {mutant.kind.explanation}",
+        ),
+        rungs_to_check(day, text, mutant.function),
+        mutant,
+    )

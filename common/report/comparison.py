@@ -1,0 +1,115 @@
+"""Two reports held against each other: what became slower or faster, what fails or passes now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.base.figures import duration
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+
+WORSE = ("slower", "fails now", "gone")  # what makes a comparison fail
+
+
+@dataclass(frozen=True)
+class Change:
+    """One rung in both reports.
+
+    what: "slower", "faster", "fails now", "passes now", "gone", "new" or "same". before, after:
+    times as text, or states. factor: the new time over the old one, None where one is missing.
+    """
+
+    day: int
+    rung: str
+    what: str
+    before: str = ""
+    after: str = ""
+    factor: float | None = None
+
+    @property
+    def worse(self) -> bool:
+        return self.what in WORSE
+
+    @property
+    def percent(self) -> str:
+        """ "+12.3 %", "" where a time is missing."""
+        return "" if self.factor is None else f"{(self.factor - 1) * 100:+.1f} %"
+
+
+Key = tuple[int, str, str]
+
+
+def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: float) -> list[Change]:
+    """Every rung of either report, in the order of the days.
+
+    threshold: by how much a time must change to count, e.g. 0.05; more where the two measurements
+    spread more than that. Days that only one of the reports has are left out: one may have run
+    fewer days.
+    """
+    days = {o.number for o in old} & {o.number for o in new}
+    before, after = _rungs(old, days), _rungs(new, days)
+    keys = sorted({*before, *after}, key=lambda key: (key[0], _place(key, after, before)))
+    return [_change(key, before.get(key), after.get(key), threshold) for key in keys]
+
+
+def _rungs(outcomes: Sequence[DayOutcome], days: set[int]) -> dict[Key, RungOutcome]:
+    """The rungs of these days. A day without any, which did not build, has one of no name."""
+    found: dict[Key, RungOutcome] = {}
+    for outcome in outcomes:
+        if outcome.number in days:
+            for rung in outcome.rungs:
+                found[outcome.number, rung.problem, rung.rung] = rung
+            if not outcome.rungs:
+                whole = RungOutcome("", "the whole day", "", outcome.status, outcome.reason)
+                found[outcome.number, "", ""] = whole
+    return found
+
+
+def _place(key: Key, *rungs: dict[Key, RungOutcome]) -> int:
+    return min(list(each).index(key) if key in each else 1 << 30 for each in rungs)
+
+
+def _change(key: Key, old: RungOutcome | None, new: RungOutcome | None, threshold: float) -> Change:
+    name = (new or old or RungOutcome("", "", "", PASS)).rung
+    if old is None or new is None:
+        present = new or old
+        assert present
+        what = "new" if old is None else "gone"
+        states = ("", _state(present)) if old is None else (_state(present), "")
+        return Change(key[0], name, what, *states)
+    before, after = _state(old), _state(new)
+    if old.status != FAIL and new.status == FAIL:
+        return Change(key[0], name, "fails now", before, after)
+    if old.status == FAIL and new.status != FAIL:
+        return Change(key[0], name, "passes now", before, after)
+    if old.timing is None or new.timing is None:
+        return Change(key[0], name, "same", before, after)
+    factor = new.timing.ms / old.timing.ms
+    noise = max(threshold, 2 * (old.timing.spread + new.timing.spread))
+    what = "slower" if factor > 1 + noise else "faster" if factor < 1 / (1 + noise) else "same"
+    return Change(key[0], name, what, before, after, factor)
+
+
+def _state(rung: RungOutcome) -> str:
+    if rung.status != PASS:
+        return rung.status
+    return duration(rung.timing.ms / 1e3) if rung.timing else "checked"
+
+
+def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
+    """What changed, a line each with its style, and a last line that counts."""
+    shown = [change for change in changes if change.what != "same"]
+    width = max((len(change.rung) for change in shown), default=0)
+    lines = []
+    for change in sorted(shown, key=lambda change: not change.worse):
+        text = f"{change.day:>3} {change.rung:<{width}}  {change.what:<10}"
+        text += f"  {change.before:>9} -> {change.after:<9} {change.percent}"
+        style = "red" if change.worse else "dim" if change.what == "new" else "green"
+        lines.append((text.rstrip(), style))
+    counts = [f"{sum(c.what == what for c in changes)} {what}" for what in _ORDER]
+    counted = ", ".join(text for text in counts if not text.startswith("0 "))
+    lines.append((f"{len(changes)} rungs compared: {counted or 'none in both reports'}", "bold"))
+    return lines
+
+
+_ORDER = ("slower", "fails now", "gone", "faster", "passes now", "new", "same")

@@ -1,0 +1,145 @@
+"""`--html`: one page with the curriculum, every day's ladder, a roofline and the glossary.
+
+It needs nothing beside itself: no network, no other file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from common.base.days import Day
+from common.base.figures import counted, rate
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.parts import part_of
+from common.base.where import device_name, versions
+from common.report.columns import PROGRESS
+from common.report.comparison import Change
+from common.report.glossary import introduced, terms
+from common.report.markdown import Stored
+from common.report.plot import roofline
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rung in its ladder. width: percent of the ladder's longest bar, None without a rate."""
+
+    outcome: RungOutcome
+    width: float | None
+    rate: str
+    figures: str
+
+
+@dataclass
+class PageDay:
+    """A day of the page. status: "" for a day that did not run."""
+
+    number: int
+    title: str
+    teaches: str
+    status: str = ""
+    reason: str = ""
+    rungs: list[RungOutcome] = field(default_factory=list)
+
+    @property
+    def last(self) -> RungOutcome | None:
+        """The rung that stands for the day."""
+        return Stored(self.number, {}, self.rungs).last if self.rungs else None
+
+    @property
+    def ladders(self) -> list[tuple[str, list[Bar]]]:
+        """The rungs of each problem, as bars of one scale."""
+        return [
+            (problem, _bars(list(rungs)))
+            for problem, rungs in groupby(self.rungs, key=lambda rung: rung.problem)
+        ]
+
+
+def _bars(rungs: list[RungOutcome]) -> list[Bar]:
+    timed = [rung.timing for rung in rungs if rung.timing and rate(rung.timing)]
+    fast = min((timing.ms for timing in timed), default=0.0)
+    bars = []
+    for rung in rungs:
+        timing = rung.timing if rung.status == PASS else None
+        figures = [f"{c.heading} {c.text(rung)}" for c in PROGRESS if timing and c.text(rung)]
+        if rung.target:
+            met = {True: "met", False: "missed", None: "not measured"}[rung.target_met]
+            figures.append(f"target {rung.target}: {met}")
+        width = 100 * fast / timing.ms if timing and fast else None
+        bars.append(Bar(rung, width, rate(timing) if timing else "", " · ".join(figures)))
+    return bars
+
+
+def from_stored(stored: dict[int, list[Stored]]) -> tuple[list[DayOutcome], list[str]]:
+    """The outcomes that are stored, of each day's first GPU, and where they were measured."""
+    outcomes, where = [], dict[str, None]()
+    for number, found in sorted(stored.items()):
+        one = found[0]
+        outcomes.append(DayOutcome(number, f"day{number:02d}", "", PASS, rungs=one.rungs))
+        where[f"{device_name(one.where)}: {versions(one.where)}"] = None
+    return outcomes, list(where)
+
+
+def page(
+    days: Sequence[Day],
+    outcomes: Sequence[DayOutcome],
+    where: Sequence[str],
+    changes: Sequence[Change] | None = None,
+) -> str:
+    """The page's text.
+
+    days: all that exist. outcomes: what ran. where: machines and versions, a line each.
+    changes: of a comparison, None without one.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    by_number = {outcome.number: outcome for outcome in outcomes}
+    shown = [_page_day(day, by_number.get(day.number)) for day in days]
+    ran = [day for day in shown if day.status]
+    lasts = [(day.number, day.last) for day in ran if day.last]
+    where_from = introduced(days)
+    glossary = [
+        (name, term.text, where_from[name].number)
+        for name, term in sorted(terms().items(), key=lambda item: item[0].lower())
+        if name in where_from
+    ]
+    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(template).render(
+        totals=_totals(ran),
+        where=where,
+        parts=[
+            (str(part), list(group))
+            for part, group in groupby(shown, key=lambda day: part_of(day.number))
+        ],
+        columns=PROGRESS,
+        ran=ran,
+        roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
+        glossary=glossary,
+        changes=None if changes is None else [c for c in changes if c.what != "same"],
+        compared="" if changes is None else _compared(changes),
+    )
+
+
+def _page_day(day: Day, outcome: DayOutcome | None) -> PageDay:
+    if outcome is None:
+        return PageDay(day.number, day.title, day.teaches)
+    status, reason = outcome.status, outcome.reason
+    return PageDay(day.number, day.title, day.teaches, status, reason, outcome.rungs)
+
+
+def _totals(ran: Sequence[PageDay]) -> str:
+    rungs = [rung for day in ran for rung in day.rungs]
+    aimed = [rung for rung in rungs if rung.target_met is not None]
+    failed = sum(day.status == FAIL for day in ran)
+    text = f"{counted(len(ran), 'day')} with {counted(len(rungs), 'rung')}, {failed} failed"
+    if aimed:
+        text += f"; {sum(bool(rung.target_met) for rung in aimed)} of {len(aimed)} targets met"
+    return f"{text}."
+
+
+def _compared(changes: Sequence[Change]) -> str:
+    worse = sum(change.worse for change in changes)
+    return f"{counted(len(changes), 'rung')} compared, {worse} worse than before."

@@ -1,0 +1,195 @@
+"""A learner's file is built and checked in the place of the day's own."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from common.base.days import Day
+from common.base.figures import counted
+from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.toolchain import Platform
+from common.practice.challenge import (
+    Challenge,
+    State,
+    shown,
+    write_challenge,
+)
+from common.practice.journal import Journal
+from common.practice.planted import DebugChallenge, debug_challenge
+from common.practice.standing import next_line
+from common.report.terminal import Report
+from common.run.command import (
+    EXIT_FAILED,
+    EXIT_PASSED,
+    Options,
+    make_runner,
+    prepare,
+)
+from common.run.selection import Selection
+
+EXPLAINED = 8  # lines that explain one failure to a learner
+PLANTING_LIMIT = 60.0  # seconds that a planted change may take to fail: one that hangs is no fun
+
+
+class Desk:
+    """A learner at work: the days, what is solved, and how files are checked."""
+
+    def __init__(self, options: Options, days: Sequence[Day], journal: Journal):
+        self.options = replace(options, bench=False)
+        self.days, self.journal = days, journal
+        self._platform: Platform | None = None
+
+    def challenge(self, day: Day, kind: str, another: bool = False) -> Challenge:
+        """The exercise. another: of kind "debug", not the one that is planted. Raises
+        ExerciseError, OSError."""
+        if kind == "write":
+            return write_challenge(day, self.options.days)
+        entry = self.journal.entry(day.number, kind)
+        if another and entry.planted:
+            entry.passed_over.append(entry.planted)
+            entry.planted = ""
+        return debug_challenge(
+            day, self.options.days, entry.planted, [*entry.found, *entry.passed_over]
+        )
+
+    def begin(self, challenge: Challenge, report: Report) -> tuple[Challenge, bool]:
+        """Writes the learner's file where there is none. A change is planted only if the checks
+        reject it, so another one may come of it. Returns what is to be solved, and whether it was
+        written now."""
+        if challenge.kind != "debug":
+            return challenge, challenge.begin()
+        entry = self.journal.entry(challenge.day.number, challenge.kind)
+        assert isinstance(challenge, DebugChallenge)
+        if entry.planted == challenge.mutant.identity and challenge.file.exists():
+            return challenge, False
+        while True:
+            challenge.reset()
+            if self._rejected(challenge, report):
+                break
+            challenge.file.unlink()
+            entry.passed_over.append(challenge.mutant.identity)
+            challenge = self.challenge(challenge.day, "debug")
+            assert isinstance(challenge, DebugChallenge)
+        entry.planted, entry.hints = challenge.mutant.identity, 0
+        self.journal.save()
+        return challenge, True
+
+    def _rejected(self, challenge: Challenge, report: Report) -> bool:
+        """Whether the checks fail in time on what is planted, and not by the compiler."""
+        report.status("planting a change that the checks reject")
+        outcome = self._run(challenge, Report(io.StringIO()), PLANTING_LIMIT)
+        return outcome.status == FAIL and any(
+            rung.status == FAIL and "no end after" not in rung.reason for rung in outcome.rungs
+        )
+
+    def _run(self, challenge: Challenge, report: Report, time_limit: float = 0.0) -> DayOutcome:
+        if self._platform is None:
+            self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
+        limit = time_limit or self.options.time_limit
+        options = replace(
+            self.options,
+            rungs=challenge.rungs,
+            time_limit=limit,
+            swap=(challenge.original, challenge.file),
+        )
+        runner = make_runner(options, [challenge.day_to_run()], self._platform, report)
+        runner.run()
+        return runner.outcomes[0]
+
+    def reset(self, challenge: Challenge, report: Report) -> int:
+        """Begins the exercise anew."""
+        kept = challenge.reset()
+        self.journal.entry(challenge.day.number, challenge.kind).hints = 0
+        self.journal.save()
+        report.text(f"{shown(challenge.file)} begins anew")
+        if kept:
+            report.text(f"your file is kept as {shown(kept)}")
+        return EXIT_PASSED
+
+    def hint(self, challenge: Challenge, report: Report) -> int:
+        """Shows the next hint, and the last one again and again."""
+        entry = self.journal.entry(challenge.day.number, challenge.kind)
+        number = min(entry.hints, len(challenge.hints) - 1)
+        report.text(f"hint {number + 1} of {len(challenge.hints)}:", "bold")
+        for line in textwrap.wrap(challenge.hints[number], 78):
+            report.text(f"  {line}")
+        entry.hints = number + 1
+        self.journal.save()
+        if number + 1 == len(challenge.hints):
+            last = f"that is the last one; {challenge.command} --solution shows the code"
+            report.text(last, "dim")
+        return EXIT_PASSED
+
+    def solution(self, challenge: Challenge, report: Report) -> int:
+        """Shows the difference between the learner's file and the day's own."""
+        mine = challenge.file.read_text(encoding="utf-8").splitlines()
+        original = challenge.original.read_text(encoding="utf-8").splitlines()
+        names = shown(challenge.file), shown(challenge.original)
+        styles = {"+": "green", "-": "red", "@": "cyan"}
+        lines = list(difflib.unified_diff(mine, original, *names, lineterm=""))
+        for line in lines:
+            report.line([(line, styles.get(line[:1], ""))])
+        if not lines:
+            report.text(f"{names[0]} is the same as {names[1]}")
+        return EXIT_PASSED
+
+    def check(self, challenge: Challenge, report: Report, began: bool = False) -> int:
+        """Checks the learner's file once and says what follows from it. Raises ExerciseError,
+        JournalError, OSError, Refused."""
+        day, now = challenge.day, challenge.state()
+        if began and challenge.kind == "write":
+            report.text(f"wrote {shown(challenge.file)}: the day's file, and a gap for you", "bold")
+        elif began:
+            report.text(f"wrote {shown(challenge.file)}: {challenge.task}", "bold")
+        report.text(f"day {day.number}, {challenge.kind}: {now.place}", "bold")
+        for note in now.notes:
+            report.text(f"note: {note}", "yellow")
+        outcome = self._run(challenge, report)
+        report.close()
+        entry = self.journal.entry(day.number, challenge.kind)
+        if outcome.status != PASS or now.open:
+            self.journal.save()
+            _say_how_to_go_on(challenge, entry.hints, now, report)
+            return EXIT_FAILED
+        if self.options.mode != "run" or self.options.quick:
+            report.text(f"not all was checked: {challenge.command} says whether it is solved")
+            return EXIT_PASSED
+        entry.solved = entry.solved or datetime.date.today().isoformat()
+        if isinstance(challenge, DebugChallenge) and challenge.mutant.identity not in entry.found:
+            entry.found.append(challenge.mutant.identity)
+        self.journal.save()
+        hints = f" with {counted(entry.hints, 'hint')}" if entry.hints else ""
+        checks = sum(rung.checked + rung.bad_inputs for rung in outcome.rungs)
+        report.text(f"solved{hints}: {counted(checks, 'check')} passed", "bold green")
+        for line in challenge.explanation():
+            report.text(line)
+        if challenge.kind == "debug":
+            report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
+        else:
+            report.line(
+                [("the day's own version  ", "dim"), (f"{challenge.command} --solution", "")]
+            )
+        report.text(next_line(self.days, self.journal))
+        return EXIT_PASSED
+
+
+def _say_how_to_go_on(challenge: Challenge, hints: int, now: State, report: Report) -> None:
+    if now.open and challenge.kind == "debug":
+        report.text(f"{now.open}: find it, and fix it", "yellow")
+    elif now.open:
+        first, *rest = textwrap.wrap(f"your turn: {now.open}", 78)
+        report.line([(first[:10], "bold yellow"), (first[10:], "")])
+        for line in rest:
+            report.text(line)
+        report.line([(f"      at {now.place}", "cyan")])
+    left = len(challenge.hints) - hints
+    report.line([("check again  ", "dim"), (challenge.command, "")])
+    which = f"hint {hints + 1} of {len(challenge.hints)}" if left > 0 else "the last hint again"
+    report.line([(f"{which:<13}", "dim"), (f"{challenge.command} --hint", "")])
+    if challenge.kind == "debug":
+        report.line([("look deeper  ", "dim"), (f"{challenge.command} --sanitize", "")])

@@ -1,0 +1,247 @@
+"""`--mutants`: tries the mutants of days and reports what the days' own checks let pass."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.compiling import BuildError
+from common.base.days import Day
+from common.base.figures import counted, duration
+from common.base.paths import DAYS, ROOT
+from common.base.toolchain import Platform, ToolchainError, detect
+from common.base.verdict import (
+    EQUIVALENT,
+    GOAL,
+    KILLED,
+    STILLBORN,
+    SURVIVED,
+    Score,
+    Verdict,
+    score,
+)
+from common.practice.mutants.campaign import Campaign, Choice, DayReport
+from common.report.files import ResultsError, write_atomically
+from common.report.terminal import Report
+from common.run.command import (
+    EXIT_FAILED,
+    EXIT_PASSED,
+    EXIT_USAGE,
+    Interrupted,
+    signals_raise,
+)
+from common.run.runner import jobs_allowed
+from common.run.selection import SelectionError, select
+
+POLL = 0.2  # seconds between looks at what has happened
+
+
+@dataclass(frozen=True)
+class MutantOptions:
+    """What the command line asks for. choice: which mutants; the rest as in
+    `common.run.command.Options`."""
+
+    selected: tuple[str, ...]
+    choice: Choice
+    shard: str = ""
+    jobs: int = 0
+    json: Path | None = None
+    write: bool = False
+    colour: bool = True
+    days: Path = DAYS
+
+
+def today_as_seed() -> int:
+    """The date as a number, so that every day's sample is another one: 20260131."""
+    return int(datetime.date.today().strftime("%Y%m%d"))
+
+
+def run(options: MutantOptions) -> int:
+    """Tries the mutants of the selected days and returns the exit code: 0 if on each of them at
+    least 95 % are killed and what is listed as equivalent is."""
+    report = Report(colour=options.colour)
+    try:
+        selection = select(options.selected, options.days, options.shard)
+    except SelectionError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        platform = detect("cpu")
+    except ToolchainError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    for note in selection.notes:
+        report.text(note, "yellow")
+    for number, broken in selection.broken.items():
+        report.text(f"{number:>3} {broken}", "red")
+    report.text(f"mutants, {platform.label()}{_seed(options.choice)}")
+    with signals_raise():
+        try:
+            found = _Run(options, platform, report).run(selection.days)
+        except Interrupted as interrupted:
+            report.close()
+            return 128 + interrupted.number
+        finally:
+            report.close()
+    good = not selection.broken and all(passed(each) for each in found)
+    return EXIT_PASSED if good and found else EXIT_FAILED
+
+
+def _seed(choice: Choice) -> str:
+    if not choice.sample:
+        return ""
+    return f", {choice.sample} of each day (--sample {choice.sample} --seed {choice.seed})"
+
+
+def passed(report: DayReport) -> bool:
+    """Whether enough of a day's mutants are killed, and its list of equivalent ones holds."""
+    enough = score(report.day.number, report.verdicts).rate >= GOAL
+    return enough and not report.problems and not report.error
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, options: MutantOptions, platform: Platform, report: Report):
+        self.options, self.platform, self.report = options, platform, report
+        self._states: dict[int, DayReport] = {}
+        self._shown: set[int] = set()
+        self._lock = threading.Lock()
+
+    def run(self, days: Sequence[Day]) -> list[DayReport]:
+        began = time.monotonic()
+        jobs = jobs_allowed(self.options.jobs)
+        try:
+            campaign = Campaign(self.platform, jobs, self.options.choice, self._tell)
+        except BuildError as error:
+            self.report.text(str(error), "red")
+            return []
+        try:
+            futures = campaign.start(days)
+            found = self._follow(futures)
+        except Interrupted:
+            campaign.programs.stop()
+            self.report.text("interrupted; what is known is kept, and so far it is:", "yellow")
+            for state in list(self._states.values()):
+                if state.day.number not in self._shown:
+                    self._show(state)
+            raise
+        finally:
+            campaign.close()
+        self._summary(found, time.monotonic() - began)
+        self._store(found)
+        return found
+
+    def _tell(self, state: DayReport) -> None:
+        with self._lock:
+            self._states[state.day.number] = state
+
+    def _follow(self, futures: list[Future[DayReport]]) -> list[DayReport]:
+        """Shows each day when it is over, in the days' order."""
+        found: list[DayReport] = []
+        while len(found) < len(futures):
+            self._status()
+            wait_for([futures[len(found)]], POLL)
+            while len(found) < len(futures) and futures[len(found)].done():
+                found.append(futures[len(found)].result())
+                self._show(found[-1])
+        return found
+
+    def _status(self) -> None:
+        parts = []
+        with self._lock:
+            for number, state in sorted(self._states.items()):
+                if number not in self._shown and len(state.verdicts) < state.chosen:
+                    alive = sum(v.status == SURVIVED for v in state.verdicts)
+                    text = f"day {number}: {len(state.verdicts)} of {state.chosen} mutants"
+                    parts.append(text + (f", {alive} survived" if alive else ""))
+        self.report.status(" · ".join(parts) or "checking the original")
+
+    def _show(self, state: DayReport) -> None:
+        self._shown.add(state.day.number)
+        number = state.day.number
+        if state.error:
+            self.report.line([(f"{number:>3} {state.day.title:<29} ", ""), (state.error, "red")])
+            return
+        style = "green" if passed(state) else "red"
+        counts = score(number, state.verdicts)
+        line = [(f"{number:>3} {state.day.title:<29} ", "")]
+        line += [(f"{counts.rate:4.0%}", f"bold {style}"), (f" {describe(state.verdicts)}", "")]
+        self.report.line(line)
+        for verdict in state.verdicts:
+            if verdict.status == SURVIVED:
+                place = f"{verdict.source}:{verdict.line}"
+                self.report.line([(f"      {place}", "cyan"), (f" {verdict.identity}", "yellow")])
+        for problem in state.problems:
+            self.report.line([(f"      {problem}", "red")])
+
+    def _summary(self, found: Sequence[DayReport], seconds: float) -> None:
+        verdicts = [verdict for state in found for verdict in state.verdicts]
+        short = [state.day.number for state in found if not passed(state)]
+        text = f"{counted(len(found), 'day')}: {describe(verdicts)}"
+        if short:
+            text += f"; below {GOAL:.0%} or with errors: {', '.join(map(str, short))}"
+        self.report.close()
+        self.report.text(text, "bold")
+        known = sum(verdict.stored for verdict in verdicts)
+        times = f"{duration(seconds)} in all"
+        self.report.text(f"{times}, {known} known from before" if known else times, "dim")
+
+    def _store(self, found: Sequence[DayReport]) -> None:
+        try:
+            if self.options.json:
+                data = {"mutants": [to_json(state) for state in found]}
+                write_atomically(self.options.json, json.dumps(data, indent=1) + "\n")
+            if self.options.write:
+                from common.report import stored
+
+                scores = [
+                    final_score(state, self.options.choice) for state in found if not state.error
+                ]
+                for text in stored.store_scores(scores, self.options.days.parent):
+                    self.report.text(text)
+        except ResultsError as error:
+            self.report.text(str(error), "red")
+
+
+def final_score(state: DayReport, choice: Choice) -> Score:
+    """A day's score, to be stored."""
+    date = datetime.date.today().isoformat()
+    return score(state.day.number, state.verdicts, choice.complete, date)
+
+
+def describe(verdicts: Sequence[Verdict]) -> str:
+    """ "58 mutants: 41 killed (30 result, 11 bad input), 6 equivalent, 3 survived"."""
+    by = Counter(verdict.status for verdict in verdicts)
+    killers = Counter(verdict.by for verdict in verdicts if verdict.status == KILLED)
+    parts = []
+    if by[KILLED]:
+        which = ", ".join(f"{n} {name}" for name, n in killers.most_common())
+        parts.append(f"{by[KILLED]} killed ({which})")
+    if by[EQUIVALENT]:
+        parts.append(f"{by[EQUIVALENT]} equivalent")
+    parts.append(f"{by[SURVIVED]} survived")
+    if by[STILLBORN]:
+        parts.append(f"{by[STILLBORN]} did not compile")
+    return f"{counted(len(verdicts), 'mutant')}: {', '.join(parts)}"
+
+
+def to_json(state: DayReport) -> dict[str, Any]:
+    """A day's report, for --json."""
+    return {
+        "day": state.day.number,
+        "error": state.error.replace(f"{ROOT}/", ""),
+        "problems": state.problems,
+        "rate": score(state.day.number, state.verdicts).rate,
+        "verdicts": [verdict.to_json() for verdict in state.verdicts],
+    }

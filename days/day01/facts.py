@@ -1,0 +1,81 @@
+"""What the rungs must report: the GPU's facts by PyTorch, or those of the card that is played."""
+
+import os
+
+import torch
+
+from common.day import played
+
+# Each fact, and PyTorch's name of it.
+FACTS = {
+    "compute capability, major": "major",
+    "compute capability, minor": "minor",
+    "multiprocessors": "multi_processor_count",
+    "bytes of memory": "total_memory",
+    "bytes of L2 cache": "L2_cache_size",
+    "threads per warp": "warp_size",
+    "threads per block, maximum": "",
+    "threads per multiprocessor": "max_threads_per_multi_processor",
+    "registers per multiprocessor": "regs_per_multiprocessor",
+    "bytes of shared memory per block, maximum": "shared_memory_per_block_optin",
+    "clock, kHz": "clock_rate",
+}
+
+
+MAX_THREADS = 1024  # per block, on every GPU since compute capability 2.0; PyTorch has no name
+
+
+def facts_on_cpu():
+    """The facts that the CPU backend reports: those of the card that it plays, with the memory of
+    this machine and a clock of 0."""
+    card = played()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    capability = divmod(card.capability, 10)
+    limits = (card.threads, 65536, card.shared_opt_in)
+    return *capability, card.multiprocessors, memory, card.l2, 32, 1024, *limits, 0
+
+
+def like(case, draw):
+    return (draw(1),)
+
+
+def expected_facts(like):
+    """The same facts as PyTorch reports them; on the CPU backend, as the operating system does."""
+    if like.device.type == "cpu":
+        facts = facts_on_cpu()
+    else:
+        gpu = torch.cuda.get_device_properties(like.device)
+        facts = [getattr(gpu, name) if name else MAX_THREADS for name in FACTS.values()]
+    return torch.tensor(facts, device=like.device)
+
+
+def expected_name(like):
+    on_cpu = like.device.type == "cpu"
+    played_name = f"CPU backend (model {played().name})"
+    name = played_name if on_cpu else torch.cuda.get_device_name(like.device)
+    return torch.tensor(list(name.encode()), dtype=torch.uint8, device=like.device)
+
+
+def launch(case, draw):
+    return (draw(1), *case.shape)
+
+
+def indices(like, blocks, threads):
+    return torch.arange(blocks * threads, dtype=torch.int32, device=like.device)
+
+
+def sm_ids_in_range(builder):
+    """No reference can predict the output of sm_ids, so the check is that each number belongs to
+    one of the GPU's multiprocessors."""
+    operators = builder.operators()
+
+    def in_range(like, blocks):
+        ids = operators.sm_ids(like, blocks)
+        multiprocessors = operators.properties(like)[2]
+        return (ids >= 0) & (ids < multiprocessors)
+
+    return in_range
+
+
+def always_in_range(like, blocks):
+    return torch.ones(blocks, dtype=torch.bool, device=like.device)

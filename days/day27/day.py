@@ -1,0 +1,125 @@
+"""Day 27: the backward pass of attention on tensor cores."""
+
+from functools import partial
+
+from torch.nn.attention import SDPBackend
+
+from common.day import Case, Exercise, Library, Problem, Rung, Target, grid
+
+from .attention import (
+    BENCH_CPU,
+    blind,
+    by_cudnn,
+    by_flash,
+    cost,
+    gradient,
+    inputs,
+    plain,
+    qkv,
+    reference,
+    sdpa,
+)
+from .shown import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Attention backward on tensor cores"
+TEACHES = "Five products per tile on tensor cores; equal bits in every run, and what they cost"
+TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd", "determinism")
+SOURCE = "flash_attention_backward.cu"
+EXTRA_SOURCES = ("two_passes.cu",)
+
+EXERCISE = Exercise(
+    function="attention_rows_stay_kernel",
+    source="two_passes.cu",
+    first="float p[BM / 8][4], gp[BM / 8][4];",
+    last="multiply_add<D>(gq_sum, of_gs, stage.k);",
+    task=(
+        "Add one tile of keys to gq_sum: p = exp(s - lse) and gp = go · vᵀ for the warp's 16 rows "
+        "and the tile's BM keys, gs = p · (gp - δ), and gq += gs · k. q and go are fragments."
+    ),
+    hints=(
+        "Two calls of multiply_rows, one loop over the BM / 8 fragments and their 4 elements, one "
+        "call of multiply_add. Element e of fragment j has key 8j + 2t + e % 2 and row "
+        "16 * warp + g + e / 2 * 8.",
+        "p = 2^(s · scale · log2 e - lse): mine[e / 2].lse has the factor log2 e already. gs is 0 "
+        "where the key is beyond the end of k or later than the row may see.",
+        "multiply_rows<D>(p, [&](auto& a, int d) { memcpy(a, q[d / 16], sizeof a); }, stage.k); "
+        "the same with go and stage.v; tiles::to_a<T>(of_gs[m], gp[2 * m], gp[2 * m + 1]); "
+        "multiply_add<D>(gq_sum, of_gs, stage.k).",
+    ),
+)
+
+HALVES = ["float16", "bfloat16"]
+# (B, H, Sq, Sk, D): one row, several tiles, tails of 1 and 63, fewer and more keys than rows.
+SHAPES = [
+    (1, 1, 1, 1, 64),
+    (1, 2, 33, 130, 64),
+    (2, 1, 65, 127, 128),
+    (1, 1, 193, 7, 128),
+    (1, 2, 64, 64, 64),
+]
+EMPTY = [(0, 2, 4, 4, 64), (2, 2, 0, 3, 64), (2, 2, 3, 0, 128)]
+CASES = (*grid(SHAPES, HALVES), *grid(EMPTY, ["bfloat16"]))
+SMALL = grid([(1, 2, 33, 130, 64)], ["bfloat16"])
+UNUSUAL = grid([(1, 1, 70, 66, 64)], HALVES, values="nonfinite")
+
+
+RUNGS = (
+    Rung("attention_backward_v1_two_passes", "two passes, seven products"),
+    Rung("attention_backward_v2_pipelined", "loads in flight"),
+    Rung(
+        "attention_backward_v3_one_pass",
+        "five products, gq by atomicAdd",
+        not_repeatable="the order in which blocks add to gq varies",
+        target=Target(0.8, "pytorch"),
+    ),
+)
+
+
+def timed(name, causal, cases, bench, rungs):
+    return Problem(
+        name,
+        partial(inputs, causal),
+        reference,
+        rungs,
+        cases or SMALL,
+        bench=Case(bench, "bfloat16"),
+        bench_cpu=BENCH_CPU,
+        cost=partial(cost, 0.5 if causal else 1.0),
+        pytorch=by_flash,
+        libraries=(Library("cuDNN", by_cudnn),),
+    )
+
+
+with_gradient = Problem(
+    "attention with its gradient",
+    qkv,
+    plain,
+    rungs=(
+        Rung(
+            "attention",
+            "day 26's forward, backward is v3",
+            not_repeatable="the order in which blocks add to gq varies",
+            backward=gradient,
+            saves=lambda inputs, output: (*inputs[:3], *output, inputs[3]),
+        ),
+    ),
+    cases=grid([(1, 2, 33, 70, 64), (1, 1, 70, 33, 128)], HALVES),
+    bench=Case((4, 16, 4096, 4096, 128), "bfloat16"),
+    bench_cpu=BENCH_CPU,
+    cost=partial(cost, 1.4),  # seven products: two more for the forward pass
+    pytorch=partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    libraries=(Library("cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),),
+    gradients=True,
+)
+
+PROBLEMS = (
+    with_gradient,
+    Problem("rows that see no key", blind, reference, RUNGS, CASES[:4], timed=False),
+    timed("causal, 16384", True, (), (1, 16, 16384, 16384, 128), RUNGS[1:]),
+    timed("backward, 16384", False, (), (1, 16, 16384, 16384, 128), RUNGS[1:]),
+    timed("causal, 64 columns", True, (), (4, 32, 4096, 4096, 64), RUNGS[1:]),
+    timed("causal, 4096", True, CASES, (4, 16, 4096, 4096, 128), RUNGS),
+    timed("backward, 4096", False, (*CASES, *UNUSUAL), (4, 16, 4096, 4096, 128), RUNGS),
+)

@@ -1,0 +1,168 @@
+"""Two reports compared, and the page of --html."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import run_day
+from common.base.days import discover
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
+from common.report.comparison import compare
+from common.report.page import page
+from common.report.runs import describe, write_json
+
+WHERE = {
+    **dict.fromkeys(("driver_cuda", "torch_cuda", "compiler", "python", "processor"), ""),
+    **{"device": "cuda", "gpu": "NVIDIA X", "arch": "9.0", "driver": "1", "nvcc": "13.0"},
+    **{"torch": "2.11.0", "date": "2026-01-31"},
+}
+
+
+def rung(
+    name: str, ms: float | None = None, status: str = PASS, spread: float = 0.0
+) -> RungOutcome:
+    timing = None
+    if ms is not None:
+        timing = Timing("1024", ms, spread, 9, gbs=100 / ms, tflops=1 / ms, bound="copy", share=0.5)
+    return RungOutcome("p", name, "an <idea>", status, timing=timing)
+
+
+def day(number: int, *rungs: RungOutcome) -> DayOutcome:
+    return DayOutcome(number, f"day{number:02d}", "T", PASS, rungs=list(rungs))
+
+
+def changes(old: RungOutcome | None, new: RungOutcome | None) -> list[str]:
+    both = [[day(1, *filter(None, [each])) for each in (one,)] for one in (old, new)]
+    return [c.what for c in compare(both[0], both[1], 0.05) if c.rung != "the whole day"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (rung("a", 1.0), rung("a", 1.04), "same"),
+        (rung("a", 1.0), rung("a", 1.06), "slower"),
+        (rung("a", 1.06), rung("a", 1.0), "faster"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.06, spread=0.02), "same"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.09, spread=0.02), "slower"),
+        (rung("a", 1.0), rung("a", status=FAIL), "fails now"),
+        (rung("a", status=FAIL), rung("a", 1.0), "passes now"),
+        (rung("a"), rung("a"), "same"),
+        (rung("a", 1.0), None, "gone"),
+        (None, rung("a", 1.0), "new"),
+    ],
+)
+def test_a_change_is_named(old: RungOutcome | None, new: RungOutcome | None, what: str) -> None:
+    assert changes(old, new) == [what]
+
+
+def test_a_day_that_does_not_build_any_more_is_worse() -> None:
+    broken = replace(day(1), status=FAIL, reason="does not build")
+    found = compare([day(1, rung("a", 1.0))], [broken], 0.05)
+    assert any(change.worse for change in found)
+
+
+def test_days_of_one_report_only_are_left_out() -> None:
+    assert compare([day(1, rung("a", 1.0))], [day(2, rung("b", 1.0))], 0.05) == []
+
+
+def report(path: Path, ms: float) -> str:
+    write_json(path, [describe(WHERE, [day(1, rung("a", ms), rung("b", 1.0))], True)])
+    return str(path)
+
+
+def test_compare_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, slow = report(tmp_path / "old.json", 1.0), report(tmp_path / "slow.json", 1.2)
+    assert run_day.main(["--compare", old, old]) == 0
+    assert "2 rungs compared: 2 same" in capsys.readouterr().out
+    assert run_day.main(["--compare", old, slow, "--html", str(tmp_path / "p.html")]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"1 a  slower +1.00 s|1 a  slower", out) and "+20.0 %" in out
+    assert ">slower<" in (tmp_path / "p.html").read_text()
+    assert run_day.main(["--compare", old, slow, "--threshold", "25"]) == 0
+    assert run_day.main(["--compare", slow, old]) == 0
+    capsys.readouterr()
+    assert run_day.main(["--compare", old, str(tmp_path / "none.json")]) == 1
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
+    old = report(tmp_path / "old.json", 1.0)
+    other = tmp_path / "other.json"
+    write_json(other, [describe(WHERE, [day(2, rung("a", 1.0))], True)])
+    assert run_day.main(["--compare", old, str(other)]) == 1
+
+
+class Page(HTMLParser):
+    """Of a page: ids, targets of links, and everything that is loaded from elsewhere."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and tag in ("section", "details"):
+                self.ids.append(value or "")
+            if tag == "a" and name == "href":
+                self.targets.append(value or "")
+            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
+                self.loaded.append(value or "")
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert run_day.main(["--html", str(file)]) == 0
+    text = file.read_text()
+    found = Page(text)
+    assert not found.loaded and "@import" not in text and "url(http" not in text
+    assert len(set(found.ids)) == len(found.ids)
+    for target in found.targets:
+        assert target.startswith("#") and target[1:] in found.ids
+    for each in discover()[0]:
+        assert f"day{each.number}" in found.ids
+
+
+def test_the_page_shows_failures_and_escapes(tmp_path: Path) -> None:
+    first = discover()[0][0].number
+    failed = replace(day(first, rung("a", 1.0), rung("b", status=FAIL)), status=FAIL)
+    failed.reason = "1 < 2 & 3"
+    text = page(discover()[0], [failed], ["NVIDIA X"])
+    assert "1 &lt; 2 &amp; 3" in text and "an &lt;idea&gt;" in text
+    assert f'<details id="day{first}" open>' in text
+    assert "not run" in text, "days that did not run are shown as such"
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
+    file = tmp_path / "page.html"
+    assert run_day.main(["--html", str(file)]) == 0
+    probe = (
+        "<script>document.title = JSON.stringify({wide: document.documentElement.scrollWidth, "
+        "seen: innerWidth, days: document.querySelectorAll('details').length})</script></body>"
+    )
+    file.write_text(file.read_text().replace("</body>", probe))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
+    shown = subprocess.run(
+        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    ).stdout
+    title = re.search(r"<title>(.*?)</title>", shown)
+    assert title
+    seen = json.loads(title.group(1).replace("&quot;", '"'))
+    assert seen["days"] == len(discover()[0])
+    assert seen["wide"] <= seen["seen"]

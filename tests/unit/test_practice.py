@@ -1,0 +1,210 @@
+"""Practice mode: exercises of all days, the learner's file, what is remembered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.base.days import Day, DayError, discover, read_day
+from common.base.declaration import Exercise
+from common.base.paths import DAYS
+from common.cpu.lexer import tokenize
+from common.practice.challenge import source_of, write_challenge
+from common.practice.exercise import (
+    ExerciseError,
+    changed_around,
+    is_stub,
+    line_of,
+    place,
+    rungs_that_use,
+    solution,
+    stub,
+)
+from common.practice.journal import Journal, JournalError
+
+ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
+
+SOURCE = """\
+// a comment with { in it
+#include "x.cuh"
+namespace {
+constexpr int BLOCK = 256;
+struct Pair {
+  int a, b;
+  __device__ int sum() const { return a + b; }
+};
+template <typename T, int N = (3 > 2)>
+__device__ T twice(T x) {
+  T y = x;
+  // doubled
+  return y + x;
+}
+template <typename T>
+__global__ void __launch_bounds__(BLOCK) both_kernel(const T* x, T* y) {
+  y[threadIdx.x] = twice(x[threadIdx.x]);
+}
+}  // namespace
+Tensor one(const Tensor& x) {
+  both_kernel<float><<<1, BLOCK>>>(data<float>(x), mutable_data<float>(x));
+  return x;
+}
+Tensor two(const Tensor& x) { return x; }
+RUNG(day01, one, "(Tensor x) -> Tensor");
+RUNG(day01, two, "(Tensor x) -> Tensor");
+"""
+TWICE = Exercise("twice", "Double it.", ("a", "b", "c"))
+
+
+def test_the_rungs_that_use_a_function_are_found() -> None:
+    assert rungs_that_use(SOURCE, "twice") == ["one"]
+    assert rungs_that_use(SOURCE, "two") == ["two"]
+    assert rungs_that_use(SOURCE, "no_such") == []
+
+
+def test_a_stub_replaces_the_body() -> None:
+    text = stub(SOURCE, TWICE, "run it")
+    assert "// your turn: Double it. Then: run it\n  return {};\n}" in text
+    assert "T y = x;" not in text
+    assert is_stub(text.replace("// your turn", "// mine"), text, TWICE)
+    assert not is_stub(SOURCE, text, TWICE)
+    assert changed_around(SOURCE, text, TWICE) == []
+    assert text.splitlines()[line_of(text, TWICE) - 1].startswith("  // your turn:")
+    assert solution(SOURCE, TWICE) == "T y = x;\n// doubled\nreturn y + x;"
+
+
+def test_a_stub_of_a_part_keeps_the_rest() -> None:
+    part = Exercise("twice", "Say so.", ("a",), first="// doubled", last="// doubled")
+    text = stub(SOURCE, part, "run it")
+    assert "T y = x;\n  // your turn: Say so. Then: run it\n  return y + x;\n" in text
+
+
+def test_a_body_on_one_line_becomes_a_gap() -> None:
+    text = stub(SOURCE, Exercise("two", "Return x.", ("a",)), "run it")
+    assert "Tensor two(const Tensor& x) {\n  // your turn:" in text
+    assert rungs_that_use(text, "two") == ["two"]
+
+
+def test_what_was_changed_around_is_named() -> None:
+    text = stub(SOURCE, TWICE, "run it").replace("BLOCK = 256", "BLOCK = 128")
+    text = text.replace("return x;\n}\nTensor two", "return  x;\n}\nTensor two")
+    lines = changed_around(SOURCE, text, TWICE)
+    assert [text.splitlines()[n - 1].strip() for n in lines] == [
+        "constexpr int BLOCK = 128;",
+        "return  x;",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "message"),
+    [
+        (Exercise("thrice", "", ()), "the function thrice is not there"),
+        (Exercise("twice", "", (), first="no such"), "no line of the function has 'no such'"),
+        (Exercise("twice", "", (), first="x"), "more than one line of the function has 'x'"),
+        (Exercise("twice", "", (), first="return y", last="T y"), "stands before"),
+    ],
+)
+def test_what_cannot_be_found_is_said(exercise: Exercise, message: str) -> None:
+    with pytest.raises(ExerciseError, match=message):
+        place(SOURCE, exercise)
+
+
+def test_unbalanced_code_is_an_error_and_no_crash() -> None:
+    with pytest.raises(ExerciseError, match="twice cannot be found"):
+        place("__device__ int twice() {\n  return 1;\n", TWICE)
+
+
+@pytest.mark.parametrize("day", ALL)
+def test_every_day_has_an_exercise(day: Day) -> None:
+    assert day.exercise, f"{day.name}/day.py has no EXERCISE"
+    original = source_of(day, day.exercise).read_text(encoding="utf-8")
+    theirs = write_challenge(day, DAYS).start
+    assert not is_stub(original, theirs, day.exercise)
+    assert changed_around(original, theirs, day.exercise) == []
+    answer = solution(original, day.exercise)
+    assert 3 <= len(answer.splitlines()) <= 20, f"{len(answer.splitlines())} lines to write"
+    assert len(day.exercise.hints) == 3
+    code = "".join(token.text for token in tokenize(answer) if token.is_code)
+    for hint in (day.exercise.task, *day.exercise.hints):
+        assert len(hint) > 40, f"this helps no learner: {hint!r}"
+        assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
+
+
+def write_day(folder: Path, exercise: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "x.cu").write_text(SOURCE)
+    head = 'TITLE = "T"\nTEACHES = "t"\nTOPICS = ("x",)\nSOURCE = "x.cu"\n'
+    (folder / "day.py").write_text(f"{head}EXERCISE = {exercise}\n")
+    return folder
+
+
+def test_an_exercise_is_read_without_running_the_day(tmp_path: Path) -> None:
+    text = 'Exercise(function="twice", task="Double it.", hints=("a", "b"))'
+    day = read_day(write_day(tmp_path / "days" / "day01", text))
+    assert day.exercise == Exercise("twice", "Double it.", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("exercise", "message"),
+    [
+        ('"twice"', "must be Exercise"),
+        ("Exercise(function=name, task='', hints=())", "must be made of literals"),
+        ("Exercise(task='', hints=())", "missing 1 required positional argument: 'function'"),
+        ("Exercise(functoin='x', task='', hints=())", "unexpected keyword argument 'functoin'"),
+    ],
+)
+def test_a_wrong_exercise_names_its_line(tmp_path: Path, exercise: str, message: str) -> None:
+    with pytest.raises(DayError, match=r"day\.py:5: EXERCISE") as caught:
+        read_day(write_day(tmp_path / "days" / "day01", exercise))
+    assert message in str(caught.value)
+
+
+def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
+    days = tmp_path / "days"
+    text = 'Exercise(function="twice", task="Double it.", hints=("a", "b"))'
+    challenge = write_challenge(read_day(write_day(days / "day01", text)), days)
+    assert challenge.file == tmp_path / "practice" / "day01" / "write.cu"
+    assert challenge.rungs == ("one",)
+    assert challenge.begin()
+    assert not challenge.begin(), "what the learner wrote is never overwritten"
+    assert challenge.state().open
+    mine = challenge.file.read_text().replace("return {};", "return 2 * x;")
+    challenge.file.write_text(mine)
+    assert not challenge.state().open
+    assert challenge.day_to_run().source == challenge.file
+    first, second = challenge.reset(), challenge.reset()
+    assert first is not None and second is not None
+    assert first.read_text() == mine
+    assert {first.name, second.name} == {"write.1.cu", "write.2.cu"}
+    challenge.file.write_text("int x;\n")
+    with pytest.raises(ExerciseError, match=r"twice is not there; .* --reset begins anew"):
+        challenge.state()
+
+
+def test_the_journal_survives(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "practice")
+    assert not journal.begun and not journal.solved(5, "write")
+    journal.entry(5, "write").hints = 2
+    journal.entry(5, "write").solved = "2026-01-31"
+    journal.save()
+    again = Journal(tmp_path / "practice")
+    assert again.solved(5, "write") and again.entry(5, "write").hints == 2
+    assert not again.solved(5, "debug")
+    journal.path.with_suffix(".partial").write_text("{")  # an interrupted write
+    assert Journal(tmp_path / "practice").solved(5, "write")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9, "days": {}}', '{"format": 1}'])
+def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.json").write_text(text)
+    with pytest.raises(JournalError, match=r"progress\.json cannot be read: .*move it away"):
+        Journal(tmp_path)
+
+
+def test_the_journal_is_plain_data(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.entry(5, "write").hints = 1
+    journal.save()
+    data = json.loads(journal.path.read_text())
+    assert data["days"]["5"]["write"]["hints"] == 1
