@@ -166,7 +166,7 @@ def test_targets(of: str, reached: float) -> None:
 
 def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
     size = 1 << 20
-    asked = {
+    declared = {
         "bench_cpu": Case((size,)),
         "cost": lambda case: Cost(bytes=8 * case.shape[0]),
         "rungs": (Rung("kept", ""), Rung("copied", "")),
@@ -179,6 +179,6 @@ def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
         return known[x.data_ptr()]
 
     calls = {"kept": kept, "copied": lambda x: x * 2}
-    found = bench.time_problem(problem(**asked), calls, Backend("cpu"), None, quick=True)
+    found = bench.time_problem(problem(**declared), calls, Backend("cpu"), None, quick=True)
     assert isinstance(found["kept"], str) and "a copy of as many bytes reaches" in found["kept"]
     assert isinstance(found["copied"], Timing), found["copied"]
