@@ -98,6 +98,9 @@ class Rung:
         that the clock of the host is the right one.
     timed: False where a time says nothing (a rung that prints).
     target: what this rung must reach.
+    calls: PyTorch's operators that compute for it where that is the point, e.g. ("matmul",) for a
+        launcher that takes the library's product. Any other but allocation, fill, copy and view
+        fails its check.
     backward: makes the rung differentiable, by torch.library.register_autograd: (saved, *upstream)
         -> the gradients of the rung's inputs, a tensor or a tuple with None where there is none.
         The upstream gradients are contiguous. saves: (inputs, output) -> what `backward` gets as
@@ -114,6 +117,7 @@ class Rung:
     host_timed: bool = False
     timed: bool = True
     target: Target | None = None
+    calls: tuple[str, ...] = ()
     backward: Callable[..., Any] | None = None
     saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     load: Callable[[Any], Callable[..., Any]] | None = None

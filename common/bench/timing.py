@@ -30,6 +30,7 @@ PYTORCH = "pytorch"
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
 MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
 USUAL_BALANCE = 15  # operations a byte from which arithmetic bounds, where no ceiling is known
+CPU_MARGIN = 4.0  # the same on the CPU, against a copy of as many bytes, caches included
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 PRECISE = 0.003  # stop when the median's error is below this share
 
@@ -140,6 +141,7 @@ def time_problem(
             del medians[baseline.name]
             missing.append(f"{baseline.name} is not shown: {difference}")
     cost = problem.cost(case)
+    fastest = cpu_copy_rate(cost.bytes) if backend.name == "cpu" else None
     for contender in contenders:
         if contender.name not in rungs:
             continue
@@ -164,6 +166,8 @@ def time_problem(
         )
         try:
             rate(timing, cost, None if contender.host_timed else ceilings)
+            if fastest is not None:
+                check_cpu_rate(timing, fastest)
         except MeasuringFault as fault:
             results[contender.name] = str(fault)
         else:
@@ -202,6 +206,31 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
         raise MeasuringFault(
             f"{timing.share:.2f} of the {timing.bound} ceiling: no kernel is that fast, "
             "so the time or the declared cost is wrong"
+        )
+
+
+def cpu_copy_rate(moved: int) -> float | None:
+    """GB/s at which PyTorch copies as many bytes as a call moves, read and written: from memory, or
+    from a cache that holds them. None for so few that calling takes longer."""
+    if moved < 1 << 16:
+        return None
+    source = torch.zeros(moved // 2, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return moved / min(seconds) / 1e9
+
+
+def check_cpu_rate(timing: Timing, fastest: float) -> None:
+    """Raises MeasuringFault for a rate on the CPU that its memory and caches do not have."""
+    if timing.gbs is not None and timing.gbs > CPU_MARGIN * fastest:
+        raise MeasuringFault(
+            f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data "
+            "was not read and written in each call (a result that is kept?), or the declared cost "
+            "is wrong"
         )
 
 

@@ -8,9 +8,11 @@ itself refuses, or a device that does not work afterwards, is a failure.
 from __future__ import annotations
 
 import math
-import re
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,19 +31,13 @@ from common.check.expected import (
     signature_of,
 )
 from common.check.lacks import Lacking, lacking
+from common.check.refusal import GAVE_UP, names_one_of
 from common.check.rungs import CheckResult
 
 if TYPE_CHECKING:
     from common.check.device import Backend
 
 HUGE = 2**62  # no size, and too large for the 32 bits it may be narrowed to
-
-# Words of a device, a kernel or an allocator that gave up: not a refusal, whatever else is said.
-_GAVE_UP = re.compile(
-    r"CUDA error|illegal (memory|address|instruction)|misaligned address|out of memory"
-    r"|can't allocate memory|segmentation fault|block \(\d+,\d+,\d+\) thread",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,8 @@ class BadInput:
 
     argument: the name that was changed, or several joined by " and ". how: what was done to it.
     names: a refusal has to name one of these. by_dispatcher: PyTorch may refuse it in its own
-    words, because no kernel is registered for the device.
+    words, because no kernel is registered for the device. index: a value in a tensor of integers,
+    which may be an index that a launcher cannot see, is out of range.
     """
 
     argument: str
@@ -58,18 +55,25 @@ class BadInput:
     args: tuple[Any, ...]
     names: tuple[str, ...]
     by_dispatcher: bool = False
+    index: bool = False
 
     def __str__(self) -> str:
         return f"{self.argument} {self.how}"
 
 
 def check_bad_input(
-    problem: Problem, rung: Rung, call: Callable[..., Any], backend: Backend
+    problem: Problem,
+    rung: Rung,
+    call: Callable[..., Any],
+    backend: Backend,
+    *,
+    only_shifted: bool = False,
 ) -> CheckResult:
-    """Tries all bad inputs that can be derived from one small good case, then that case again.
+    """Tries all bad inputs that can be derived from one small good case, then that case again; and
+    tensors that are not aligned from cases that vector loads fit.
 
-    In the result, `checked` is the number of bad inputs tried; the failure says which argument,
-    how it was made, and what happened.
+    only_shifted: nothing but tensors that are not aligned. In the result, `checked` is the number
+    of bad inputs tried; the failure says which argument, how it was made, and what happened.
     """
     result = CheckResult()
     cases = [case for case in problem.cases if not rung.dtypes or case.dtype in rung.dtypes]
@@ -78,26 +82,62 @@ def check_bad_input(
         return result
     signature = signature_of(call, problem.reference)
     backend.use(backend.schedules()[0])
-    case = good_case(cases)
-    args = problem.inputs(case, Draw(case, backend, seed=3))
-    try:
-        before = _judge_good(problem, call, signature, args, backend)
-    except Lacking as lacks:
-        result.remark(f"no bad input was tried: {case}: {lacks}")
-        return result
-    if before is not None:
-        result.failure = before.about(f"the good case {case} itself")
-        return result
-    for bad in bad_inputs(args, signature, backend):
-        result.checked += 1
-        failure = _try(problem, call, signature, bad, backend)
-        if failure is not None:
-            result.failure = failure.about(f"bad input, {bad}")
+    good = good_case(cases)
+    for case in dict.fromkeys([good, *aligned_cases(cases)]):
+        drawn = Draw(case, backend, seed=3)
+        args = problem.inputs(case, drawn)
+        run = _Run(problem, call, signature, backend, args, drawn.on_host)
+        try:
+            before = run.judge_good()
+        except Lacking as lacks:
+            result.remark(f"no bad input was tried: {case}: {lacks}")
+            continue
+        if before is not None:
+            result.failure = before.about(f"the good case {case} itself")
             return result
-    after = _judge_good(problem, call, signature, args, backend)
-    if after is not None:
-        result.failure = after.about(f"the good case {case}, after bad inputs were refused")
+        everything = case == good and not only_shifted
+        tried = bad_inputs(args, signature, backend) if everything else _shifted(args, signature)
+        for bad in tried:
+            result.checked += 1
+            failure = run.attempt(bad)
+            if failure is not None:
+                where = "" if case == good else f", from {case}"
+                result.failure = failure.about(f"bad input{where}, {bad}")
+                return result
+        after = run.judge_good()
+        if after is not None:
+            result.failure = after.about(f"the good case {case}, after bad inputs were refused")
+            return result
     return result
+
+
+ALIGNED = 8  # elements: 16 bytes of the shortest floating dtypes, and a multiple of them for others
+LARGEST = 1 << 16  # elements of a case's shape, for more than one call
+
+
+def aligned_cases(cases: list[Case]) -> list[Case]:
+    """For each dtype, the smallest and the largest case with sizes that allow vector loads: there a
+    kernel takes its fastest path, unless it looks at the addresses too."""
+    found: list[Case] = []
+    for dtype in dict.fromkeys(case.dtype for case in cases):
+        fitting = [
+            case
+            for case in cases
+            if case.dtype == dtype
+            and case.values == "normal"
+            and case.shape
+            and 0 < math.prod(case.shape) <= LARGEST
+            and case.shape[-1] % ALIGNED == 0
+        ]
+
+        def rank(case: Case) -> tuple[int, int]:
+            return sum(size % ALIGNED > 0 for size in case.shape), math.prod(case.shape)
+
+        if fitting:
+            fewest = min(rank(case)[0] for case in fitting)
+            best = sorted((c for c in fitting if rank(c)[0] == fewest), key=rank)
+            found += [best[0], best[-1]]
+    return list(dict.fromkeys(found))
 
 
 def good_case(cases: list[Case]) -> Case:
@@ -134,11 +174,13 @@ def bad_inputs(args: tuple[Any, ...], signature: Signature, backend: Backend) ->
             yield BadInput(name, how, changed(place, value), tensors)
         where, elsewhere = _elsewhere(good, backend)
         yield BadInput(name, where, changed(place, elsewhere), tensors, by_dispatcher=True)
+        for how, value in _index_variants(good, [args[other] for other in places]):
+            yield BadInput(name, how, changed(place, value), tensors, index=True)
     for place, value in enumerate(args):
         name = names[place]
         for how, other in _scalar_variants(value):
             yield BadInput(name, how, changed(place, other), (name,))
-    yield from _together(args, names, places, tensors, backend)
+    yield from _together(args, names, places, tensors, signature, backend)
 
 
 def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
@@ -185,10 +227,45 @@ def _layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
         yield "not contiguous, one row expanded", good[:1].clone().expand(good.shape)
 
 
-def _unaligned(good: Tensor) -> Tensor:
-    """Contiguous, but starting one element past an aligned address, like x[1:]."""
-    room = good.new_zeros(good.numel() + 1)
-    return room[1:].view(good.shape).copy_(good)
+def _unaligned(good: Tensor, elements: int = 1) -> Tensor:
+    """Contiguous, but starting so many elements past an aligned address, like x[1:]."""
+    room = good.new_zeros(good.numel() + elements)
+    return room[elements:].view(good.shape).copy_(good)
+
+
+def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
+    """Tensors that begin at odd addresses: each alone, then all of them."""
+    places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
+    names = tuple(signature.names[place] for place in places)
+    for shift in (1, 8):
+        moved = list(args)
+        for place, name in zip(places, names, strict=True):
+            good = args[place]
+            elements = shift if shift == 1 else shift // good.element_size()
+            if good.numel() < 2 or elements < 1 or elements * good.element_size() % 16 == 0:
+                continue
+            moved[place] = _unaligned(good, elements)
+            alone = (*args[:place], moved[place], *args[place + 1 :])
+            how = f"not aligned, {elements * good.element_size()} bytes too far, like x[1:]"
+            yield BadInput(name, how, alone, names)
+        if len(places) > 1:
+            how = f"all not aligned to 16 bytes, like x[{shift}:]"
+            yield BadInput(" and ".join(names), how, tuple(moved), names)
+
+
+def _index_variants(good: Tensor, tensors: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(how, tensor) with one value that is out of range if the values are indices."""
+    if good.dtype not in (torch.int32, torch.int64) or not good.numel():
+        return
+    most = int(good.max())
+    sizes = {size for tensor in tensors for size in tensor.shape if size > most}
+    values = [-1, min(sizes)] if sizes else [-1]
+    if good.dtype == torch.int64:
+        values.append(int(good.flatten()[0]) + 2**32)
+    for value in values:
+        changed = good.clone()
+        changed.view(-1)[0] = value
+        yield f"with the value {value} in the first place", changed
 
 
 def _other_dtypes(dtype: torch.dtype) -> list[torch.dtype]:
@@ -214,15 +291,23 @@ def _scalar_variants(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int):
-        others: list[Any] = [-1, 0, HUGE, -HUGE]
+        others: list[Any] = [-1, 0, value - 1, value + 1, value + 2**32, HUGE, -HUGE]
     elif isinstance(value, float):
-        others = [-1.0, 0.0, 1e300, math.inf, math.nan]
+        others = [-1.0, 0.0, 1e300, -math.inf, math.inf, math.nan]
     elif isinstance(value, str):
         others = ["", f"{value}?"]
+    elif isinstance(value, (list, tuple)):
+        others = [value[:0], value[:-1], [*value, *value[-1:]]]
+        for place, item in enumerate(value):
+            others += [
+                [*value[:place], other, *value[place + 1 :]] for _, other in _scalar_variants(item)
+            ]
     else:
         return
+    seen = [value]
     for other in others:
-        if other != value:
+        if other not in seen:
+            seen.append(other)
             yield f"= {other!r} instead of {value!r}", other
 
 
@@ -231,6 +316,7 @@ def _together(
     names: tuple[str, ...],
     places: list[int],
     tensors: tuple[str, ...],
+    signature: Signature,
     backend: Backend,
 ) -> Iterator[BadInput]:
     """Changes of all tensor arguments at once, so that they still agree with each other."""
@@ -248,7 +334,7 @@ def _together(
             f"with every dimension of size {size} made 0",
             lambda t, size=size: t.new_zeros([0 if s == size else s for s in t.shape]),
         )
-    yield everywhere("not aligned to 16 bytes, like x[1:]", _unaligned)
+    yield from _shifted(args, signature)
     if len(places) == 1:
         return
     kinds = {args[place].dtype for place in places}
@@ -269,98 +355,107 @@ def _name(dtype: torch.dtype) -> str:
 # ---------------------------------------------------------------- what becomes of it
 
 
-def names_one_of(message: str, names: tuple[str, ...]) -> bool:
-    """Whether a message names one of the arguments, as a word.
-
-    "a" and "A" are words of English too: they count only in quotes or before a colon, "must",
-    "has", "is" or "expected".
-    """
-    for name in names:
-        word = rf"(?<![\w.]){re.escape(name)}(?!\w)"
-        if name in ("a", "A"):
-            word = rf"['\"`]{name}['\"`]|{word}(?=\s*(:|=|must\b|has\b|is\b|expected\b))"
-        if re.search(word, message):
-            return True
-    return False
+ROOM = 8 << 30  # bytes that a call with bad input may take, where sizes can be absurd
 
 
-def _try(
-    problem: Problem,
-    call: Callable[..., Any],
-    signature: Signature,
-    bad: BadInput,
-    backend: Backend,
-) -> Failure | None:
+@contextmanager
+def _limited_memory(backend: Backend) -> Iterator[None]:
+    """Lets allocations fail beyond ROOM, on the CPU, instead of having the process killed."""
+    if backend.name != "cpu":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + ROOM
+    if before[1] != resource.RLIM_INFINITY:
+        limit = min(limit, before[1])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
-        done = call_guarded(call, signature, bad.args, backend)
-    except Exception as error:
-        refusal = error
-    else:
-        return _judge_accepted(problem, signature, bad, done)
-    message = message_of(refusal)
-    try:
-        backend.synchronize()
-    except Exception as error:
-        return Failure("it left the device in error", [message, message_of(error)])
-    if _GAVE_UP.search(message):
-        return Failure("it was not refused but broke on the way", message.splitlines()[:6])
-    if names_one_of(message, bad.names) or lacking(message):
-        return None
-    if bad.by_dispatcher and isinstance(refusal, NotImplementedError):
-        return None  # PyTorch's dispatcher found no kernel for that device
-    return Failure(
-        f"it was refused, but the message does not name {' or '.join(bad.names)}",
-        [f"{type(refusal).__name__}: {message}"],
-    )
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _judge_accepted(
-    problem: Problem, signature: Signature, bad: BadInput, done: Call
-) -> Failure | None:
-    try:
-        expected = evaluate(problem, bad.args, signature.writes)
-    except ProblemError:
-        raise
-    except Exception as error:
+@dataclass(frozen=True)
+class _Run:
+    """What is called, and the good arguments that bad ones are derived from."""
+
+    problem: Problem
+    call: Callable[..., Any]
+    signature: Signature
+    backend: Backend
+    good: tuple[Any, ...]
+    on_host: bool
+
+    def _called(self, args: tuple[Any, ...]) -> Call:
+        return call_guarded(self.call, self.signature, args, self.backend, on_host=self.on_host)
+
+    def attempt(self, bad: BadInput) -> Failure | None:
+        with _limited_memory(self.backend):
+            return self._attempt(bad)
+
+    def _attempt(self, bad: BadInput) -> Failure | None:
+        try:
+            done = self._called(bad.args)
+        except Exception as error:
+            refusal = error
+        else:
+            return self._judge_accepted(bad, done)
+        message = message_of(refusal)
+        try:
+            self.backend.synchronize()
+        except Exception as error:
+            return Failure("it left the device in error", [message, message_of(error)])
+        if GAVE_UP.search(message):
+            return Failure("it was not refused but broke on the way", message.splitlines()[:6])
+        if names_one_of(message, bad.names) or lacking(message):
+            return None
+        if bad.by_dispatcher and isinstance(refusal, NotImplementedError):
+            return None  # PyTorch's dispatcher found no kernel for that device
         return Failure(
-            "it was accepted, although the reference itself refuses it",
-            [
-                f"the reference: {type(error).__name__}: {message_of(error).splitlines()[0]}",
-                f"refuse it with a message that names {bad.argument}",
-            ],
+            f"it was refused, but the message does not name {' or '.join(bad.names)}",
+            [f"{type(refusal).__name__}: {message}"],
         )
-    failure = side_effects(done, bad.args, signature) or _compare(
-        problem, signature, expected, done, strides=False
-    )
-    if failure is None:
-        return None
-    advice = (
-        f"compute it as the reference does, or refuse it with a message that names {bad.argument}"
-    )
-    return Failure(f"it was accepted, and {failure.summary}", [advice, *failure.details])
 
+    def _judge_accepted(self, bad: BadInput, done: Call) -> Failure | None:
+        failure = side_effects(done, bad.args, self.signature)
+        try:
+            expected = evaluate(self.problem, bad.args, self.signature.writes)
+        except ProblemError:
+            raise
+        except Exception as error:
+            if bad.index:
+                return failure  # a launcher does not see the values: it may give anything for them
+            return Failure(
+                "it was accepted, although the reference itself refuses it",
+                [
+                    f"the reference: {type(error).__name__}: {message_of(error).splitlines()[0]}",
+                    f"refuse it with a message that names {bad.argument}",
+                ],
+            )
+        failure = failure or self._compare(expected, done, strides=False)
+        if failure is None:
+            return None
+        advice = (
+            f"compute it as the reference does, or refuse it with a message that names "
+            f"{bad.argument}"
+        )
+        return Failure(f"it was accepted, and {failure.summary}", [advice, *failure.details])
 
-def _judge_good(
-    problem: Problem,
-    call: Callable[..., Any],
-    signature: Signature,
-    args: tuple[Any, ...],
-    backend: Backend,
-) -> Failure | None:
-    try:
-        done = call_guarded(call, signature, args, backend)
-    except Exception as error:
-        if lacks := lacking(message_of(error)):
-            raise Lacking(lacks) from error
-        return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
-    expected = evaluate(problem, args, signature.writes)
-    return side_effects(done, args, signature) or _compare(problem, signature, expected, done)
+    def judge_good(self) -> Failure | None:
+        try:
+            done = self._called(self.good)
+        except Exception as error:
+            if lacks := lacking(message_of(error)):
+                raise Lacking(lacks) from error
+            return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
+        expected = evaluate(self.problem, self.good, self.signature.writes)
+        return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 
+    def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:
+        def samples() -> list[Expected]:
+            return rolled_samples(self.problem, expected, self.signature.writes)
 
-def _compare(
-    problem: Problem, signature: Signature, expected: Expected, done: Call, strides: bool = True
-) -> Failure | None:
-    def samples() -> list[Expected]:
-        return rolled_samples(problem, expected, signature.writes)
-
-    return judge(problem, expected, done.outputs, done.names, signature, samples, strides)
+        return judge(
+            self.problem, expected, done.outputs, done.names, self.signature, samples, strides
+        )

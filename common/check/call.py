@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from common.base.declaration import Case, Problem
+from common.base.declaration import Case, Problem, Rung
 from common.check.compare import Mismatch, compare, same_values
+from common.check.device import Watched
 from common.check.expected import Expected, Signature, map_tensors, message_of, tensors_of
 from common.check.guard import GuardedAllocations, GuardedMemory, bits
 from common.check.lacks import Lacking, lacking
@@ -43,6 +44,9 @@ class Call:
     outputs: list[Tensor]
     names: list[str]
     memory: GuardedMemory
+    watched: Watched = field(default_factory=Watched)
+    foreign: list[str] = field(default_factory=list)
+    modified: list[str] = field(default_factory=list)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -77,13 +81,39 @@ def call_guarded(
     args: tuple[Any, ...],
     backend: Backend,
     variant: int = 0,
+    on_host: bool = False,
+    into: Call | None = None,
 ) -> Call:
     """Calls a rung on copies of `args` in guarded memory, its own allocations guarded as well.
 
-    variant: what fresh memory holds, see `GuardedMemory`. Raises what the call raises, and the
-    error that the device reports after it.
+    variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
+    earlier call, into whose arguments' memory the copies go where they fit. Raises what the call
+    raises, and the error that the device reports after it.
     """
-    memory = GuardedMemory(backend.device, variant, backend.namer())
+    copies = _copied_into(into, args) if into is not None else None
+    if copies is not None:
+        assert into is not None
+        memory = into.memory
+    else:
+        memory = GuardedMemory(backend.device, variant, backend.namer())
+        copies = _copies(memory, args, signature)
+    written = [f"argument {signature.names[place]}" for place in signature.writes]
+    mode = GuardedAllocations(memory, backend, written)
+    with (
+        backend.watching(lambda runtime: memory.add_arguments(runtime, written), on_host) as seen,
+        torch.no_grad(),
+        mode,
+    ):
+        result = call(*copies)
+    backend.synchronize()
+    outputs, names = outputs_of(result, copies, signature)
+    for tensor, name in zip(outputs, names, strict=True):
+        if tensor.device.type != "meta" and not name.startswith("argument"):
+            memory.rename(tensor, name)
+    return Call(copies, outputs, names, memory, seen, mode.foreign, mode.modified)
+
+
+def _copies(memory: GuardedMemory, args: tuple[Any, ...], signature: Signature) -> tuple[Any, ...]:
     copies = list(args)
     for place, value in enumerate(args):
         name = f"argument {signature.names[place]}"
@@ -93,14 +123,23 @@ def call_guarded(
             ),
             (value,),
         )[0]
-    with torch.no_grad(), GuardedAllocations(memory):
-        result = call(*copies)
-    backend.synchronize()
-    outputs, names = outputs_of(result, tuple(copies), signature)
-    for tensor, name in zip(outputs, names, strict=True):
-        if tensor.device.type != "meta" and not name.startswith("argument"):
-            memory.rename(tensor, name)
-    return Call(tuple(copies), outputs, names, memory)
+    return tuple(copies)
+
+
+def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of an earlier call with the values of these; None where they do not fit."""
+    leaves, structure = tree_flatten(args)
+    places = tree_leaves(earlier.args)
+    if len(places) != len(leaves):
+        return None
+    for i, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
+        if isinstance(leaf, Tensor) != isinstance(place, Tensor):
+            return None
+        if isinstance(leaf, Tensor):
+            if leaf.device.type == "meta" or not earlier.memory.refill(place, leaf):
+                return None
+            leaves[i] = place
+    return tree_unflatten(leaves, structure)
 
 
 def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> Failure | None:
@@ -129,6 +168,44 @@ def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> F
             for output, title in zip(done.outputs, done.names, strict=True):
                 if output.numel() and _storage(output) == _storage(mine):
                     return Failure(f"{title} shares its memory with argument {name}")
+    return None
+
+
+def not_a_kernels(
+    done: Call, rung: Rung, backend: Backend, on_host: bool = False
+) -> Failure | None:
+    """A result that was not computed by kernels of the operator's own."""
+    if done.modified:
+        return Failure(
+            "an argument was written that the schema does not mark as written, and was restored",
+            done.modified,
+        )
+    if done.watched.touched:
+        return Failure(
+            "host code touched memory of the device",
+            [
+                done.watched.touched,
+                "on a GPU that is an illegal access: let a kernel, or an asynchronous copy, do it",
+            ],
+        )
+    foreign = [name for name in done.foreign if name.split(".")[1] not in rung.calls]
+    if foreign:
+        return Failure(
+            f"the operator calls {', '.join(foreign)}: PyTorch's kernels compute, not its own",
+            [
+                "a launcher may allocate, fill, copy and view tensors; if more is the point, the "
+                "rung names it in `calls`"
+            ],
+        )
+    arguments = [leaf for leaf in tree_leaves(done.args) if isinstance(leaf, Tensor)]
+    empty = any(argument.numel() == 0 for argument in arguments) or all(
+        output.numel() == 0 for output in done.outputs
+    )
+    if backend.watches_calls and not (done.watched.work or empty or on_host):
+        return Failure(
+            "it gave a result, but launched no kernel, and copied or filled nothing on the device",
+            ["the result was computed on the host, or kept from an earlier call"],
+        )
     return None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,19 @@ MORE_SCHEDULES = (
 TRACED_TIME_LIMIT = 300.0  # seconds that a launch may take where every access is looked at
 
 
+@dataclass
+class Watched:
+    """What was seen of a call from outside, on the CPU backend.
+
+    work: kernels, copies and fills that ran. allocations: of cudaMalloc and its like, more than
+    before. touched: which argument host code read or wrote, and where, or "".
+    """
+
+    work: int = 0
+    allocations: int = 0
+    touched: str = ""
+
+
 class Backend:
     """A device, and what checking and timing need of it.
 
@@ -96,6 +110,55 @@ class Backend:
             runtime.name_memory(tensor.data_ptr(), size, tensor.element_size(), text)
 
         return name
+
+    @property
+    def watches_calls(self) -> bool:
+        """Whether `watching` sees anything: on the CPU backend."""
+        return self._runtime is not None
+
+    @contextmanager
+    def watching(
+        self, tensors: Callable[[Runtime], None] | None = None, on_host: bool = False
+    ) -> Iterator[Watched]:
+        """Plays what a launcher finds on a GPU, while it is called, and watches it.
+
+        PyTorch's current stream is not the default one, the current device is not the tensors', and
+        host code cannot touch the tensors that `tensors` adds to the runtime. on_host: the
+        arguments are host arrays, for which none of that holds.
+        """
+        watched = Watched()
+        if self._runtime is None:
+            yield watched
+            return
+        runtime = self._runtime
+        before, allocations = runtime.work_done(), runtime.allocations()
+        if not on_host:
+            runtime.check_launcher(True)
+            if tensors is not None:
+                tensors(runtime)
+                runtime.close_tensors()
+        try:
+            yield watched
+        finally:
+            watched.touched = runtime.forget_tensors()
+            runtime.check_launcher(False)
+            watched.work = runtime.work_done() - before
+            watched.allocations = runtime.allocations() - allocations
+
+    def open_tensors(self, opened: bool) -> None:
+        """Lets host code touch the tensors of `watching` for a while: PyTorch itself may."""
+        if self._runtime is not None:
+            self._runtime.open_tensors(opened)
+
+    @contextmanager
+    def small_card(self) -> Iterator[None]:
+        """Plays a card so small that small inputs take the paths of large ones."""
+        assert self._runtime is not None
+        self._runtime.set_small(True)
+        try:
+            yield
+        finally:
+            self._runtime.set_small(False)
 
     def trace(self, mode: str) -> None:
         """What accesses are watched for from now on, where they are traced: "off", "races" or

@@ -35,11 +35,21 @@ def dtype_named(name: str | torch.dtype) -> torch.dtype:
 class _Source:
     """Random numbers of one draw: float64 on the CPU, or, where speed counts, on the device."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        number: int,
+    ):
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.seed = seed
+        self.number = number  # how many tensors of the same draw came before
+        # 1,000,003 calls of one Draw before two seeds share a stream of numbers.
+        self.generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
         self.precision = torch.float64
 
     def normal(self) -> Tensor:
@@ -77,11 +87,42 @@ def _extreme(source: _Source) -> Tensor:
     return torch.where(kind == 4, limits.smallest_normal * sign, values)
 
 
+NONFINITE_ROWS = 8  # kinds of rows; the seeds from 0 to 7 put each of them first
+
+
 def _nonfinite(source: _Source) -> Tensor:
-    kind = source.integers(0, 24)
-    values = torch.where(kind == 0, math.nan, source.normal())
-    values = torch.where(kind == 1, math.inf, values)
-    return torch.where(kind == 2, -math.inf, values)
+    """Row by row what a kernel may get wrong alone: what one row holds, the next does not.
+
+    One NaN; one +inf; some -inf; all -inf; ordinary; subnormals; one each of +inf, -inf and NaN;
+    one each of +inf and -inf. Where the tensors of a case are drawn one after the other, most of
+    the later ones are ordinary, or one NaN in each would hide all the rest.
+    """
+    # Positive: where sums of both signs cancel, what is left is rounding, which another order of
+    # the additions makes differently.
+    ordinary = source.normal().abs()
+    if not source.shape or not ordinary.numel():
+        return ordinary
+    rows = ordinary.reshape(-1, source.shape[-1])
+    length = rows.shape[1]
+    chance = source.uniform().reshape(rows.shape)
+    row = torch.arange(rows.shape[0], device=source.device).unsqueeze(1)
+    column = torch.arange(length, device=source.device).unsqueeze(0)
+    # 7 and 5 have no divisor in common with the usual lengths: the place moves from row to row.
+    after = (column - 7 * row - 5 * source.seed - length // 2) % length
+    one = after == 0
+    kind = (row + source.seed) % NONFINITE_ROWS
+    if source.number > 0 and (source.seed + source.number) % 4:
+        kind = torch.full_like(kind, 4)
+    tiny = rows * (0.5 * torch.finfo(source.dtype).smallest_normal)
+    values = torch.where((kind == 0) & one, math.nan, rows)
+    values = torch.where((kind == 1) & one, math.inf, values)
+    values = torch.where((kind == 2) & (chance < 0.25), -math.inf, values)
+    values = torch.where(kind == 3, -math.inf, values)
+    values = torch.where(kind == 5, tiny, values)
+    values = torch.where((kind >= 6) & one, math.inf, values)
+    values = torch.where((kind >= 6) & (after == 1), -math.inf, values)
+    values = torch.where((kind == 6) & (after == 2), math.nan, values)
+    return values.reshape(source.shape)
 
 
 def _constant(source: _Source) -> Tensor:
@@ -97,7 +138,7 @@ VALUES: dict[str, Callable[[_Source], Tensor]] = {
     "large": lambda source: source.normal() * 50,  # exp overflows unless the maximum is subtracted
     "tiny": _tiny,  # half of them around the smallest normal number, subnormals among them
     "extreme": _extreme,  # ± the largest, 0, -0, ± the smallest normal, some ordinary
-    "nonfinite": _nonfinite,  # one in eight NaN, +inf or -inf
+    "nonfinite": _nonfinite,  # each row otherwise: one NaN, one +inf, some -inf, all -inf, …
     "constant": _constant,  # one value everywhere
 }
 
@@ -131,6 +172,7 @@ class Draw:
         self.allocator = allocator
         self.fast = fast
         self.calls = 0
+        self.on_host = False  # whether host arrays were among what was drawn
 
     def __call__(
         self,
@@ -171,9 +213,9 @@ class Draw:
         if pinned and place.type != "cpu":
             raise ValueError(f"pinned: only host arrays can be, got device={place}")
         source_device = place if self.fast else torch.device("cpu")
-        # 1,000,003 calls of one Draw before two seeds share a stream of numbers.
-        source = _Source(shape, kind, source_device, self.seed * 1_000_003 + self.calls)
+        source = _Source(shape, kind, source_device, self.seed, self.calls)
         self.calls += 1
+        self.on_host |= device is not None and place.type == "cpu"
         if self.fast and kind != torch.float64:
             source.precision = torch.float32
         result = self.allocator(tuple(shape), kind, place)

@@ -96,6 +96,7 @@ class Expected:
     args: the arguments, never written. returned, written: for what the reference returned and
     for the arguments that the rung writes, pairs of (truth, PyTorch's own in the rung's dtype).
     rough: like returned + written, with PyTorch's in float32 where its own is the truth itself.
+    on_host: whether host arrays are among the arguments.
     """
 
     args: tuple[Any, ...]
@@ -103,6 +104,7 @@ class Expected:
     written: list[Pair]
     rough: list[Pair]
     remark: str = ""
+    on_host: bool = False
 
     def pairs(self, outputs: int) -> list[Pair] | None:
         """A pair for each of so many outputs; None if that is not their number."""

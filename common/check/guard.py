@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from common.check.device import Backend
+    from common.cpu.backend import Runtime
 
 BAND = 16 * 1024  # bytes before and after each tensor
 ALIGNMENT = 256  # bytes: what cudaMalloc promises, and kernels with 16-byte loads rely on
@@ -164,6 +168,48 @@ class GuardedMemory:
         result[once].copy_(tensor[once])
         return result
 
+    def refill(self, tensor: Tensor, source: Tensor) -> bool:
+        """Puts the values of `source` into a tensor that `copy_of` made; False where they differ in
+        more than values."""
+        if (tensor.shape, tensor.dtype, tensor.device, tensor.stride()) != (
+            source.shape,
+            source.dtype,
+            source.device,
+            source.stride(),
+        ):
+            return False
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in source.stride())
+        tensor[once].copy_(source[once])
+        return True
+
+    def argument_of(self, tensor: Tensor) -> str:
+        """The name of the argument in whose memory this tensor lies, or ""."""
+        place = tensor.untyped_storage().data_ptr()
+        for record in self._records:
+            mine = record.name.startswith("argument")
+            if mine and record.buffer.untyped_storage().data_ptr() == place:
+                return record.name
+        return ""
+
+    def add_arguments(self, runtime: Runtime, written: Collection[str]) -> None:
+        """Tells the runtime of the arguments in this memory; the names of those that a call may
+        write are in `written`."""
+        for record in self._records:
+            if record.name.startswith("argument") and record.size:
+                address = record.buffer.data_ptr() + record.start
+                writable = record.name in written
+                runtime.add_tensor(address, record.size, BAND, writable, record.name)
+
+    def still_held(self) -> list[str]:
+        """The tensors of this memory that somebody else holds, arguments left out."""
+        return [
+            str(record)
+            for record in self._records
+            if not record.name.startswith("argument")
+            # The buffer's own reference, and the one that this question makes.
+            and torch._C._storage_Use_Count(record.buffer.untyped_storage()._cdata) > 2
+        ]
+
     def rename(self, tensor: Tensor, name: str) -> None:
         """Calls the record that holds `tensor` by this name, if there is one."""
         for record in self._records:
@@ -204,12 +250,23 @@ class GuardedAllocations(TorchDispatchMode):
     A C++ operator allocates through PyTorch's dispatcher (the stable ABI's empty_like, new_empty,
     new_zeros, full, ...), which this mode sits in. The operator itself passes through the mode
     first, with the mode switched off; so its kernel is called from here with the mode on again.
+
+    foreign: PyTorch's operators that an operator calls and that compute something.
+    modified: which argument one of PyTorch's operators wrote, and which operator, for arguments
+        that the call may not write.
     """
 
-    def __init__(self, memory: GuardedMemory):
+    def __init__(
+        self, memory: GuardedMemory, backend: Backend | None = None, written: Collection[str] = ()
+    ):
         super().__init__()
         self.memory = memory
         self.allocated = 0
+        self.foreign: list[str] = []
+        self.modified: list[str] = []
+        self._backend = backend
+        self._written = written
+        self._inside = 0  # operators that are no PyTorch's
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -222,14 +279,40 @@ class GuardedAllocations(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in ("aten", "prim", "prims"):
             allocate = _ALLOCATIONS.get(str(func))
-            return func(*args, **kwargs) if allocate is None else allocate(self, args, kwargs)
+            return (
+                self._pytorchs(func, args, kwargs)
+                if allocate is None
+                else allocate(self, args, kwargs)
+            )
         key = _dispatch_key(args, kwargs)
         if key is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
             func.name(), key.name
         ):
             return func(*args, **kwargs)  # refused by PyTorch in its own words
-        with self:
-            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+        self._inside += 1
+        try:
+            with self:
+                return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+        finally:
+            self._inside -= 1
+
+    def _pytorchs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = str(func)
+        if self._inside and name.split(".")[1] not in _COPIES and name not in self.foreign:
+            self.foreign.append(name)
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(value, Tensor):
+                whose = self.memory.argument_of(value)
+                if whose and whose not in self._written:
+                    self.modified.append(f"{whose}, by {name}")
+        if self._backend is None:
+            return func(*args, **kwargs)
+        self._backend.open_tensors(True)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._backend.open_tensors(False)
 
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
@@ -287,6 +370,18 @@ def _new_strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
     options["device"] = kwargs.get("device") or args[0].device
     return _strided(mode, args[1:], options)
 
+
+# PyTorch's operators that an operator may call: they copy, fill or only look at memory in another
+# way. All others compute, which is what a rung is for.
+_COPIES = frozenset(
+    (
+        *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
+        *("fill_", "zero_", "resize_", "set_", "record_stream", "is_pinned"),
+        *("alias", "as_strided", "detach", "expand", "flatten", "lift_fresh", "narrow", "permute"),
+        *("reshape", "_reshape_alias", "select", "slice", "split", "squeeze", "t", "transpose"),
+        *("unflatten", "unsqueeze", "view", "view_as", "_unsafe_view"),
+    )
+)
 
 _ALLOCATIONS = {
     "aten.empty.memory_format": _plain,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import zlib
@@ -22,11 +23,12 @@ from common.check.call import (
     call_guarded,
     first_difference,
     judge,
+    not_a_kernels,
     outputs_of,
     raised,
     side_effects,
 )
-from common.check.draw import Draw
+from common.check.draw import NONFINITE_ROWS, Draw
 from common.check.expected import (
     Expected,
     Gradients,
@@ -42,7 +44,8 @@ from common.check.expected import (
     signature_of,
 )
 from common.check.guard import bits
-from common.check.lacks import Lacking
+from common.check.lacks import Lacking, lacking
+from common.check.refusal import GAVE_UP, names_one_of
 
 if TYPE_CHECKING:
     from common.check.device import Backend, Schedule
@@ -87,7 +90,8 @@ class _Expectations:
         if key in self.kept:
             return self.kept[key]
         seed = zlib.crc32(str(case).encode()) + draw
-        args = problem.inputs(case, Draw(case, backend, seed))
+        drawn = Draw(case, backend, seed)
+        args = problem.inputs(case, drawn)
         if not isinstance(args, tuple):
             raise ProblemError(
                 f"the inputs of {problem.name!r} must be a tuple of arguments, "
@@ -105,6 +109,7 @@ class _Expectations:
                 f"the reference of {problem.name!r} raised {type(error).__name__}: "
                 f"{message_of(error)}"
             ) from error
+        expected.on_host = drawn.on_host
         if self.size + expected.bytes() <= CACHED_BYTES:
             self.kept[key] = expected
             self.size += expected.bytes()
@@ -152,16 +157,30 @@ class _CaseCheck:
         return judge(self.problem, expected, outputs, names, self.signature, self._samples)
 
     def _attempt(
-        self, expected: Expected, variant: int = 0, compare_values: bool = True
+        self,
+        expected: Expected,
+        variant: int = 0,
+        compare_values: bool = True,
+        into: Call | None = None,
     ) -> tuple[Call | None, Failure | None]:
-        """One guarded call, and what was wrong with it."""
+        """One guarded call, and what was wrong with it. into: see `call_guarded`."""
         try:
-            done = call_guarded(self.call, self.signature, expected.args, self.backend, variant)
+            done = call_guarded(
+                self.call,
+                self.signature,
+                expected.args,
+                self.backend,
+                variant,
+                expected.on_host,
+                into,
+            )
         except Exception as error:
             return None, raised(error)
         failure = side_effects(done, expected.args, self.signature)
         if failure is None and compare_values:
             failure = self._judge(expected, done.outputs, done.names)
+        if failure is None:
+            failure = not_a_kernels(done, self.rung, self.backend, expected.on_host)
         return done, failure
 
     def run(self) -> Failure | None:
@@ -177,6 +196,8 @@ class _CaseCheck:
             lambda: self._same_again(kept),
             lambda: self._other_orders(kept),
         ]
+        if self.case.values == "nonfinite":
+            steps.append(self._further_rows)
         if self.backend.name == "cuda":
             steps.append(self._side_stream)
             if not self.rung.not_captured and not UNCACHED:
@@ -198,7 +219,7 @@ class _CaseCheck:
             if self._attempt(self.first)[1] is None:
                 hint = (
                     f"hint: with threads in {schedule} order it is right, in {self.schedules[0]} "
-                    "order it is not: it depends on the order in which threads run, a race"
+                    f"order it is not: {self._cause_of_order(None)}"
                 )
                 return replace(failure, details=[hint, *failure.details])
         if len(self.schedules) == 1 and not self.rung.not_repeatable:
@@ -208,15 +229,45 @@ class _CaseCheck:
                 return replace(failure, details=[hint, *failure.details])
         return failure
 
+    def _cause_of_order(self, kept: list[Tensor] | None) -> str:
+        """Why another order gave another result than the first. kept: the right outputs of the
+        first order, or None where they are not right."""
+        self.backend.use(self.schedules[0])
+        again, failure = self._attempt(self.first)
+        if again is None:
+            same = False
+        elif kept is None:
+            same = failure is not None
+        else:
+            same = first_difference(kept, again.outputs, again.names) is None
+        if same:
+            return "it depends on the order in which threads run: a race"
+        return (
+            f"but another call in {self.schedules[0]} order differs as well: it depends on what "
+            "ran before (a result that is kept, memory that is not written), or on chance"
+        )
+
     def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
-        """Other numbers in the same shape: nothing may be left over from the call before."""
-        again, failure = self._attempt(self.second)
+        """Other numbers in the same memory: nothing may be left over from the call before."""
+        again, failure = self._attempt(self.second, into=done)
         if failure is not None:
             details = failure.details
             if again is not None and first_difference(kept, again.outputs, done.names) is None:
-                details = ["hint: it is the result of the call before, on other inputs", *details]
+                details = [
+                    "hint: it is the result of the call before, on other inputs in the same "
+                    "memory: is a result kept by the address of its input?",
+                    *details,
+                ]
             return Failure(f"in a second call, on other inputs, {failure.summary}", details)
-        changed = first_difference(kept, done.outputs, done.names)
+        assert again is not None
+        if again.memory is done.memory:  # arguments were written anew for the second call
+            pairs = zip(done.outputs, kept, done.names, strict=True)
+            own = [(now, was, name) for now, was, name in pairs if not name.startswith("argument")]
+            changed = first_difference(
+                [was for _, was, _ in own], [now for now, _, _ in own], [name for *_, name in own]
+            )
+        else:
+            changed = first_difference(kept, done.outputs, done.names)
         if changed is not None:
             return Failure(
                 "a second call overwrote the result of the first",
@@ -246,24 +297,82 @@ class _CaseCheck:
         )
 
     def _other_orders(self, kept: list[Tensor]) -> Failure | None:
-        race = "depends on the order in which threads run: a race"
         for schedule in self.schedules[1:]:
             self.backend.use(schedule)
             done, failure = self._attempt(self.first)
             if failure is not None:
+                cause = self._cause_of_order(kept)
                 return Failure(
                     f"with threads in {schedule} order, {failure.summary}",
-                    [f"right in {self.schedules[0]} order: it {race}", *failure.details],
+                    [f"right in {self.schedules[0]} order: {cause}", *failure.details],
                 )
             assert done is not None
             difference = first_difference(kept, done.outputs, done.names)
             if difference is not None and not self.rung.not_repeatable:
+                cause = self._cause_of_order(kept)
                 return Failure(
-                    f"the result {race}",
-                    [f"{self.schedules[0]} order against {schedule} order: {difference}"],
+                    f"with threads in {schedule} order, the result differs in bits",
+                    [cause, f"{self.schedules[0]} order against {schedule} order: {difference}"],
                 )
         self.backend.use(self.schedules[0])
         return None
+
+    def _further_rows(self) -> Failure | None:
+        """Further draws, so that each kind of row comes, also where a case has only one."""
+        for draw in range(2, NONFINITE_ROWS):
+            failure = self._attempt(self._expected(draw))[1]
+            if failure is not None:
+                return replace(failure, summary=f"on its draw {draw}, {failure.summary}")
+        return None
+
+    def leaks(self) -> Failure | None:
+        """Calls three times: what each of them leaves behind is a leak."""
+        memories, grown = [], []
+        for _ in range(3):
+            done, failure = self._attempt(self.first, compare_values=False)
+            if failure is not None:
+                return failure
+            assert done is not None
+            memories.append(done.memory)
+            grown.append(done.watched.allocations)
+            del done
+        held = [memory.still_held() for memory in memories]
+        if sum(map(bool, held)) > 1:
+            return Failure(
+                "a leak: tensors of earlier calls are still held",
+                [f"{len(each)} after one call: {each[0]}" for each in held if each],
+            )
+        if min(grown[1:]) > 0:
+            return Failure(
+                "a leak: each call leaves memory allocated",
+                [f"{grown[-1]} more allocations of cudaMalloc or its like after each call"],
+            )
+        return None
+
+    def on_small_card(self) -> Failure | None:
+        """On a card with few multiprocessors, little shared memory and small grids, so that this
+        case takes the paths of a large one. It may be refused there, for a reason."""
+        self.backend.use(self.schedules[0])
+        with self.backend.small_card():
+            args = self.first.args
+            try:
+                done = call_guarded(
+                    self.call, self.signature, args, self.backend, on_host=self.first.on_host
+                )
+            except Exception as error:
+                message = message_of(error)
+                refused = lacking(message) or names_one_of(message, self.signature.names)
+                failure = None if refused and not GAVE_UP.search(message) else raised(error)
+            else:
+                failure = side_effects(done, args, self.signature)
+                failure = failure or self._judge(self.first, done.outputs, done.names)
+        if failure is None:
+            return None
+        return replace(
+            failure,
+            summary="on a small card (2 multiprocessors with one block each, 2 KB of shared memory "
+            f"to opt in to, 3 blocks along y), {failure.summary}",
+        )
 
     def _side_stream(self) -> Failure | None:
         """On a stream that is still busy, with the true input arriving on it behind that work."""
@@ -401,12 +510,14 @@ def check_rung(
     backend: Backend,
     *,
     quick: bool = False,
+    one_order: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at. On each case, with the outputs and all
-    memory that the operator allocates poisoned and everything between guard bands:
+    one thread order unless orders are what is looked at. one_order: one, with all cases. On each
+    case, with the outputs and all memory that the operator allocates poisoned and everything
+    between guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -426,7 +537,7 @@ def check_rung(
             f"the rung takes {', '.join(rung.dtypes)}"
         )
         return result
-    schedules = backend.schedules(quick)
+    schedules = backend.schedules(quick or one_order)
     if quick:
         cases = quick_cases(cases)
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
@@ -449,9 +560,50 @@ def check_rung(
             return result
     if lacks and result.checked == 0:
         raise Skip("; ".join(lacks))
+    if result.checked:
+        result.failure = _beyond_results(problem, rung, call, cases, backend, quick)
+    if result.failure is not None:
+        return result
     for text, case in lacks.items():
         result.remark(f"not checked on every case: {case}: {text}")
     return result
+
+
+SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors
+
+
+def _beyond_results(
+    problem: Problem,
+    rung: Rung,
+    call: Callable[..., Any],
+    cases: Sequence[Case],
+    backend: Backend,
+    quick: bool,
+) -> Failure | None:
+    """What is tried once per rung, on few cases, after all results were right."""
+
+    def check_of(case: Case) -> _CaseCheck:
+        orders = backend.schedules(quick=True)
+        return _CaseCheck(problem, rung, call, case, backend, orders, CheckResult())
+
+    for case in quick_cases(cases)[:1]:
+        try:
+            failure = check_of(case).leaks()
+        except Lacking:
+            continue
+        if failure is not None:
+            return failure.about(case)
+    if quick or not backend.watches_calls:
+        return None
+    # What has no sizes has no paths for large inputs either.
+    sized = [case for case in cases if case.shape]
+    large = [case for case in sized if math.prod(case.shape) <= SMALL_CARD_ELEMENTS]
+    largest = sorted(large, key=lambda case: math.prod(case.shape))[-3:]
+    for case in dict.fromkeys([*quick_cases(sized), *largest]):
+        failure = check_of(case).on_small_card()
+        if failure is not None:
+            return failure.about(case)
+    return None
 
 
 def check_outputs(

@@ -51,7 +51,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     # Locals begin with a pattern that no program expects, so that a use of an unset one shows; the
     # compiler's value numbering would give it the value that simplifies the code most.
     "address": (
-        "-fsanitize=address",
+        "-fsanitize=address,alignment",
         "--param=asan-instrumentation-with-call-threshold=1000000",
         "-ftrivial-auto-var-init=pattern",
         "-O1",
@@ -133,6 +133,7 @@ _GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
 _ADDRESS_CALLS: Final = (
     "__asan_handle_no_return",
     "__asan_register_globals",
+    "__ubsan_handle_type_mismatch_v1",
     *(f"__asan_report_{a}{n}" for a in ("load", "store") for n in (1, 2, 4, 8, 16, "_n")),
 )
 
@@ -237,10 +238,54 @@ class Runtime:
         if self.traces:
             self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
             self._library.cudacpu_take_trace.restype = ctypes.c_char_p
+        self._library.cudacpu_work_done.restype = ctypes.c_uint64
+        self._library.cudacpu_allocations.restype = ctypes.c_size_t
+        self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
+        self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
+        self._model = ""
 
     def set_model(self, model: str) -> None:
         """The card that is played from now on: "8.6", or "" for the default. Raises ModelError."""
+        self._model = model
         self._library.cudacpu_set_model(models.play(model).encode())
+
+    def set_small(self, small: bool) -> None:
+        """Whether that card is a small one: two multiprocessors with a block each, three blocks
+        along y, 2 KB of shared memory to opt in to (what needs no opting in stays 48 KB)."""
+        if small:
+            self._library.cudacpu_set_small()
+        else:
+            self.set_model(self._model)
+
+    def check_launcher(self, on: bool) -> None:
+        """Whether launchers find, from now on, a current stream that is not the default one and a
+        current device that is not the tensors'. A launch on the wrong one then throws."""
+        self._library.cudacpu_check_launcher(int(on))
+
+    def work_done(self) -> int:
+        """How many kernels, copies and fills have run so far."""
+        return int(self._library.cudacpu_work_done())
+
+    def allocations(self) -> int:
+        """How many allocations of cudaMalloc and its like there are that were not freed."""
+        return int(self._library.cudacpu_allocations())
+
+    def add_tensor(self, address: int, size: int, band: int, writable: bool, name: str) -> None:
+        """A tensor of `size` bytes, in the middle of memory of its own with `band` bytes on both
+        sides, for `close_tensors`. writable: whether kernels may write it."""
+        self._library.cudacpu_add_tensor(address, size, band, int(writable), name.encode())
+
+    def close_tensors(self) -> None:
+        """From now on host code cannot touch the tensors, and kernels cannot write the others."""
+        self._library.cudacpu_close_tensors()
+
+    def open_tensors(self, opened: bool) -> None:
+        """Opens them for what PyTorch itself does meanwhile; then closes them again."""
+        self._library.cudacpu_open_tensors(int(opened))
+
+    def forget_tensors(self) -> str:
+        """Ends that. Returns which tensor host code touched first, and where; "" for none."""
+        return self._library.cudacpu_forget_tensors().decode()
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
         """Sets the name in messages of `size` bytes at `address`; element: bytes per element."""

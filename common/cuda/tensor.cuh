@@ -27,10 +27,19 @@ inline unsigned grid_size(int64_t blocks, const char* argument) {
   return static_cast<unsigned>(blocks);
 }
 
-// The same along y, which CUDA limits to 65535.
+// How many blocks a grid may have along y: fewer on the small card that the CPU backend can play.
+inline int64_t max_grid_y() {
+#ifdef CUDA_ON_CPU
+  return cudacpu::max_grid_y();
+#else
+  return 65535;
+#endif
+}
+
+// The number of blocks for the second dimension of a grid.
 inline unsigned grid_size_y(int64_t blocks, const char* argument) {
-  STD_TORCH_CHECK(blocks <= 65535, argument, ": needs ", blocks,
-                  " blocks along y, more than the 65535 of one grid");
+  STD_TORCH_CHECK(blocks <= max_grid_y(), argument, ": needs ", blocks,
+                  " blocks along y, more than the ", max_grid_y(), " of one grid");
   return static_cast<unsigned>(blocks);
 }
 
@@ -50,7 +59,7 @@ inline void check_launch(const char* kernel) {
 // race.
 inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
 #ifdef CUDA_ON_CPU
-  return nullptr;
+  return cudacpu::current_stream();
 #else
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
@@ -58,7 +67,7 @@ inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
 #endif
 }
 
-// The number of the tensor's GPU, for the runtime API. The CPU backend has one GPU, number 0.
+// The number of the tensor's GPU, for the runtime API. On the CPU backend all tensors are on 0.
 inline int device_index([[maybe_unused]] const Tensor& t) {
 #ifdef CUDA_ON_CPU
   return 0;
@@ -72,6 +81,9 @@ class DeviceGuard {
  public:
 #ifdef CUDA_ON_CPU
   explicit DeviceGuard(const Tensor&) {}
+
+ private:
+  cudacpu::DeviceGuard guard_;
 #else
   explicit DeviceGuard(const Tensor& t) : guard_(t.get_device_index()) {}
 

@@ -49,8 +49,9 @@ class Work:
     """What a day's run. quick: fewer cases and shorter timing. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
-    looks at every access: no bands around tensors, which would hide overruns from it, and no bad
-    input, which launches nothing and takes long under a tool.
+    looks at every access: no bands around tensors, which would hide overruns from it, one thread
+    order, and no bad input, which launches nothing and takes long under a tool; but tensors that
+    are not aligned where addresses are watched.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     rungs: run only these of the day, () for all.
@@ -212,14 +213,20 @@ def check_rung(
             outcome.remarks.append(f"built in {duration(outcome.build_s)}")
         run.stage(rung.name, "checking")
         run.fallback()
-        result = rungs.check_rung(problem, rung, call, run.backend, quick=run.work.quick)
+        result = rungs.check_rung(
+            problem, rung, call, run.backend, quick=run.work.quick, one_order=run.work.watched
+        )
         outcome.checked = result.checked
         _take(outcome, result)
         if fallback := run.fallback():
             outcome.remarks.append(f"falls back on some cases to {fallback}")
-        if outcome.status == PASS and not run.work.watched:
+        # Where addresses are watched, a vector access that is not aligned ends the launch.
+        shifted = run.work.watched and run.platform.variant == "address"
+        if outcome.status == PASS and (shifted or not run.work.watched):
             run.stage(rung.name, "trying bad input")
-            tried = bad_input.check_bad_input(problem, rung, call, run.backend)
+            tried = bad_input.check_bad_input(
+                problem, rung, call, run.backend, only_shifted=shifted
+            )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
         take_findings(run, outcome)

@@ -22,6 +22,7 @@ from common.base.days import Day
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
 from common.build.library import unset_locals
+from common.build.narrowing import narrowed
 from common.cpu import findings
 from common.cpu.backend import preloaded
 from common.process.child import Child, describe_exit, fork
@@ -35,6 +36,7 @@ ROWS = {
     "waits": "barriers that all reach, masks that are full, no wait without an end",
     "addresses": "no access beyond an array: global, shared or local",
     "locals": "no local variable read before it is set",
+    "indices": "no size or index of 64 bits kept in 32",
     "races": "no two threads at one place without a barrier between them",
     "unwritten": "no shared memory read that no thread has written",
 }
@@ -87,6 +89,8 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     if outcome.status == FAIL:
         outcome.details += unset_locals(day, replace(platform, variant="address"))
     tell("locals", outcome)
+    channel.emit(Stage("indices", "looking for sizes and indices that are cut short"))
+    tell("indices", judge_indices(day, platform))
     channel.emit(Stage("races", "checking with every access traced"))
     traced = _watching_memory("trace", day, platform, work)
     tell("races", judge_trace(traced, findings.RACES))
@@ -141,13 +145,16 @@ def _why_no_addresses(platform: Platform) -> str:
 
 
 def _watching_memory(variant: Variant, day: Day, platform: Platform, work: Work) -> Pass:
-    """The day's quick checks in a new process that builds and loads that variant.
+    """The day's checks in a new process that builds and loads that variant: all cases where
+    addresses are watched, the quick ones where every access is traced.
 
     Without guard bands: a tensor is to end where its memory ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        options = ("--quick", "--no-bench", "--watched", "--no-color", "--json", str(report))
+        # Tracing takes long; what an access beyond an array needs may be in any case.
+        fewer = ("--quick",) if variant == "trace" else ()
+        options = (*fewer, "--no-bench", "--watched", "--no-color", "--json", str(report))
         command = run_this(day, "cpu", work, *options)
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler}
         if variant == "address":
@@ -277,6 +284,15 @@ def judge_locals(ordered: Pass, watched: Pass, missing: str) -> RungOutcome:
         outcome.reason += (
             " (only where local variables begin with a pattern: one is read before it is set)"
         )
+    return outcome
+
+
+def judge_indices(day: Day, platform: Platform) -> RungOutcome:
+    """The row "indices": what the compiler says of the day's sources."""
+    outcome = RungOutcome("sanitize", "", "", PASS)
+    found = narrowed(day, platform)
+    if found:
+        outcome.status, outcome.reason, outcome.details = FAIL, found[0], found[1:_SHOWN]
     return outcome
 
 

@@ -20,12 +20,12 @@
 // A block covers 32 columns by 8 rows. A warp is 32 neighbours of a row: its loads are coalesced.
 constexpr int BLOCK_X = 32;
 constexpr int BLOCK_Y = 8;
-constexpr int64_t MAX_GRID_Y = 65535;  // CUDA's limit; that of gridDim.x is 2^31 - 1
 
-// Blocks along y for `rows` rows. For a taller matrix the kernel loops in strides of the grid.
+// Blocks along y for `rows` rows. CUDA allows 65535 there (2^31 - 1 along x). For a taller matrix
+// the kernel loops in strides of the grid.
 unsigned grid_y(int64_t rows, int rows_per_block) {
   const int64_t blocks = ceil_div<int64_t>(rows, rows_per_block);
-  return static_cast<unsigned>(blocks < MAX_GRID_Y ? blocks : MAX_GRID_Y);
+  return static_cast<unsigned>(blocks < max_grid_y() ? blocks : max_grid_y());
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     const auto kernel = softmax_v1_shared_tree_kernel<T>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes),
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(row_bytes)),
                "cudaFuncSetAttribute");
     kernel<<<grid_size(rows, "x"), BLOCK, row_bytes, current_stream(x)>>>(data<T>(x),
                                                                           mutable_data<T>(y), cols);

@@ -52,23 +52,28 @@ torch::Tensor roll_call(const torch::Tensor& x) {
   TORCH_CHECK(x.dim() == 1, "x: expected 1 dimension, got ", x.dim());
   TORCH_CHECK(x.scalar_type() == torch::kFloat32, "x: expected float32, got ", x.scalar_type());
   TORCH_CHECK(x.is_contiguous(), "x: expected a contiguous tensor; call .contiguous()");
+  const ROLL_CALL_GUARD;
   torch::Tensor y = torch::empty_like(x);
-  const unsigned blocks = (x.numel() + 255) / 256;
+  const int64_t blocks = (x.numel() + 255) / 256;
+  TORCH_CHECK(blocks <= 2147483647, "x: too long for one grid, ", x.numel());
   if (blocks == 0) return y;
-  roll_call_kernel<<<blocks, 256, 0, ROLL_CALL_STREAM>>>(
+  roll_call_kernel<<<static_cast<unsigned>(blocks), 256, 0, ROLL_CALL_STREAM>>>(
       x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel());
   TORCH_CHECK(cudaGetLastError() == cudaSuccess, "roll_call: the launch failed");
   return y;
 }
 """
 ON_GPU = """
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #define ROLL_CALL_DEVICE torch::kCUDA
+#define ROLL_CALL_GUARD c10::cuda::CUDAGuard guard(x.device())
 #define ROLL_CALL_STREAM c10::cuda::getCurrentCUDAStream()
 """
 ON_CPU = """
 #define ROLL_CALL_DEVICE torch::kCPU
-#define ROLL_CALL_STREAM nullptr
+#define ROLL_CALL_GUARD cudacpu::DeviceGuard guard
+#define ROLL_CALL_STREAM cudacpu::current_stream()
 """
 
 

@@ -18,7 +18,8 @@ torch::Tensor roll_call(const torch::Tensor& x) {
   TORCH_CHECK(x.is_contiguous(), "x: expected a contiguous tensor; call .contiguous()");
 #ifdef CUDA_ON_CPU
   TORCH_CHECK(x.is_cpu(), "x: expected a CPU tensor, got one on ", x.device());
-  const cudaStream_t stream = nullptr;
+  const cudacpu::DeviceGuard guard;
+  const cudaStream_t stream = cudacpu::current_stream();
 #else
   TORCH_CHECK(x.is_cuda(), "x: expected a tensor on the GPU, got one on ", x.device());
   const c10::cuda::CUDAGuard guard(x.device());

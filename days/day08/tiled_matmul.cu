@@ -142,7 +142,7 @@ Tensor matmul_v2_dynamic_tile(const Tensor& a, const Tensor& b, int64_t tile) {
   if (c.numel() == 0) return c;
   const DeviceGuard guard(a);
   const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
-  const dim3 block(tile, tile);
+  const dim3 block(static_cast<unsigned>(tile), static_cast<unsigned>(tile));
   const dim3 grid(grid_size(ceil_div<int64_t>(N, tile), "b"),
                   grid_size_y(ceil_div<int64_t>(M, tile), "a"));
   const size_t tile_bytes = 2 * tile * tile * sizeof(float);

@@ -108,7 +108,7 @@ Tensor conv1d_v1_naive(const Tensor& x, const Tensor& w, int64_t padding, const 
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;  // a grid of no blocks is an error
-  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -192,7 +192,7 @@ Tensor conv1d_v2_constant_filter(const Tensor& x, const Tensor& w, int64_t paddi
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {
@@ -246,7 +246,7 @@ Tensor conv1d_v3_shared_halo(const Tensor& x, const Tensor& w, int64_t padding,
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, BLOCK);
+  const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {
@@ -343,7 +343,7 @@ Tensor conv1d_v4_register_window(const Tensor& x, const Tensor& w, int64_t paddi
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
-  const unsigned blocks_per_row = ceil_div<int64_t>(job.out, TILE);
+  const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, TILE), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
   const ConstantFilter in_use(w);
   dispatch_floating(x, [&](auto zero) {

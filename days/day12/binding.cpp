@@ -64,10 +64,18 @@ at::Tensor fused_gelu_backward_meta(const at::Tensor& g, const at::Tensor& x,
 }
 
 #ifdef CUDA_ON_CPU
+struct DeviceGuard {
+  explicit DeviceGuard(const at::Tensor&) {}
+  cudacpu::DeviceGuard guard;
+};
 cudaStream_t current_stream(const at::Tensor&) {
-  return nullptr;
+  return cudacpu::current_stream();
 }
 #else
+struct DeviceGuard {
+  explicit DeviceGuard(const at::Tensor& t) : guard(t.device()) {}
+  c10::cuda::CUDAGuard guard;
+};
 cudaStream_t current_stream(const at::Tensor& t) {
   return c10::cuda::getCurrentCUDAStream(t.get_device());
 }
@@ -93,9 +101,7 @@ const T* data(const at::Tensor& t) {
 
 at::Tensor fused_gelu(const at::Tensor& x, const at::Tensor& bias) {
   check_arguments(x, bias);
-#ifndef CUDA_ON_CPU
-  const c10::cuda::CUDAGuard guard(x.device());
-#endif
+  const DeviceGuard guard(x);
   at::Tensor y = at::empty_like(x);
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
@@ -110,9 +116,7 @@ at::Tensor fused_gelu(const at::Tensor& x, const at::Tensor& bias) {
 at::Tensor fused_gelu_backward(const at::Tensor& g, const at::Tensor& x, const at::Tensor& bias) {
   check_arguments(x, bias);
   check_gradient(g, x);
-#ifndef CUDA_ON_CPU
-  const c10::cuda::CUDAGuard guard(x.device());
-#endif
+  const DeviceGuard guard(x);
   at::Tensor gx = at::empty_like(x);
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);

@@ -71,7 +71,7 @@ Tensor histogram_v1_global(const Tensor& x, int64_t bins) {
     using T = decltype(zero);
     const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
     histogram_v1_global_kernel<T><<<grid, BLOCK, 0, current_stream(x)>>>(
-        data<T>(x), counts, x.numel(), bins);  // bins < 2^31
+        data<T>(x), counts, x.numel(), static_cast<unsigned>(bins));
   });
 }
 
@@ -125,7 +125,8 @@ Tensor histogram_shared(const Tensor& x, int64_t bins, const char* name) {
     const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK);
     allow_shared(kernel, bytes);
     const unsigned grid = resident_grid(x, kernel, BLOCK, bytes, work);
-    kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(), bins);
+    kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(),
+                                                      static_cast<unsigned>(bins));
   });
 }
 
@@ -218,8 +219,8 @@ Tensor histogram_v4_lane_copies(const Tensor& x, int64_t bins) {
     const int64_t work = ceil_div<int64_t>(x.numel(), BLOCK_V4 * LOADS * Pack<T>::N);
     allow_shared(kernel, bytes);
     const unsigned grid = resident_grid(x, kernel, BLOCK_V4, bytes, work);
-    kernel<<<grid, BLOCK_V4, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(), bins,
-                                                         copies);
+    kernel<<<grid, BLOCK_V4, bytes, current_stream(x)>>>(data<T>(x), counts, x.numel(),
+                                                         static_cast<unsigned>(bins), copies);
   });
 }
 

@@ -162,3 +162,23 @@ def test_targets(of: str, reached: float) -> None:
         rung = Rung("fast", "", target=Target(at_least, of))
         assert bench.target_met(rung, results, CEILINGS) is met
     assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)
+
+
+def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
+    size = 1 << 20
+    declared = {
+        "bench_cpu": Case((size,)),
+        "cost": lambda case: Cost(bytes=8 * case.shape[0]),
+        "rungs": (Rung("kept", ""), Rung("copied", "")),
+    }
+    known: dict[int, torch.Tensor] = {}
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if x.data_ptr() not in known:
+            known[x.data_ptr()] = x * 2
+        return known[x.data_ptr()]
+
+    calls = {"kept": kept, "copied": lambda x: x * 2}
+    found = bench.time_problem(problem(**declared), calls, Backend("cpu"), None, quick=True)
+    assert isinstance(found["kept"], str) and "a copy of as many bytes reaches" in found["kept"]
+    assert isinstance(found["copied"], Timing), found["copied"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
+from common.check.device import Watched
 from common.check.draw import Draw
 from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
 
@@ -34,6 +35,17 @@ class FakeBackend:
 
     def namer(self) -> None:
         return None
+
+    @property
+    def watches_calls(self) -> bool:
+        return False
+
+    @contextmanager
+    def watching(self, *_: object) -> Iterator[Watched]:
+        yield Watched()
+
+    def open_tensors(self, opened: bool) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

@@ -10,7 +10,7 @@ import torch
 
 from common.base.declaration import Case, Tolerance
 from common.check.compare import Mismatch, compare, same_values
-from common.check.draw import VALUES, Draw
+from common.check.draw import NONFINITE_ROWS, VALUES, Draw
 from common.check.guard import BAND, GuardedAllocations, GuardedMemory, is_poison
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -412,7 +412,6 @@ def test_draws() -> None:
     again = Draw(case, _Backend(), seed=1)
     assert same_values(again(1000), x)
     assert same_values(again(1000), y)
-    assert 0 < int(x.isnan().sum()) < 200 and int(x.isinf().sum()) > 0
     uniform = draw(1000, dtype="bfloat16", low=2, high=3)
     assert uniform.min() >= 2 and uniform.max() < 3
     whole = draw(1000, dtype="int32", low=-2, high=3)
@@ -435,6 +434,42 @@ def test_draws() -> None:
         draw(-3)
 
 
+def test_rows_that_are_not_finite_differ_in_what_they_hold() -> None:
+    case = Case((8, 48), "float32", "nonfinite")
+    kinds = set()
+    for seed in range(NONFINITE_ROWS):
+        rows = Draw(case, _Backend(), seed=seed)(8, 48)
+        alone = Draw(case, _Backend(), seed=seed)(48)
+        later = Draw(case, _Backend(), seed=seed + NONFINITE_ROWS)(48)
+        kinds.add(_kind(alone))
+        assert _kind(alone) == _kind(later), "the seed says which kind comes first"
+        assert sorted(map(_kind, rows)) == sorted(_KINDS), "eight rows have one of each kind"
+    assert kinds == set(_KINDS)
+    draw = Draw(case, _Backend(), seed=1)
+    first, second = draw(8, 48), draw(8, 48)
+    assert not bool(first.isfinite().all()) and bool(second.isfinite().all())
+
+
+_KINDS = (
+    *("one NaN", "one +inf", "some -inf", "all -inf", "ordinary", "subnormal", "all three"),
+    "both infinities",
+)
+
+
+def _kind(row: torch.Tensor) -> str:
+    nan, up, down = (int(each.sum()) for each in (row.isnan(), row == math.inf, row == -math.inf))
+    if nan and up and down:
+        return "all three"
+    if nan or (up == 1 and not down):
+        return "one NaN" if nan == 1 and not up + down else "one +inf"
+    if up and down:
+        return "both infinities"
+    if down:
+        return "all -inf" if down == row.numel() else "some -inf"
+    tiny = bool((row.abs() < torch.finfo(row.dtype).smallest_normal).float().mean() > 0.5)
+    return "subnormal" if tiny else "ordinary"
+
+
 def test_nearly_right_is_said_to_be() -> None:
     truth = matrix()
     eps = torch.finfo(torch.float32).eps
@@ -453,3 +488,37 @@ def test_an_operator_without_a_kernel_for_its_device_is_guarded() -> None:
     with mode:
         result = twice(torch.ones(3))
     assert result.tolist() == [2, 2, 2] and mode.allocated > 0
+
+
+# ---------------------------------------------------------------- on average
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_small_constant_factor_is_seen_in_short_dtypes(dtype: torch.dtype) -> None:
+    truth = torch.randn(40, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    own = truth.to(dtype)
+    share = 1.5 * torch.finfo(dtype).eps
+    for factor in (1 + share, 1 - share):
+        found = compare((truth * factor).to(dtype), truth, own, Tolerance())
+        assert found is not None and "lean away from zero or towards it" in found.summary
+    assert compare((truth * (1 + share)).to(dtype), truth, own, Tolerance(ulps=64)) is None
+    assert compare(own, truth, own, Tolerance()) is None
+    # Twice rounded, as by an intermediate result in the same dtype: PyTorch's own does that too.
+    third = (truth / 3).to(dtype) * 3
+    assert compare(third, truth, own, Tolerance()) is None
+
+
+def test_errors_of_equal_elements_say_nothing_on_average() -> None:
+    truth = torch.full((64, 64), 1 / 3, dtype=torch.float64)
+    nearest = truth.bfloat16()
+    neighbour = torch.nextafter(nearest, torch.tensor(1.0, dtype=torch.bfloat16))
+    assert compare(neighbour, truth, nearest, Tolerance()) is None
+
+
+def test_errors_that_are_all_large_are_seen() -> None:
+    truth = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    signs = torch.randint(0, 2, truth.shape, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    eps = torch.finfo(torch.bfloat16).eps
+    rough = (truth * (1 + 2 * eps * signs)).bfloat16()
+    found = compare(rough, truth, truth.bfloat16(), Tolerance())
+    assert found is not None and "root mean square" in found.summary

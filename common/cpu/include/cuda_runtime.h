@@ -41,6 +41,7 @@
 #include "cudacpu/math.h"
 #include "cudacpu/memory.h"
 #include "cudacpu/print.h"
+#include "cudacpu/pytorch.h"
 #include "cudacpu/rounding.h"
 #include "cudacpu/shared.h"
 #include "cudacpu/simd.h"

@@ -173,6 +173,15 @@ void forbid(const void* memory, size_t bytes) {
 
 }  // namespace cudacpu
 
+struct MisalignedAccess;
+
+namespace cudacpu {
+namespace {
+[[noreturn]] void misaligned(const MisalignedAccess& access, uintptr_t address,
+                             const std::string& line);
+}
+}  // namespace cudacpu
+
 // The renamed calls.
 #define CUDACPU_REPORT(access, write)                                   \
   void __wrap___asan_report_##access##1(void* address) {                \
@@ -200,6 +209,22 @@ extern "C" {
 
 CUDACPU_REPORT(load, false)
 CUDACPU_REPORT(store, true)
+
+// Called by the alignment sanitizer's checks, as the compiler describes the access.
+struct MisalignedAccess {
+  const char* file;
+  uint32_t line, column;
+  struct Type {
+    uint16_t kind, info;
+    char name[];  // in quotes
+  } const* type;
+  unsigned char log_alignment;
+  unsigned char kind;  // 0: load, 1: store, others: a reference or a member
+};
+void __wrap___ubsan_handle_type_mismatch_v1(const MisalignedAccess* access, uintptr_t address) {
+  if (!address || !cudacpu::current) return;  // a null pointer faults by itself
+  cudacpu::misaligned(*access, address, cudacpu::users_line(__builtin_return_address(0)));
+}
 
 // Called before a call that does not return, for locals that stay behind on the stack. libasan
 // would not know this stack.
@@ -234,4 +259,21 @@ void __wrap___asan_register_globals(Variable* variables, size_t count) {
 }
 
 }  // extern "C"
+
+namespace cudacpu {
+namespace {
+
+void misaligned(const MisalignedAccess& access, uintptr_t address, const std::string& line) {
+  const std::string named = describe_address(reinterpret_cast<const void*>(address), 1);
+  std::string text =
+      format("misaligned: this thread %s %s at an address that is not a multiple of %u bytes%s%s\n",
+             access.kind == 1 ? "writes" : "reads", access.type->name, 1u << access.log_alignment,
+             named.empty() ? "" : ", ", named.c_str());
+  if (!line.empty()) text += "  at " + line + '\n';
+  worker->launch()->fail(Stop::kFailed, text + describe(*current));
+  worker->abandon();
+}
+
+}  // namespace
+}  // namespace cudacpu
 #endif

@@ -6,6 +6,7 @@
 #include "print.cpp"
 #include "errors.cpp"
 #include "device.cpp"
+#include "pytorch.cpp"
 #include "memory.cpp"
 #include "memory_pool.cpp"
 #include "volume.cpp"

@@ -1,4 +1,4 @@
-// The device: one, which plays the card of a model (models.h).
+// The device, which plays the card of a model (models.h).
 #include "graph.h"
 
 #include <cuda_profiler_api.h>
@@ -31,7 +31,7 @@ cudaDeviceProp properties_of_model() {
   p.maxThreadsDim[0] = p.maxThreadsDim[1] = 1024;
   p.maxThreadsDim[2] = 64;
   p.maxGridSize[0] = 0x7fffffff;
-  p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+  p.maxGridSize[1] = p.maxGridSize[2] = max_grid_y();
   p.totalConstMem = 65536;
   p.memPitch = 0x7fffffff;
   p.textureAlignment = 512;
@@ -79,21 +79,6 @@ using namespace cudacpu;
 
 extern "C" {
 
-cudaError_t cudaGetDeviceCount(int* count) {
-  if (!count) return set_error(cudaErrorInvalidValue);
-  *count = 1;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGetDevice(int* device) {
-  if (!device) return set_error(cudaErrorInvalidValue);
-  *device = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaSetDevice(int device) {
-  return check_device(device);
-}
 cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
   return check_device(device);
 }

@@ -124,6 +124,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (!executable) return set_error(cudaErrorInvalidValue);
+  check_caller(stream, "a graph was launched", {"", 0});
   cudaError_t error = refuse_in_capture(stream, "cudaGraphLaunch");  // as on an H200
   return error != cudaSuccess ? error : launch(*executable);
 }

@@ -47,6 +47,7 @@ void leave_fiber_for_good(ucontext_t& context) {
 void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
   if (!in_kernel()) {
+    if (host_may_go_on(info->si_addr, program_counter(context))) return;
     // Not ours: the instruction runs again and meets the handler that was there before.
     sigaction(signal, &previous[signal], nullptr);
     return;
@@ -129,6 +130,28 @@ void use_signal_stack() {
 
 namespace {
 
+// Whether the instruction there moves a vector and requires that its address is aligned (movaps,
+// movdqa and their like, also as AVX): only then, or where an address is none, does x86 raise a
+// general protection fault.
+bool is_aligned_move([[maybe_unused]] const void* pc) {
+#if defined(__x86_64__)
+  auto* at = static_cast<const uint8_t*>(pc);
+  if (*at == 0xc5) {  // VEX, 2 bytes
+    at += 2;
+  } else if (*at == 0xc4) {  // VEX, 3 bytes
+    if ((at[1] & 0x1f) != 1) return false;
+    at += 3;
+  } else {
+    if (*at == 0x66 || *at == 0xf3 || *at == 0xf2) ++at;
+    if ((*at & 0xf0) == 0x40) ++at;  // REX
+    if (*at++ != 0x0f) return false;
+  }
+  for (uint8_t opcode : {0x28, 0x29, 0x2b, 0x6f, 0x7f, 0xe7})
+    if (*at == opcode) return true;
+#endif
+  return false;
+}
+
 std::string explain_fault(const Worker& worker) {
   const Worker::Fault& fault = worker.fault;
   auto address = reinterpret_cast<uintptr_t>(fault.address);
@@ -143,7 +166,13 @@ std::string explain_fault(const Worker& worker) {
     case SIGSEGV:
     case SIGBUS:
       if (fault.address == kNotTold)
-        text = "illegal memory access at a non-canonical address";
+        text =
+            is_aligned_move(fault.pc)
+                ? "a misaligned access: a load or store of 16 bytes or more (float4 and its like) "
+                  "whose address is not a multiple of its size"
+                : "illegal memory access at a non-canonical address";
+      else if (std::string name = read_only_tensor_at(fault.address); !name.empty())
+        text = "a write to " + name + ", which the operator's schema does not mark as written";
       else if (worker.fibers().is_guard(fault.address))
         text = format("stack overflow: the local variables of a thread need more than %zu KB",
                       FiberPool::stack_bytes() / 1024);

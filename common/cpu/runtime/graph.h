@@ -202,6 +202,11 @@ inline bool nobody_captures() {
   return captures_in_progress.load(std::memory_order_relaxed) == 0;
 }
 
+// The default stream is written as 0, 1 or 2.
+inline bool is_default(cudaStream_t stream) {
+  return reinterpret_cast<uintptr_t>(stream) <= 2;
+}
+
 // The stream itself; null for the legacy default stream.
 CUstream_st* stream_at(cudaStream_t stream);
 
@@ -216,6 +221,7 @@ cudaError_t submit_launch(KernelWork work, const CallType& type);
 
 template <class W>
 cudaError_t submit(cudaStream_t stream, const W& work) {
+  check_caller(stream, "a copy, a fill or the like was queued", {"", 0});
   if (nobody_captures()) return perform(work);
   cudaError_t error = cudaSuccess;
   switch (fate_of(stream, error)) {

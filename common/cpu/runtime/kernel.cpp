@@ -70,8 +70,8 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
       Kernel& kernel = kernel_at(function);
       if (value < 0) return set_error(cudaErrorInvalidValue);
       const size_t bytes = static_cast<size_t>(value) + kernel.static_shared.load();
-      if (bytes > model().shared_opt_in)
-        return set_error(cudaErrorInvalidValue, too_much_shared(bytes, model().shared_opt_in));
+      if (bytes > most_shared())
+        return set_error(cudaErrorInvalidValue, too_much_shared(bytes, most_shared()));
       kernel.dynamic_limit.store(static_cast<size_t>(value));
       return cudaSuccess;
     }
@@ -138,7 +138,8 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
   bool any = kernel_at(function).any_cluster_size.load();
   if (size == 0 || size > (any ? model().max_cluster : kPortableClusterSize))
     return set_error(cudaErrorInvalidClusterSize);
-  const uint64_t groups = static_cast<uint64_t>(model().multiprocessors) / kMultiprocessorsOfGroup;
+  const uint64_t groups = std::max<uint64_t>(
+      1, static_cast<uint64_t>(model().multiprocessors) / kMultiprocessorsOfGroup);
   *clusters = static_cast<int>(blocks_side_by_side(function, *config) / size * groups);
   return cudaSuccess;
 }

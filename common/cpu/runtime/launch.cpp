@@ -46,9 +46,8 @@ cudaError_t check(const Configuration& config) {
 // documentation suggests; it was not tried on such a card.)
 cudaError_t check_card(const Configuration& config) {
   const Model& card = model();
-  if (config.shared_bytes > card.shared_opt_in)
-    return set_error(cudaErrorInvalidValue,
-                     too_much_shared(config.shared_bytes, card.shared_opt_in));
+  if (config.shared_bytes > most_shared())
+    return set_error(cudaErrorInvalidValue, too_much_shared(config.shared_bytes, most_shared()));
   if (card.max_cluster == 1 && blocks_of(config.cluster) > 1)
     return set_error(cudaErrorNotSupported,
                      format("clusters need compute capability 9.0; %s has %s",
@@ -152,6 +151,8 @@ Outcome run_once(const KernelWork& work, bool probe) {
   if (launch.schedule.blocks == Order::kRandom) choose_random_order(launch);
   install_fault_handlers();
   {
+    if (!probe) count_work();
+    const TensorsOpen open;
     Watch watch(launch);
     trace::launch_begins(launch);
     run_on_workers(launch);
@@ -194,6 +195,7 @@ cudaError_t probe(KernelWork& work) {
 cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
                      void* call) {
   if (current) trap({site.file, site.line}, "a kernel was launched from device code");
+  check_caller(config.stream, "a kernel was launched", {site.file, site.line});
   KernelWork work{site, config, type.loop, call, type.bytes};
   if (nobody_captures()) [[likely]]
     return perform(work);
@@ -231,7 +233,7 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
     if (launch.config.shared_bytes > kernel.max_dynamic()) {
       problem = cudaErrorInvalidValue;
       const size_t all = launch.config.shared_bytes + kernel.static_shared.load();
-      if (all > model().shared_opt_in) reason = too_much_shared(all, model().shared_opt_in);
+      if (all > most_shared()) reason = too_much_shared(all, most_shared());
     }
     if (size > kPortableClusterSize && !kernel.any_cluster_size.load()) {
       problem = cudaErrorInvalidClusterSize;

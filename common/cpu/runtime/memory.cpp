@@ -211,6 +211,8 @@ cudaError_t perform(const Copy& copy) {
   if (cudaError_t error = check(copy); error != cudaSuccess) return error;
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
   if (copy.width == 0) return cudaSuccess;
+  count_work();
+  const TensorsOpen open;
   for (size_t y = 0; y < copy.height; ++y)
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
@@ -233,6 +235,8 @@ cudaError_t check(const Fill& fill) {
 cudaError_t perform(const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
+  count_work();
+  const TensorsOpen open;
   for (size_t y = 0; y < fill.height; ++y) {
     char* row = static_cast<char*>(fill.to) + y * fill.pitch;
     if (fill.element_bytes == 1) {
@@ -298,6 +302,12 @@ cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream,
 using namespace cudacpu;
 
 extern "C" {
+
+// How many allocations of the runtime API there are that nobody has freed.
+size_t cudacpu_allocations() {
+  std::lock_guard lock(memory().mutex);
+  return memory().allocations.size();
+}
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   return allocate_now("cudaMalloc", address, bytes, cudaMemoryTypeDevice);

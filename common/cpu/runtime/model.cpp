@@ -18,6 +18,17 @@ static_assert(find(kDefaultModel), "the default is a model");
 
 std::atomic<const Model*> played{find(kDefaultModel)};
 
+// A card like the one that is played, but so small that small inputs take the paths of large ones:
+// loops over what is left when the grid is full, rows that shared memory cannot hold.
+Model small_card;
+std::atomic<bool> plays_small{false};
+
+constexpr int kSmallMultiprocessors = 2;
+constexpr int kSmallThreads = 1024;  // one block of the largest size
+constexpr size_t kSmallShared = 2 * kKiB;
+constexpr int kSmallGridY = 3;
+constexpr int kGridY = 65535;
+
 std::string text_of(int capability) {
   return format("%d.%d", capability / 10, capability % 10);
 }
@@ -34,6 +45,14 @@ int compute_capability = find(kDefaultModel)->capability;
 
 const Model& model() {
   return *played.load(std::memory_order_relaxed);
+}
+
+size_t most_shared() {
+  return std::max(model().shared_opt_in, kSharedDefault);
+}
+
+int max_grid_y() {
+  return plays_small.load() ? kSmallGridY : kGridY;
 }
 
 std::string device_name() {
@@ -72,8 +91,23 @@ int cudacpu_set_model(const char* name) {
   const cudacpu::Model* found = name ? cudacpu::find(name) : nullptr;
   if (!found) return 0;
   cudacpu::played = found;
+  cudacpu::plays_small = false;
   cudacpu::compute_capability = found->capability;
   return 1;
+}
+
+// The card that is played becomes a small one: few multiprocessors, little shared memory to opt in
+// to, few blocks along y. cudacpu_set_model ends that.
+void cudacpu_set_small() {
+  using namespace cudacpu;
+  if (plays_small) return;
+  small_card = model();
+  small_card.multiprocessors = kSmallMultiprocessors;
+  small_card.threads = kSmallThreads;
+  small_card.blocks = 1;
+  small_card.shared_opt_in = kSmallShared;
+  plays_small = true;
+  played = &small_card;
 }
 
 }  // extern "C"

@@ -53,19 +53,22 @@ const NamedMemory* nearest(const std::vector<NamedMemory>& all, uintptr_t addres
 
 }  // namespace
 
+std::string describe_shared(const ResidentBlock& block, const void* pointer, size_t bytes) {
+  std::vector<NamedMemory> variables;
+  auto arena = reinterpret_cast<uintptr_t>(block.arena);
+  worker->each_shared_variable([&](size_t offset, size_t size, const char* declaration) {
+    variables.push_back({arena + offset, size, 0, format("__shared__ %s", declaration)});
+  });
+  const NamedMemory* found = nearest(variables, reinterpret_cast<uintptr_t>(pointer));
+  if (!found) return "shared memory outside of all variables";
+  return place(*found, reinterpret_cast<uintptr_t>(pointer), bytes);
+}
+
 std::string describe_address(const void* pointer, size_t bytes) {
   auto address = reinterpret_cast<uintptr_t>(pointer);
-  const ResidentBlock* owner = current ? block_around(pointer) : nullptr;
-  if (owner) {
-    std::vector<NamedMemory> variables;
-    auto arena = reinterpret_cast<uintptr_t>(owner->arena);
-    worker->each_shared_variable([&](size_t offset, size_t size, const char* declaration) {
-      variables.push_back({arena + offset, size, 0, format("__shared__ %s", declaration)});
-    });
-    const NamedMemory* found = nearest(variables, address);
-    if (!found) return "shared memory outside of all variables";
+  if (const ResidentBlock* owner = current ? block_around(pointer) : nullptr) {
     const uint3& i = owner->index;
-    return place(*found, address, bytes) +
+    return describe_shared(*owner, pointer, bytes) +
            (owner == current->block ? "" : format(" of block (%u,%u,%u)", i.x, i.y, i.z));
   }
   std::lock_guard lock(names_mutex);

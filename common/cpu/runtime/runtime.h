@@ -316,6 +316,9 @@ Settings& settings();
 // The card that is played.
 const Model& model();
 std::string device_name();  // "CPU backend (model 9.0)"
+// Bytes of shared memory that a block may have: what the card says, but 48 KB on a small one too,
+// for every card has them.
+size_t most_shared();
 // What only some architectures have in their a-variants.
 void needs_wgmma(const char* feature, Site site);
 void needs_setmaxnreg(const char* feature, Site site);
@@ -482,6 +485,9 @@ class Worker {
   void dissolve(Cluster& cluster);
   void open_arena(ResidentBlock& block);
   void poison(ResidentBlock& block);
+  template <class Each>
+  void each_guard(Each each) const;
+  void check_guards(const ResidentBlock& block);
   bool answer_active_masks();
   void forget_shared_variables();
   void report_fault();
@@ -629,7 +635,9 @@ void forbid(const void* memory, size_t bytes);
 constexpr bool kWatchesAddresses = true;
 #else
 constexpr bool kWatchesAddresses = false;
-constexpr size_t kSharedGap = 0;
+// Here a block that ends looks for writes to these bytes (check_guards in shared_memory.cpp). A
+// multiple of 128, so that each variable begins in the bank where it would begin without them.
+constexpr size_t kSharedGap = 128;
 inline void check_access(const void*, size_t, bool, Site) {}
 inline void check_spans(const trace::Spans&, Site) {}
 inline void allow(const void*, size_t) {}
@@ -650,6 +658,8 @@ void set_arena_state(ResidentBlock& block, ArenaState state);
 
 // What lies at an address, or what it is just beside; "" where nothing there has a name.
 std::string describe_address(const void* address, size_t bytes);
+// The same of an address in the shared memory of a block of this worker.
+std::string describe_shared(const ResidentBlock& block, const void* address, size_t bytes);
 // Names a variable of a kernel file (__device__, __constant__), for good.
 void name_variable(const void* begin, size_t bytes, const char* name);
 
@@ -659,10 +669,27 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
-// There is one device, number 0.
-inline cudaError_t check_device(int device) {
-  return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice);
-}
+
+// ------------------------------------------------------------------ pytorch.cpp
+
+// Tensors live on device 0. There is another one as long as a launcher is checked.
+cudaError_t check_device(int device);
+int device_count();
+// Throws if a launcher that is checked gives work to the default stream, or has another device than
+// the tensors' as its current one. what: "a kernel was launched".
+void check_caller(cudaStream_t stream, const char* what, Site site);
+// While in scope, kernels and the runtime's own copies may use the tensors that are closed to host
+// code.
+class TensorsOpen {
+ public:
+  TensorsOpen();
+  ~TensorsOpen();
+};
+// Whether host code that touches this address may go on: it is a tensor's, and open from now on.
+bool host_may_go_on(const void* address, void* pc);
+// The name of the tensor at this address that kernels may only read, or "".
+std::string read_only_tensor_at(const void* address);
+void count_work();
 
 // ------------------------------------------------------------------ memory.cpp
 

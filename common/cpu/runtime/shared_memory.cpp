@@ -20,6 +20,18 @@ uint32_t number_of(SharedVariable& variable) {
   return number.compare_exchange_strong(known, fresh) ? fresh : known;
 }
 
+// A NaN of every floating-point type, as unwritten memory is, but no value that a kernel computes.
+constexpr uint16_t kGuardWord = 0xfff5;
+
+bool is_guard_byte(const char* at, size_t offset) {
+  return static_cast<uint8_t>(*at) == (offset % 2 ? kGuardWord >> 8 : kGuardWord & 0xff);
+}
+
+void fill_guard(char* arena, size_t offset, size_t bytes) {
+  for (size_t i = offset; i < offset + bytes; ++i)
+    arena[i] = static_cast<char>(i % 2 ? kGuardWord >> 8 : kGuardWord & 0xff);
+}
+
 }  // namespace
 
 char* map_arena() {
@@ -71,7 +83,7 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
     size_t before = kernel->static_shared.load();
     while (before < statics && !kernel->static_shared.compare_exchange_weak(before, statics)) {
     }
-    size_t limit = kernel->dynamic_limit.load() ? model().shared_opt_in : kSharedDefault;
+    size_t limit = kernel->dynamic_limit.load() ? most_shared() : kSharedDefault;
     if (statics + dynamic > limit)
       trap(site,
            "%zu bytes of static and %zu of dynamic shared memory are more than the %zu of a block: "
@@ -81,25 +93,65 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
                                      "cudaFuncAttributeMaxDynamicSharedMemorySize raises the limit"
                                    : "");
   }
-  if (end > kArenaBytes)
+  if (end + kSharedGap > kArenaBytes)
     trap(site, "too many __shared__ variables for this build, which keeps a gap beside each");
   for (ResidentBlock* block : live_) {
     if (block->arena_state != ArenaState::kOpen) continue;  // it is poisoned when it is opened
     allow(block->arena + offset, variable.size);
     memset(block->arena + offset, 0xff, variable.size);
   }
+  // What is guarded already stays as it is: it may show what a thread has done.
+  const bool first = shared_end_ == kSharedBase;
+  const size_t guarded = first ? kSharedBase - kSharedGap : shared_end_ + kSharedGap;
   shared_end_ = end;
   offsets_[number] = static_cast<uint32_t>(offset);
   variables_.push_back(&variable);
+  if (!kWatchesAddresses)
+    for (ResidentBlock* block : live_) {
+      if (block->arena_state != ArenaState::kOpen) continue;
+      fill_guard(block->arena, guarded, offset - guarded);
+      fill_guard(block->arena, end, kSharedGap);
+    }
   return offsets_[number];
 }
 
-// Unwritten shared memory is NaN; what lies between variables is out of bounds, where that is
-// watched.
+// Guards lie in front of the first part of a block's shared memory, between any two, and behind the
+// last: each(offset, bytes).
+template <class Each>
+void Worker::each_guard(Each each) const {
+  size_t end = kSharedBase - kSharedGap;
+  each_shared_variable([&](size_t offset, size_t size, const char*) {
+    each(end, offset - end);
+    end = offset + size;
+  });
+  each(end, shared_end_ + kSharedGap - end);
+}
+
+// A block has ended: no thread may have written beside an array.
+void Worker::check_guards(const ResidentBlock& block) {
+  if (kWatchesAddresses || block.arena_state != ArenaState::kOpen) return;
+  if (shared_end_ == kSharedBase) return;
+  each_guard([&](size_t offset, size_t bytes) {
+    size_t first = offset, last = offset + bytes;
+    while (first < last && is_guard_byte(block.arena + first, first)) ++first;
+    while (last > first && is_guard_byte(block.arena + last - 1, last - 1)) --last;
+    if (first == last) return;
+    const uint3& i = block.index;
+    launch_->fail(Stop::kFailed,
+                  format("out of bounds: block (%u,%u,%u) wrote %s: %s\n"
+                         "  --sanitize names the line and the thread\n",
+                         i.x, i.y, i.z, in_bytes(last - first).c_str(),
+                         describe_shared(block, block.arena + first, last - first).c_str()));
+  });
+}
+
+// Unwritten shared memory is NaN; what lies between variables is out of bounds.
 void Worker::poison(ResidentBlock& block) {
   char* arena = block.arena;
-  if (!kSharedGap) {
+  if (!kWatchesAddresses) {
+    if (shared_end_ == kSharedBase) return;
     memset(arena + kSharedBase, 0xff, shared_end_ - kSharedBase);
+    each_guard([&](size_t offset, size_t bytes) { fill_guard(arena, offset, bytes); });
     return;
   }
   forbid(arena, kArenaBytes);

@@ -13,11 +13,6 @@ cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
   return cudaSuccess;
 }
 
-// The default stream is written as 0, 1 or 2.
-bool is_default(cudaStream_t stream) {
-  return reinterpret_cast<uintptr_t>(stream) <= 2;
-}
-
 // An error if an event cannot be asked how far it is.
 cudaError_t check_waiting_for(cudaEvent_t event, const char* function) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);

@@ -1,0 +1,25 @@
+// What a launcher asks of PyTorch on a GPU: the current stream, a device guard, the size of a grid.
+#pragma once
+
+namespace cudacpu {
+
+// The stream that work has to be given to. While a launcher is checked, one that is not the
+// default: see runtime/pytorch.cpp.
+cudaStream_t current_stream();
+
+// Makes device 0, where every tensor lives, the current one until the end of the scope.
+class DeviceGuard {
+ public:
+  DeviceGuard();
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+// Blocks that a grid may have along y: a small card has few.
+int max_grid_y();
+
+}  // namespace cudacpu

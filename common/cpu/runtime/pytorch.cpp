@@ -1,0 +1,216 @@
+// What a launcher finds when PyTorch calls it, played as strictly as a launcher's check needs it.
+//
+// While one is checked, the current stream is not the default one, and the current device is not
+// the tensors': a launcher that names neither gives its work to the wrong one, which this backend
+// refuses. And host code may not touch tensors (their pages are closed to it), as it cannot on a
+// GPU; kernels may write only those that the operator's schema marks.
+#include "graph.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr int kTensorsDevice = 0;
+constexpr int kOtherDevice = 1;
+
+std::atomic<CUstream_st*> checked_stream{nullptr};  // null while no launcher is checked
+std::atomic<uint64_t> work_done{0};
+thread_local int chosen_device = -1;  // by cudaSetDevice, since the check began
+
+int current_device() {
+  if (!checked_stream.load(std::memory_order_relaxed)) return kTensorsDevice;
+  return chosen_device < 0 ? kOtherDevice : chosen_device;
+}
+
+// The whole pages of a tensor and of the bands around it.
+struct ClosedTensor {
+  char* begin;
+  size_t bytes;
+  bool writable;
+  std::string name;
+
+  bool holds(const void* address) const {
+    return static_cast<size_t>(static_cast<const char*>(address) - begin) < bytes;
+  }
+};
+
+std::mutex tensors_mutex;
+std::vector<ClosedTensor> closed_tensors;
+std::atomic<bool> tensors_closed{false};  // to host code; so there are some
+std::atomic<int> open_for{0};             // kernels and copies that run now
+// The first access of host code.
+void* host_code = nullptr;
+const ClosedTensor* host_touched = nullptr;
+
+void protect(bool open) {
+  for (const ClosedTensor& tensor : closed_tensors)
+    mprotect(tensor.begin, tensor.bytes,
+             !open             ? PROT_NONE
+             : tensor.writable ? PROT_READ | PROT_WRITE
+                               : PROT_READ);
+}
+
+}  // namespace
+
+cudaError_t check_device(int device) {
+  return device >= 0 && device < device_count() ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+int device_count() {
+  return checked_stream.load() ? 2 : 1;
+}
+
+void check_caller(cudaStream_t stream, const char* what, Site site) {
+  if (!checked_stream.load(std::memory_order_relaxed) || current) return;
+  std::string where = site.line ? format("\n  at %s:%d", site.file, site.line) : "";
+  if (current_device() != kTensorsDevice)
+    throw KernelError(
+        format("CUDA on CPU: on the wrong device: %s while device %d is current, and "
+               "the tensors are on device %d: a launcher needs a device guard, "
+               "`const DeviceGuard guard(x);`%s",
+               what, current_device(), kTensorsDevice, where.c_str()));
+  if (is_default(stream))
+    throw KernelError(
+        format("CUDA on CPU: on the wrong stream: %s on the default stream, while "
+               "PyTorch's current stream is another one, with which it is not "
+               "ordered: pass current_stream(x)%s",
+               what, where.c_str()));
+}
+
+void count_work() {
+  work_done.fetch_add(1, std::memory_order_relaxed);
+}
+
+TensorsOpen::TensorsOpen() {
+  if (!tensors_closed.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(tensors_mutex);
+  if (open_for.fetch_add(1) == 0) protect(true);
+}
+
+TensorsOpen::~TensorsOpen() {
+  if (!tensors_closed.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(tensors_mutex);
+  if (open_for.fetch_sub(1) == 1) protect(false);
+}
+
+// Called by a signal handler, on the thread that touched it: nothing else changes the list then.
+bool host_may_go_on(const void* address, void* pc) {
+  if (!tensors_closed.load()) return false;
+  for (const ClosedTensor& tensor : closed_tensors) {
+    if (!tensor.holds(address)) continue;
+    host_code = pc;
+    host_touched = &tensor;
+    tensors_closed.store(false);  // once is enough: the call has failed
+    for (const ClosedTensor& each : closed_tensors)
+      mprotect(each.begin, each.bytes, PROT_READ | PROT_WRITE);
+    return true;
+  }
+  return false;
+}
+
+std::string read_only_tensor_at(const void* address) {
+  std::lock_guard lock(tensors_mutex);
+  for (const ClosedTensor& tensor : closed_tensors)
+    if (!tensor.writable && tensor.holds(address)) return tensor.name;
+  return "";
+}
+
+cudaStream_t current_stream() {
+  return checked_stream.load(std::memory_order_relaxed);
+}
+
+DeviceGuard::DeviceGuard() : before_(chosen_device) {
+  chosen_device = kTensorsDevice;
+}
+DeviceGuard::~DeviceGuard() {
+  chosen_device = before_;
+}
+
+}  // namespace cudacpu
+
+using namespace cudacpu;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  if (!count) return set_error(cudaErrorInvalidValue);
+  *count = device_count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  if (!device) return set_error(cudaErrorInvalidValue);
+  *device = current_device();
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (cudaError_t error = check_device(device); error != cudaSuccess) return error;
+  chosen_device = device;
+  return cudaSuccess;
+}
+
+// A launcher's check begins (1) or ends (0), in the calling thread and those that it starts.
+void cudacpu_check_launcher(int on) {
+  static CUstream_st stream{cudaStreamNonBlocking, 0};
+  chosen_device = -1;
+  checked_stream.store(on ? &stream : nullptr);
+}
+
+// Kernels, copies and fills so far.
+uint64_t cudacpu_work_done() {
+  return work_done.load();
+}
+
+// The tensor's memory, with `band` bytes of its own around it, is closed to host code from
+// cudacpu_close_tensors on.
+void cudacpu_add_tensor(uintptr_t begin, size_t bytes, size_t band, int writable,
+                        const char* name) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  if (band < page || !bytes) return;
+  const uintptr_t first = (begin - band + page - 1) / page * page;
+  const uintptr_t end = (begin + bytes + band) / page * page;
+  std::lock_guard lock(tensors_mutex);
+  closed_tensors.push_back({reinterpret_cast<char*>(first), end - first, writable != 0, name});
+}
+
+void cudacpu_close_tensors() {
+  install_fault_handlers();
+  std::lock_guard lock(tensors_mutex);
+  host_code = nullptr;
+  host_touched = nullptr;
+  open_for.store(0);
+  if (closed_tensors.empty()) return;
+  tensors_closed.store(true);
+  protect(false);
+}
+
+// For what PyTorch itself does in the meantime.
+void cudacpu_open_tensors(int open) {
+  if (!tensors_closed.load()) return;
+  std::lock_guard lock(tensors_mutex);
+  if (open ? open_for.fetch_add(1) == 0 : open_for.fetch_sub(1) == 1) protect(open != 0);
+}
+
+// Opens all of them for good. Returns which one host code touched, and where, or "".
+const char* cudacpu_forget_tensors() {
+  static std::string found;
+  std::lock_guard lock(tensors_mutex);
+  for (const ClosedTensor& tensor : closed_tensors)
+    mprotect(tensor.begin, tensor.bytes, PROT_READ | PROT_WRITE);
+  found.clear();
+  if (host_touched) {
+    const std::string line = source_line(host_code);
+    found = host_touched->name + (line.empty() ? "" : ", at " + line);
+  }
+  closed_tensors.clear();
+  tensors_closed.store(false);
+  host_code = nullptr;
+  host_touched = nullptr;
+  return found.c_str();
+}
+
+}  // extern "C"

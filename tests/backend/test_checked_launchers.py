@@ -1,0 +1,81 @@
+"""The checks of a rung reject launchers that are wrong in one way each, on the CPU backend, and
+accept the one that is right (cpu_kernels/launchers.cu)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from common.base.declaration import Problem, Rung, grid
+from common.check.bad_input import check_bad_input
+from common.check.device import Backend
+from common.check.rungs import CheckResult, check_rung
+from common.cpu import backend
+from tests.kernel_files import Libraries, names_line
+
+KERNELS = "launchers"
+ADD_ONE = Problem(
+    name="add one",
+    inputs=lambda case, draw: (draw(*case.shape),),
+    reference=lambda x: x + 1,
+    rungs=(Rung("rung", "the test's own"),),
+    cases=grid([(1,), (3, 31), (8, 64), (0, 4), (1000,)], ["float32"]),
+)
+RIGHT = (
+    *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
+    *("strides_along_y", "long_row_right"),
+)
+# What the failure's text must match.
+WRONG = {
+    "without_guard": r"on the wrong device: a kernel .* device guard.*\n.*launchers\.cu:\d+",
+    "on_default_stream": r"on the wrong stream: a kernel .* current_stream\(x\)",
+    "fills_on_default_stream": "on the wrong stream: a copy, a fill or the like",
+    "on_the_host": "host code touched memory of the device",
+    "host_looks": "host code touched memory of the device",
+    "kept_by_address": "in a second call, .*\n.*kept by the address of its input",
+    "by_pytorch": r"the operator calls aten\.subtract\.Tensor",
+    "writes_input": "a write to argument x, which the operator's schema does not mark",
+    "keeps_tensors": r"a leak: tensors of earlier calls are still held\n.*shape \(64,\)",
+    "keeps_results": "a leak: tensors of earlier calls are still held",
+    "never_frees": r"a leak: each call leaves memory allocated",
+    "shared_beyond": r"out of bounds: block \(0,0,0\) wrote 4 bytes: 4 bytes beyond the end of "
+    r"__shared__ float tile\[BLOCK\]",
+    "shared_before": "out of bounds: .* 4 bytes before the start of __shared__ float tile",
+    "dynamic_beyond": "out of bounds: .* beyond the end of __shared__ memory, the dynamic part",
+    "misaligned": r"bad input.*, x not aligned.*broke on the way\n.*a misaligned access",
+    "one_trip": "on a small card .*elements are wrong",
+    "stops_along_y": "on a small card .*elements are wrong",
+    "long_row_wrong": "on a small card .*element.* wrong",
+}
+
+
+@pytest.fixture
+def check(libraries: Libraries, cpu_runtime: backend.Runtime) -> Any:
+    operators = libraries.operators(KERNELS)
+    device = Backend("cpu", cpu_runtime)
+
+    def check(name: str) -> CheckResult:
+        rung, call = Rung(name, "the test's own"), getattr(operators, name)
+        result = check_rung(ADD_ONE, rung, call, device)
+        return result if result.failure else check_bad_input(ADD_ONE, rung, call, device)
+
+    return check
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_launchers_are_accepted(check: Any, name: str) -> None:
+    result = check(name)
+    assert result.failure is None, str(result.failure)
+    assert result.checked
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_launchers_are_rejected(check: Any, name: str) -> None:
+    failure = check(name).failure
+    assert failure is not None, "accepted"
+    assert re.search(WRONG[name], str(failure)), str(failure)
+    if name in ("on_the_host", "host_looks", "writes_input", "misaligned"):
+        assert names_line(str(failure), KERNELS, name), str(failure)
+    assert check("right").failure is None, "the wrong launcher did lasting harm"

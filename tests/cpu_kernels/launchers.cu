@@ -1,0 +1,347 @@
+// Launchers that do y = x + 1, each wrong in one way that its result does not show on most inputs,
+// for test_checked_launchers.py. `right` is the twin of them all.
+#include <map>
+#include <vector>
+
+#include "common/cuda/binding.cuh"
+#include "common/cuda/multiprocessors.cuh"
+#include "common/cuda/shared_memory.cuh"
+#include "common/cuda/tensor.cuh"
+
+constexpr int BLOCK = 64;
+
+__global__ void add_one(const float* x, float* y, int64_t n) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    y[i] = x[i] + 1;
+  }
+}
+
+unsigned blocks_for(const Tensor& x) {
+  return grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
+}
+
+// What every launcher here begins with; returns the output.
+Tensor checked(const Tensor& x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
+  return torch::stable::empty_like(x);
+}
+
+void launch(const Tensor& x, Tensor& y, cudaStream_t stream) {
+  if (x.numel() == 0) return;
+  add_one<<<blocks_for(x), BLOCK, 0, stream>>>(data<float>(x), mutable_data<float>(y), x.numel());
+  check_launch("add_one");
+}
+
+Tensor right(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  launch(x, y, current_stream(x));
+  return y;
+}
+
+// ---------------------------------------------------------------- stream and device
+
+Tensor without_guard(const Tensor& x) {
+  Tensor y = checked(x);
+  launch(x, y, current_stream(x));
+  return y;
+}
+
+Tensor on_default_stream(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  launch(x, y, nullptr);
+  return y;
+}
+
+Tensor fills_on_default_stream(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  check_cuda(cudaMemsetAsync(y.mutable_data_ptr(), 0, x.numel() * sizeof(float)), "fill");
+  launch(x, y, current_stream(x));
+  return y;
+}
+
+// ---------------------------------------------------------------- who computes
+
+Tensor on_the_host(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    mutable_data<float>(y)[i] = data<float>(x)[i] + 1;  // line: on_the_host
+  }
+  return y;
+}
+
+// The kernel does it all, but the host looks first.
+Tensor host_looks(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() && data<float>(x)[0] > 1e30f) return y;  // line: host_looks
+  launch(x, y, current_stream(x));
+  return y;
+}
+
+// The kernel's result is that of the first call, as long as address and length stay the same.
+Tensor kept_by_address(const Tensor& x) {
+  static std::map<std::pair<const void*, int64_t>, Tensor> known;
+  const auto key = std::make_pair(x.const_data_ptr(), x.numel());
+  if (auto found = known.find(key); found != known.end())
+    return torch::stable::clone(found->second);
+  Tensor y = right(x);
+  known.emplace(key, torch::stable::clone(y));
+  return y;
+}
+
+Tensor by_pytorch(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  launch(x, y, current_stream(x));
+  Tensor minus = torch::stable::full({1}, -1.0, ScalarType::Float);
+  return torch::stable::subtract(x, minus);
+}
+
+__global__ void add_one_and_back(float* x, float* y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const float before = x[i];
+  x[i] = before + 1;  // line: writes_input
+  y[i] = *const_cast<volatile float*>(x + i);
+  x[i] = before;
+}
+
+Tensor writes_input(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  add_one_and_back<<<blocks_for(x), BLOCK, 0, current_stream(x)>>>(
+      const_cast<float*>(data<float>(x)), mutable_data<float>(y), x.numel());
+  check_launch("writes_input");
+  return y;
+}
+
+// ---------------------------------------------------------------- leaks
+
+Tensor keeps_tensors(const Tensor& x) {
+  static std::vector<Tensor>& kept = *new std::vector<Tensor>;
+  kept.push_back(torch::stable::new_zeros(x, {64}));
+  return right(x);
+}
+
+Tensor keeps_results(const Tensor& x) {
+  static std::vector<Tensor>& kept = *new std::vector<Tensor>;
+  kept.push_back(right(x));
+  return torch::stable::clone(kept.back());
+}
+
+Tensor never_frees(const Tensor& x) {
+  const DeviceGuard guard(x);
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, 64), "cudaMalloc");
+  return right(x);
+}
+
+// One workspace for all calls is no leak.
+Tensor keeps_a_workspace(const Tensor& x) {
+  const DeviceGuard guard(x);
+  static void* memory = [] {
+    void* made = nullptr;
+    check_cuda(cudaMalloc(&made, 64), "cudaMalloc");
+    return made;
+  }();
+  STD_TORCH_CHECK(memory, "x: no workspace");
+  return right(x);
+}
+
+// ---------------------------------------------------------------- shared memory
+
+// Each thread passes its element on through shared memory; `beyond` elements too far as well.
+__global__ void through_static(const float* x, float* y, int64_t n, int beyond) {
+  __shared__ float tile[BLOCK];
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  tile[threadIdx.x] = i < n ? x[i] : 0;
+  if (beyond && threadIdx.x == 3) tile[beyond > 0 ? BLOCK - 1 + beyond : beyond] = 1;
+  __syncthreads();
+  if (i < n) y[i] = tile[threadIdx.x] + 1;
+}
+
+__global__ void through_dynamic(const float* x, float* y, int64_t n, int beyond) {
+  extern __shared__ float row[];
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  row[threadIdx.x] = i < n ? x[i] : 0;
+  if (beyond && threadIdx.x == 3) row[BLOCK - 1 + beyond] = 1;
+  __syncthreads();
+  if (i < n) y[i] = row[threadIdx.x] + 1;
+}
+
+Tensor through_shared(const Tensor& x, bool dynamic, int beyond) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  if (dynamic) {
+    through_dynamic<<<blocks_for(x), BLOCK, sizeof(float) * BLOCK, current_stream(x)>>>(
+        data<float>(x), mutable_data<float>(y), x.numel(), beyond);
+  } else {
+    through_static<<<blocks_for(x), BLOCK, 0, current_stream(x)>>>(
+        data<float>(x), mutable_data<float>(y), x.numel(), beyond);
+  }
+  check_launch("through_shared");
+  return y;
+}
+
+Tensor shared_right(const Tensor& x) {
+  return through_shared(x, false, 0);
+}
+Tensor shared_beyond(const Tensor& x) {
+  return through_shared(x, false, 1);
+}
+Tensor shared_before(const Tensor& x) {
+  return through_shared(x, false, -1);
+}
+Tensor dynamic_right(const Tensor& x) {
+  return through_shared(x, true, 0);
+}
+Tensor dynamic_beyond(const Tensor& x) {
+  return through_shared(x, true, 1);
+}
+
+// ---------------------------------------------------------------- alignment
+
+__global__ void add_one_float4(const float* x, float* y, int64_t n) {
+  const int64_t i = 4 * (int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  float4 v = *reinterpret_cast<const float4*>(x + i);  // line: misaligned
+  v.x += 1, v.y += 1, v.z += 1, v.w += 1;
+  *reinterpret_cast<float4*>(y + i) = v;
+}
+
+Tensor in_float4(const Tensor& x, bool careful) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  if (x.numel() % 4 != 0 || (careful && !is_aligned(x, 16))) {
+    launch(x, y, current_stream(x));
+    return y;
+  }
+  add_one_float4<<<blocks_for(x), BLOCK, 0, current_stream(x)>>>(data<float>(x),
+                                                                 mutable_data<float>(y), x.numel());
+  check_launch("in_float4");
+  return y;
+}
+
+Tensor aligned(const Tensor& x) {
+  return in_float4(x, true);
+}
+Tensor misaligned(const Tensor& x) {
+  return in_float4(x, false);
+}
+
+// ---------------------------------------------------------------- a full grid
+
+// Blocks of which there are no more than fit on the multiprocessors at once. Without the loop in
+// the kernel, elements are left out.
+__global__ void add_one_once(const float* x, float* y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + 1;
+}
+
+Tensor resident(const Tensor& x, bool loop) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  const auto kernel = loop ? add_one : add_one_once;
+  int per_multiprocessor = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, BLOCK, 0),
+             "occupancy");
+  const int64_t most = int64_t{multiprocessor_count(x)} * per_multiprocessor;
+  const int64_t blocks = ceil_div<int64_t>(x.numel(), BLOCK);
+  kernel<<<grid_size(blocks < most ? blocks : most, "x"), BLOCK, 0, current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(y), x.numel());
+  check_launch("resident");
+  return y;
+}
+
+Tensor persistent(const Tensor& x) {
+  return resident(x, true);
+}
+Tensor one_trip(const Tensor& x) {
+  return resident(x, false);
+}
+
+// A grid along y, whose length has a limit.
+__global__ void add_one_along_y(const float* x, float* y, int64_t n, bool loop) {
+  for (int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.y} * blockDim.x) {
+    y[i] = x[i] + 1;
+    if (!loop) break;
+  }
+}
+
+Tensor along_y(const Tensor& x, bool loop) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  const int64_t blocks = ceil_div<int64_t>(x.numel(), BLOCK), most = max_grid_y();
+  const dim3 grid(1, static_cast<unsigned>(blocks < most ? blocks : most));
+  add_one_along_y<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(y),
+                                                         x.numel(), loop);
+  check_launch("along_y");
+  return y;
+}
+
+Tensor strides_along_y(const Tensor& x) {
+  return along_y(x, true);
+}
+Tensor stops_along_y(const Tensor& x) {
+  return along_y(x, false);
+}
+
+// More shared memory than every card has, where a card has it: else another way, which is wrong.
+Tensor row_in_shared(const Tensor& x, bool wrong) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  const int64_t bytes = x.numel() * static_cast<int64_t>(sizeof(float));
+  const bool fits = bytes <= shared_limit(x);
+  const int64_t n = fits || !wrong ? x.numel() : x.numel() - 1;
+  add_one<<<blocks_for(x), BLOCK, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(y),
+                                                          n);
+  check_launch("row_in_shared");
+  return y;
+}
+
+Tensor long_row_right(const Tensor& x) {
+  return row_in_shared(x, false);
+}
+Tensor long_row_wrong(const Tensor& x) {
+  return row_in_shared(x, true);
+}
+
+#define LAUNCHER(name) RUNG(test_launchers, name, "(Tensor x) -> Tensor")
+LAUNCHER(right);
+LAUNCHER(without_guard);
+LAUNCHER(on_default_stream);
+LAUNCHER(fills_on_default_stream);
+LAUNCHER(on_the_host);
+LAUNCHER(host_looks);
+LAUNCHER(kept_by_address);
+LAUNCHER(by_pytorch);
+LAUNCHER(writes_input);
+LAUNCHER(keeps_tensors);
+LAUNCHER(keeps_results);
+LAUNCHER(never_frees);
+LAUNCHER(keeps_a_workspace);
+LAUNCHER(shared_right);
+LAUNCHER(shared_beyond);
+LAUNCHER(shared_before);
+LAUNCHER(dynamic_right);
+LAUNCHER(dynamic_beyond);
+LAUNCHER(aligned);
+LAUNCHER(misaligned);
+LAUNCHER(persistent);
+LAUNCHER(one_trip);
+LAUNCHER(strides_along_y);
+LAUNCHER(stops_along_y);
+LAUNCHER(long_row_right);
+LAUNCHER(long_row_wrong);
