@@ -352,6 +352,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.practice:
         return practise(args, root)
     if not args.days:
+        if args.mutants or args.compile_only or args.sanitize or args.profile or args.json:
+            p.error("name a day, a range, a topic, or all; --list shows what there is")
         return where_we_are(root)
 
     if args.mutants:

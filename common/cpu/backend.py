@@ -18,7 +18,7 @@ from common.cpu import models
 _HERE: Final = Path(__file__).resolve().parent
 INCLUDE_DIR: Final = _HERE / "include"
 # The translation units of the runtime, which include its other sources, and how far each is
-# optimised. At -O1, launches, barriers and tensor cores are as fast as at -O2, and compiling takes
+# optimised. At -O1, launches and barriers are as fast as at -O2 within a tenth, and compiling takes
 # two thirds of the time; what no running kernel uses needs less.
 _UNITS: Final[dict[Path, str]] = {
     _HERE / "runtime" / "kernels.cpp": "-O1",

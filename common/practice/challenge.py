@@ -19,6 +19,7 @@ from common.practice.exercise import (
     rungs_that_use,
     stub,
 )
+from common.practice.journal import practice_folder
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,6 @@ class Challenge(abc.ABC):
     def day_to_run(self) -> Day:
         """The day with the learner's file in place of its source."""
         return self.day.with_source(self.original, self.file)
-
-
-def practice_folder(root: Path) -> Path:
-    """Where the learner's files are, for the days in `root`."""
-    return root.parent / "practice"
 
 
 class WriteChallenge(Challenge):

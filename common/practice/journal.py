@@ -15,6 +15,11 @@ KINDS = ("write", "debug")
 FORMAT = 1
 
 
+def practice_folder(root: Path) -> Path:
+    """Where the learner's files are, for the days in `root`."""
+    return root.parent / "practice"
+
+
 class JournalError(Exception):
     """The file cannot be read or written; the message names it and says what to do."""
 

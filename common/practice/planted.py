@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.days import Day
-from common.practice.challenge import Challenge, State, practice_folder, rungs_to_check, shown
+from common.practice.challenge import Challenge, State, rungs_to_check, shown
 from common.practice.exercise import ExerciseError
+from common.practice.journal import practice_folder
 from common.practice.mutants.derive import Mutant, balanced, mutants_of
 from common.practice.mutants.outline import outline
 

@@ -44,14 +44,18 @@ def next_line(days: Sequence[Day], journal: Journal) -> str:
 
 
 def standing(days: Sequence[Day], journal: Journal) -> list[str]:
-    """A line for each part with what is solved of it, and one with what comes next."""
+    """A line for each part with what is solved of it, and one with what comes next; nothing where
+    there are no exercises."""
     lines = []
-    parts = sorted({part_of(day.number) for day in days}, key=lambda part: part.number)
+    with_exercise = [day for day in days if day.exercise]
+    if not with_exercise:
+        return []
+    parts = sorted({part_of(day.number) for day in with_exercise}, key=lambda part: part.number)
     width = max((len(str(part)) for part in parts), default=0)
     for part in parts:
         all_ = exercises(day for day in days if part_of(day.number) == part)
         done = sum(journal.solved(day.number, kind) for day, kind in all_)
-        filled = round(_BAR * done / len(all_)) if all_ else 0
+        filled = round(_BAR * done / len(all_))
         bar = _SOLVED * filled + _OPEN * (_BAR - filled)
         lines.append(f"{part!s:<{width}}  {bar}  {done} of {counted(len(all_), 'exercise')}")
     return [*lines, next_line(days, journal)]

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.base.days import Day
-from common.practice.challenge import (
-    practice_folder,
-)
 from common.practice.exercise import ExerciseError
-from common.practice.journal import Journal, JournalError
+from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.standing import next_exercise
 from common.report.terminal import Report
 from common.run.command import (

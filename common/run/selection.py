@@ -10,8 +10,7 @@ from pathlib import Path
 
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
-from common.practice.challenge import practice_folder
-from common.practice.journal import Journal, JournalError
+from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.standing import marks, standing
 
 
@@ -153,8 +152,8 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
         f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
         for day in selection.days
     ]
-    if not selected:
-        lines += ["", *standing(selection.days, journal)]
+    if not selected and (below := standing(selection.days, journal)):
+        lines += ["", *below]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
 
 

@@ -13,7 +13,14 @@ TEACHES = "Contention, private histograms, warp aggregation, compare-and-swap, d
 TOPICS = ("atomics", "histogram", "reduction", "compare-and-swap", "determinism")
 SOURCE = "atomic_ops.cu"
 EXTRA_SOURCES = ("float_atomics.cu",)
-INTRODUCES = ("contention", "histogram", "privatisation", "compare-and-swap", "warp aggregation")
+INTRODUCES = (
+    "contention",
+    "histogram",
+    "privatisation",
+    "compare-and-swap",
+    "warp aggregation",
+    "deterministic",
+)
 
 EXERCISE = Exercise(
     function="histogram_shared_kernel",

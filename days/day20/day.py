@@ -11,7 +11,7 @@ TEACHES = "Two backward passes without their large matrices: recompute them, or 
 TOPICS = ("attention", "FlashAttention", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "fa2_backward.cu"
 EXTRA_SOURCES = ("naive_backward.cu", "fused_ce_loss.cu", "plain_ce_loss.cu", "linear_ce.cu")
-INTRODUCES = ("recomputation", "delta", "in-place gradient")
+INTRODUCES = ("recomputation", "delta", "in-place gradient", "cp.async")
 
 EXERCISE = Exercise(
     function="turn_into_gs",

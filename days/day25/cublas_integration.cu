@@ -4,7 +4,7 @@
 //   linear_gelu   Y = gelu(X · W + bias)                X: (M, K), W: (K, N), bias: (N,)
 //   attention     softmax(Q · Kᵀ / √D) · V              Q: (heads, S, D), K, V: (heads, T, D)
 //
-// Operations of gemm: 2 · M · N · K, on tensor cores for 16-bit types, which bounds it.
+// Operations of gemm: 2 · M · N · K, on tensor cores (day 26) for 16-bit types.
 //
 //   v1 own         tiles (day 8), the softmax with one block per row (day 5)
 //   v2 cublas      the library's kernels, which expect column-major matrices

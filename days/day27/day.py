@@ -28,7 +28,6 @@ TEACHES = "Five products per tile on tensor cores; equal bits in every run, and 
 TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd", "determinism")
 SOURCE = "flash_attention_backward.cu"
 EXTRA_SOURCES = ("two_passes.cu",)
-INTRODUCES = ("deterministic",)
 
 EXERCISE = Exercise(
     function="attention_rows_stay_kernel",

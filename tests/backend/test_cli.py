@@ -49,7 +49,9 @@ def test_a_mistyped_option_gets_the_nearest(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a day"),
+        (["--mutants"], "name a day"),
+        (["--hint", "--solution"], "do not go together"),
+        (["5", "--practice", "--json", "x.json"], "--practice checks one file"),
         (["1", "--arch", "8.0"], "--arch goes with --compile-only"),
         (["1", "--write", "--quick"], "not with --quick"),
         (["1", "--write", "--sanitize"], "not with"),
@@ -140,10 +142,16 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
             taken.append(cpu_seconds_of_children() - began)
             assert done.returncode == 0, done.stderr
             lines = done.stdout.splitlines() or lines
-    assert len(lines) == 100
+    assert lines.index("") == 100  # behind it stands what the learner has solved
     # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
     ours, usual = (min(taken) for taken in times.values())
     assert ours < 6 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
+
+
+def test_without_arguments_it_says_where_one_is(run_day: CommandLine) -> None:
+    done = run_day()
+    assert done.returncode == 0
+    assert "python run_day.py 5        build, check and time day 5" in done.stdout
 
 
 def test_list_names_broken_days(run_day: CommandLine) -> None:

@@ -219,14 +219,14 @@ ROWS = {
 def test_the_command_finds_each_fault() -> None:
     run = CommandLine(ROOT / "tests" / "sanitize_days")
     process = run.start("1", "--sanitize")
-    said = process.communicate(timeout=600)[0]  # it may have to build the backend in three ways
+    shown = process.communicate(timeout=600)[0]  # it may have to build the backend in three ways
     assert process.returncode == 1
-    text = re.sub(r"\s+", " ", said)
+    text = re.sub(r"\s+", " ", shown)
     for row, said in ROWS.items():
-        assert re.search(rf" {row} FAIL .*?{said}", text), said
+        assert re.search(rf" {row} FAIL .*?{said}", text), shown
     lines = (ROOT / "tests" / "sanitize_days" / "day01" / "twice.cu").read_text().splitlines()
     for number, line in enumerate(lines, 1):
         if "// line: " in line:
-            assert f"day01/twice.cu:{number}" in said, line
+            assert f"day01/twice.cu:{number}" in shown, line
     assert "twice_right" not in text
     assert not run.alive()

@@ -1,0 +1,175 @@
+"""Day 26: attention forward on tensor cores."""
+
+from functools import partial
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from common.day import (
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    grid,
+    print_table,
+    seconds,
+)
+
+TITLE = "Attention forward on tensor cores"
+TEACHES = "mma.sync, ldmatrix and cp.async: FlashAttention at the speed of the tensor cores"
+TOPICS = ("attention", "FlashAttention", "tensor cores", "mma", "ldmatrix", "cp.async", "bf16")
+SOURCE = "flash_attention_forward.cu"
+INTRODUCES = ("tensor core", "mma", "matrix fragment", "ldmatrix")
+
+EXERCISE = Exercise(
+    function="multiply_values",
+    first="const auto &left",
+    last="a[m][3] =",
+    task=(
+        "Make the four registers of fragment a (16 rows × 16 keys) out of two neighbouring 16×8 "
+        "results of the first product, keys [j, j + 8) and [j + 8, j + 16). pack rounds a pair."
+    ),
+    hints=(
+        "Which elements does lane 4g + t hold of a result c, and which of an operand a? Compare "
+        "the two pictures in the README.",
+        "The left 8 keys of a are its registers 0 and 1, the right 8 keys are 2 and 3. Of each "
+        "pair, the first belongs to row g and the second to row g + 8.",
+        "p[m][j / 8] holds the left result. Its elements 0 and 1, packed in this order, are "
+        "register 0; elements 2 and 3 are register 1. p[m][j / 8 + 1] fills the other two.",
+    ),
+)
+
+HALVES = ["bfloat16", "float16"]
+# (B, H, S, D): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile
+SHAPES = [(1, 1, 1, 64), (2, 1, 33, 64), (1, 2, 130, 64), (1, 1, 31, 128), (1, 1, 129, 128)]
+EMPTY = [(0, 2, 4, 64), (2, 2, 0, 128)]
+# (B, H, S, T, D): S rows of q and T keys
+LENGTHS = [(1, 2, 5, 70, 64), (2, 1, 131, 20, 64), (1, 1, 1, 129, 128), (1, 1, 40, 33, 128)]
+NO_KEYS = [(1, 2, 3, 0, 64), (0, 1, 3, 4, 64), (1, 1, 0, 4, 128)]
+
+
+def inputs(causal, case, draw):
+    """q has the case's values, k and v normal ones: one NaN in a key makes every output NaN."""
+    B, H, S, *T, D = case.shape
+    keys = (B, H, *(T or [S]), D)
+    q = draw(B, H, S, D)
+    k, v = (draw(*keys, values="normal") for _ in range(2))
+    return q, k, v, causal
+
+
+def hidden_by_mask(q, k):
+    """Row i sees the keys j <= i + T - S, so that the last row sees all."""
+    S, T = q.shape[2], k.shape[2]
+    return torch.ones(S, T, dtype=torch.bool, device=q.device).triu(T - S + 1)
+
+
+def reference(q, k, v, causal=False):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = (
+        hidden_by_mask(q, k)
+        if causal
+        else torch.zeros(s.shape[2:], dtype=torch.bool, device=s.device)
+    )
+    s = s.masked_fill(hidden, -torch.inf)
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))
+    p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
+    return p @ v, wide.logsumexp(-1)
+
+
+def by(backend, q, k, v, causal=False):
+    """PyTorch's call; the CPU has none of these backends. It returns no log-sum-exp here."""
+    if q.is_cpu:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    try:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    except RuntimeError as error:
+        raise Skip(f"no {backend.name} here: {error}") from error
+
+
+flash = partial(by, SDPBackend.FLASH_ATTENTION)
+cudnn = partial(by, SDPBackend.CUDNN_ATTENTION)
+
+
+def cost(share, case):
+    """share: the part of the S×S matrix that the mask leaves."""
+    B, H, S, D = case.shape
+    n = B * H * S
+    return Cost(
+        bytes=4 * n * D * case.itemsize + 4 * n, flops=int(4 * n * S * D * share), unit="tensor"
+    )
+
+
+RUNGS = (
+    Rung("attention_v1_scalar", "fused multiply-adds in fp32, day 15"),
+    Rung("attention_v2_tensor_cores", "mma.sync, p stays in registers"),
+    Rung("attention_v3_swizzled", "no bank conflicts"),
+    Rung("attention_v4_pipelined", "cp.async, double buffering"),
+    Rung("attention_v5_lazy_rescale", "o is rescaled rarely", target=Target(0.85, "pytorch")),
+)
+
+
+def timed(name, causal, bench, rungs):
+    return Problem(
+        name,
+        partial(inputs, causal),
+        reference,
+        rungs,
+        cases=(
+            *grid([*SHAPES, *EMPTY], HALVES),
+            *grid([(1, 1, 70, 64)], HALVES, values="large"),
+            *grid([(1, 1, 66, 128)], HALVES, values="nonfinite"),
+        ),
+        bench=Case(bench, "bfloat16"),
+        bench_cpu=Case((1, 1, 128, 64), "bfloat16"),
+        cost=partial(cost, 0.5 if causal else 1.0),
+        pytorch=flash,
+        libraries=(Library("cuDNN", cudnn),),
+    )
+
+
+def lengths(name, causal):
+    return Problem(
+        name,
+        partial(inputs, causal),
+        reference,
+        RUNGS[1:],
+        cases=grid([*LENGTHS, *NO_KEYS], HALVES),
+        timed=False,
+    )
+
+
+PROBLEMS = (
+    lengths("other lengths", False),
+    lengths("other lengths, causal", True),
+    timed("causal, 16384", True, (1, 16, 16384, 128), RUNGS[3:]),
+    timed("attention, 16384", False, (1, 16, 16384, 128), RUNGS[3:]),
+    timed("causal, 4096", True, (4, 16, 4096, 128), RUNGS),
+    timed("attention, 4096", False, (4, 16, 4096, 128), RUNGS),
+)
+
+
+def show(operators, device):
+    """Prints the rates for both head dimensions and dtypes, S = 4096, beside PyTorch's."""
+    if device.type != "cuda":
+        return
+    calls = {"v5": operators.attention_v5_lazy_rescale, "FLASH": flash, "cuDNN": cudnn}
+    print("TFLOP/s, 4 × 4096 rows, 2048 columns in all heads together")
+    rows = []
+    for D, dtype, causal in product((64, 128), HALVES, (False, True)):
+        case = Case((4, 2048 // D, 4096, D), dtype)
+        q, k, v = (
+            torch.randn(case.shape, dtype=getattr(torch, dtype), device=device) for _ in "qkv"
+        )
+        flops = cost(0.5 if causal else 1.0, case).flops
+        times = [seconds(partial(call, q, k, v, causal)) for call in calls.values()]
+        rows.append(
+            (D, dtype, "causal" if causal else "full", *(f"{flops / t / 1e12:.0f}" for t in times))
+        )
+    print_table(("D", "dtype", "mask", *calls), rows)
