@@ -32,21 +32,19 @@ EXTRA_SOURCES = ("two_passes.cu",)
 EXERCISE = Exercise(
     function="attention_rows_stay_kernel",
     source="two_passes.cu",
-    first="float p[BM / 8][4], gp[BM / 8][4];",
+    first="const bool open = j0 + BM <= in.Sk",
     last="multiply_add<D>(gq_sum, of_gs, stage.k);",
     task=(
-        "Add one tile of keys to gq_sum: p = exp(s - lse) and gp = go · vᵀ for the warp's 16 rows "
-        "and the tile's BM keys, gs = p · (gp - δ), and gq += gs · k. q and go are fragments."
+        "p holds q · kᵀ and gp holds go · vᵀ, for the warp's 16 rows and the tile's BM keys. Make "
+        "gs = exp(s - lse) · (gp - δ) of them, and add gs · k to gq_sum."
     ),
     hints=(
-        "Two calls of multiply_rows, one loop over the BM / 8 fragments and their 4 elements, one "
-        "call of multiply_add. Element e of fragment j has key 8j + 2t + e % 2 and row "
-        "16 * warp + g + e / 2 * 8.",
-        "p = 2^(s · scale · log2 e - lse): mine[e / 2].lse has the factor log2 e already. gs is 0 "
-        "where the key is beyond the end of k or later than the row may see.",
-        "multiply_rows<D>(p, [&](auto& a, int d) { memcpy(a, q[d / 16], sizeof a); }, stage.k); "
-        "the same with go and stage.v; tiles::to_a<T>(of_gs[m], gp[2 * m], gp[2 * m + 1]); "
-        "multiply_add<D>(gq_sum, of_gs, stage.k).",
+        "One loop over the BM / 8 fragments and their 4 elements, then one call of multiply_add. "
+        "Element e of fragment j has key 8j + 2t + e % 2 and row 16 * warp + g + e / 2 * 8.",
+        "exp(s - lse) = 2^(s · scale · log2 e - mine[e / 2].lse), which has the factor log2 e "
+        "already. gs is 0 where the key is beyond the end of k or later than the row may see.",
+        "With keys = in.Sk - j0 and below = i0 + in.below - j0, a key is hidden if key >= keys or "
+        "key > i + below. tiles::to_a<T>(of_gs[m], gp[2 * m], gp[2 * m + 1]) makes the operand.",
     ),
 )
 
