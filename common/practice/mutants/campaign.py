@@ -43,6 +43,7 @@ BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 # What decides a verdict beside the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
 _THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
+_ELSEWHERE = f"{_THROWN}on the wrong "  # device, or stream
 _ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
 _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two runs on the same")
 
@@ -444,6 +445,8 @@ def _by(result: Result) -> str:
     if result.status != "failed":
         return "crash" if result.status == "died" else "time limit"
     text = "\n".join([result.reason, *result.details])
+    if _ELSEWHERE in text:
+        return "stream or device"
     if _THROWN in text:
         return "address" if _ADDRESSES.search(text) else "barrier or wait"
     if result.reason.startswith("bad input"):
