@@ -7,6 +7,7 @@ import argparse
 import difflib
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -495,7 +496,22 @@ def compare_reports(args: argparse.Namespace, root: Path) -> int:
     )
 
 
+def prepare_process() -> None:
+    """What a terminal or a shell may lack or do before anything runs."""
+    # Ctrl-C during the imports ends the process without a traceback; a run has handlers of its own.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell (>&-): the next file would get its number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+            setattr(sys, name, os.fdopen(fd, "w", closefd=False, encoding="utf-8"))
+        else:  # a terminal that knows ASCII alone shows "?" for "×"
+            stream.reconfigure(errors="replace")
+
+
 if __name__ == "__main__":
+    prepare_process()
     try:
         code = main()
         sys.stdout.flush()

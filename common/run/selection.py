@@ -111,7 +111,10 @@ def _of_token(
         inside = {n for n in existing if first <= n <= last}
         if not inside:
             raise SelectionError(f"no day in range {token}; there are days {numbers(existing)}")
-        missing = [n for n in range(first, last + 1) if n not in inside]
+        # Not to the range's end, which may be far.
+        missing = [n for n in range(first, min(last, max(existing)) + 1) if n not in inside]
+        if last > max(existing):
+            notes.append(f"of {token}, there are days up to {max(existing)} only")
         if missing:
             notes.append(f"of {token}, these do not exist yet: {numbers(missing)}")
         return inside

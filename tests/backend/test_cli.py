@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -247,3 +248,41 @@ def test_warm_run_costs_less_than_a_second_beside_importing_torch(run_day: Comma
     whole = best(run_day.command("1", "--no-bench"))
     torch_alone = best([sys.executable, "-c", "import torch, os; os._exit(0)"])
     assert whole - torch_alone < 1.0, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
+
+
+def test_a_terminal_that_knows_ascii_alone_is_no_error(run_day: CommandLine) -> None:
+    run_day.environment |= {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = run_day("1", "--no-bench")
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout and "?torch" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "2>&-"])
+def test_a_closed_output_is_no_error(run_day: CommandLine, closed: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = run_day.command("1", "--no-bench", "--json", str(report))
+    environment = {**os.environ, **run_day.environment}
+    command = f"exec {shlex.join(words)} {closed}"
+    done = subprocess.run(["bash", "-c", command], env=environment, timeout=120, check=False)
+    assert done.returncode == 0
+    assert report.is_file()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.4])
+def test_an_interrupt_during_the_imports_shows_no_traceback(
+    run_day: CommandLine, seconds: float
+) -> None:
+    """Until the script's first line, Python itself answers; a module's import shows that it ran."""
+    script = (
+        "import os, runpy, signal, sys, threading\n"
+        f"threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.argv = {run_day.command('1', '--no-bench')[1:]!r}\n"
+        f"runpy.run_path({str(ROOT / 'run_day.py')!r}, run_name='__main__')\n"
+    )
+    environment = {**os.environ, **run_day.environment}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode in (-2, 130), done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

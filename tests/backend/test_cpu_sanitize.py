@@ -69,7 +69,7 @@ def watched() -> dict[str, Any]:
     except FileNotFoundError as error:
         pytest.skip(str(error))
     elements = {name: elements for name, (elements, _, _) in ADDRESSES.items()}
-    elements |= dict.fromkeys([*LOCALS, "tensor_from_nowhere"], 64)
+    elements |= dict.fromkeys([*LOCALS, "tensor_from_nowhere", "misaligned_vector"], 64)
     command = [sys.executable, "-m", "tests.sanitize_worker", json.dumps(elements)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -102,6 +102,16 @@ def test_a_tensor_that_is_not_there(watched: dict[str, Any], order: tuple[str, i
     assert "illegal memory access at address 0x" in said
     # The line of the copy, and not one of the runtime where it takes place later.
     assert f"tests/cpu_kernels/sanitize.cu:{LINES['tensor_load_beyond']}\n" in said
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")
+def test_vectors_that_are_not_aligned(watched: dict[str, Any], order: tuple[str, int]) -> None:
+    found = watched[f"misaligned_vector {order[0]} {order[1]}"]
+    assert found["fixed"]["said"] == ""
+    said = found["planted"]["said"]
+    assert re.search(r"misaligned: this thread reads '.*float4' at an address that is not a", said)
+    assert re.search(r"multiple of 16 bytes, index \d+ of argument x", said)
+    assert f"tests/cpu_kernels/sanitize.cu:{LINES['misaligned_vector']}\n" in said
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}{order[1] or ''}")

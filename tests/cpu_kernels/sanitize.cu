@@ -44,6 +44,14 @@ __global__ void vector_tail(const float* x, float* out, int n, bool fixed) {
   for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = (&v.x)[j];
 }
 
+// One element too far, so that no float4 begins there.
+__global__ void misaligned_vector(const float* x, float* out, int n, bool fixed) {
+  const int i = 4 * threadIdx.x;
+  if (i + 5 > n) return;
+  float4 v = *reinterpret_cast<const float4*>(x + i + (fixed ? 0 : 1));  // line: misaligned_vector
+  for (int j = 0; j < 4; ++j) out[i + j] = (&v.x)[j];
+}
+
 __global__ void atomic_beyond(const float* x, float* out, int n, bool fixed) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
@@ -477,6 +485,7 @@ void run(Tensor x, Tensor out, std::string name, int64_t n, bool fixed) {
   FAULT(read_before, 1)
   FAULT(no_tail_guard, 2)
   FAULT(vector_tail, 1)
+  FAULT(misaligned_vector, 1)
   FAULT(atomic_beyond, 2)
   FAULT(device_variable, 1)
   FAULT(constant_variable, 1)

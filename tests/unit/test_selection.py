@@ -76,6 +76,12 @@ def test_a_range_with_gaps_says_what_is_missing(root: Path) -> None:
     assert select(["1-5"], root).notes == ("of 1-5, these do not exist yet: 4",)
 
 
+def test_a_range_without_end_is_no_list_of_its_numbers(root: Path) -> None:
+    selection = select(["12-99999999999999"], root)
+    assert [day.number for day in selection.days] == [12, 100]
+    assert "of 12-99999999999999, there are days up to 100 only" in selection.notes
+
+
 def test_no_day_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match="no day found"):
         select(["all"], tmp_path)

@@ -51,15 +51,18 @@ __global__ void twice_deadlock_kernel(const float* x, float* y, int n) {
   }
 }
 
-#define LAUNCHER(name, kernel)                                                     \
-  Tensor name(const Tensor& x) {                                                   \
-    check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();        \
-    Tensor y = torch::stable::empty_like(x);                                       \
-    const int n = static_cast<int>(x.numel());                                     \
-    const int blocks = ceil_div(n, THREADS);                                       \
-    if (n) kernel<<<blocks, THREADS>>>(data<float>(x), mutable_data<float>(y), n); \
-    check_launch(#name);                                                           \
-    return y;                                                                      \
+#define LAUNCHER(name, kernel)                                                                  \
+  Tensor name(const Tensor& x) {                                                                \
+    check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();                     \
+    Tensor y = torch::stable::empty_like(x);                                                    \
+    const int n = static_cast<int>(x.numel());                                                  \
+    const int blocks = ceil_div(n, THREADS);                                                    \
+    const DeviceGuard guard(x);                                                                 \
+    if (n)                                                                                      \
+      kernel<<<blocks, THREADS, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(y), \
+                                                        n);                                     \
+    check_launch(#name);                                                                        \
+    return y;                                                                                   \
   }
 
 LAUNCHER(twice_right, twice_right_kernel)
