@@ -6,7 +6,8 @@ import re
 
 # Words of a device, a kernel or an allocator that gave up: not a refusal, whatever else is said.
 GAVE_UP = re.compile(
-    r"CUDA error|illegal (memory|address|instruction)|misaligned(:| a)|out of memory|out of bounds"
+    r"CUDA error|illegal (memory|address|instruction)|out of memory|out of bounds"
+    r"|misaligned (address|access)|misaligned: this thread"
     r"|can't allocate memory|segmentation fault|block \(\d+,\d+,\d+\)"
     r"|on the wrong (stream|device)",
     re.IGNORECASE,
