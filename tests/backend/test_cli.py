@@ -231,13 +231,14 @@ def test_a_reader_that_goes_away_is_no_error(run_day: CommandLine) -> None:
     assert run_day.alive() == []
 
 
-def test_warm_run_costs_less_than_a_second_beside_importing_torch(run_day: CommandLine) -> None:
-    """Best of some, since the machine may be busy."""
+def test_a_warm_run_costs_little_beside_importing_torch(run_day: CommandLine) -> None:
+    """Best of some, and half as long again as the import at most: on a busy machine, which compiles
+    for other tests meanwhile, both take longer. That is about a second on an idle one."""
     run_day("1", "--no-bench")
 
     def best(command: list[str]) -> float:
         times = []
-        for _ in range(2):
+        for _ in range(3):
             began = time.perf_counter()
             subprocess.run(
                 command, env={**os.environ, **run_day.environment}, capture_output=True, check=True
@@ -247,7 +248,7 @@ def test_warm_run_costs_less_than_a_second_beside_importing_torch(run_day: Comma
 
     whole = best(run_day.command("1", "--no-bench"))
     torch_alone = best([sys.executable, "-c", "import torch, os; os._exit(0)"])
-    assert whole - torch_alone < 1.0, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
+    assert whole < 1.5 * torch_alone, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
 
 
 def test_a_terminal_that_knows_ascii_alone_is_no_error(run_day: CommandLine) -> None:
