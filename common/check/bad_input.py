@@ -308,7 +308,7 @@ def _scalar_variants(value: Any) -> Iterator[tuple[str, Any]]:
     for other in others:
         if other not in seen:
             seen.append(other)
-            yield f"= {other!r} instead of {value!r}", other
+            yield f"= {_brief(other)} instead of {_brief(value)}", other
 
 
 def _together(
@@ -350,6 +350,13 @@ def _together(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _brief(value: Any) -> str:
+    """A value in a few characters: a list of tensors as their number."""
+    if isinstance(value, (list, tuple)) and any(torch.is_tensor(each) for each in value):
+        return f"{len(value)} tensors"
+    return repr(value)
 
 
 # ---------------------------------------------------------------- what becomes of it

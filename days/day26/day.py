@@ -79,7 +79,10 @@ def reference(q, k, v, causal=False):
     s = s.masked_fill(hidden, -torch.inf)
     wide = s.to(torch.promote_types(s.dtype, torch.float32))
     p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
-    return p @ v, wide.logsumexp(-1)
+    # A score of +inf makes the output NaN. In the kernels, whose exponentials are of differences to
+    # the maximum, it makes the log-sum-exp NaN too.
+    lse = wide.logsumexp(-1)
+    return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
 
 
 def by(backend, q, k, v, causal=False):

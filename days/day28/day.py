@@ -206,6 +206,7 @@ PROBLEMS = (
                 "MultiheadAttention",
                 "v3 in a module",
                 load=load_module,
+                calls=("linear",),
                 target=Target(1.0, "pytorch"),
             ),
         ),
@@ -222,11 +223,16 @@ PROBLEMS = (
         inputs,
         reference,
         rungs=(
-            Rung("multi_head_attention_v1_per_head", "a loop over the heads"),
-            Rung("multi_head_attention_v2_batched", "three projections, one attention"),
+            Rung("multi_head_attention_v1_per_head", "a loop over the heads", calls=("linear",)),
+            Rung(
+                "multi_head_attention_v2_batched",
+                "three projections, one attention",
+                calls=("linear",),
+            ),
             Rung(
                 "multi_head_attention_v3_fused_qkv",
                 "one projection",
+                calls=("linear",),
                 target=Target(1.0, "pytorch"),
             ),
         ),

@@ -503,8 +503,8 @@ struct PointerBatch {
 
 // a: tensors (M, K), b: as many tensors (K, N). Returns (matrices, M, N).
 Tensor bmm_v3_pointers(std::vector<Tensor> a, std::vector<Tensor> b) {
-  STD_TORCH_CHECK(!a.empty() && a.size() == b.size(), "b: expected as many tensors as a, at least ",
-                  "one, got ", a.size(), " and ", b.size());
+  STD_TORCH_CHECK(!a.empty() && a.size() == b.size(), "'a' and 'b': expected as many tensors in ",
+                  "one as in the other, at least one, got ", a.size(), " and ", b.size());
   check(a[0], "a").dtype({ScalarType::Half, ScalarType::BFloat16}).rank(2).contiguous();
   check(b[0], "b").rank(2).contiguous();
   check_operands(a[0], b[0]);

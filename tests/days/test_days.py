@@ -119,13 +119,10 @@ def on_stubs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         challenge = write_challenge(day, ROOT / "days")
         copy = folder / "days" / day.name
         shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-        if challenge.rungs:  # what they do not need is not compiled
-            for source in day.library_sources:
-                text = source.read_text(encoding="utf-8")
-                text = challenge.start if source == challenge.original else text
-                (copy / source.name).write_text(trimmed(text, challenge.rungs), encoding="utf-8")
-        else:
-            (copy / challenge.original.name).write_text(challenge.start, encoding="utf-8")
+        text = challenge.start
+        if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
+            text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
+        (copy / challenge.original.name).write_text(text, encoding="utf-8")
         rungs += challenge.rungs or _rungs(day)
     options = ["--days", str(folder / "days"), "--rungs", ",".join(rungs), "--quick"]
     return _run_on_cpu(items, folder, *options)
