@@ -118,17 +118,19 @@ RUNGS = (
 )
 
 
+CASES = (*grid([*SHAPES, *EMPTY], HALVES), *grid([(1, 1, 70, 64)], HALVES, values="large"))
+# Without a mask: where a row sees few keys, all of its scores can be -inf. To the kernels that is a
+# row without keys, whose output is 0; PyTorch's is NaN.
+UNUSUAL = grid([(1, 1, 66, 128)], HALVES, values="nonfinite")
+
+
 def timed(name, causal, bench, rungs):
     return Problem(
         name,
         partial(inputs, causal),
         reference,
         rungs,
-        cases=(
-            *grid([*SHAPES, *EMPTY], HALVES),
-            *grid([(1, 1, 70, 64)], HALVES, values="large"),
-            *grid([(1, 1, 66, 128)], HALVES, values="nonfinite"),
-        ),
+        cases=CASES if causal else (*CASES, *UNUSUAL),
         bench=Case(bench, "bfloat16"),
         bench_cpu=Case((1, 1, 128, 64), "bfloat16"),
         cost=partial(cost, 0.5 if causal else 1.0),

@@ -7,7 +7,7 @@ problem's own reference, which as a rung must pass; so what is rejected is the f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -106,10 +106,19 @@ def _input_back(right: Call) -> Call:
     return call
 
 
+def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments, those in lists too."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, list):
+            yield from _tensors(arg)
+
+
 def _modified_and_restored(right: Call) -> Call:
     def call(*args: Any) -> Any:
-        for arg in args:
-            if isinstance(arg, Tensor) and arg.numel() and arg.dtype != torch.bool:
+        for arg in _tensors(args):
+            if arg.numel() and arg.dtype != torch.bool:
                 before = arg.clone()
                 arg.zero_()
                 arg.copy_(before)
@@ -136,7 +145,7 @@ def _only_timing_shape(problem: Problem) -> Call:
 
     def call(*args: Any) -> Any:
         result = right(*args)
-        sizes = tuple(size for arg in args if isinstance(arg, Tensor) for size in arg.shape)
+        sizes = tuple(size for arg in _tensors(args) for size in arg.shape)
         if any(all(size in sizes for size in shape) for shape in shapes if shape):
             return result
 
