@@ -232,7 +232,7 @@ def test_a_reader_that_goes_away_is_no_error(run_day: CommandLine) -> None:
 
 
 def test_a_warm_run_costs_little_beside_importing_torch(run_day: CommandLine) -> None:
-    """Best of some, and half as long again as the import at most: on a busy machine, which compiles
+    """Best of some, and 1.7 times as long as the import at most: on a busy machine, which compiles
     for other tests meanwhile, both take longer. That is about a second on an idle one."""
     run_day("1", "--no-bench")
 
@@ -248,7 +248,7 @@ def test_a_warm_run_costs_little_beside_importing_torch(run_day: CommandLine) ->
 
     whole = best(run_day.command("1", "--no-bench"))
     torch_alone = best([sys.executable, "-c", "import torch, os; os._exit(0)"])
-    assert whole < 1.5 * torch_alone, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
+    assert whole < 1.7 * torch_alone, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
 
 
 def test_a_terminal_that_knows_ascii_alone_is_no_error(run_day: CommandLine) -> None:
