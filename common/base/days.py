@@ -67,6 +67,10 @@ class Day:
         source = other if self.source == original else self.source
         return replace(self, source=source, extra_sources=extra)
 
+    def practice(self, kind: str = "write") -> str:
+        """The command line of the day's exercise of this kind; "write" is the default there too."""
+        return f"python run_day.py {self.number} --practice{'' if kind == 'write' else f' {kind}'}"
+
     @property
     def library_sources(self) -> tuple[Path, ...]:
         """The .cu files that the day's library is made of, `source` first."""

@@ -20,6 +20,8 @@ from common.practice.exercise import (
     stub,
 )
 from common.practice.journal import practice_folder
+from common.practice.mutants.outline import outlines_of
+from common.report.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,13 @@ class Challenge(abc.ABC):
     @property
     def command(self) -> str:
         """The command line that checks it."""
-        kind = "" if self.kind == "write" else f" {self.kind}"
-        return f"python run_day.py {self.day.number} --practice{kind}"
+        return self.day.practice(self.kind)
 
     def begin(self) -> bool:
-        """Writes the file where there is none; True where it did. Raises OSError."""
+        """Writes the file where there is none; True where it did. Raises ResultsError."""
         if self.file.exists():
             return False
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_suffix(".partial")
-        partial.write_text(self.start, encoding="utf-8")
-        os.replace(partial, self.file)
+        write_atomically(self.file, self.start)
         return True
 
     def reset(self) -> Path | None:
@@ -123,23 +121,22 @@ def write_challenge(day: Day, root: Path) -> WriteChallenge:
         raise ExerciseError(f"day {day.number} has no exercise yet")
     original = source_of(day, exercise)
     text = original.read_text(encoding="utf-8")
-    command = f"python run_day.py {day.number} --practice"
     return WriteChallenge(
         day,
         "write",
         practice_folder(root) / day.name / "write.cu",
         original,
-        stub(text, exercise, command),
+        stub(text, exercise, day.practice()),
         exercise.task,
         exercise.hints,
-        rungs_to_check(day, text, exercise.function),
+        rungs_to_check(day, original, exercise.function),
     )
 
 
-def rungs_to_check(day: Day, text: str, function: str) -> tuple[str, ...]:
+def rungs_to_check(day: Day, source: Path, function: str) -> tuple[str, ...]:
     """The rungs that a function of this source matters to; () for all, as on a day whose rungs are
     built in ways of their own."""
-    return () if day.other_sources else tuple(rungs_that_use(text, function))
+    return () if day.other_sources else tuple(rungs_that_use(outlines_of(day), source, function))
 
 
 def source_of(day: Day, exercise: Exercise) -> Path:

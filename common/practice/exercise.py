@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from common.base.declaration import Exercise
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
-from common.practice.mutants.outline import Code, Function, outline
+from common.practice.mutants.outline import Code, Function, Outline, outline, reached_together
 
 MARK = "// your turn:"
 _WIDTH = 98
@@ -54,15 +57,19 @@ def _returns_value(text: str, name: str) -> bool:
     return True
 
 
-def rungs_that_use(text: str, function: str) -> list[str]:
-    """The rungs of a source whose launchers reach the function, in the order of their bindings."""
-    read = outline(text)
-    rungs = [name for d in read.declarations for name in sorted(d.operators)]
-    return [
-        rung
-        for rung in dict.fromkeys(rungs)
-        if any(f.name == function for d in read.reached([rung]) for f in d.functions)
-    ]
+def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str) -> list[str]:
+    """The rungs whose launchers reach a function of `source`, in the order of their bindings.
+
+    outlines: of all files that are linked together, see `outlines_of`.
+    """
+    declared = (d for read in outlines.values() for d in read.declarations)
+    rungs = dict.fromkeys(name for d in declared for name in sorted(d.operators))
+
+    def uses_it(rung: str) -> bool:
+        used = reached_together(outlines, [rung]).get(source, [])
+        return any(f.name == function for d in used for f in d.functions)
+
+    return [rung for rung in rungs if uses_it(rung)]
 
 
 def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
@@ -111,7 +118,7 @@ def is_stub(text: str, start: str, exercise: Exercise) -> bool:
 
 def place_in_stub(text: str, exercise: Exercise) -> tuple[int, int]:
     """The function's lines in a file that may hold anything in it. Raises ExerciseError."""
-    return place(text, Exercise(exercise.function, exercise.task, exercise.hints))
+    return place(text, replace(exercise, first="", last=""))
 
 
 def line_of(text: str, exercise: Exercise) -> int:

@@ -6,10 +6,11 @@ The file is replaced as a whole, so an interrupted write leaves the old one.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from common.report.files import ResultsError, write_atomically
 
 KINDS = ("write", "debug")
 FORMAT = 1
@@ -80,13 +81,7 @@ class Journal:
         for (number, kind), entry in sorted(self._entries.items()):
             days.setdefault(str(number), {})[kind] = asdict(entry)
         text = json.dumps({"format": FORMAT, "days": days}, indent=1) + "\n"
-        partial = self.path.with_suffix(".partial")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path)
-        except OSError as error:
-            raise JournalError(f"{self.path} cannot be written: {error.strerror}") from None
+            write_atomically(self.path, text)
+        except ResultsError as error:
+            raise JournalError(str(error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from common.practice.challenge import Challenge, State, rungs_to_check, shown
 from common.practice.exercise import ExerciseError
 from common.practice.journal import practice_folder
 from common.practice.mutants.derive import Mutant, balanced, mutants_of
-from common.practice.mutants.outline import outline
+from common.practice.mutants.outline import outlines_of
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
 OFFERED = 24  # mutants of a day, among which those are planted that its checks reject
@@ -25,25 +26,13 @@ class DebugChallenge(Challenge):
     mutant: Mutant
 
     def state(self) -> State:
-        text = self.file.read_text(encoding="utf-8")
-        lines = _lines(text)
-        there = all(
-            lines.count(line) >= _lines(self.start).count(line) for line in self._new_lines()
-        )
-        missing = any(
-            lines.count(line) < _lines(self.original.read_text(encoding="utf-8")).count(line)
-            for line in self._lost_lines()
-        )
+        theirs = _lines(self.file.read_text(encoding="utf-8"))
+        planted = _lines(self.start)
+        original = _lines(self.original.read_text(encoding="utf-8"))
+        there = all(theirs[line] >= planted[line] for line in planted - original)
+        missing = any(theirs[line] < original[line] for line in original - planted)
         still = f"the planted change is still in {shown(self.file)}"
         return State(shown(self.file), still if there and missing else "")
-
-    def _new_lines(self) -> list[str]:
-        """Lines of the planted file that the original does not have so often."""
-        return _more(self.start, self.original.read_text(encoding="utf-8"))
-
-    def _lost_lines(self) -> list[str]:
-        """Lines of the original that the planted file does not have so often."""
-        return _more(self.original.read_text(encoding="utf-8"), self.start)
 
     def explanation(self) -> list[str]:
         kind = self.mutant.kind
@@ -56,15 +45,10 @@ class DebugChallenge(Challenge):
         ]
 
 
-def _more(text: str, other: str) -> list[str]:
-    mine, theirs = _lines(text), _lines(other)
-    return [line for line in dict.fromkeys(mine) if mine.count(line) > theirs.count(line)]
-
-
-def _lines(text: str) -> list[str]:
-    """The lines that hold code, without blanks and comments."""
+def _lines(text: str) -> Counter[str]:
+    """How often each line of code is there, without blanks and comments."""
     bare = (re.sub(r"\s+", "", line.split("//")[0]) for line in text.splitlines())
-    return [line for line in bare if line]
+    return Counter(line for line in bare if line)
 
 
 def candidates(day: Day) -> list[Mutant]:
@@ -72,8 +56,8 @@ def candidates(day: Day) -> list[Mutant]:
     are planted. Whether the day's checks reject one is seen when it is planted."""
     device = {
         (source, function.name)
-        for source in day.library_sources
-        for declared in outline(source.read_text(encoding="utf-8")).declarations
+        for source, read in outlines_of(day).items()
+        for declared in read.declarations
         for function in declared.functions
         if function.on_device
     }
@@ -124,8 +108,6 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
         mutant = next((m for m in found if m.identity not in tried), None)
     if mutant is None:
         raise ExerciseError(f"day {day.number} has no other change to plant: all are found")
-    text = mutant.source.read_text(encoding="utf-8")
-    command = f"python run_day.py {day.number} --practice debug"
     return DebugChallenge(
         day,
         "debug",
@@ -134,11 +116,12 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
         planted_text(mutant),
         f"one change is planted in {mutant.source.name}. Find it, and fix it.",
         (
-            f"{command} --sanitize looks for races, missing barriers and bad addresses, and names "
-            "lines. Which elements are wrong in the report: the last ones, a column, all of them?",
+            f"{day.practice('debug')} --sanitize looks for races, missing barriers and bad "
+            "addresses, and names lines. Which elements are wrong in the report: the last ones, a "
+            "column, all of them?",
             f"The change is in {mutant.function}.",
             f"Its kind is: {mutant.kind.name}. {mutant.kind.explanation}",
         ),
-        rungs_to_check(day, text, mutant.function),
+        rungs_to_check(day, mutant.source, mutant.function),
         mutant,
     )

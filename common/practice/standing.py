@@ -28,19 +28,13 @@ def next_exercise(
     return next((each for each in todo if each != after), None)
 
 
-def command(day: Day, kind: str) -> str:
-    """The command line of an exercise."""
-    words = "" if kind == "write" else f" {kind}"
-    return f"python run_day.py {day.number} --practice{words}"
-
-
 def next_line(days: Sequence[Day], journal: Journal) -> str:
     """ "next: day 6, write: python run_day.py 6 --practice"."""
     found = next_exercise(days, journal)
     if found is None:
         return "every exercise is solved"
     day, kind = found
-    return f"next: day {day.number}, {kind}: {command(day, kind)}"
+    return f"next: day {day.number}, {kind}: {day.practice(kind)}"
 
 
 def standing(days: Sequence[Day], journal: Journal) -> list[str]:

@@ -49,11 +49,16 @@ class Stored:
 
     @property
     def last(self) -> RungOutcome:
-        """The rung that stands for the day: the last one with a target, else the last one that was
-        timed, else the last one."""
-        timed = [rung for rung in self.rungs if rung.timing is not None]
-        aimed = [rung for rung in timed if rung.target]
-        return (aimed or timed or self.rungs)[-1]
+        """The rung that stands for the day."""
+        return last_rung(self.rungs)
+
+
+def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
+    """Of a day's rungs the one that stands for it: the last one with a target, else the last one
+    that was timed, else the last one."""
+    timed = [rung for rung in rungs if rung.timing is not None]
+    aimed = [rung for rung in timed if rung.target]
+    return (aimed or timed or rungs)[-1]
 
 
 def generated(
@@ -113,11 +118,11 @@ def practice_block(day: Day) -> str:
     """The day's exercises, as the first items of "Try it yourself"."""
     if day.exercise is None:
         return "- This day has no exercise yet."
-    command = f"python run_day.py {day.number} --practice"
     gap = f"`{day.exercise.function}` of `{day.exercise.source or day.source.name}`"
     items = [
-        f"- **Write**, `{command}`: {gap} has a gap. {day.exercise.task}",
-        f"- **Debug**, `{command} debug`: one change is planted in the day's kernels. Find it.",
+        f"- **Write**, `{day.practice()}`: {gap} has a gap. {day.exercise.task}",
+        f"- **Debug**, `{day.practice('debug')}`: one change is planted in the day's kernels. "
+        "Find it.",
     ]
     return "\n".join(
         line for item in items for line in textwrap.wrap(item, 110, subsequent_indent="  ")

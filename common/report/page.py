@@ -18,7 +18,7 @@ from common.base.where import device_name, versions
 from common.report.columns import PROGRESS
 from common.report.comparison import Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import Stored
+from common.report.markdown import Stored, last_rung
 from common.report.plot import roofline
 
 
@@ -46,7 +46,7 @@ class PageDay:
     @property
     def last(self) -> RungOutcome | None:
         """The rung that stands for the day."""
-        return Stored(self.number, {}, self.rungs).last if self.rungs else None
+        return last_rung(self.rungs) if self.rungs else None
 
     @property
     def ladders(self) -> list[tuple[str, list[Bar]]]:

@@ -10,6 +10,7 @@ from common.base.days import Day
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.standing import next_exercise
+from common.report.files import ResultsError
 from common.report.terminal import Report
 from common.run.command import (
     EXIT_FAILED,
@@ -27,7 +28,8 @@ from common.run.watching import watch
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks of an exercise. kind: "write", "debug" or "speed"."""
+    """What the command line asks of an exercise. kind: a key of
+    `common.practice.journal.KINDS`."""
 
     kind: str = "write"
     hint: bool = False
@@ -61,9 +63,10 @@ def practise(options: Options, wish: Wish) -> int:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except OSError as error:
+    except (OSError, ResultsError) as error:
         report.close()
-        print(f"run_day.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"run_day.py: {text}", file=sys.stderr)
         return EXIT_FAILED
     except Refused as refused:
         report.close()

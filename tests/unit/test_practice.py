@@ -23,6 +23,7 @@ from common.practice.exercise import (
     stub,
 )
 from common.practice.journal import Journal, JournalError
+from common.practice.mutants.outline import outline
 
 ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
 
@@ -57,10 +58,27 @@ RUNG(day01, two, "(Tensor x) -> Tensor");
 TWICE = Exercise("twice", "Double it.", ("a", "b", "c"))
 
 
+def using(text: str, function: str) -> list[str]:
+    file = Path("x.cu")
+    return rungs_that_use({file: outline(text)}, file, function)
+
+
 def test_the_rungs_that_use_a_function_are_found() -> None:
-    assert rungs_that_use(SOURCE, "twice") == ["one"]
-    assert rungs_that_use(SOURCE, "two") == ["two"]
-    assert rungs_that_use(SOURCE, "no_such") == []
+    assert using(SOURCE, "twice") == ["one"]
+    assert using(SOURCE, "two") == ["two"]
+    assert using(SOURCE, "no_such") == []
+
+
+def test_a_function_that_another_file_uses_belongs_to_that_files_rungs() -> None:
+    helper, caller = Path("helper.cu"), Path("caller.cu")
+    outlines = {
+        helper: outline("int half(int x) { return x / 2; }\n"),
+        caller: outline(
+            "Tensor three(const Tensor& x) { half(3); return x; }\n"
+            'RUNG(day01, three, "(Tensor x) -> Tensor");\n'
+        ),
+    }
+    assert rungs_that_use(outlines, helper, "half") == ["three"]
 
 
 def test_a_stub_replaces_the_body() -> None:
@@ -83,7 +101,7 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
 def test_a_body_on_one_line_becomes_a_gap() -> None:
     text = stub(SOURCE, Exercise("two", "Return x.", ("a",)), "run it")
     assert "Tensor two(const Tensor& x) {\n  // your turn:" in text
-    assert rungs_that_use(text, "two") == ["two"]
+    assert using(text, "two") == ["two"]
 
 
 def test_what_was_changed_around_is_named() -> None:

@@ -303,7 +303,7 @@ using namespace cudacpu;
 
 extern "C" {
 
-// How many allocations of the runtime API there are that nobody has freed.
+// How many allocations of the runtime API are not freed yet.
 size_t cudacpu_allocations() {
   std::lock_guard lock(memory().mutex);
   return memory().allocations.size();
