@@ -63,6 +63,11 @@ class Challenge(abc.ABC):
         """The command line that checks it."""
         return self.day.practice(self.kind)
 
+    @property
+    def answer(self) -> tuple[str, str]:
+        """The file that `--solution` compares with: what it is called, and its text."""
+        return shown(self.original), self.original.read_text(encoding="utf-8")
+
     def begin(self) -> bool:
         """Writes the file where there is none; True where it did. Raises ResultsError."""
         if self.file.exists():

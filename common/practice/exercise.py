@@ -97,14 +97,18 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     command: what checks it, named in the comment.
     """
     begin, end = place(text, exercise)
-    words = f"{MARK[3:]} {exercise.task} Then: {command}"
-    lines = textwrap.wrap(words, _WIDTH - 5)
-    body = "".join(f"  // {line}\n" for line in lines)
+    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", "  ")
+    body = "".join(f"{line}\n" for line in lines)
     if not exercise.first and _returns_value(text, exercise.function):
         body += "  return {};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
     return text[:begin] + body + text[end:]
+
+
+def commented(words: str, indent: str = "") -> list[str]:
+    """A comment of as many lines as it takes."""
+    return [f"{indent}// {line}" for line in textwrap.wrap(words, _WIDTH - 3 - len(indent))]
 
 
 def is_stub(text: str, start: str, exercise: Exercise) -> bool:

@@ -45,8 +45,9 @@ class Options:
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
     mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
     days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`.
-    swap: a day's source, and the file that takes its place."""
+    a tool looks at every access. rungs: run only these. alone: time them without libraries.
+    These three: see `common.process.worker.Work`. swap: a day's source, and the file that takes
+    its place."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -66,6 +67,7 @@ class Options:
     in_process: bool = False
     watched: bool = False
     rungs: tuple[str, ...] = ()
+    alone: bool = False
     swap: tuple[Path, Path] | None = None
 
 
@@ -293,7 +295,13 @@ def _work(options: Options, platform: Platform) -> Any:
     if options.swap:
         arguments = (*arguments, "--swap", *map(str, options.swap))
     return Work(
-        options.quick, options.bench, limit, options.watched, arguments, rungs=options.rungs
+        options.quick,
+        options.bench,
+        limit,
+        options.watched,
+        arguments,
+        rungs=options.rungs,
+        alone=options.alone,
     )
 
 
