@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from common.base.outcome import RungOutcome
@@ -56,17 +55,19 @@ def work_counts(outcome: RungOutcome) -> WorkCounts:
 
 
 def goals(first: WorkCounts, last: WorkCounts) -> dict[str, int]:
-    """The most that each count may be for the exercise to be solved, by name: those that the last
-    rung brings down. What it needs more of is the price, and no goal."""
+    """The most that each count may be for the exercise to be solved, by name; {} where the last
+    rung brings no count down.
+
+    What it brings down is a goal. Of what it needs more of, or as much, no more than that is spent,
+    and what neither of the two needs may be spent freely.
+    """
     before, after = first.by_name(), last.by_name()
-    return {
-        name: int(NEAR * after[name]) for name in before if after[name] <= LESS * before[name] != 0
-    }
-
-
-def reached(mine: WorkCounts, most: Mapping[str, int]) -> bool:
-    """Whether no count is above its goal."""
-    return all(mine.by_name()[name] <= count for name, count in most.items())
+    less = [name for name in before if after[name] <= LESS * before[name] != 0]
+    if not less:
+        return {}
+    most = {name: max(before[name], after[name]) for name in before if after[name]}
+    most |= {name: after[name] for name in less}
+    return {name: int(NEAR * count) for name, count in most.items()}
 
 
 def waste(mine: WorkCounts, own: WorkCounts) -> str:

@@ -55,7 +55,7 @@ class Work:
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, and
-    hold them against no target.
+    hold them against no target. explain: make further calls of a rung that fails, to see why.
     """
 
     quick: bool = False
@@ -66,6 +66,7 @@ class Work:
     debug: bool = False
     rungs: tuple[str, ...] = ()
     alone: bool = False
+    explain: bool = False
 
     def of(self, lesson: Lesson) -> tuple[Problem, ...]:
         """The day's problems with the rungs that are to run."""
@@ -222,7 +223,13 @@ def check_rung(
         run.stage(rung.name, "checking")
         run.fallback()
         result = rungs.check_rung(
-            problem, rung, call, run.backend, quick=run.work.quick, one_order=run.work.watched
+            problem,
+            rung,
+            call,
+            run.backend,
+            quick=run.work.quick,
+            one_order=run.work.watched,
+            explain=run.work.explain,
         )
         outcome.checked = result.checked
         _take(outcome, result)

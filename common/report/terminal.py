@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -26,6 +27,7 @@ Line = list[tuple[str, str]]  # (text, style as rich names them)
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
+PROSE = 78  # characters per line of a text in sentences
 
 
 def header_line() -> Line:
@@ -148,6 +150,11 @@ class Report:
     def text(self, text: str, style: str = "") -> None:
         """Prints text, its lines as they are."""
         for each in text.splitlines():
+            self.line([(each, style)])
+
+    def prose(self, text: str, style: str = "") -> None:
+        """Prints a text of any length, in lines of 78 characters."""
+        for each in textwrap.wrap(text, PROSE):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:

@@ -302,6 +302,7 @@ def _work(options: Options, platform: Platform) -> Any:
         arguments,
         rungs=options.rungs,
         alone=options.alone,
+        explain=not options.watched,
     )
 
 

@@ -123,7 +123,7 @@ class Desk:
         entry = self.journal.entry(challenge.day.number, challenge.kind)
         number = min(entry.hints, len(challenge.hints) - 1)
         report.text(f"hint {number + 1} of {len(challenge.hints)}:", "bold")
-        for line in textwrap.wrap(challenge.hints[number], 78):
+        for line in textwrap.wrap(challenge.hints[number], 76):
             report.text(f"  {line}")
         entry.hints = number + 1
         self.journal.save()
@@ -152,10 +152,10 @@ class Desk:
         if began and challenge.kind == "write":
             report.text(f"wrote {shown(challenge.file)}: the day's file, and a gap for you", "bold")
         elif began:
-            report.text(f"wrote {shown(challenge.file)}: {challenge.task}", "bold")
+            report.prose(f"wrote {shown(challenge.file)}: {challenge.task}", "bold")
         report.text(f"day {day.number}, {challenge.kind}: {now.place}", "bold")
         for note in now.notes:
-            report.text(f"note: {note}", "yellow")
+            report.prose(f"note: {note}", "yellow")
         outcome = self._run(challenge, report)
         report.close()
         entry = self.journal.entry(day.number, challenge.kind)
@@ -200,9 +200,9 @@ class Desk:
         checks = sum(rung.checked + rung.bad_inputs for rung in outcome.rungs)
         report.text(f"solved{hints}: {counted(checks, 'check')} passed", "bold green")
         if challenge.kind == "write" and (waste := self._waste(challenge, report)):
-            report.text(f"right, but wasteful: {waste}", "yellow")
+            report.prose(f"right, but wasteful: {waste}", "yellow")
         for line in challenge.explanation():
-            report.text(line)
+            report.prose(line)
         if challenge.kind == "debug":
             report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
         else:

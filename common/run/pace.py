@@ -29,7 +29,6 @@ from common.practice.work_counts import (
     NAMES,
     WorkCounts,
     goals,
-    reached,
     waste,
     work_counts,
 )
@@ -207,18 +206,19 @@ def judge_counts(ladder: Ladder, mine: WorkCounts, own: Mapping[str, WorkCounts]
             ),
             needs="a GPU",
         )
-    above = [name for name in most if _count(mine, name) > most[name]]
-    ratios = {name: _count(mine, name) / max(count, 1) for name, count in most.items()}
-    lines.append(", ".join(f"{name}: {ratio:.2f} of the goal" for name, ratio in ratios.items()))
+    above = {name: _count(mine, name) / max(most[name], 1) for name in most}
+    above = {name: ratio for name, ratio in above.items() if _count(mine, name) > most[name]}
+    if not above:
+        return Verdict(True, tuple(lines))
+    lines.append(", ".join(f"{name}: {ratio:.2f} of the goal" for name, ratio in above.items()))
     better = (
         rung
         for rung in ladder.rungs[1:]
         if any(_count(own[rung.name], name) * BETTER < _count(mine, name) for name in above)
     )
     following = next(better, None)
-    solved = reached(mine, most)
-    hint = f"{following.name}: {following.idea}" if following and not solved else ""
-    return Verdict(solved, tuple(lines), hint)
+    hint = f"{following.name}: {following.idea}" if following else ""
+    return Verdict(False, tuple(lines), hint)
 
 
 def _count(counts: WorkCounts, name: str) -> int:
