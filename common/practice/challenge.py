@@ -16,6 +16,7 @@ from common.practice.exercise import (
     changed_around,
     is_stub,
     line_of,
+    linked_for,
     rungs_that_use,
     stub,
 )
@@ -86,8 +87,8 @@ class Challenge(abc.ABC):
         return kept
 
     def day_to_run(self) -> Day:
-        """The day with the learner's file in place of its source."""
-        return self.day.with_source(self.original, self.file)
+        """The day with the learner's file in place of its source, as far as its rungs need it."""
+        return linked_for(self.day.with_source(self.original, self.file), self.rungs)
 
 
 class WriteChallenge(Challenge):

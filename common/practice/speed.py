@@ -11,7 +11,7 @@ from common.base.days import Day, load_lesson
 from common.cpu.lexer import Token, tokenize
 from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
-from common.practice.exercise import MARK, ExerciseError, commented
+from common.practice.exercise import MARK, ExerciseError, commented, linked_for
 from common.practice.journal import practice_folder
 from common.practice.ladder import Ladder, ladder_of
 from common.practice.mutants.outline import Outline, outline, outlines_of
@@ -67,10 +67,11 @@ def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
         raise ExerciseError(
             f"day {day.number} has no speed exercise: it times no two versions of one kernel"
         )
-    outlines = outlines_of(day)
+    outlines = outlines_of(linked_for(day, [ladder.first.name]))
     original = _source_of(outlines, ladder.first.name)
-    # Rungs that share kernels may stand in different files.
-    goal = _alone(outlines, _source_of(outlines, ladder.last.name), ladder.last.name)
+    # The last rung may stand in another file.
+    others = outlines_of(linked_for(day, [ladder.last.name]))
+    goal = _alone(others, _source_of(others, ladder.last.name), ladder.last.name)
     first, last = ladder.first.name, ladder.last.name
     task = (
         f"make {first} as fast as {last}, the last rung of the day. Everything may change but its "
