@@ -18,13 +18,12 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.paths import ROOT
-from common.practice.planted import candidates, planted_text
+from common.practice.planted import ENOUGH, candidates, planted_text
 from common.report.stored import read_scores
 from common.run.mutate import today_as_seed
 
 DAYS, _ = discover()
 LEAST = 3  # changes per day
-SPREAD = 3  # candidates for each that has to be rejected, so that survivors leave enough
 SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
 SCORES = read_scores()
 TRIED = sorted(random.Random(SEED).sample(DAYS, 2), key=lambda day: day.number)
@@ -41,7 +40,7 @@ def test_there_are_enough_changes_to_plant(day: Day) -> None:
     survivors = set(known.survived) if known else set[str]()
     fit = [mutant for mutant in found if mutant.identity not in survivors]
     assert len({mutant.identity for mutant in fit}) == len(fit)
-    needed = LEAST if known and known.complete else LEAST * SPREAD
+    needed = LEAST if known and known.complete else ENOUGH
     assert len(fit) >= needed, f"{len(fit)} changes: {[mutant.identity for mutant in fit]}"
     texts = {planted_text(mutant) for mutant in fit}
     assert len(texts) == len(fit)
