@@ -16,8 +16,8 @@ from common.practice.mutants.derive import Mutant, balanced, mutants_of
 from common.practice.mutants.outline import outlines_of
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
-# Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: what a launcher
-# computes, and not what it refuses.
+# Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: of what a
+# launcher computes, not of what it refuses.
 OF_LAUNCHERS = frozenset(
     (
         "arithmetic operator",
