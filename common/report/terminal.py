@@ -28,6 +28,7 @@ STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 PROSE = 78  # characters per line of a text in sentences
+_INDENT = 6  # of lines that explain a rung
 
 
 def header_line() -> Line:
@@ -110,11 +111,19 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     return [counts, [(times, "dim")]]
 
 
+def _wrapped_hint(line: str) -> list[str]:
+    """A hint in lines that fit below a rung; any other line as it is."""
+    if not line.startswith("hint:"):
+        return [line]
+    return textwrap.wrap(line, PROSE - _INDENT, subsequent_indent="      ")
+
+
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure.
+    shown_details: how many lines explain one failure. narrow: hints among these are wrapped, and
+    every line of them counts.
     """
 
     def __init__(
@@ -122,9 +131,11 @@ class Report:
         stream: IO[str] | None = None,
         colour: bool = True,
         shown_details: int = SHOWN_DETAILS,
+        narrow: bool = False,
     ):
         self._stream = stream or sys.stdout
         self._shown_details = shown_details
+        self._narrow = narrow
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -217,6 +228,8 @@ class Report:
 
     def details(self, lines: Sequence[str]) -> None:
         """Lines that explain, not without end: templates can bring hundreds."""
+        if self._narrow:
+            lines = [part for line in lines for part in _wrapped_hint(line)]
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:
