@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.days import Day, load_lesson
+from common.base.ladder import Ladder, ladder_of
 from common.cpu.lexer import Token, tokenize
 from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
 from common.practice.exercise import MARK, ExerciseError, commented, linked_for
 from common.practice.journal import practice_folder
-from common.practice.ladder import Ladder, ladder_of
 from common.practice.mutants.outline import Outline, outline, outlines_of
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung

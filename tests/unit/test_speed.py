@@ -11,12 +11,12 @@ import pytest
 
 from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Case, Problem, Rung
+from common.base.ladder import Ladder, has_ladder, ladder_of
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
 from common.cpu.findings import LineCounts
 from common.practice.exercise import MARK, ExerciseError
 from common.practice.journal import Journal
-from common.practice.ladder import Ladder, has_ladder, ladder_of
 from common.practice.mutants.outline import outline
 from common.practice.speed import speed_challenge
 from common.practice.standing import exercises, kinds_of, marks, next_exercise
