@@ -14,7 +14,7 @@ from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
 from common.practice.exercise import MARK, ExerciseError, commented, linked_for
 from common.practice.journal import practice_folder
-from common.practice.mutants.outline import Outline, outline, outlines_of
+from common.practice.mutants.outline import Outline, outline, outlines_of, reached_together
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
 
@@ -108,11 +108,13 @@ def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
     """A source with what one rung uses, and what other files need of it; of the comments, those
     that belong to what is left."""
     read = outlines[source]
+    # Other sources are linked as they are; of headers, what is reached counts.
+    reached = reached_together(outlines, [rung])
     others = {
         word
         for path, other in outlines.items()
         if path != source
-        for declared in other.declarations
+        for declared in (other.declarations if path.suffix == ".cu" else reached.get(path, ()))
         for word in declared.uses
     }
     needed = {d.name for d in read.declarations if d.is_function and d.name in others}

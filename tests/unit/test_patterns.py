@@ -55,7 +55,7 @@ def part(start: int) -> torch.Tensor:
 # ---------------------------------------------------------------- one output
 
 
-def test_memory_never_written_is_told_from_a_nan_that_was_passed_on() -> None:
+def test_memory_never_written_is_no_nan_that_was_passed_on() -> None:
     truth = matrix()
     memory = GuardedMemory(torch.device("cpu"), 2)
     once, other, again = fresh((12, 20)), *(memory.empty((12, 20), torch.float32) for _ in "12")
