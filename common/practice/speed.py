@@ -12,7 +12,7 @@ from common.base.ladder import Ladder, ladder_of
 from common.cpu.lexer import Token, tokenize
 from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
-from common.practice.exercise import MARK, ExerciseError, commented, linked_for
+from common.practice.exercise import MARK, ExerciseError, commented, linked_for, with_backward
 from common.practice.journal import practice_folder
 from common.practice.mutants.outline import Outline, outline, outlines_of, reached_together
 
@@ -109,7 +109,8 @@ def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
     that belong to what is left."""
     read = outlines[source]
     # Other sources are linked as they are; of headers, what is reached counts.
-    reached = reached_together(outlines, [rung])
+    kept = set(with_backward(outlines, [rung]))
+    reached = reached_together(outlines, kept)
     others = {
         word
         for path, other in outlines.items()
@@ -118,11 +119,11 @@ def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
         for word in declared.uses
     }
     needed = {d.name for d in read.declarations if d.is_function and d.name in others}
-    used = {d.start for d in read.used_by(read.launchers([rung]) | needed)}
+    used = {d.start for d in read.used_by(read.launchers(kept) | needed)}
     gone = [
         d
         for d in read.declarations
-        if d.start not in used and rung not in d.operators and (d.name or d.operators)
+        if d.start not in used and not kept & d.operators and (d.name or d.operators)
     ]
     tokens = read.code.tokens
     begins = {}
