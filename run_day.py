@@ -336,6 +336,11 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
+    if args.no_bench or args.mutants or args.practice or args.sanitize:
+        # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
+        # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
+        # libgomp reads this when it is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from common.base.paths import DAYS
 
     root = (args.root or DAYS).resolve()
