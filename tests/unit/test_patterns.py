@@ -124,7 +124,10 @@ def _set(where: object, value: float) -> torch.Tensor:
         (_set((slice(9, None), slice(2, 4)), 0.0), "only rows 9 to 11 of 12"),
         (_set((11, slice(0, 4)), 0.0), "only row 11, the last one, of 12"),
         (matrix().float().roll(1, 1), "each row is what is expected, shifted one element"),
-        (_with(lambda got: got.flatten()[1::3].mul_(7)), "one element in 3 is wrong: those whose index is 1 modulo 3"),
+        (
+            _with(lambda got: got.flatten()[1::3].mul_(7)),
+            "one element in 3 is wrong: those whose index is 1 modulo 3",
+        ),
         (matrix().t().reshape(12, 20).float(), ""),
     ],
 )
