@@ -140,9 +140,7 @@ def test_names_of_kernels() -> None:
 def test_what_a_learner_sees_of_a_failure_fits_a_terminal() -> None:
     out = io.StringIO()
     details = ["hint: " + "a hint in many words " * 8, *"123456789"]
-    failed = RungOutcome(
-        "p", "k_v1", "", FAIL, "the output: " + "wrong " * 20, [hint, *"123456789"]
-    )
+    failed = RungOutcome("p", "k_v1", "", FAIL, "the output: " + "wrong " * 20, details)
     Report(out, shown_details=8, narrow=True).rung(5, failed)
     lines = out.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines), out.getvalue()
