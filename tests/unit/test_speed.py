@@ -14,6 +14,7 @@ from common.base.declaration import Case, Problem, Rung
 from common.base.ladder import Ladder, has_ladder, ladder_of
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
+from common.base.toolchain import Platform
 from common.cpu.findings import LineCounts
 from common.practice.exercise import MARK, ExerciseError
 from common.practice.journal import Journal
@@ -245,6 +246,32 @@ def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.Monke
     desk.options = replace(desk.options, quick=True)
     desk.outcome = DayOutcome(1, "day01", "", PASS)
     assert finish(desk, monkeypatch, None) == 0, "not all was checked, so nothing is measured"
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("k: no end after 20 s, killed", "were not counted to the end in 20 s; those of the day's"),
+        ("it crashed", None),
+    ],
+)
+def test_counting_without_end_is_waste(
+    monkeypatch: pytest.MonkeyPatch, why: str, said: str | None
+) -> None:
+    def counted(self: pace.Pace, day: Day, challenge: object, *rest: Any) -> DayOutcome:
+        if challenge:
+            raise ExerciseError(why)
+        return DayOutcome(1, "day01", "", PASS, run_s=1.0)
+
+    monkeypatch.setattr(pace.Pace, "_counted", counted)
+    challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), DAYS)
+    cpu = Platform("cpu", "g++", "g++ 12", Path("/"), "2.11")
+    judge = pace.Pace(Options(()), cpu, Report(io.StringIO()))
+    if said is None:
+        with pytest.raises(ExerciseError):
+            judge.waste(challenge)
+    else:
+        assert said in judge.waste(challenge)
 
 
 def test_a_goal_that_is_reached_is_remembered(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
