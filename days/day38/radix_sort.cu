@@ -31,14 +31,28 @@ constexpr int WARPS = BLOCK / 32;
 
 template <typename T>
 constexpr int PASSES = sizeof(T) * 8 / BITS;
+constexpr int PER_THREAD = 16;  // keys
+// Blocks per multiprocessor that the registers must allow. Without the limit a thread takes 106
+// registers, and only two blocks fit.
 template <typename T>
-constexpr int PER_THREAD = 64 / sizeof(T);  // keys, in 16 registers
-template <typename T>
-constexpr int TILE = BLOCK * PER_THREAD<T>;
+constexpr int RESIDENT = sizeof(T) == 4 ? 4 : 3;
+constexpr int TILE = BLOCK * PER_THREAD;
 
 template <typename T>
 __device__ int digit_of(T key, int pass) {
   return static_cast<int>(ordered(key) >> (pass * BITS)) & (DIGITS - 1);
+}
+
+// The lanes of the warp whose digit is that of the calling lane. Each bit of the digit halves them:
+// __ballot_sync returns the lanes whose bit is set.
+__device__ unsigned lanes_with(int digit) {
+  unsigned equal = FULL_WARP;
+#pragma unroll
+  for (int bit = 0; bit < BITS; ++bit) {
+    const unsigned set = __ballot_sync(FULL_WARP, digit >> bit & 1);
+    equal &= digit >> bit & 1 ? set : ~set;
+  }
+  return equal;
 }
 
 // The sum of `value` of the threads before this one. Every thread of the block must call it; a
@@ -66,34 +80,34 @@ __device__ void move_tile(int64_t tile, const T* __restrict__ from,
                           const Place* __restrict__ from_place, T* __restrict__ to,
                           Index* __restrict__ to_place, int64_t n, int pass, Place total,
                           BeforeTile before_tile) {
-  constexpr int N = PER_THREAD<T>;
+  constexpr int N = PER_THREAD;
   __shared__ Place places[WARPS][DIGITS];  // of each warp's first element with each digit
   __shared__ Place shift[DIGITS];          // from the place in the sorted tile to that in `to`
-  __shared__ T exchange[TILE<T>];
+  __shared__ T exchange[TILE];
   const int t = threadIdx.x, warp = t / 32, lane = t % 32;
-  const int64_t first = tile * TILE<T> + warp * (32 * N) + lane;
-  const int count = static_cast<int>(n - tile * TILE<T> < TILE<T> ? n - tile * TILE<T> : TILE<T>);
+  const int64_t begin = tile * TILE;
+  const int count = static_cast<int>(n - begin < TILE ? n - begin : TILE);
+  const int first = warp * (32 * N) + lane;  // this thread has the elements first + 32 k
 
   T key[N];
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    if (first + k * 32 < n) key[k] = from[first + k * 32];
+    if (first + k * 32 < count) key[k] = from[begin + first + k * 32];
   }
   for (int d = lane; d < DIGITS; d += 32) places[warp][d] = 0;
   __syncwarp();  // the warp's counts are 0 before a lane adds to them
 
-  Place rank[N];
+  // Each element's digit in the upper half, its rank in the lower.
+  uint32_t rank[N];
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     // What is not there counts as the highest digit: behind all others, where nothing is stored.
-    const int digit = first + k * 32 < n ? digit_of(key[k], pass) : DIGITS - 1;
-    const unsigned equal = __match_any_sync(FULL_WARP, digit);  // the lanes with this digit
-    const Place before = places[warp][digit];
-    __syncwarp();  // all lanes have read their count before one of them raises it
-    const unsigned below = equal & ((1u << lane) - 1);
-    if (below == 0) places[warp][digit] = before + __popc(equal);
-    __syncwarp();  // the counts include this row before the next row reads them
-    rank[k] = before + __popc(below);
+    const int digit = first + k * 32 < count ? digit_of(key[k], pass) : DIGITS - 1;
+    const unsigned equal = lanes_with(digit), below = equal & ((1u << lane) - 1);
+    Place before = 0;
+    if (below == 0) before = atomicAdd(&places[warp][digit], __popc(equal));
+    before = __shfl_sync(FULL_WARP, before, __ffs(equal) - 1);  // from the lowest of the lanes
+    rank[k] = digit << 16 | (before + __popc(below));
   }
   __syncthreads();  // the counts of all warps are complete
 
@@ -110,8 +124,7 @@ __device__ void move_tile(int64_t tile, const T* __restrict__ from,
   const Place before_digit = sum_before(total);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    const int digit = first + k * 32 < n ? digit_of(key[k], pass) : DIGITS - 1;
-    rank[k] += places[warp][digit];
+    rank[k] = (rank[k] & 0xffff) + places[warp][rank[k] >> 16];
     exchange[rank[k]] = key[k];
   }
   shift[t] = before_digit + before_tile(in_tile) - start;
@@ -130,8 +143,8 @@ __device__ void move_tile(int64_t tile, const T* __restrict__ from,
   Place* const moved = reinterpret_cast<Place*>(exchange);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    const int64_t i = first + k * 32;
-    if (i < n) moved[rank[k]] = from_place ? from_place[i] : static_cast<Place>(i);
+    const int i = first + k * 32;
+    if (i < count) moved[rank[k]] = from_place ? from_place[begin + i] : begin + i;
   }
   __syncthreads();  // all places are written before they are read
 #pragma unroll
@@ -150,8 +163,8 @@ __global__ void sort_v3_radix_count_kernel(const T* __restrict__ keys, Place* __
   __shared__ Place of_digit[DIGITS];
   of_digit[threadIdx.x] = 0;
   __syncthreads();  // all counts are 0 before threads add to them
-  const int64_t first = int64_t{blockIdx.x} * TILE<T>;
-  for (int i = threadIdx.x; i < TILE<T> && first + i < n; i += BLOCK) {
+  const int64_t first = int64_t{blockIdx.x} * TILE;
+  for (int i = threadIdx.x; i < TILE && first + i < n; i += BLOCK) {
     atomicAdd(&of_digit[digit_of(keys[first + i], pass)], 1u);
   }
   __syncthreads();  // all elements are counted before the counts are read
@@ -177,7 +190,7 @@ __global__ void sort_v3_radix_sums_kernel(Place* counts, Place* __restrict__ tot
 }
 
 template <typename T, typename Index>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, RESIDENT<T>)
     sort_v3_radix_kernel(const T* __restrict__ from, const Place* __restrict__ from_place,
                          T* __restrict__ to, Index* __restrict__ to_place,
                          const Place* __restrict__ counts, const Place* __restrict__ totals,
@@ -191,7 +204,7 @@ std::tuple<Tensor, Tensor> sort_v3_radix(const Tensor& x) {
     using T = decltype(zero);
     const int64_t n = x.numel();
     const cudaStream_t stream = current_stream(x);
-    const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE<T>), "x");
+    const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE), "x");
     const Tensor scratch =
         torch::stable::new_empty(x, {DIGITS * (1 + int64_t{tiles})}, ScalarType::Int);
     Place *totals = mutable_data<Place>(scratch), *counts = totals + DIGITS;
@@ -213,23 +226,30 @@ std::tuple<Tensor, Tensor> sort_v3_radix(const Tensor& x) {
 // not depend on where it is. The sums of the tiles before come from the tiles themselves: each
 // publishes its counts, then the counts up to its end (Adinets & Merrill, "Onesweep", 2022).
 
+// Copies of each count, for lanes side by side: keys with equal digits would wait for each other.
+template <typename T>
+constexpr int COPIES = 16 / sizeof(T);
+
 // totals[pass][d], zeros at first: how many keys have digit d in this pass.
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     sort_v4_one_sweep_totals_kernel(const T* __restrict__ keys, Place* __restrict__ totals,
                                     int64_t n) {
-  __shared__ Place of_digit[PASSES<T>][DIGITS];
-  for (int p = 0; p < PASSES<T>; ++p) of_digit[p][threadIdx.x] = 0;
+  __shared__ Place of_digit[PASSES<T>][DIGITS][COPIES<T>];
+  Place* const counts = of_digit[0][0];
+  for (int i = threadIdx.x; i < PASSES<T> * DIGITS * COPIES<T>; i += BLOCK) counts[i] = 0;
   __syncthreads();  // all counts are 0 before threads add to them
   const int64_t threads = int64_t{gridDim.x} * BLOCK;
+  const int copy = threadIdx.x % COPIES<T>;
   for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += threads) {
     const T key = keys[i];
 #pragma unroll
-    for (int p = 0; p < PASSES<T>; ++p) atomicAdd(&of_digit[p][digit_of(key, p)], 1u);
+    for (int p = 0; p < PASSES<T>; ++p) atomicAdd(&of_digit[p][digit_of(key, p)][copy], 1u);
   }
   __syncthreads();  // all elements are counted before the counts are read
   for (int p = 0; p < PASSES<T>; ++p) {
-    const Place count = of_digit[p][threadIdx.x];
+    Place count = 0;
+    for (int c = 0; c < COPIES<T>; ++c) count += of_digit[p][threadIdx.x][c];
     if (count > 0) atomicAdd(&totals[p * DIGITS + threadIdx.x], count);
   }
 }
@@ -269,7 +289,7 @@ __device__ Place look_back(uint64_t* words, int64_t tile, int pass, Place count)
 }
 
 template <typename T, typename Index>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, RESIDENT<T>)
     sort_v4_one_sweep_kernel(const T* __restrict__ from, const Place* __restrict__ from_place,
                              T* __restrict__ to, Index* __restrict__ to_place,
                              const Place* __restrict__ totals, unsigned* tickets, uint64_t* words,
@@ -287,7 +307,7 @@ std::tuple<Tensor, Tensor> sort_v4_one_sweep(const Tensor& x) {
     using T = decltype(zero);
     const int64_t n = x.numel();
     const cudaStream_t stream = current_stream(x);
-    const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE<T>), "x");
+    const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE), "x");
     const int64_t totals_bytes = PASSES<T> * DIGITS * sizeof(Place), ticket_bytes = 64;
     const int64_t words_bytes = int64_t{tiles} * DIGITS * sizeof(uint64_t);
     const Tensor scratch =
