@@ -256,7 +256,7 @@ def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.Monke
     ],
 )
 def test_counting_without_end_is_waste(
-    monkeypatch: pytest.MonkeyPatch, why: str, said: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str, said: str | None
 ) -> None:
     def counted(self: pace.Pace, day: Day, challenge: object, *rest: Any) -> DayOutcome:
         if challenge:
@@ -264,7 +264,8 @@ def test_counting_without_end_is_waste(
         return DayOutcome(1, "day01", "", PASS, run_s=1.0)
 
     monkeypatch.setattr(pace.Pace, "_counted", counted)
-    challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), DAYS)
+    challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), tmp_path / "days")
+    challenge.begin()
     cpu = Platform("cpu", "g++", "g++ 12", Path("/"), "2.11")
     judge = pace.Pace(Options(()), cpu, Report(io.StringIO()))
     if said is None:
