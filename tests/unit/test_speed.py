@@ -20,7 +20,7 @@ from common.practice.exercise import MARK, ExerciseError
 from common.practice.journal import Journal
 from common.practice.mutants.outline import outline
 from common.practice.speed import speed_challenge
-from common.practice.standing import exercises, kinds_of, marks, next_exercise
+from common.practice.standing import exercises, kinds_of, marks, next_exercise, next_line
 from common.practice.work_counts import WorkCounts, goals, waste, work_counts
 from common.report.terminal import Report
 from common.run import pace
@@ -282,6 +282,8 @@ def test_a_goal_that_is_reached_is_remembered(desk: Bench, monkeypatch: pytest.M
     assert finish(desk, monkeypatch, pace.Verdict(True, ("near",))) == 0
     assert Journal(desk.journal.path.parent).solved(day.number, "speed")
     assert marks(day, desk.journal) == "□□■"
+    following = next_line(FOUND, desk.journal, (day, "speed"))
+    assert following.startswith("next: day ") and f"day {day.number}," not in following
 
 
 def test_what_needs_a_gpu_is_not_what_comes_next(
