@@ -1,0 +1,144 @@
+"""Day 33: a diffusion step."""
+
+import torch
+
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+
+from .moons import sample_moons
+from .philox import WORDS, normals
+from .statistics import print_statistics
+
+TITLE = "Diffusion step"
+TEACHES = "Counter-based random numbers, drawn in the kernel that uses them; what arithmetic hides"
+TOPICS = ("diffusion", "DDPM", "random numbers", "Philox", "Box-Muller", "fusion")
+SOURCE = "ddpm.cu"
+INTRODUCES = ("counter-based generator", "Box-Muller transform", "special function unit")
+
+EXERCISE = Exercise(
+    function="philox4x32_10",
+    task=(
+        "Scramble the counter in 10 rounds: multiply x by 0xd2511f53 and z by 0xcd9e8d57, each to "
+        "64 bits, and exclusive-or the upper halves with y, w and the key. After each round the "
+        "key grows by (0x9e3779b9, 0xbb67ae85)."
+    ),
+    hints=(
+        "Both words of a 64-bit product are used: the upper half is mixed into another word, the "
+        "lower half replaces the word after it. Which operand must be 64 bits wide?",
+        "With a the product of x and b that of z, the new x and y come from b, the new z and w "
+        "from a: x = upper(b) ^ y ^ key.x, y = lower(b).",
+        "for 10 rounds: counter = make_uint4(b >> 32 ^ counter.y ^ key.x, b, a >> 32 ^ counter.w "
+        "^ key.y, a), with a = uint64_t{0xd2511f53u} * counter.x, and then key.x and key.y grow.",
+    ),
+)
+
+FLOATS = ["float32", "float16", "bfloat16"]
+SHAPES = [(1, 1), (3, 2), (5, 7), (2, 255), (3, 1025)]  # odd rows: groups of four and a rest
+WIDE = [(3, 8), (2, 24), (5, 4104), (7, 2048), (70, 16)]  # rows of whole packs
+
+
+def state_of(case, draw):
+    """Seed and step; the same for each draw of a case would hide a state that is not read."""
+    return draw(2, dtype="int64", values="extreme")
+
+
+def schedule(rows, draw):
+    """sqrt(abar) and sqrt(1 - abar) of a time per row, fp32."""
+    signal = draw(rows, dtype="float32", low=0.0, high=1.0)
+    return signal, (1 - signal**2).sqrt()
+
+
+def add_noise_inputs(case, draw):
+    return draw(*case.shape), *schedule(case.shape[0], draw), state_of(case, draw)
+
+
+def wide(x):
+    """fp32 for 16-bit types, as the kernels compute."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def add_noise(x, signal, noise, state):
+    z = normals(state, *x.shape, wide(x)).to(x.dtype)  # as torch.randn_like gives it
+    return (signal[:, None] * x + noise[:, None] * z).to(x.dtype)
+
+
+def add_noise_pytorch(x, signal, noise, state):
+    """In place where it can be; PyTorch draws from a generator of its own, not from `state`."""
+    signal, noise = (w[:, None].to(x.dtype) for w in (signal, noise))
+    return torch.randn_like(x).mul_(noise).addcmul_(x, signal)
+
+
+def ddpm_step_inputs(case, draw):
+    coefficients = draw(3, dtype="float32", low=-1.0, high=1.0)
+    return draw(*case.shape), draw(*case.shape), coefficients, state_of(case, draw)
+
+
+def ddpm_step(x, predicted, coefficients, state):
+    z = normals(state, 1, x.numel(), wide(x)).to(x.dtype).reshape(x.shape)
+    signal, direction, noise = coefficients.view(3, 1)  # of one dimension, so that they promote
+    y = signal * x.flatten() + direction * predicted.flatten() + noise * z.flatten()
+    return y.to(x.dtype).view(x.shape)
+
+
+def ddpm_step_pytorch(x, predicted, coefficients, state):
+    c = coefficients
+    return torch.randn_like(x).mul_(c[2]).addcmul_(x, c[0]).addcmul_(predicted, c[1])
+
+
+CASES = (
+    *grid([*SHAPES, *WIDE, (0, 8), (8, 0)], FLOATS),
+    *grid([(9, 200)], FLOATS, values="nonfinite"),
+    *grid([(4, 64)], FLOATS, values="extreme"),
+)
+
+NOISE = Problem(
+    name="normal numbers",
+    inputs=lambda case, draw: (draw(*case.shape), state_of(case, draw)),
+    reference=lambda x, state: normals(state, *x.shape, wide(x)).to(x.dtype).contiguous(),
+    rungs=(Rung("noise", "Box and Muller's formula, exact functions"),),
+    cases=grid([*SHAPES, *WIDE, (0, 8), (8, 0)], FLOATS),
+    timed=False,
+)
+
+ADDITION = Problem(
+    name="noise addition",
+    inputs=add_noise_inputs,
+    reference=add_noise,
+    rungs=(
+        Rung("add_noise_v1_separate", "noise through memory"),
+        Rung("add_noise_v2_in_registers", "each thread draws its four numbers"),
+        Rung("add_noise_v3_packs", "16 bytes per load and store"),
+        Rung("add_noise_v4_fast_math", "special function unit", target=Target(0.90, "copy")),
+    ),
+    cases=CASES,
+    bench=Case((1024, 196608), "bfloat16"),  # 3 × 256 × 256 per image
+    bench_cpu=Case((8, 12288), "bfloat16"),
+    cost=streamed(2, 40),
+    pytorch=add_noise_pytorch,
+    libraries=(COMPILE,),
+    own_numbers=True,
+)
+
+STEP = Problem(
+    name="denoising step",
+    inputs=ddpm_step_inputs,
+    reference=ddpm_step,
+    rungs=(
+        Rung("ddpm_step_v1_separate", "noise through memory"),
+        Rung("ddpm_step_v2_fused", "noise in registers", target=Target(0.90, "copy")),
+    ),
+    cases=(*CASES, *grid([(2, 3, 5, 8)], FLOATS)),
+    bench=Case((1024, 196608), "bfloat16"),
+    bench_cpu=Case((8, 12288), "bfloat16"),
+    cost=streamed(3, 42),
+    pytorch=ddpm_step_pytorch,
+    libraries=(COMPILE,),
+    own_numbers=True,
+)
+
+PROBLEMS = (WORDS, NOISE, ADDITION, STEP)
+
+
+def show(operators, device):
+    """Tests the noise for what it should be, and samples two moons."""
+    print_statistics(operators, device)
+    sample_moons(operators, device)
