@@ -12,7 +12,7 @@ TITLE = "Diffusion step"
 TEACHES = "Counter-based random numbers, drawn in the kernel that uses them; what arithmetic hides"
 TOPICS = ("diffusion", "DDPM", "random numbers", "Philox", "Box-Muller", "fusion")
 SOURCE = "ddpm.cu"
-INTRODUCES = ("counter-based generator", "Box-Muller transform", "special function unit")
+INTRODUCES = ("counter-based generator", "Box-Muller transform")
 
 EXERCISE = Exercise(
     function="philox4x32_10",
