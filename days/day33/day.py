@@ -2,7 +2,17 @@
 
 import torch
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import (
+    COMPILE,
+    Case,
+    Exercise,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    streamed,
+)
 
 from .moons import sample_moons
 from .philox import WORDS, normals
@@ -32,8 +42,8 @@ EXERCISE = Exercise(
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
-SHAPES = [(1, 1), (3, 2), (5, 7), (2, 255), (3, 1025)]  # odd rows: groups of four and a rest
-WIDE = [(3, 8), (2, 24), (5, 4104), (7, 2048), (70, 16)]  # rows of whole packs
+SHAPES = [(1, 1), (5, 7), (3, 1025)]  # odd rows: groups of four and a rest
+WIDE = [(3, 8), (70, 16), (2, 4128), (2, 8256)]  # rows of whole packs, around those of a block
 
 
 def state_of(case, draw):
@@ -85,9 +95,13 @@ def ddpm_step_pytorch(x, predicted, coefficients, state):
 
 
 CASES = (
-    *grid([*SHAPES, *WIDE, (0, 8), (8, 0)], FLOATS),
+    *grid([*SHAPES, *WIDE, (0, 8)], FLOATS),
     *grid([(9, 200)], FLOATS, values="nonfinite"),
     *grid([(4, 64)], FLOATS, values="extreme"),
+)
+
+TOLERANCE = Tolerance(
+    factor=16, why="the special function unit's sine, which cuRAND takes too, is exact to 2^-21"
 )
 
 NOISE = Problem(
@@ -95,7 +109,7 @@ NOISE = Problem(
     inputs=lambda case, draw: (draw(*case.shape), state_of(case, draw)),
     reference=lambda x, state: normals(state, *x.shape, wide(x)).to(x.dtype).contiguous(),
     rungs=(Rung("noise", "Box and Muller's formula, exact functions"),),
-    cases=grid([*SHAPES, *WIDE, (0, 8), (8, 0)], FLOATS),
+    cases=grid([*SHAPES, (2, 4128), (8, 0)], FLOATS),
     timed=False,
 )
 
@@ -116,6 +130,7 @@ ADDITION = Problem(
     pytorch=add_noise_pytorch,
     libraries=(COMPILE,),
     own_numbers=True,
+    tolerance=TOLERANCE,
 )
 
 STEP = Problem(
@@ -133,12 +148,13 @@ STEP = Problem(
     pytorch=ddpm_step_pytorch,
     libraries=(COMPILE,),
     own_numbers=True,
+    tolerance=TOLERANCE,
 )
 
 PROBLEMS = (WORDS, NOISE, ADDITION, STEP)
 
 
 def show(operators, device):
-    """Tests the noise for what it should be, and samples two moons."""
+    """Tests the noise for what it should be, times both dtypes, and samples two moons."""
     print_statistics(operators, device)
     sample_moons(operators, device)

@@ -11,12 +11,13 @@
 //   v1 separate        z goes to memory and back
 //   v2 in_registers    one thread per four elements draws its own z
 //   v3 packs           16 bytes per load and store
-//   v4 fast_math       for 16-bit types: the special function unit instead of exact functions
+//   v4 fast_math       the special function unit instead of exact functions
 //
 // Run: python run_day.py 33
 
 #include "common/cuda/binding.cuh"  // taught in day 6
 #include "common/cuda/pack.cuh"     // taught in day 2
+#include "common/cuda/ptx.cuh"      // approximations: day 26
 #include "common/cuda/tensor.cuh"   // taught in days 6 and 12
 
 #include <type_traits>
@@ -32,23 +33,33 @@ constexpr int BLOCK = 256;
 __device__ uint4 philox4x32_10(uint4 counter, uint2 key) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xd2511f53u} * counter.x;
-    const uint64_t b = uint64_t{0xcd9e8d57u} * counter.z;
-    counter =
-        make_uint4(static_cast<uint32_t>(b >> 32) ^ counter.y ^ key.x, static_cast<uint32_t>(b),
-                   static_cast<uint32_t>(a >> 32) ^ counter.w ^ key.y, static_cast<uint32_t>(a));
+    const uint32_t high_a = __umulhi(0xd2511f53u, counter.x), low_a = 0xd2511f53u * counter.x;
+    const uint32_t high_b = __umulhi(0xcd9e8d57u, counter.z), low_b = 0xcd9e8d57u * counter.z;
+    counter = make_uint4(high_b ^ counter.y ^ key.x, low_b, high_a ^ counter.w ^ key.y, low_a);
     key.x += 0x9e3779b9u;
     key.y += 0xbb67ae85u;
   }
   return counter;
 }
 
-// Four words of a stream, in the layout of cuRAND and of PyTorch's CUDA generator: `group` is what
-// they call the subsequence, `step` a quarter of their offset.
-__device__ uint4 random4(uint64_t seed, uint64_t step, uint64_t group) {
-  return philox4x32_10(make_uint4(static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32),
-                                  static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32)),
-                       make_uint2(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)));
+__device__ uint32_t low(uint64_t word) {
+  return static_cast<uint32_t>(word);
+}
+__device__ uint32_t high(uint64_t word) {
+  return static_cast<uint32_t>(word >> 32);
+}
+
+// What a call draws from: the seed, and how many calls came before. On the GPU, so that a captured
+// graph draws other numbers at each replay once the tensor has changed.
+struct State {
+  uint64_t seed, step;
+};
+
+// Four words of a stream, in the layout of cuRAND and of PyTorch's CUDA generator: group is the
+// lower half of what they call the subsequence, row its upper half, step a quarter of their offset.
+__device__ uint4 random4(const State& s, uint32_t row, uint32_t group) {
+  return philox4x32_10(make_uint4(low(s.step), high(s.step), group, row),
+                       make_uint2(low(s.seed), high(s.seed)));
 }
 
 __global__ void philox_words_kernel(const uint64_t* __restrict__ seed,
@@ -56,7 +67,7 @@ __global__ void philox_words_kernel(const uint64_t* __restrict__ seed,
                                     const uint64_t* __restrict__ group, uint4* __restrict__ words,
                                     int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  if (i < n) words[i] = random4(seed[i], step[i], group[i]);
+  if (i < n) words[i] = random4({seed[i], step[i]}, high(group[i]), low(group[i]));
 }
 
 // The words of each (seed, step, group), int64 tensors of shape (n,), as an int32 tensor (n, 4).
@@ -81,41 +92,42 @@ Tensor philox_words(const Tensor& seed, const Tensor& step, const Tensor& group)
 // The order, sine first, and the half that keeps the logarithm's argument above 0 are cuRAND's.
 
 struct Exact {
-  static __device__ float2 normal2(uint32_t first, uint32_t second) {
+  // Two numbers with this standard deviation.
+  static __device__ float2 normal2(uint32_t first, uint32_t second, float deviation) {
     const float u = fmaf(static_cast<float>(first), 0x1p-32f, 0x1p-33f);  // (0, 1]
-    const float radius = sqrtf(-2.0f * logf(u));                          // at most 6.8
+    const float radius = deviation * sqrtf(-2.0f * logf(u));              // at most 6.8 deviations
     float sine, cosine;
     sincospif(fmaf(static_cast<float>(second), 0x1p-31f, 0x1p-32f), &sine, &cosine);
     return make_float2(radius * sine, radius * cosine);
   }
 };
 
-// The same with one instruction of the special function unit per function. Its sine is accurate to
-// 2^-21 in [-pi, pi] (CUDA's guide), so the word counts as signed: an angle less 2 pi.
+// The same by the special function unit. Its sine is accurate to 2^-21 in [-pi, pi] (CUDA's guide),
+// so the word counts as signed: an angle less 2 pi. Near u = 1 the approximated logarithm has few
+// digits, perhaps not even the right sign; 16-bit types do not see that. fp32 takes the exact one,
+// as cuRAND does.
+template <typename T>
 struct Fast {
-  static __device__ float2 normal2(uint32_t first, uint32_t second) {
+  static __device__ float2 normal2(uint32_t first, uint32_t second, float deviation) {
     const float u = fmaf(static_cast<float>(first), 0x1p-32f, 0x1p-33f);
-    const float square = fmaxf(-2.0f * __logf(u), 1e-30f);  // at u = 1, 0 · rsqrtf(0) would be NaN
-    const float radius = square * rsqrtf(square);
-    constexpr float UNIT = 3.14159265f * 0x1p-31f;  // of the angle, in radians
+    constexpr float MINUS_2_LN_2 = -1.38629436f;
+    const float radius = sizeof(T) == 4
+                             ? sqrtf(-2.0f * logf(u))
+                             : ptx::sqrt_approx(fabsf(MINUS_2_LN_2 * ptx::log2_approx(u)));
+    const float angle = static_cast<float>(static_cast<int32_t>(second)) * (3.14159265f * 0x1p-31f);
     float sine, cosine;
-    __sincosf(fmaf(static_cast<float>(static_cast<int32_t>(second)), UNIT, UNIT / 2), &sine,
-              &cosine);
-    return make_float2(radius * sine, radius * cosine);
+    __sincosf(angle, &sine, &cosine);
+    return make_float2(deviation * radius * sine, deviation * radius * cosine);
   }
 };
 
-// What a call draws from: the seed, and how many calls came before. On the GPU, so that a captured
-// graph draws other numbers at each replay once the tensor has changed.
-struct State {
-  uint64_t seed, step;
-};
-
-// Elements 4 · group to 4 · group + 3 of the noise.
+// Elements 4 · group to 4 · group + 3 of a row's noise.
 template <typename Math>
-__device__ void normal4(const State& state, uint64_t group, float* z) {
-  const uint4 words = random4(state.seed, state.step, group);
-  const float2 a = Math::normal2(words.x, words.y), b = Math::normal2(words.z, words.w);
+__device__ void normal4(const State& state, uint32_t row, uint32_t group, float deviation,
+                        float* z) {
+  const uint4 words = random4(state, row, group);
+  const float2 a = Math::normal2(words.x, words.y, deviation);
+  const float2 b = Math::normal2(words.z, words.w, deviation);
   z[0] = a.x;
   z[1] = a.y;
   z[2] = b.x;
@@ -149,28 +161,27 @@ struct DenoisingStep {
   }
 };
 
-// A NoiseAddition has no e, and 0 · e must not become NaN there.
+// The element, with noise z that is multiplied by its weight already. A NoiseAddition has no e, and
+// 0 · e must not become NaN there.
 template <bool HAS_E>
 __device__ float combined(const Weights& w, float x, float e, float z) {
-  const float drawn = fmaf(w.x, x, w.z * z);
-  return HAS_E ? fmaf(w.e, e, drawn) : drawn;
+  return fmaf(w.x, x, HAS_E ? fmaf(w.e, e, z) : z);
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: z is written, and read again. Row r has the groups [r · groups, (r + 1) · groups), with
-// groups = cols / 4, rounded up. A block has BLOCK groups of a row; the grid's y dimension, which
-// is limited to 65,535, has the rows.
+// v1: z is written, and read again. A block has BLOCK groups of a row; the grid's y dimension,
+// which is limited to 65,535, has the rows.
 
 template <typename T>
 __global__ void noise_kernel(const State* __restrict__ state, T* __restrict__ z, int64_t rows,
                              int64_t cols) {
-  const int64_t groups = (cols + 3) / 4, g = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  if (g >= groups) return;
+  const uint32_t g = blockIdx.x * BLOCK + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     float drawn[4];
-    normal4<Exact>(*state, row * groups + g, drawn);
+    normal4<Exact>(*state, low(row), g, 1, drawn);
     for (int k = 0; k < 4; ++k) {
-      if (g * 4 + k < cols) z[row * cols + g * 4 + k] = static_cast<T>(drawn[k]);
+      const int64_t col = int64_t{g} * 4 + k;
+      if (col < cols) z[row * cols + col] = static_cast<T>(drawn[k]);
     }
   }
 }
@@ -183,8 +194,9 @@ __global__ void combine_kernel(Operation o, const T* __restrict__ z, T* __restri
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const int64_t i = row * cols + col;
     const float e = Operation::HAS_E ? static_cast<float>(o.e[i]) : 0.0f;
-    y[i] = static_cast<T>(combined<Operation::HAS_E>(o.weights(row), static_cast<float>(o.x[i]), e,
-                                                     static_cast<float>(z[i])));
+    const Weights w = o.weights(row);
+    y[i] = static_cast<T>(combined<Operation::HAS_E>(w, static_cast<float>(o.x[i]), e,
+                                                     w.z * static_cast<float>(z[i])));
   }
 }
 
@@ -195,7 +207,10 @@ dim3 rows_grid(int64_t rows, int64_t work) {
               static_cast<unsigned>(rows < most ? rows : most));
 }
 
-void check_state(const Tensor& state, const Tensor& x) {
+// Also checks that groups and rows of x, taken as (rows, cols), are numbers of 32 bits.
+void check_state(const Tensor& state, const Tensor& x, int64_t rows, int64_t cols) {
+  constexpr int64_t MOST = int64_t{1} << 32;
+  STD_TORCH_CHECK(rows < MOST && cols < MOST, "x: too large for 32-bit indices, got ", shape_of(x));
   check(state, "state").on_gpu().dtype({ScalarType::Long}).rank(1).size(0, 2).contiguous();
   check(state, "state").same_device(x, "x");
 }
@@ -204,8 +219,8 @@ void check_state(const Tensor& state, const Tensor& x) {
 // of the same state adds, for the loss that compares a prediction with them.
 Tensor noise(const Tensor& x, const Tensor& state) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
-  check_state(state, x);
   const int64_t rows = x.size(0), cols = x.size(1);
+  check_state(state, x, rows, cols);
   return output_like(x, "noise", [&](auto zero, auto* z) {
     using T = decltype(zero);
     noise_kernel<T><<<rows_grid(rows, ceil_div<int64_t>(cols, 4)), BLOCK, 0, current_stream(x)>>>(
@@ -234,7 +249,7 @@ Tensor add_noise(const Tensor& x, const Tensor& signal, const Tensor& noise, con
   check(signal, "signal").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   check(signal, "signal").same_device(x, "x").size(0, x.size(0));
   check(noise, "noise").on_gpu().like(signal, "signal").contiguous();
-  check_state(state, x);
+  check_state(state, x, x.size(0), x.size(1));
   return output_like(x, name, [&](auto zero, auto* y) {
     using T = decltype(zero);
     const NoiseAddition<T> o{data<T>(x), data<float>(signal), data<float>(noise)};
@@ -249,7 +264,7 @@ Tensor ddpm_step(const Tensor& x, const Tensor& predicted, const Tensor& coeffic
   check(predicted, "predicted").on_gpu().like(x, "x").contiguous();
   check(coefficients, "coefficients").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   check(coefficients, "coefficients").same_device(x, "x").size(0, 3);
-  check_state(state, x);
+  check_state(state, x, 1, x.numel());
   return output_like(x, name, [&](auto zero, auto* y) {
     using T = decltype(zero);
     const DenoisingStep<T> o{data<T>(x), data<T>(predicted), data<float>(coefficients)};
@@ -274,15 +289,14 @@ Tensor ddpm_step_v1_separate(const Tensor& x, const Tensor& predicted, const Ten
 template <typename T, typename Operation>
 __global__ void in_registers_kernel(Operation o, const State* __restrict__ state, T* __restrict__ y,
                                     int64_t rows, int64_t cols) {
-  const int64_t groups = (cols + 3) / 4, g = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  if (g >= groups) return;
+  const uint32_t g = blockIdx.x * BLOCK + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    float z[4];
-    normal4<Exact>(*state, row * groups + g, z);
     const Weights w = o.weights(row);
+    float z[4];
+    normal4<Exact>(*state, low(row), g, w.z, z);
     for (int k = 0; k < 4; ++k) {
-      if (g * 4 + k >= cols) break;
-      const int64_t i = row * cols + g * 4 + k;
+      const int64_t col = int64_t{g} * 4 + k, i = row * cols + col;
+      if (col >= cols) break;
       const float e = Operation::HAS_E ? static_cast<float>(o.e[i]) : 0.0f;
       y[i] = static_cast<T>(combined<Operation::HAS_E>(w, static_cast<float>(o.x[i]), e, z[k]));
     }
@@ -305,66 +319,82 @@ Tensor add_noise_v2_in_registers(const Tensor& x, const Tensor& signal, const Te
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: 16 bytes per load and store, PACKS of them in flight per thread and input. A pack
-// has one group of four fp32 elements, or two of 16-bit elements.
+// v3 against v2: 16 bytes per load and store, several of them in flight per thread. A pack has one
+// group of four fp32 elements, or two of 16-bit elements.
 
-constexpr int PACKS = 2;  // per thread: the round keys are computed once for all
+// Per thread and input; what depends on seed and row alone is computed once for all.
+template <typename Operation>
+constexpr int PACKS = Operation::HAS_E ? 2 : 4;
+
+// The packs first, first + BLOCK, … of a row. FULL: all EACH of them exist, so that nothing keeps
+// the compiler from interleaving them.
+template <bool FULL, typename Math, typename T, typename Operation>
+__device__ void combine_packs(const Operation& o, const State& state, T* __restrict__ y,
+                              int64_t row, uint32_t first, uint32_t packs) {
+  constexpr int N = Pack<T>::N, EACH = PACKS<Operation>;
+  const auto* x = reinterpret_cast<const Pack<T>*>(o.x) + row * packs;
+  const auto* e = reinterpret_cast<const Pack<T>*>(o.e) + row * packs;
+  auto* out = reinterpret_cast<Pack<T>*>(y) + row * packs;
+  Pack<T> xs[EACH], es[EACH];
+#pragma unroll
+  for (int p = 0; p < EACH; ++p) {
+    const uint32_t pack = first + p * BLOCK;
+    if (!FULL && pack >= packs) break;
+    xs[p] = x[pack];
+    if constexpr (Operation::HAS_E) es[p] = e[pack];
+  }
+  const Weights w = o.weights(row);
+#pragma unroll
+  for (int p = 0; p < EACH; ++p) {
+    const uint32_t pack = first + p * BLOCK;
+    if (!FULL && pack >= packs) break;
+    float z[N];
+#pragma unroll
+    for (int k = 0; k < N; k += 4) {
+      normal4<Math>(state, low(row), pack * (N / 4) + k / 4, w.z, z + k);
+    }
+    Pack<T> result;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const float e_k = Operation::HAS_E ? static_cast<float>(es[p].at[k]) : 0.0f;
+      result.at[k] =
+          static_cast<T>(combined<Operation::HAS_E>(w, static_cast<float>(xs[p].at[k]), e_k, z[k]));
+    }
+    out[pack] = result;
+  }
+}
 
 template <typename T, typename Math, typename Operation>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 3)
     packs_kernel(Operation o, const State* __restrict__ state, T* __restrict__ y, int64_t rows,
-                 int64_t cols) {
-  constexpr int N = Pack<T>::N;
-  const int64_t packs = cols / N;  // per row; cols is a multiple of N
-  const int64_t first = int64_t{blockIdx.x} * (BLOCK * PACKS) + threadIdx.x;
+                 uint32_t packs) {
+  constexpr uint32_t ALL = BLOCK * PACKS<Operation>;  // of a block
+  const uint32_t begin = blockIdx.x * ALL, first = begin + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    const auto* x = reinterpret_cast<const Pack<T>*>(o.x) + row * packs + first;
-    const auto* e = reinterpret_cast<const Pack<T>*>(o.e) + row * packs + first;
-    Pack<T> xs[PACKS], es[PACKS];
-#pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
-      if (first + p * BLOCK >= packs) continue;
-      xs[p] = x[p * BLOCK];
-      if constexpr (Operation::HAS_E) es[p] = e[p * BLOCK];
-    }
-    const Weights w = o.weights(row);
-#pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
-      const int64_t pack = first + p * BLOCK;
-      if (pack >= packs) continue;
-      float z[N];
-#pragma unroll
-      for (int k = 0; k < N; k += 4) {
-        normal4<Math>(*state, ((row * packs + pack) * N + k) / 4, z + k);
-      }
-      Pack<T> out;
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const float e_k = Operation::HAS_E ? static_cast<float>(es[p].at[k]) : 0.0f;
-        out.at[k] = static_cast<T>(
-            combined<Operation::HAS_E>(w, static_cast<float>(xs[p].at[k]), e_k, z[k]));
-      }
-      reinterpret_cast<Pack<T>*>(y)[row * packs + pack] = out;
+    if (begin + ALL <= packs) {
+      combine_packs<true, Math>(o, *state, y, row, first, packs);
+    } else {
+      combine_packs<false, Math>(o, *state, y, row, first, packs);
     }
   }
 }
 
-// FAST: whether 16-bit types are drawn by Fast. In fp32 the noise always has all digits.
 template <bool FAST>
 struct InPacks {
   template <typename T, typename Operation>
   static void launch(const Operation& o, const Tensor& x, const Tensor& state, T* y, int64_t rows,
                      int64_t cols) {
-    using Math = std::conditional_t<FAST && sizeof(T) == 2, Fast, Exact>;
     const bool aligned =
         reinterpret_cast<uintptr_t>(o.x) % 16 == 0 && reinterpret_cast<uintptr_t>(o.e) % 16 == 0;
     if (cols % Pack<T>::N != 0 || !aligned) {
       fell_back("v2_in_registers", "rows that are not in packs of 16 bytes");
       return InRegisters::launch<T>(o, x, state, y, rows, cols);
     }
-    const int64_t threads = ceil_div<int64_t>(cols / Pack<T>::N, PACKS);
-    packs_kernel<T, Math><<<rows_grid(rows, threads), BLOCK, 0, current_stream(x)>>>(
-        o, data<State>(state), y, rows, cols);
+    const int64_t packs = cols / Pack<T>::N;
+    const dim3 grid = rows_grid(rows, ceil_div<int64_t>(packs, PACKS<Operation>));
+    packs_kernel<T, std::conditional_t<FAST, Fast<T>, Exact>>
+        <<<grid, BLOCK, 0, current_stream(x)>>>(o, data<State>(state), y, rows,
+                                                static_cast<uint32_t>(packs));
   }
 };
 
@@ -373,7 +403,7 @@ Tensor add_noise_v3_packs(const Tensor& x, const Tensor& signal, const Tensor& n
   return add_noise<InPacks<false>>(x, signal, noise, state, "add_noise_v3_packs");
 }
 
-// v4 against v3: Fast instead of Exact where T has 16 bits.
+// v4 against v3: Fast instead of Exact.
 Tensor add_noise_v4_fast_math(const Tensor& x, const Tensor& signal, const Tensor& noise,
                               const Tensor& state) {
   return add_noise<InPacks<true>>(x, signal, noise, state, "add_noise_v4_fast_math");

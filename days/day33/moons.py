@@ -62,7 +62,7 @@ def schedule():
     return beta, (1 - beta).cumprod(0)
 
 
-def trained(rounds=3000, batch=256):
+def trained(rounds=2000, batch=256):
     """A denoiser after some seconds on the CPU."""
     generator = torch.Generator().manual_seed(33)
     with torch.random.fork_rng(devices=[]):

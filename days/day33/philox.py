@@ -90,7 +90,8 @@ def normals(state, rows, cols, dtype):
     """The noise of (rows, cols) for a state (seed, step): Box and Muller's formula in `dtype`."""
     proven(state.device)
     groups = (cols + 3) // 4
-    group = torch.arange(rows * groups, device=state.device)
+    row = torch.arange(rows, device=state.device)[:, None]
+    group = ((row << 32) + torch.arange(groups, device=state.device)).flatten()
     drawn = words(state[0].expand_as(group), state[1].expand_as(group), group)
     first, second = drawn.view(-1, 2).to(dtype).unbind(-1)
     radius = (-2 * (first * 2**-32 + 2**-33).log()).sqrt()

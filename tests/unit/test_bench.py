@@ -81,9 +81,9 @@ def test_random_numbers_of_pytorchs_own_are_compared_by_their_norm() -> None:
         return bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
 
     assert isinstance(timed(2, own_numbers=True)["first"], Timing)
-    with pytest.raises(bench.MeasuringFault, match="does not compute.*differs by"):
+    with pytest.raises(bench.MeasuringFault, match=r"does not compute.*differs by"):
         timed(2, own_numbers=False)
-    with pytest.raises(bench.MeasuringFault, match="does not compute.*has the norm"):
+    with pytest.raises(bench.MeasuringFault, match=r"does not compute.*has the norm"):
         timed(3, own_numbers=True)
 
 
