@@ -33,11 +33,12 @@ EXERCISE = Exercise(
     ),
     hints=(
         "Both words of a 64-bit product are used: the upper half is mixed into another word, the "
-        "lower half replaces the word after it. Which operand must be 64 bits wide?",
-        "With a the product of x and b that of z, the new x and y come from b, the new z and w "
-        "from a: x = upper(b) ^ y ^ key.x, y = lower(b).",
-        "for 10 rounds: counter = make_uint4(b >> 32 ^ counter.y ^ key.x, b, a >> 32 ^ counter.w "
-        "^ key.y, a), with a = uint64_t{0xd2511f53u} * counter.x, and then key.x and key.y grow.",
+        "lower half replaces the word after it. __umulhi(a, b) is the upper half of a product.",
+        "With b the product of z and a that of x: the new x is upper(b) ^ y ^ key.x, the new y is "
+        "lower(b); the new z is upper(a) ^ w ^ key.y, the new w is lower(a).",
+        "for 10 rounds: counter = make_uint4(__umulhi(0xcd9e8d57u, counter.z) ^ counter.y ^ key.x, "
+        "0xcd9e8d57u * counter.z, …the same of counter.x, counter.w and key.y…); then the key "
+        "grows.",
     ),
 )
 
@@ -113,25 +114,33 @@ NOISE = Problem(
     timed=False,
 )
 
-ADDITION = Problem(
-    name="noise addition",
-    inputs=add_noise_inputs,
-    reference=add_noise,
-    rungs=(
-        Rung("add_noise_v1_separate", "noise through memory"),
-        Rung("add_noise_v2_in_registers", "each thread draws its four numbers"),
-        Rung("add_noise_v3_packs", "16 bytes per load and store"),
-        Rung("add_noise_v4_fast_math", "special function unit", target=Target(0.90, "copy")),
-    ),
-    cases=CASES,
-    bench=Case((1024, 196608), "bfloat16"),  # 3 × 256 × 256 per image
-    bench_cpu=Case((8, 12288), "bfloat16"),
-    cost=streamed(2, 40),
-    pytorch=add_noise_pytorch,
-    libraries=(COMPILE,),
-    own_numbers=True,
-    tolerance=TOLERANCE,
+
+def addition(dtype, rungs, cases):
+    """The noise addition, timed in one dtype."""
+    return Problem(
+        name=f"noise addition, {dtype}",
+        inputs=add_noise_inputs,
+        reference=add_noise,
+        rungs=rungs,
+        cases=cases,
+        bench=Case((1024, 196608), dtype),  # 3 × 256 × 256 per image
+        bench_cpu=Case((8, 12288), dtype),
+        cost=streamed(2, 40),
+        pytorch=add_noise_pytorch,
+        libraries=(COMPILE,),
+        own_numbers=True,
+        tolerance=TOLERANCE,
+    )
+
+
+LADDER = (
+    Rung("add_noise_v1_separate", "noise through memory"),
+    Rung("add_noise_v2_in_registers", "each thread draws its four numbers"),
+    Rung("add_noise_v3_packs", "16 bytes per load and store"),
+    Rung("add_noise_v4_fast_math", "special function unit", target=Target(0.90, "copy")),
 )
+ADDITION = addition("bfloat16", LADDER, CASES)
+ADDITION_FP32 = addition("float32", LADDER[2:], grid([(2, 4128)], ["float32"]))
 
 STEP = Problem(
     name="denoising step",
@@ -151,7 +160,7 @@ STEP = Problem(
     tolerance=TOLERANCE,
 )
 
-PROBLEMS = (WORDS, NOISE, ADDITION, STEP)
+PROBLEMS = (WORDS, NOISE, ADDITION, ADDITION_FP32, STEP)
 
 
 def show(operators, device):

@@ -22,7 +22,16 @@
 
 #include <type_traits>
 
-constexpr int BLOCK = 256;
+constexpr int BLOCK = 128;
+
+// The threads of a multiprocessor, by compute capability.
+#if __CUDA_ARCH__ == 750
+constexpr int RESIDENT = 1024;
+#elif (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100
+constexpr int RESIDENT = 1536;
+#else  // 8.0, 9.0, 10.0
+constexpr int RESIDENT = 2048;
+#endif
 
 // ---------------------------------------------------------------------------------------------
 // Random words. Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (2011).
@@ -322,16 +331,22 @@ Tensor add_noise_v2_in_registers(const Tensor& x, const Tensor& signal, const Te
 // v3 against v2: 16 bytes per load and store, several of them in flight per thread. A pack has one
 // group of four fp32 elements, or two of 16-bit elements.
 
-// Per thread and input; what depends on seed and row alone is computed once for all.
-template <typename Operation>
-constexpr int PACKS = Operation::HAS_E ? 2 : 4;
+// Packs per thread and input, and the share of a multiprocessor's threads that should be resident.
+// Found by trial on an H200. Many packs per thread share what depends on seed and row alone, and
+// let the compiler interleave independent rounds, but take registers from other threads.
+template <typename T, typename Operation>
+struct Tuning {
+  static constexpr bool DEEP = sizeof(T) == 2 && !Operation::HAS_E;
+  static constexpr int PACKS = DEEP ? 4 : Operation::HAS_E ? 1 : 2;
+  static constexpr int BLOCKS = RESIDENT / BLOCK * (DEEP ? 3 : 6) / 8;
+};
 
 // The packs first, first + BLOCK, … of a row. FULL: all EACH of them exist, so that nothing keeps
 // the compiler from interleaving them.
 template <bool FULL, typename Math, typename T, typename Operation>
 __device__ void combine_packs(const Operation& o, const State& state, T* __restrict__ y,
                               int64_t row, uint32_t first, uint32_t packs) {
-  constexpr int N = Pack<T>::N, EACH = PACKS<Operation>;
+  constexpr int N = Pack<T>::N, EACH = Tuning<T, Operation>::PACKS;
   const auto* x = reinterpret_cast<const Pack<T>*>(o.x) + row * packs;
   const auto* e = reinterpret_cast<const Pack<T>*>(o.e) + row * packs;
   auto* out = reinterpret_cast<Pack<T>*>(y) + row * packs;
@@ -365,10 +380,10 @@ __device__ void combine_packs(const Operation& o, const State& state, T* __restr
 }
 
 template <typename T, typename Math, typename Operation>
-__global__ void __launch_bounds__(BLOCK, 3)
+__global__ void __launch_bounds__(BLOCK, Tuning<T, Operation>::BLOCKS)
     packs_kernel(Operation o, const State* __restrict__ state, T* __restrict__ y, int64_t rows,
                  uint32_t packs) {
-  constexpr uint32_t ALL = BLOCK * PACKS<Operation>;  // of a block
+  constexpr uint32_t ALL = BLOCK * Tuning<T, Operation>::PACKS;  // of a block
   const uint32_t begin = blockIdx.x * ALL, first = begin + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     if (begin + ALL <= packs) {
@@ -390,8 +405,8 @@ struct InPacks {
       fell_back("v2_in_registers", "rows that are not in packs of 16 bytes");
       return InRegisters::launch<T>(o, x, state, y, rows, cols);
     }
-    const int64_t packs = cols / Pack<T>::N;
-    const dim3 grid = rows_grid(rows, ceil_div<int64_t>(packs, PACKS<Operation>));
+    const int64_t packs = cols / Pack<T>::N, each = Tuning<T, Operation>::PACKS;
+    const dim3 grid = rows_grid(rows, ceil_div(packs, each));
     packs_kernel<T, std::conditional_t<FAST, Fast<T>, Exact>>
         <<<grid, BLOCK, 0, current_stream(x)>>>(o, data<State>(state), y, rows,
                                                 static_cast<uint32_t>(packs));

@@ -1,14 +1,17 @@
 """Day 34: image augmentation."""
 
+from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from common.day import (
     COMPILE,
     Case,
     Cost,
     Exercise,
+    Library,
     Problem,
     Rung,
     Target,
@@ -119,8 +122,13 @@ def shift_hue(planes, shift):
 
 def augment(images, crops, flips, factors, mean, std, height, width):
     """torchvision's math on floats in [0, 1]: ColorJitter with its operations in this order."""
+    planes = resize(images, crops, flips, height, width, factors.dtype)
+    return coloured(planes, factors, mean, std)
+
+
+def coloured(planes, factors, mean, std):
+    """The colours of (images, 3, height, width), and the normalisation."""
     dtype = factors.dtype
-    planes = resize(images, crops, flips, height, width, dtype)
     brightness, contrast, saturation, hue = factors[:, :, None, None].unbind(1)
     planes = (planes * brightness[:, None]).clamp(0, 1)
     planes = blend(planes, grey(planes).mean((1, 2, 3), keepdim=True), contrast[:, None])
@@ -128,6 +136,28 @@ def augment(images, crops, flips, factors, mean, std, height, width):
     planes = shift_hue(planes, hue)
     planes = (planes - mean[:, None, None]) / std[:, None, None]
     return planes.to(torch.bfloat16 if dtype == torch.float32 else dtype).contiguous()
+
+
+def augment_by_grid_sample(images, crops, flips, factors, mean, std, height, width):
+    """The same with F.grid_sample as crop, resize and flip. It reads the image as fp32 planes."""
+    rows, cols = images.shape[1:3]
+    axes = []
+    for axis, (to, size) in enumerate(((height, rows), (width, cols))):
+        start, length = crops[:, axis, None], crops[:, axis + 2, None]
+        at = (torch.arange(to, device=crops.device) + 0.5) * (length / to) - 0.5
+        at = torch.minimum(at.clamp(min=0), length - 1) + start
+        axes.append((at + 0.5) * 2 / size - 1)  # grid_sample's edges are at -1 and 1
+    y, x = axes[0], torch.where(flips[:, None], axes[1].flip(1), axes[1])
+    shape = (len(images), height, width)
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], -1)
+    planes = images.permute(0, 3, 1, 2).float() / 255
+    planes = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
+    return coloured(planes, factors, mean, std)
+
+
+@cache
+def compiled():
+    return torch.compile(augment, dynamic=False)
 
 
 def cost(case):
@@ -153,11 +183,11 @@ PROBLEMS = (
             Rung("augment_v3_one_pass", "a cluster per image", target=Target(2.0, "compile")),
         ),
         cases=tuple(Case(shape, "uint8") for shape in SHAPES),
-        bench=Case((512, 320, 320, 224, 224), "uint8"),
+        bench=Case((640, 320, 320, 224, 224), "uint8"),
         bench_cpu=Case((2, 96, 96, 64, 64), "uint8"),
         cost=cost,
-        pytorch=augment,
-        libraries=(COMPILE,),
+        pytorch=augment_by_grid_sample,
+        libraries=(COMPILE, Library("compiled indexing", lambda *batch: compiled()(*batch))),
         tolerance=Tolerance(
             ulps=4, factor=4, why="bf16 around 2 is 1/64 apart; a level of 255 is 1/57 there"
         ),

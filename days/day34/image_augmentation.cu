@@ -248,7 +248,7 @@ __device__ float mean_of_parts(const float* __restrict__ sums, int image, const 
 // ---------------------------------------------------------------------------------------------
 // v1: one kernel per operation. Between them lie fp32 planes (B, 3, rows, cols).
 
-__global__ void resize_kernel(Batch in, float* __restrict__ planes) {
+__global__ void augment_v1_separate_resize_kernel(Batch in, float* __restrict__ planes) {
   const Shape& s = in.s;
   const int64_t plane = int64_t{s.rows} * s.cols;
   for (int image = blockIdx.y; image < s.images; image += gridDim.y) {
@@ -277,7 +277,8 @@ enum Step { BRIGHTEN, CONTRAST, SATURATE, HUE, NORMALISE };
 // One step for all pixels, from planes to planes, which may be the same. sums: of grey, for the
 // steps after BRIGHTEN.
 template <Step STEP, typename T>
-__global__ void step_kernel(Batch in, const float* sums, const float* planes, T* out) {
+__global__ void augment_v1_separate_step_kernel(Batch in, const float* sums, const float* planes,
+                                                T* out) {
   const int64_t plane = int64_t{in.s.rows} * in.s.cols;
   for (int image = blockIdx.y; image < in.s.images; image += gridDim.y) {
     const Finish finish(in, image, STEP == CONTRAST ? mean_of_parts(sums, image, in.s) : 0);
@@ -294,8 +295,8 @@ __global__ void step_kernel(Batch in, const float* sums, const float* planes, T*
   }
 }
 
-__global__ void grey_sums_kernel(Batch in, const float* __restrict__ planes,
-                                 float* __restrict__ sums) {
+__global__ void augment_v1_separate_sums_kernel(Batch in, const float* __restrict__ planes,
+                                                float* __restrict__ sums) {
   for (int image = blockIdx.y; image < in.s.images; image += gridDim.y) {
     float sum = 0;
     pixels_of(planes, int64_t{in.s.rows} * in.s.cols, image,
@@ -317,13 +318,13 @@ Tensor augment_v1_separate(const Tensor& images, const Tensor& crops, const Tens
   float *planes = mutable_data<float>(buffer), *sums = mutable_data<float>(of_parts);
   const dim3 grid = parts_grid(in.s);
   const cudaStream_t stream = current_stream(images);
-  resize_kernel<<<grid, BLOCK, 0, stream>>>(in, planes);
-  step_kernel<BRIGHTEN><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
-  grey_sums_kernel<<<grid, BLOCK, 0, stream>>>(in, planes, sums);
-  step_kernel<CONTRAST><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
-  step_kernel<SATURATE><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
-  step_kernel<HUE><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
-  step_kernel<NORMALISE>
+  augment_v1_separate_resize_kernel<<<grid, BLOCK, 0, stream>>>(in, planes);
+  augment_v1_separate_step_kernel<BRIGHTEN><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
+  augment_v1_separate_sums_kernel<<<grid, BLOCK, 0, stream>>>(in, planes, sums);
+  augment_v1_separate_step_kernel<CONTRAST><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
+  augment_v1_separate_step_kernel<SATURATE><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
+  augment_v1_separate_step_kernel<HUE><<<grid, BLOCK, 0, stream>>>(in, sums, planes, planes);
+  augment_v1_separate_step_kernel<NORMALISE>
       <<<grid, BLOCK, 0, stream>>>(in, sums, planes, mutable_data<__nv_bfloat16>(result));
   check_launch("augment_v1_separate");
   return result;
@@ -333,7 +334,7 @@ Tensor augment_v1_separate(const Tensor& images, const Tensor& crops, const Tens
 // v2 against v1: pixels stay in registers. The mean needs a pass of its own, which resizes and
 // brightens like the second, and keeps nothing but the sum.
 
-__global__ void resized_grey_sums_kernel(Batch in, float* __restrict__ sums) {
+__global__ void augment_v2_two_passes_sums_kernel(Batch in, float* __restrict__ sums) {
   const int first = blockIdx.x * WARPS + threadIdx.x / 32;
   for (int image = blockIdx.y; image < in.s.images; image += gridDim.y) {
     const Factors factors = in.factors[image];
@@ -372,7 +373,7 @@ Tensor augment_v2_two_passes(const Tensor& images, const Tensor& crops, const Te
   Tensor sums = torch::stable::new_empty(images, {in.s.images, PARTS}, ScalarType::Float);
   const dim3 grid = parts_grid(in.s);
   const cudaStream_t stream = current_stream(images);
-  resized_grey_sums_kernel<<<grid, BLOCK, 0, stream>>>(in, mutable_data<float>(sums));
+  augment_v2_two_passes_sums_kernel<<<grid, BLOCK, 0, stream>>>(in, mutable_data<float>(sums));
   augment_v2_two_passes_kernel<<<grid, BLOCK, 0, stream>>>(in, data<float>(sums),
                                                            mutable_data<__nv_bfloat16>(result));
   check_launch("augment_v2_two_passes");
