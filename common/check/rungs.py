@@ -235,10 +235,24 @@ class _CaseCheck:
             ]
         better = self._judge(self.first, done.outputs, done.names, looks)
         assert better is not None
+        better = _with_habits(better, Behaviour(differ=self._differing_orders(done)))
         if again is None or fault is not None:
             return better
         fresh = (False, self.right()), (True, self.right(variant=2))
         return _with_habits(better, Behaviour(fresh=fresh))
+
+    def _differing_orders(self, done: Call) -> tuple[str, ...]:
+        """The first order and another in which the wrong result is another one; () where there is
+        none, or where the first order itself gives different results."""
+        if self.rung.not_repeatable or not self._repeats(done.outputs):
+            return ()
+        for schedule in self.schedules[1:]:
+            self.backend.use(schedule)
+            other, _ = self._attempt(self.first, compare_values=False)
+            self.backend.use(self.schedules[0])
+            if other and first_difference(done.outputs, other.outputs, done.names):
+                return str(self.schedules[0]), str(schedule)
+        return ()
 
     def right(self, schedule: Schedule | None = None, variant: int = 0) -> bool:
         """Whether a call on the first input is right."""
