@@ -61,43 +61,47 @@ __global__ void __launch_bounds__(BLOCK_V1)
   y[index] = sum;
 }
 
-// The sizes, checked. The message of each check names the argument.
+constexpr int64_t MOST = 1 << 20;    // of a size: no product of two that the kernels form overflows
+constexpr int64_t MOST_TAPS = 1024;  // of a filter's side, its stride and its dilation
+
+// `value` as an int, if it is between low and high.
+int bounded(int64_t value, int64_t low, int64_t high, const char* name) {
+  STD_TORCH_CHECK(value >= low && value <= high, name, ": expected ", low, " to ", high, ", got ",
+                  value);
+  return static_cast<int>(value);
+}
+
+// Outputs along a dimension of x with `size` elements, for `taps` taps of the filter.
+int outputs_along(int size, int taps, const Conv& conv) {
+  const int padded = size + 2 * conv.padding, reach = (taps - 1) * conv.dilation + 1;
+  STD_TORCH_CHECK(padded >= reach, "x: expected ", reach,
+                  " elements or more along each side of the padded image, for the dilated filter ",
+                  "w, got ", padded);
+  return (padded - reach) / conv.stride + 1;
+}
+
 Conv check_conv(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding, int64_t dilation,
                 int64_t groups) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(4).contiguous();
   check(w, "w").on_gpu().dtype({ScalarType::Float}).rank(4).contiguous().same_device(x, "x");
-  constexpr int64_t MOST = 1 << 20;  // so that no product of these overflows an int
-  STD_TORCH_CHECK(stride >= 1 && stride <= 1024, "stride: expected 1 to 1024, got ", stride);
-  STD_TORCH_CHECK(padding >= 0 && padding <= MOST, "padding: expected 0 to ", MOST, ", got ",
-                  padding);
-  STD_TORCH_CHECK(dilation >= 1 && dilation <= 1024, "dilation: expected 1 to 1024, got ",
-                  dilation);
-  STD_TORCH_CHECK(groups >= 1, "groups: expected 1 or more, got ", groups);
-  STD_TORCH_CHECK(x.size(1) % groups == 0, "groups: expected a divisor of x's ", x.size(1),
-                  " channels, got ", groups);
-  STD_TORCH_CHECK(w.size(0) % groups == 0, "groups: expected a divisor of w's ", w.size(0),
-                  " output channels, got ", groups);
-  check(w, "w").size(1, x.size(1) / groups);
-  for (int dim = 1; dim < 4; ++dim) {
-    STD_TORCH_CHECK(x.size(dim) <= MOST, "x: expected at most ", MOST, " in dimension ", dim,
-                    ", got ", x.size(dim));
-    STD_TORCH_CHECK(w.size(dim) >= (dim > 1) && w.size(dim) <= MOST / 1024, "w: expected ", dim > 1,
-                    " to ", MOST / 1024, " in dimension ", dim, ", got ", w.size(dim));
-  }
-  STD_TORCH_CHECK(w.size(0) <= MOST, "w: expected at most ", MOST, " output channels, got ",
-                  w.size(0));
-  const auto size = [&](int dim) {
-    const int64_t reach = (w.size(dim) - 1) * dilation + 1;
-    const int64_t inside = x.size(dim) + 2 * padding - reach;
-    STD_TORCH_CHECK(inside >= 0, "x: with padding, dimension ", dim, " has ",
-                    x.size(dim) + 2 * padding, " elements, the dilated filter w needs ", reach);
-    return static_cast<int>(inside / stride + 1);
-  };
-  const auto number = [](int64_t value) { return static_cast<int>(value); };
-  return {x.size(0),         number(x.size(1)), number(x.size(2)), number(x.size(3)),
-          number(w.size(0)), number(w.size(2)), number(w.size(3)), size(2),
-          size(3),           number(stride),    number(padding),   number(dilation),
-          number(groups)};
+  Conv conv{};
+  conv.N = x.size(0);
+  conv.C = bounded(x.size(1), 0, MOST, "x, its channels");
+  conv.H = bounded(x.size(2), 0, MOST, "x, its height");
+  conv.W = bounded(x.size(3), 0, MOST, "x, its width");
+  conv.O = bounded(w.size(0), 0, MOST, "w, its output channels");
+  conv.KH = bounded(w.size(2), 1, MOST_TAPS, "w, its height");
+  conv.KW = bounded(w.size(3), 1, MOST_TAPS, "w, its width");
+  conv.stride = bounded(stride, 1, MOST_TAPS, "stride");
+  conv.padding = bounded(padding, 0, MOST, "padding");
+  conv.dilation = bounded(dilation, 1, MOST_TAPS, "dilation");
+  conv.groups = bounded(groups, 1, MOST, "groups");
+  STD_TORCH_CHECK(conv.C % groups == 0 && conv.O % groups == 0, "groups: expected a divisor of ",
+                  conv.C, " input channels and ", conv.O, " output channels, got ", groups);
+  check(w, "w").size(1, conv.channels());
+  conv.OH = outputs_along(conv.H, conv.KH, conv);
+  conv.OW = outputs_along(conv.W, conv.KW, conv);
+  return conv;
 }
 
 Tensor new_output(const Tensor& x, const Conv& conv) {
