@@ -139,11 +139,6 @@ Gradients layer_norm_backward_v1_two_kernels(const Tensor& gy, const Tensor& x, 
 // the same registers. A thread has the same columns of every row that its team takes. At the end
 // each block stores its sums, all blocks wait for each other, and then add them up together.
 
-struct Shape {
-  int64_t rows;
-  int packs, width;  // packs per row; threads per team, a multiple of 32
-};
-
 struct Pointers {
   const void *gy, *x, *weight;
   const float *mean, *rstd;
@@ -151,22 +146,50 @@ struct Pointers {
   float* partial;  // (blocks, 2, cols): gw and gb of the rows of each block
 };
 
-// A thread's packs of the weight, and its sums.
+// Where a thread works: packs first, first + width … of the rows row, row + step … A block has
+// `teams` teams of `width` threads, which is a multiple of 32.
+struct Place {
+  int packs, width, teams, first, mine;  // packs: of a row; mine: of those, this thread's
+  int64_t rows, row, step;
+
+  __device__ Place(int64_t rows, int packs, int width)
+      : packs(packs),
+        width(width),
+        teams(blockDim.x / width),
+        first(threadIdx.x % width),
+        mine((packs - first + width - 1) / width),
+        rows(rows),
+        row(int64_t{blockIdx.x} * teams + threadIdx.x / width),
+        step(int64_t{gridDim.x} * teams) {}
+
+  // Whether any team of the block has a row: the same for all its threads, which share barriers.
+  __device__ bool goes_on() const { return row - threadIdx.x / width < rows; }
+  __device__ int count() const { return row < rows ? mine : 0; }
+  __device__ int64_t at(int64_t of_row, int k) const { return of_row * packs + first + k * width; }
+};
+
+// A thread's packs of the weight, and its sums of gw and gb.
 template <typename T, int PACKS>
 struct Columns {
   static constexpr int N = Pack<T>::N;
   Pack<T> weight[PACKS];
   float gw[PACKS][N] = {}, gb[PACKS][N] = {};
 
-  // gx of one row from its packs of gy and x, which this thread stores to `out`, and the sums. All
-  // threads of the block must call it, those without a row or beyond its end with count = 0.
+  __device__ Columns(const Pack<T>* from, const Place& place) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (k < place.mine) weight[k] = from[place.at(0, k)];
+    }
+  }
+
+  // Stores gx of the place's row, and adds to gw and gb. All threads of the block must call it;
+  // those that have no row only wait at the barrier.
   __device__ void add_row(const Pack<T> (&gy)[PACKS], const Pack<T> (&x)[PACKS], float mean,
-                          float rstd, Pack<T>* out, int count, int width, int packs,
-                          float2* pairs) {
+                          float rstd, Pack<T>* gx, const Place& place, float2* pairs) {
     float2 sums{0, 0};
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k >= count) break;
+      if (k >= place.count()) break;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float n = (static_cast<float>(x[k].at[i]) - mean) * rstd;
@@ -178,12 +201,12 @@ struct Columns {
         gb[k][i] += upstream;
       }
     }
-    const int warps = width / 32, team = threadIdx.x / width;
-    sums = team_sum(sums, pairs, team * warps, warps);
-    const float g_mean = sums.x / (packs * N), gn_mean = sums.y / (packs * N);
+    const int warps = place.width / 32;
+    sums = team_sum(sums, pairs, threadIdx.x / place.width * warps, warps);
+    const float g_mean = sums.x / (place.packs * N), gn_mean = sums.y / (place.packs * N);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k >= count) break;
+      if (k >= place.count()) break;
       Pack<T> result;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -191,25 +214,26 @@ struct Columns {
         const float g = static_cast<float>(gy[k].at[i]) * static_cast<float>(weight[k].at[i]);
         result.at[i] = static_cast<T>(rstd * (g - g_mean - n * gn_mean));
       }
-      out[k * width] = result;
+      gx[place.at(place.row, k)] = result;
     }
   }
 
-  // Stores the sums of the block, over its teams, to partial (2, packs · N). shared: BLOCK · N.
-  __device__ void store(float* shared, float* partial, int width, int packs) const {
-    const int teams = blockDim.x / width;
+  // Stores the sums of the block, over its teams, to `partial`, a (2, packs · N) matrix. shared:
+  // N floats per thread of the block.
+  __device__ void store(float* shared, float* partial, const Place& place) const {
     for (int s = 0; s < 2; ++s) {
       for (int k = 0; k < PACKS; ++k) {
         for (int i = 0; i < N; ++i) {
           shared[i * blockDim.x + threadIdx.x] = s == 0 ? gw[k][i] : gb[k][i];
         }
         __syncthreads();  // the first team waits for the sums of the others
-        const int pack = threadIdx.x + k * width;
-        if (threadIdx.x < width && pack < packs) {
+        if (threadIdx.x < place.width && k < place.mine) {
           for (int i = 0; i < N; ++i) {
             float sum = 0;
-            for (int t = 0; t < teams; ++t) sum += shared[i * blockDim.x + t * width + threadIdx.x];
-            partial[(s * packs + pack) * N + i] = sum;
+            for (int t = 0; t < place.teams; ++t) {
+              sum += shared[i * blockDim.x + t * place.width + threadIdx.x];
+            }
+            partial[(s * place.packs + place.at(0, k)) * N + i] = sum;
           }
         }
         __syncthreads();  // all sums are read before the next ones are written
@@ -241,44 +265,39 @@ __device__ void add_up_blocks(float* shared, const Pointers& p, int cols) {
   }
 }
 
+// The end of the kernel: gw and gb from the sums of all threads of the grid.
+template <typename T, int PACKS>
+__device__ void finish(const Columns<T, PACKS>& columns, float* shared, const Pointers& p,
+                       const Place& place) {
+  const int cols = place.packs * Pack<T>::N;
+  columns.store(shared, p.partial + int64_t{blockIdx.x} * 2 * cols, place);
+  cooperative_groups::this_grid().sync();  // the sums of all blocks are stored
+  add_up_blocks<T>(shared, p, cols);
+}
+
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(BLOCK, 3 - PACKS)
-    layer_norm_backward_v2_one_kernel_kernel(Pointers p, Shape shape) {
-  __shared__ float2 pairs[2][WARPS];
+    layer_norm_backward_v2_one_kernel_kernel(Pointers p, int64_t rows, int packs, int width) {
+  __shared__ float2 pairs[2][WARPS];  // in turns, so that one barrier per row is enough
   __shared__ float shared[BLOCK * Pack<T>::N];
-  const int width = shape.width, packs = shape.packs;
-  const int teams = blockDim.x / width, first = threadIdx.x % width;
   const auto *gy = static_cast<const Pack<T>*>(p.gy), *x = static_cast<const Pack<T>*>(p.x);
+  Place place(rows, packs, width);
+  Columns<T, PACKS> columns(static_cast<const Pack<T>*>(p.weight), place);
 
-  Columns<T, PACKS> columns;
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    if (first + k * width < packs) {
-      columns.weight[k] = static_cast<const Pack<T>*>(p.weight)[first + k * width];
-    }
-  }
-  const int mine = packs > first ? (packs - first + width - 1) / width : 0;
-  int turn = 0;  // two places for the sums of the warps, so that one barrier per row is enough
-  for (int64_t r = int64_t{blockIdx.x} * teams; r < shape.rows; r += gridDim.x * teams) {
-    const int64_t row = r + threadIdx.x / width, at = row * packs + first;
-    const int count = row < shape.rows ? mine : 0;
+  for (int turn = 0; place.goes_on(); turn ^= 1, place.row += place.step) {
     Pack<T> gy_packs[PACKS], x_packs[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k < count) {
-        gy_packs[k] = gy[at + k * width];
-        x_packs[k] = x[at + k * width];
+      if (k < place.count()) {
+        gy_packs[k] = gy[place.at(place.row, k)];
+        x_packs[k] = x[place.at(place.row, k)];
       }
     }
-    const float mean = count > 0 ? p.mean[row] : 0, rstd = count > 0 ? p.rstd[row] : 0;
-    columns.add_row(gy_packs, x_packs, mean, rstd, static_cast<Pack<T>*>(p.gx) + at, count, width,
-                    packs, pairs[turn]);
-    turn ^= 1;
+    const bool has_row = place.row < rows;
+    const float mean = has_row ? p.mean[place.row] : 0, rstd = has_row ? p.rstd[place.row] : 0;
+    columns.add_row(gy_packs, x_packs, mean, rstd, static_cast<Pack<T>*>(p.gx), place, pairs[turn]);
   }
-  const int cols = packs * Pack<T>::N;
-  columns.store(shared, p.partial + int64_t{blockIdx.x} * 2 * cols, width, packs);
-  cooperative_groups::this_grid().sync();  // the sums of all blocks are stored
-  add_up_blocks<T>(shared, p, cols);
+  finish(columns, shared, p, place);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -286,7 +305,7 @@ __global__ void __launch_bounds__(BLOCK, 3 - PACKS)
 // a row, the copies of the next STAGES - 1 rows are in flight. A thread reads only what it copied
 // itself, so the ring needs no barrier.
 
-constexpr int STAGES = 3;  // 2 · 2 · 16 KB each at most: 96 KB fit into the 99 KB of an RTX card
+constexpr int STAGES = 3;  // 2 · 2 · 8 KB each at most: 96 KB fit into the 99 KB of an RTX card
 
 template <typename T, int PACKS>
 struct Ring {
@@ -295,66 +314,45 @@ struct Ring {
 
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(BLOCK, 3 - PACKS)
-    layer_norm_backward_v3_pipelined_kernel(Pointers p, Shape shape) {
+    layer_norm_backward_v3_pipelined_kernel(Pointers p, int64_t rows, int packs, int width) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float2 pairs[2][WARPS];
   auto& ring = *reinterpret_cast<Ring<T, PACKS>*>(memory);
-  const int width = shape.width, packs = shape.packs;
-  const int teams = blockDim.x / width, first = threadIdx.x % width;
   const auto *gy = static_cast<const Pack<T>*>(p.gy), *x = static_cast<const Pack<T>*>(p.x);
+  Place place(rows, packs, width);
+  Columns<T, PACKS> columns(static_cast<const Pack<T>*>(p.weight), place);
 
-  Columns<T, PACKS> columns;
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    if (first + k * width < packs) {
-      columns.weight[k] = static_cast<const Pack<T>*>(p.weight)[first + k * width];
-    }
-  }
-  const int mine = packs > first ? (packs - first + width - 1) / width : 0;
-  const int64_t step = int64_t{gridDim.x} * teams;
-  int64_t row = int64_t{blockIdx.x} * teams + threadIdx.x / width;
-
-  const auto copy = [&](int64_t of_row, int stage) {
-    for (int k = 0; of_row < shape.rows && k < mine; ++k) {
-      const int64_t at = of_row * packs + first + k * width;
-      ptx::cp_async<16>(&ring.gy[stage][k][threadIdx.x], gy + at);
-      ptx::cp_async<16>(&ring.x[stage][k][threadIdx.x], x + at);
+  const auto copy = [&](int64_t row, int stage) {
+    for (int k = 0; row < rows && k < place.mine; ++k) {
+      ptx::cp_async<16>(&ring.gy[stage][k][threadIdx.x], gy + place.at(row, k));
+      ptx::cp_async<16>(&ring.x[stage][k][threadIdx.x], x + place.at(row, k));
     }
     ptx::cp_async_commit();  // also an empty group, so that all threads count alike
   };
-  for (int s = 0; s < STAGES - 1; ++s) copy(row + s * step, s);
-  float mean = row < shape.rows ? p.mean[row] : 0, rstd = row < shape.rows ? p.rstd[row] : 0;
-  int stage = 0, turn = 0;
-  for (int64_t r = int64_t{blockIdx.x} * teams; r < shape.rows; r += step) {
-    copy(row + (STAGES - 1) * step, (stage + STAGES - 1) % STAGES);
+  const auto number = [&](const float* of, int64_t row) { return row < rows ? of[row] : 0.0f; };
+  for (int s = 0; s < STAGES - 1; ++s) copy(place.row + s * place.step, s);
+  float mean = number(p.mean, place.row), rstd = number(p.rstd, place.row);
+  int stage = 0;
+  for (int turn = 0; place.goes_on(); turn ^= 1, place.row += place.step) {
+    copy(place.row + (STAGES - 1) * place.step, (stage + STAGES - 1) % STAGES);
     ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
-    const int count = row < shape.rows ? mine : 0;
     Pack<T> gy_packs[PACKS], x_packs[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k < count) {
+      if (k < place.count()) {
         gy_packs[k] = ring.gy[stage][k][threadIdx.x];
         x_packs[k] = ring.x[stage][k][threadIdx.x];
       }
     }
-    const bool more = row + step < shape.rows;  // the next row's numbers come during this one
-    const float next_mean = more ? p.mean[row + step] : 0,
-                next_rstd = more ? p.rstd[row + step] : 0;
-    columns.add_row(gy_packs, x_packs, mean, rstd,
-                    static_cast<Pack<T>*>(p.gx) + row * packs + first, count, width, packs,
-                    pairs[turn]);
-    turn ^= 1;
+    const float next_mean = number(p.mean, place.row + place.step);  // in flight, like the copies
+    const float next_rstd = number(p.rstd, place.row + place.step);
+    columns.add_row(gy_packs, x_packs, mean, rstd, static_cast<Pack<T>*>(p.gx), place, pairs[turn]);
     stage = (stage + 1) % STAGES;
-    row += step;
     mean = next_mean;
     rstd = next_rstd;
   }
   __syncthreads();  // all threads have read the last row: its place becomes that of the sums
-  auto* shared = reinterpret_cast<float*>(memory);
-  const int cols = packs * Pack<T>::N;
-  columns.store(shared, p.partial + int64_t{blockIdx.x} * 2 * cols, width, packs);
-  cooperative_groups::this_grid().sync();  // the sums of all blocks are stored
-  add_up_blocks<T>(shared, p, cols);
+  finish(columns, reinterpret_cast<float*>(memory), p, place);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -393,8 +391,7 @@ void launch_one_kernel(const Tensor& gy, Pointers p, int64_t cols) {
   config.stream = current_stream(gy);
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, p, Shape{rows, packs, width}),
-             "cudaLaunchKernelEx");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, p, rows, packs, width), "cudaLaunchKernelEx");
 }
 
 template <bool PIPELINED>
