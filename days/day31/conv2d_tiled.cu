@@ -89,7 +89,7 @@ Conv check_conv(const Tensor& x, const Tensor& w, int64_t stride, int64_t paddin
   conv.C = bounded(x.size(1), 0, MOST, "x, its channels");
   conv.H = bounded(x.size(2), 0, MOST, "x, its height");
   conv.W = bounded(x.size(3), 0, MOST, "x, its width");
-  conv.O = bounded(w.size(0), 0, MOST, "w, its output channels");
+  conv.O = bounded(w.size(0), 1, MOST, "w, its output channels");
   conv.KH = bounded(w.size(2), 1, MOST_TAPS, "w, its height");
   conv.KW = bounded(w.size(3), 1, MOST_TAPS, "w, its width");
   conv.stride = bounded(stride, 1, MOST_TAPS, "stride");
@@ -98,7 +98,8 @@ Conv check_conv(const Tensor& x, const Tensor& w, int64_t stride, int64_t paddin
   conv.groups = bounded(groups, 1, MOST, "groups");
   STD_TORCH_CHECK(conv.C % groups == 0 && conv.O % groups == 0, "groups: expected a divisor of ",
                   conv.C, " input channels and ", conv.O, " output channels, got ", groups);
-  check(w, "w").size(1, conv.channels());
+  STD_TORCH_CHECK(w.size(1) == conv.channels(), "w: expected ", conv.channels(),
+                  " channels, those of x divided by groups, got ", w.size(1));
   conv.OH = outputs_along(conv.H, conv.KH, conv);
   conv.OW = outputs_along(conv.W, conv.KW, conv);
   return conv;

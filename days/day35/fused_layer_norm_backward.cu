@@ -26,8 +26,8 @@
 
 constexpr int BLOCK = 512;
 constexpr int WARPS = BLOCK / 32;
-constexpr int MAX_PACKS = 2;  // of 16 bytes per thread: rows of up to 16 KB
-constexpr int MIN_ROWS = 8;   // per team, where there are few rows: each block stores 2 · cols sums
+constexpr int PACKS = 2;     // of 16 bytes per thread: rows of up to 16 KB
+constexpr int MIN_ROWS = 8;  // per team, where there are few rows: each block stores 2 · cols sums
 
 // ---------------------------------------------------------------------------------------------
 // v1: gx needs sums over rows; gw and gb need sums over columns. One kernel for each kind.
@@ -169,7 +169,7 @@ struct Place {
 };
 
 // A thread's packs of the weight, and its sums of gw and gb.
-template <typename T, int PACKS>
+template <typename T>
 struct Columns {
   static constexpr int N = Pack<T>::N;
   Pack<T> weight[PACKS];
@@ -266,8 +266,8 @@ __device__ void add_up_blocks(float* shared, const Pointers& p, int cols) {
 }
 
 // The end of the kernel: gw and gb from the sums of all threads of the grid.
-template <typename T, int PACKS>
-__device__ void finish(const Columns<T, PACKS>& columns, float* shared, const Pointers& p,
+template <typename T>
+__device__ void finish(const Columns<T>& columns, float* shared, const Pointers& p,
                        const Place& place) {
   const int cols = place.packs * Pack<T>::N;
   columns.store(shared, p.partial + int64_t{blockIdx.x} * 2 * cols, place);
@@ -275,14 +275,14 @@ __device__ void finish(const Columns<T, PACKS>& columns, float* shared, const Po
   add_up_blocks<T>(shared, p, cols);
 }
 
-template <typename T, int PACKS>
-__global__ void __launch_bounds__(BLOCK, 3 - PACKS)
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
     layer_norm_backward_v2_one_kernel_kernel(Pointers p, int64_t rows, int packs, int width) {
   __shared__ float2 pairs[2][WARPS];  // in turns, so that one barrier per row is enough
   __shared__ float shared[BLOCK * Pack<T>::N];
   const auto *gy = static_cast<const Pack<T>*>(p.gy), *x = static_cast<const Pack<T>*>(p.x);
   Place place(rows, packs, width);
-  Columns<T, PACKS> columns(static_cast<const Pack<T>*>(p.weight), place);
+  Columns<T> columns(static_cast<const Pack<T>*>(p.weight), place);
 
   for (int turn = 0; place.goes_on(); turn ^= 1, place.row += place.step) {
     Pack<T> gy_packs[PACKS], x_packs[PACKS];
@@ -305,22 +305,22 @@ __global__ void __launch_bounds__(BLOCK, 3 - PACKS)
 // a row, the copies of the next STAGES - 1 rows are in flight. A thread reads only what it copied
 // itself, so the ring needs no barrier.
 
-constexpr int STAGES = 3;  // 2 · 2 · 8 KB each at most: 96 KB fit into the 99 KB of an RTX card
+constexpr int STAGES = 3;  // 32 KB each: 96 KB fit into the 99 KB of an RTX card
 
-template <typename T, int PACKS>
+template <typename T>
 struct Ring {
   Pack<T> gy[STAGES][PACKS][BLOCK], x[STAGES][PACKS][BLOCK];
 };
 
-template <typename T, int PACKS>
-__global__ void __launch_bounds__(BLOCK, 3 - PACKS)
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
     layer_norm_backward_v3_pipelined_kernel(Pointers p, int64_t rows, int packs, int width) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float2 pairs[2][WARPS];
-  auto& ring = *reinterpret_cast<Ring<T, PACKS>*>(memory);
+  auto& ring = *reinterpret_cast<Ring<T>*>(memory);
   const auto *gy = static_cast<const Pack<T>*>(p.gy), *x = static_cast<const Pack<T>*>(p.x);
   Place place(rows, packs, width);
-  Columns<T, PACKS> columns(static_cast<const Pack<T>*>(p.weight), place);
+  Columns<T> columns(static_cast<const Pack<T>*>(p.weight), place);
 
   const auto copy = [&](int64_t row, int stage) {
     for (int k = 0; row < rows && k < place.mine; ++k) {
@@ -357,24 +357,24 @@ __global__ void __launch_bounds__(BLOCK, 3 - PACKS)
 
 // ---------------------------------------------------------------------------------------------
 
-// Whether the rows are made of aligned packs, and MAX_PACKS per thread are enough.
+// Whether the rows are made of aligned packs, and PACKS per thread are enough.
 bool fits_block(std::initializer_list<const Tensor*> tensors, int64_t cols) {
   for (const Tensor* t : tensors) {
     if (!is_aligned(*t, 16) || cols * t->element_size() % 16 != 0) return false;
-    if (cols * t->element_size() > BLOCK * MAX_PACKS * 16) return false;
+    if (cols * t->element_size() > BLOCK * PACKS * 16) return false;
   }
   return true;
 }
 
-template <typename T, int PACKS, bool PIPELINED>
+template <typename T, bool PIPELINED>
 void launch_one_kernel(const Tensor& gy, Pointers p, int64_t cols) {
   const int64_t rows = gy.size(0);
   const int packs = static_cast<int>(cols / Pack<T>::N);
   const int width = 32 * ceil_div(packs, 32 * PACKS);
   const int teams = BLOCK / width, block = teams * width;
-  const auto kernel = PIPELINED ? layer_norm_backward_v3_pipelined_kernel<T, PACKS>
-                                : layer_norm_backward_v2_one_kernel_kernel<T, PACKS>;
-  const size_t bytes = PIPELINED ? sizeof(Ring<T, PACKS>) : 0;
+  const auto kernel = PIPELINED ? layer_norm_backward_v3_pipelined_kernel<T>
+                                : layer_norm_backward_v2_one_kernel_kernel<T>;
+  const size_t bytes = PIPELINED ? sizeof(Ring<T>) : 0;
   allow_shared(kernel, bytes);
   const int64_t work = ceil_div<int64_t>(rows, teams * MIN_ROWS);
   const unsigned grid = resident_grid(gy, kernel, block, bytes, work);
@@ -411,11 +411,8 @@ Gradients one_kernel(const Tensor& gy, const Tensor& x, const Tensor& mean, cons
   const Pointers p{gy.const_data_ptr(),   x.const_data_ptr(),    weight.const_data_ptr(),
                    data<float>(mean),     data<float>(rstd),     gx.mutable_data_ptr(),
                    gw.mutable_data_ptr(), gb.mutable_data_ptr(), nullptr};
-  dispatch_floating(x, [&](auto zero) {
-    using T = decltype(zero);
-    cols * sizeof(T) <= BLOCK * 16 ? launch_one_kernel<T, 1, PIPELINED>(gy, p, cols)
-                                   : launch_one_kernel<T, 2, PIPELINED>(gy, p, cols);
-  });
+  dispatch_floating(x,
+                    [&](auto zero) { launch_one_kernel<decltype(zero), PIPELINED>(gy, p, cols); });
   check_launch("layer_norm_backward");
   return {gx, gw, gb};
 }

@@ -8,16 +8,19 @@
 //   v1 warp      one warp per row, the row in its registers: rows of up to 2 KB, no barrier
 //   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier
 //   v3 online    one block per row, the row read twice: rows of any length
-//   v4 cluster   up to 16 blocks per row, the row in their registers: up to 1 MB, read once
-//   v5 chosen    the fastest of these for the shape, the alignment and the card
+//   v4 ring      persistent blocks; the next rows come to shared memory during this one: 128 KB
+//   v5 cluster   up to 16 such blocks per row: 2 MB
+//   v6 chosen    the fastest of these for the shape, the alignment and the card
 //
 // Run: python run_day.py 35
 
-#include "common/cuda/binding.cuh"      // taught in day 6
-#include "common/cuda/capability.cuh"   // taught in day 24
-#include "common/cuda/ptx.cuh"          // exp2_approx: day 26; cluster: explained here
-#include "common/cuda/tensor.cuh"       // taught in days 6 and 12
-#include "common/cuda/warp_reduce.cuh"  // taught in day 23
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/capability.cuh"       // taught in day 24
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: explained here
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"      // taught in day 23
 
 #include <algorithm>
 #include <cstdint>
@@ -61,20 +64,28 @@ template <typename T, int N, int COUNT>
 struct Part {
   float v[COUNT][N];
 
-  // row: `count` chunks. All loads are issued before the first result is used. The -inf beyond the
-  // end of the row adds nothing to the sum.
+  __device__ void set(int k, const Chunk<T, N>& chunk) {
+    for (int i = 0; i < N; ++i) v[k][i] = static_cast<float>(chunk.at[i]);
+  }
+
+  // What stands beyond the end of a row: -inf adds nothing to the sum.
+  static __device__ Chunk<T, N> nothing() {
+    Chunk<T, N> chunk;
+    for (int i = 0; i < N; ++i) chunk.at[i] = static_cast<T>(-INFINITY);
+    return chunk;
+  }
+
+  // row: `count` chunks. All loads are issued before the first result is used.
   template <typename Index>
   __device__ void load(const Chunk<T, N>* row, Index first, int stride, Index count) {
     Chunk<T, N> loaded[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
-      for (int i = 0; i < N; ++i) loaded[k].at[i] = static_cast<T>(-INFINITY);
+      loaded[k] = nothing();
       if (first + k * stride < count) loaded[k] = row[first + k * stride];
     }
 #pragma unroll
-    for (int k = 0; k < COUNT; ++k) {
-      for (int i = 0; i < N; ++i) v[k][i] = static_cast<float>(loaded[k].at[i]);
-    }
+    for (int k = 0; k < COUNT; ++k) set(k, loaded[k]);
   }
 
   __device__ float maximum() const {
@@ -242,7 +253,22 @@ Tensor softmax_v2_block(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: the row is not kept. Each thread updates its maximum and sum PACKS chunks at a
-// time (day 5), and after the merge the row is read again: from L2, where it still is there.
+// time (day 5), and after the merge the row is read again: from L2, if it is still there.
+
+// Adds a part to the pair of those before; its elements become exponentials.
+template <typename P>
+__device__ void absorb(Partial& mine, P& part) {
+  const float max = fmaxf(mine.max, part.maximum());
+  const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);  // -inf - -inf is NaN
+  mine = {max, mine.sum * shrink + part.exponentials(max)};
+}
+
+// The pairs of all 32 lanes as one, in every lane. All 32 lanes must call it.
+__device__ inline Partial warp_merge(Partial mine) {
+  const float max = warp_max(mine.max);
+  const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);
+  return {max, warp_sum(mine.sum * shrink)};
+}
 
 template <typename T, int N>
 __global__ void __launch_bounds__(MAX_BLOCK)
@@ -258,14 +284,10 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   Part<T, N, COUNT> part;
   for (int64_t c = threadIdx.x; c < chunks; c += step) {
     part.load(x + start, c, stride, chunks);
-    const float max = fmaxf(mine.max, part.maximum());
-    const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);
-    mine = {max, mine.sum * shrink + part.exponentials(max)};
+    absorb(mine, part);
   }
-  const float max = warp_max(mine.max);
-  const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);
-  const float sum = warp_sum(mine.sum * shrink);
-  if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = {max, sum};
+  mine = warp_merge(mine);
+  if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = mine;
   __syncthreads();  // every warp waits for the pairs of all warps
   const Partial all = merge_all(pairs, stride / 32);
 
@@ -293,92 +315,185 @@ Tensor softmax_v3_online(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v2: the blocks of a cluster share a row. Each warp stores its pair in the shared
+// v4 against v2: a row waits in shared memory, in a ring that cp.async fills, and a block takes
+// many rows. As soon as a chunk has been stored as softmax, its place takes a chunk of a later row,
+// so that loads are in flight all the time. A thread reads only what it copied itself: no barrier.
+
+constexpr int CHUNKS = 8;  // of a row, per thread: rows of up to 1024 · 8 · 16 bytes = 128 KB
+constexpr int RING = 12;   // places per thread: 4 chunks of the next row are in flight, at least
+constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
+
+// The blocks of a cluster share each row; without CLUSTER, a block has it for itself. length: packs
+// per block.
+template <typename T, bool CLUSTER>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    softmax_ring_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
+                        Chunk<T, 16 / sizeof(T)>* __restrict__ y, int64_t rows, int packs,
+                        int length) {
+  constexpr int N = 16 / sizeof(T);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Partial pairs[2][(CLUSTER ? MAX_CLUSTER : 1) * MAX_BLOCK / 32];  // rows in turns
+  auto* ring = reinterpret_cast<Chunk<T, N>*>(memory) + threadIdx.x;  // place p: ring[p * stride]
+  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
+  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
+  const int first = threadIdx.x, stride = blockDim.x;
+  const int lane = first % 32, warp = first / 32, warps = stride / 32;
+  const int count = min(length, packs - rank * length);
+  const int64_t start = blockIdx.x / blocks, step = gridDim.x / blocks;
+
+  int64_t next_row = start;  // of the chunk to copy next
+  int next_chunk = 0, next_place = 0;
+  const auto copy_next = [&] {
+    const int c = first + next_chunk * stride;
+    if (next_row < rows && c < count) {
+      ptx::cp_async<16>(ring + next_place * stride, x + next_row * packs + rank * length + c);
+    }
+    ptx::cp_async_commit();  // also an empty group, so that each chunk is one
+    next_place = next_place + 1 == RING ? 0 : next_place + 1;
+    next_chunk = next_chunk + 1 == CHUNKS ? 0 : next_chunk + 1;
+    if (next_chunk == 0) next_row += step;
+  };
+  for (int p = 0; p < RING; ++p) copy_next();
+  if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+
+  int begin = 0, turn = 0;  // begin: the place of the row's first chunk
+  for (int64_t row = start; row < rows; row += step, turn ^= 1) {
+    const auto chunk = [&](int k) {
+      const int place = begin + k < RING ? begin + k : begin + k - RING;
+      return first + k * stride < count ? ring[place * stride] : Part<T, N, 1>::nothing();
+    };
+    Partial mine{-INFINITY, 0};
+    Part<T, N, 1> part;
+    ptx::cp_async_wait<RING - CHUNKS / 2>();  // the first half of the row has come
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      if (k == CHUNKS / 2) ptx::cp_async_wait<RING - CHUNKS>();  // and the second
+      part.set(0, chunk(k));
+      absorb(mine, part);
+    }
+    mine = warp_merge(mine);
+    if constexpr (CLUSTER) {
+      if (lane < blocks) *ptx::map_to_rank(&pairs[turn][rank * warps + warp], lane) = mine;
+      ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
+    } else {
+      if (lane == 0) pairs[turn][warp] = mine;
+      __syncthreads();  // every warp waits for the pairs of all warps
+    }
+    const Partial all = merge_all(pairs[turn], blocks * warps);
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      part.set(0, chunk(k));
+      part.exponentials(all.max);
+      part.store(y + row * packs + rank * length, all.max, all, first + k * stride, stride, count);
+      copy_next();
+    }
+    begin = begin + CHUNKS < RING ? begin + CHUNKS : begin + CHUNKS - RING;
+  }
+}
+
+constexpr int64_t LARGEST = MAX_BLOCK * CHUNKS;  // packs per block
+
+bool fits_ring(const Tensor& x, int blocks) {
+  return has_packs(x) && x.size(1) * x.element_size() / 16 <= LARGEST * blocks;
+}
+
+// Threads of a block with so many packs, and the bytes of its ring.
+int ring_threads(int64_t packs) {
+  return static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * CHUNKS));
+}
+size_t ring_bytes(int64_t packs) {
+  return size_t(ring_threads(packs)) * RING * 16;
+}
+
+Tensor softmax_v4_ring(const Tensor& x) {
+  check_rows(x);
+  if (!fits_ring(x, 1)) {
+    fell_back("softmax_v3_online",
+              "a row above 128 KB, or rows that are not made of aligned packs");
+    return softmax_v3_online(x);
+  }
+  const DeviceGuard guard(x);
+  const int64_t packs = x.size(1) * x.element_size() / 16;
+  const size_t bytes = ring_bytes(packs);
+  require_capability(8, 0, "cp.async");
+  require_shared_memory(bytes + sizeof(Partial[2][MAX_BLOCK / 32]), "the ring of a row");
+  return output_like(x, "softmax_v4_ring", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const auto kernel = softmax_ring_kernel<T, false>;
+    allow_shared(kernel, bytes);
+    const int threads = ring_threads(packs), count = static_cast<int>(packs);
+    kernel<<<resident_grid(x, kernel, threads, bytes, x.size(0)), threads, bytes,
+             current_stream(x)>>>(data<C>(x), reinterpret_cast<C*>(y), x.size(0), count, count);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v5 against v4: the blocks of a cluster share a row. Each warp stores its pair in the shared
 // memory of every block of the cluster, and one barrier of the cluster later each block has all of
 // them.
 
-constexpr int MAX_CLUSTER = 16;        // blocks; more than 8 have to be allowed per kernel
-constexpr int64_t PART = 512 * PACKS;  // packs per block as long as the cluster can grow: 32 KB
-constexpr int64_t LARGEST = MAX_BLOCK * PACKS;
+constexpr int64_t PART = LARGEST;  // packs per block as long as the cluster can grow
 
-template <typename T, int N>
-__global__ void __launch_bounds__(MAX_BLOCK)
-    softmax_v4_cluster_kernel(const Chunk<T, N>* __restrict__ x, Chunk<T, N>* __restrict__ y,
-                              int chunks, int length) {
-  __shared__ Partial pairs[MAX_CLUSTER * MAX_BLOCK / 32];  // [block of the cluster][warp]
-  const int rank = ptx::cluster_block_rank(), blocks = ptx::cluster_size();
-  const int first = threadIdx.x, stride = blockDim.x;
-  const int lane = first % 32, warp = first / 32, warps = stride / 32;
-  const int64_t start = int64_t{blockIdx.x / blocks} * chunks + rank * length;  // of this part
-  const int count = min(length, chunks - rank * length);
-
-  ptx::cluster_arrive_relaxed();  // this block has begun: others may store in its shared memory
-  Part<T, N, PACKS> part;
-  part.load(x + start, first, stride, count);
-  const Partial mine = warp_partial(part);
-  ptx::cluster_wait();  // all blocks have begun
-  if (lane < blocks) *ptx::map_to_rank(&pairs[rank * warps + warp], lane) = mine;
-  ptx::cluster_sync();  // all pairs are stored; no block stores in another's memory from here on
-  const Partial all = merge_all(pairs, blocks * warps);
-  part.store(y + start, mine.max, all, first, stride, count);
-}
-
-// The smallest power of two of blocks whose parts have at most PART packs, or MAX_CLUSTER.
+// The smallest power of two of blocks whose parts have at most PART packs.
 int64_t cluster_for(int64_t packs) {
   int64_t blocks = 1;
   while (blocks < MAX_CLUSTER && packs > blocks * PART) blocks *= 2;
   return blocks;
 }
 
-bool fits_cluster(const Tensor& x) {
-  return has_packs(x) && x.size(1) * x.element_size() / 16 <= MAX_CLUSTER * LARGEST;
-}
-
-Tensor softmax_v4_cluster(const Tensor& x) {
+Tensor softmax_v5_cluster(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
   require_capability(9, 0, "clusters");
-  if (!fits_cluster(x)) {
-    fell_back("softmax_v3_online", "a row above 1 MB, or rows that are not made of aligned packs");
+  if (!fits_ring(x, MAX_CLUSTER)) {
+    fell_back("softmax_v3_online", "a row above 2 MB, or rows that are not made of aligned packs");
     return softmax_v3_online(x);
   }
-  return output_like(x, "softmax_v4_cluster", [&](auto zero, auto* y) {
+  return output_like(x, "softmax_v5_cluster", [&](auto zero, auto* y) {
     using T = decltype(zero);
-    constexpr int N = 16 / sizeof(T);
-    using C = Chunk<T, N>;
-    const int64_t packs = x.size(1) / N, blocks = cluster_for(packs);
-    const int64_t part = ceil_div(packs, blocks);
-    const auto kernel = softmax_v4_cluster_kernel<T, N>;
-    if (blocks > 8) {
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                 "cudaFuncSetAttribute");
-    }
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const int64_t packs = x.size(1) * sizeof(T) / 16, blocks = cluster_for(packs);
+    const int64_t length = ceil_div(packs, blocks);
+    const auto kernel = softmax_ring_kernel<T, true>;
+    allow_shared(kernel, ring_bytes(length));
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid_size(x.size(0) * blocks, "x"));
-    config.blockDim = dim3(threads_for(part));
+    config.blockDim = dim3(ring_threads(length));
+    config.dynamicSmemBytes = ring_bytes(length);
     config.stream = current_stream(x);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y),
-                                  static_cast<int>(packs), static_cast<int>(part)),
+    int clusters = 0;  // that are resident at one time
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+               "cudaOccupancyMaxActiveClusters");
+    config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(x.size(0), clusters) * blocks);
+    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), x.size(0),
+                                  static_cast<int>(packs), static_cast<int>(length)),
                "cudaLaunchKernelEx");
   });
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5: one launcher that chooses: the fewest warps that hold the row, clusters for rows above 32 KB
-// where the card has them, and v3 where nothing holds the row.
+// v6: one launcher that chooses: the fewest warps that hold the row, the ring for rows above 32 KB,
+// clusters above 128 KB, and v3 where nothing holds the row.
 
-Tensor softmax_v5_chosen(const Tensor& x) {
+Tensor softmax_v6_chosen(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
+  const int64_t bytes = x.size(1) * x.element_size();
   if (fits_warp(x)) return softmax_v1_warp(x);
-  const bool clusters = fits_cluster(x) && has_capability(9, 0);
-  if (clusters && x.size(1) * x.element_size() > PART * 16) return softmax_v4_cluster(x);
+  if (fits_block(x) && bytes <= 32 << 10) return softmax_v2_block(x);
+  const bool ring = fits_ring(x, 1) && has_capability(8, 0) &&
+                    static_cast<int64_t>(ring_bytes(bytes / 16)) + 1024 <= shared_limit(x);
+  if (ring) return softmax_v4_ring(x);
+  if (fits_ring(x, MAX_CLUSTER) && has_capability(9, 0)) return softmax_v5_cluster(x);
   return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
 }
 
@@ -387,5 +502,6 @@ Tensor softmax_v5_chosen(const Tensor& x) {
 RUNG(day35, softmax_v1_warp, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v2_block, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v3_online, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v4_cluster, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v5_chosen, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v4_ring, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v5_cluster, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v6_chosen, "(Tensor x) -> Tensor");
