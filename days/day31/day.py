@@ -59,7 +59,8 @@ def cost(case):
 RUNGS = (
     Rung("conv2d_v1_naive", "one thread per output"),
     Rung("conv2d_v2_tiled", "tile with halo in shared memory"),
-    Rung("conv2d_v3_register_blocked", "64 outputs per thread", target=Target(0.6, "pytorch")),
+    Rung("conv2d_v3_register_blocked", "64 outputs per thread"),
+    Rung("conv2d_v4_pipelined", "the next channels by cp.async", target=Target(0.6, "pytorch")),
 )
 # Around a tile of 16 × 16 and one of 8 × 16, 64 output channels and 8 input channels per step.
 SHAPES = [
