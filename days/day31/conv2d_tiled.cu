@@ -480,6 +480,7 @@ Tensor conv2d_v4_pipelined(const Tensor& x, const Tensor& w, int64_t stride, int
   }
   const DeviceGuard guard(x);
   require_capability(8, 0, "cp.async");
+  require_shared_memory(2 * chunk * bytes_per_channel(conv), "two buffers");
   return launch_blocked(x, w, conv, conv2d_v4_pipelined_kernel<true>,
                         conv2d_v4_pipelined_kernel<false>, chunk,
                         2 * chunk * bytes_per_channel(conv));

@@ -13,19 +13,20 @@ INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM")
 
 EXERCISE = Exercise(
     function="load",
-    first="for (int line = threadIdx.x / 32",
-    last="tile[line * pitch + q] =",
+    first="const int r = e / cols",
+    last="float* to = tile",
     task=(
-        "Load `channels` planes of the tile with its halo into shared memory. The element (0, 0) "
-        "of each is at (top, left) of its plane of x; outside of x there are zeros."
+        "Find element e of the tile: `from`, its place in the first plane of x (any place inside "
+        "of x if it lies in the padding), `inside`, whether it lies in x, and `to`, its place in "
+        "shared memory. Element (0, 0) of the tile is at (top, left) of the plane."
     ),
     hints=(
-        "There are channels · rows lines of cols elements. A warp takes one line at a time, its "
-        "lanes the elements: which lines does warp threadIdx.x / 32 take?",
-        "Line `line` is row line % rows of plane line / rows. Its element q is at row top + line "
-        "% rows and column left + q of x, which both may be outside.",
-        "tile[line * pitch + q] = inside ? image[(int64_t{c} * conv.H + row) * conv.W + col] : "
-        "0.0f, where inside compares row with 0 and conv.H, col with 0 and conv.W.",
+        "The tile has rows of `cols` elements, and rows of `pitch` elements in shared memory. "
+        "Which row and column of the tile is element e?",
+        "Row top + e / cols and column left + e % cols of the plane. Both may be negative, or "
+        "beyond conv.H and conv.W.",
+        "to = tile + r * pitch + q. from = image + int64_t{row} * conv.W + col where inside, and "
+        "image itself where not: an address that is not read must still be a valid one.",
     ),
 )
 

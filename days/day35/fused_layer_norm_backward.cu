@@ -405,7 +405,10 @@ Gradients one_kernel(const Tensor& gy, const Tensor& x, const Tensor& mean, cons
     return layer_norm_backward_v1_two_kernels(gy, x, mean, rstd, weight);
   }
   const DeviceGuard guard(gy);
-  if (PIPELINED) require_capability(8, 0, "cp.async");
+  if (PIPELINED) {
+    require_capability(8, 0, "cp.async");
+    require_shared_memory(sizeof(Ring<float>) + sizeof(float2[2][WARPS]), "a ring of rows");
+  }
   Tensor gx = torch::stable::empty_like(x);
   Tensor gw = torch::stable::empty_like(weight), gb = torch::stable::empty_like(weight);
   const Pointers p{gy.const_data_ptr(),   x.const_data_ptr(),    weight.const_data_ptr(),

@@ -397,12 +397,15 @@ bool fits_ring(const Tensor& x, int blocks) {
   return has_packs(x) && x.size(1) * x.element_size() / 16 <= LARGEST * blocks;
 }
 
-// Threads of a block with so many packs, and the bytes of its ring.
+// Threads of a block with so many packs, the bytes of its ring, and all its shared memory.
 int ring_threads(int64_t packs) {
   return static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * CHUNKS));
 }
 size_t ring_bytes(int64_t packs) {
   return size_t(ring_threads(packs)) * RING * 16;
+}
+int64_t shared_bytes(int64_t packs, int blocks) {
+  return ring_bytes(packs) + 2 * sizeof(Partial) * blocks * MAX_BLOCK / 32;
 }
 
 Tensor softmax_v4_ring(const Tensor& x) {
@@ -416,7 +419,7 @@ Tensor softmax_v4_ring(const Tensor& x) {
   const int64_t packs = x.size(1) * x.element_size() / 16;
   const size_t bytes = ring_bytes(packs);
   require_capability(8, 0, "cp.async");
-  require_shared_memory(bytes + sizeof(Partial[2][MAX_BLOCK / 32]), "the ring of a row");
+  require_shared_memory(shared_bytes(packs, 1), "the ring of a row");
   return output_like(x, "softmax_v4_ring", [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
@@ -450,11 +453,12 @@ Tensor softmax_v5_cluster(const Tensor& x) {
     fell_back("softmax_v3_online", "a row above 2 MB, or rows that are not made of aligned packs");
     return softmax_v3_online(x);
   }
+  const int64_t packs = x.size(1) * x.element_size() / 16, blocks = cluster_for(packs);
+  const int64_t length = ceil_div(packs, blocks);
+  require_shared_memory(shared_bytes(length, MAX_CLUSTER), "the ring of a part of a row");
   return output_like(x, "softmax_v5_cluster", [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
-    const int64_t packs = x.size(1) * sizeof(T) / 16, blocks = cluster_for(packs);
-    const int64_t length = ceil_div(packs, blocks);
     const auto kernel = softmax_ring_kernel<T, true>;
     allow_shared(kernel, ring_bytes(length));
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -490,10 +494,13 @@ Tensor softmax_v6_chosen(const Tensor& x) {
   const int64_t bytes = x.size(1) * x.element_size();
   if (fits_warp(x)) return softmax_v1_warp(x);
   if (fits_block(x) && bytes <= 32 << 10) return softmax_v2_block(x);
-  const bool ring = fits_ring(x, 1) && has_capability(8, 0) &&
-                    static_cast<int64_t>(ring_bytes(bytes / 16)) + 1024 <= shared_limit(x);
+  const int64_t packs = bytes / 16, limit = shared_limit(x);
+  const bool ring = fits_ring(x, 1) && has_capability(8, 0) && shared_bytes(packs, 1) <= limit;
   if (ring) return softmax_v4_ring(x);
-  if (fits_ring(x, MAX_CLUSTER) && has_capability(9, 0)) return softmax_v5_cluster(x);
+  const int64_t length = ceil_div(packs, cluster_for(packs));
+  const bool cluster = fits_ring(x, MAX_CLUSTER) && has_capability(9, 0) &&
+                       shared_bytes(length, MAX_CLUSTER) <= limit;
+  if (cluster) return softmax_v5_cluster(x);
   return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
 }
 
