@@ -127,10 +127,11 @@ Tensor conv2d_v1_naive(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a block computes 16 × 16 outputs of one channel. For each input channel it loads
-// the inputs that these outputs need into shared memory: the tile, and a halo around it.
+// v2 against v1: a block computes 16 × 16 outputs of one channel. For some input channels at a time
+// it loads the inputs that these outputs need into shared memory: the tile, and a halo around it.
 
 constexpr int TILE = 16;
+constexpr int CHANNELS = 8;          // input channels per step, at most
 constexpr size_t SHARED = 48 << 10;  // bytes that every card grants without asking
 
 // The part of an input channel that ROWS × COLS outputs need.
@@ -171,7 +172,7 @@ struct Halo {
 
 __global__ void __launch_bounds__(TILE* TILE)
     conv2d_v2_tiled_kernel(const float* __restrict__ x, const float* __restrict__ w,
-                           float* __restrict__ y, Conv conv) {
+                           float* __restrict__ y, Conv conv, int chunk) {
   extern __shared__ __align__(16) float tile[];
   const Halo<TILE, TILE> halo(conv);
   const int across = (conv.OW + TILE - 1) / TILE, down = (conv.OH + TILE - 1) / TILE;
@@ -183,16 +184,17 @@ __global__ void __launch_bounds__(TILE* TILE)
   const int tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
 
   float sum = 0;
-  for (int c = 0; c < conv.channels(); ++c) {
-    __syncthreads();  // all threads are done with the tile of the previous channel
-    halo.load<false>(tile, image + int64_t{c} * conv.H * conv.W, conv,
-                     i0 * conv.stride - conv.padding, j0 * conv.stride - conv.padding, 1);
-    __syncthreads();  // the tile is complete
-    for (int p = 0; p < conv.KH; ++p) {
-      const float* row = tile + (ty * conv.stride + p * conv.dilation) * halo.pitch;
-      for (int q = 0; q < conv.KW; ++q) {
-        sum += taps[(c * conv.KH + p) * conv.KW + q] * row[tx * conv.stride + q * conv.dilation];
-      }
+  for (int c0 = 0; c0 < conv.channels(); c0 += chunk) {
+    const int channels = min(chunk, conv.channels() - c0);
+    __syncthreads();  // all threads are done with the tiles of the previous channels
+    halo.load<false>(tile, image + int64_t{c0} * conv.H * conv.W, conv,
+                     i0 * conv.stride - conv.padding, j0 * conv.stride - conv.padding, channels);
+    __syncthreads();  // the tiles are complete
+    for (int p = 0; p < channels * conv.KH; ++p) {
+      const int line = p / conv.KH * halo.rows + ty * conv.stride + p % conv.KH * conv.dilation;
+      const float* row = tile + line * halo.pitch + tx * conv.stride;
+      const float* weights = taps + (c0 * conv.KH + p) * conv.KW;
+      for (int q = 0; q < conv.KW; ++q) sum += weights[q] * row[q * conv.dilation];
     }
   }
   const int i = i0 + ty, j = j0 + tx;
@@ -203,8 +205,9 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
                        int64_t dilation, int64_t groups) {
   const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
   const Halo<TILE, TILE> halo(conv);
-  const size_t bytes = sizeof(float) * halo.rows * halo.pitch;
-  if (bytes > SHARED) {
+  const size_t bytes = sizeof(float) * halo.rows * halo.pitch;  // per channel
+  const int chunk = static_cast<int>(std::min<size_t>(CHANNELS, SHARED / bytes));
+  if (chunk == 0) {
     fell_back("conv2d_v1_naive", "a filter whose halo does not fit in shared memory");
     return conv2d_v1_naive(x, w, stride, padding, dilation, groups);
   }
@@ -212,9 +215,9 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   Tensor y = new_output(x, conv);
   if (y.numel() == 0) return y;
   const int64_t tiles = int64_t{ceil_div(conv.OH, TILE)} * ceil_div(conv.OW, TILE);
-  conv2d_v2_tiled_kernel<<<grid_size(conv.N * conv.O * tiles, "x"), TILE * TILE, bytes,
+  conv2d_v2_tiled_kernel<<<grid_size(conv.N * conv.O * tiles, "x"), TILE * TILE, bytes * chunk,
                            current_stream(x)>>>(data<float>(x), data<float>(w),
-                                                mutable_data<float>(y), conv);
+                                                mutable_data<float>(y), conv, chunk);
   check_launch("conv2d_v2_tiled");
   return y;
 }
@@ -227,7 +230,6 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 constexpr int BO = 64, BI = 8, BJ = 16;
 constexpr int TO = 8, TJ = 8;
 constexpr int BLOCK = BO / TO * BI * BJ / TJ;  // 128
-constexpr int CHANNELS = 8;                    // input channels per step, at most
 static_assert(BO / TO == 8, "lanes l and l + 8 of a warp share the output channels");
 
 // The weights as the blocks read them: (strips of BO output channels of a group, C / groups · KH ·

@@ -13,20 +13,21 @@ INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM")
 
 EXERCISE = Exercise(
     function="load",
-    first="const int r = e / cols",
-    last="float* to = tile",
     task=(
-        "Find element e of the tile: `from`, its place in the first plane of x (any place inside "
-        "of x if it lies in the padding), `inside`, whether it lies in x, and `to`, its place in "
-        "shared memory. Element (0, 0) of the tile is at (top, left) of the plane."
+        "Load `channels` planes of the tile with its halo into shared memory, by cp.async where "
+        "ASYNC. Element (0, 0) of the tile is at (top, left) of its plane of x; outside of x there "
+        "are zeros. The caller waits for all threads."
     ),
     hints=(
-        "The tile has rows of `cols` elements, and rows of `pitch` elements in shared memory. "
-        "Which row and column of the tile is element e?",
-        "Row top + e / cols and column left + e % cols of the plane. Both may be negative, or "
-        "beyond conv.H and conv.W.",
-        "to = tile + r * pitch + q. from = image + int64_t{row} * conv.W + col where inside, and "
-        "image itself where not: an address that is not read must still be a valid one.",
+        "The tile has `rows` rows of `cols` elements, in rows of `pitch` elements in shared "
+        "memory. The threads of the block take elements in turns. Which row and column of x is "
+        "element e, and when is it inside?",
+        "Row top + e / cols, column left + e % cols; inside if neither is negative or beyond "
+        "conv.H, conv.W. All channels have it at the same place: loop over them innermost. From "
+        "one to the next are conv.H · conv.W elements of x, and plane() in shared memory.",
+        "tile[c * plane() + r * pitch + q] = inside ? image[c * conv.H * conv.W + row * conv.W + "
+        "col] : 0, or ptx::cp_async_zero_fill<4>(to, from, inside ? 4 : 0), for which `from` must "
+        "be a valid address even where nothing is read. Multiply in int64_t.",
     ),
 )
 
