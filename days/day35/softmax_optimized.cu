@@ -8,9 +8,10 @@
 //   v1 warp      one warp per row, the row in its registers: rows of up to 2 KB, no barrier
 //   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier
 //   v3 online    one block per row, the row read twice: rows of any length
-//   v4 ring      persistent blocks; the next rows come to shared memory during this one: 128 KB
-//   v5 cluster   up to 16 such blocks per row: 2 MB
-//   v6 chosen    the fastest of these for the shape, the alignment and the card
+//   v4 shared    one block per row, the row in shared memory: up to 64 KB
+//   v5 ring      persistent blocks, the next rows come during this one: up to 128 KB
+//   v6 cluster   up to 16 such blocks per row: up to 2 MB
+//   v7 chosen    the fastest of these for the shape, the alignment and the card
 //
 // Run: python run_day.py 35
 
@@ -109,12 +110,11 @@ struct Part {
     return sum;
   }
 
-  // Stores exponentials relative to `max` as the softmax of a row. Two factors, because their
-  // product can be less than the smallest fp32 number where the result is not.
+  // Stores exponentials · scale · shrink. Two factors, because their product can be less than the
+  // smallest fp32 number where the result is not.
   template <typename Index>
-  __device__ void store(Chunk<T, N>* row, float max, Partial all, Index first, int stride,
+  __device__ void store(Chunk<T, N>* row, float scale, float shrink, Index first, int stride,
                         Index count) const {
-    const float scale = 1.0f / all.sum, shrink = rescale(max, all.max);
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
       Chunk<T, N> chunk;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(WARP_BLOCK)
   Part<T, N, COUNT> part;
   part.load(x + row * chunks, lane, 32, chunks);
   const Partial all = warp_partial(part);
-  part.store(y + row * chunks, all.max, all, lane, 32, chunks);
+  part.store(y + row * chunks, 1.0f / all.sum, 1.0f, lane, 32, chunks);  // all -inf: 0 · inf = NaN
 }
 
 // Rows that v1 takes: of up to PACKS packs per lane, or of 32 single elements per lane.
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = mine;
   __syncthreads();  // every warp waits for the pairs of all warps
   const Partial all = merge_all(pairs, stride / 32);
-  part.store(y + start, mine.max, all, first, stride, chunks);
+  part.store(y + start, 1.0f / all.sum, rescale(mine.max, all.max), first, stride, chunks);
 }
 
 // Threads of a block that takes so many packs of a row.
@@ -291,10 +291,11 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   __syncthreads();  // every warp waits for the pairs of all warps
   const Partial all = merge_all(pairs, stride / 32);
 
+  const float scale = 1.0f / all.sum;
   for (int64_t c = threadIdx.x; c < chunks; c += step) {
     part.load(x + start, c, stride, chunks);
     part.exponentials(all.max);
-    part.store(y + start, all.max, all, c, stride, chunks);
+    part.store(y + start, scale, 1.0f, c, stride, chunks);
   }
 }
 
@@ -315,21 +316,22 @@ Tensor softmax_v3_online(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v2: a row waits in shared memory, in a ring that cp.async fills, and a block takes
-// many rows. As soon as a chunk has been stored as softmax, its place takes a chunk of a later row,
-// so that loads are in flight all the time. A thread reads only what it copied itself: no barrier.
+// v4 against v2: a row waits in shared memory, where cp.async brings it, and the exponentials are
+// computed twice. With 32 registers per thread, two blocks with 64 KB each are resident.
+//
+// v5 against v4: persistent blocks (day 24), whose shared memory is a ring. As soon as a chunk has
+// been stored as softmax, its place takes a chunk of a later row: loads are in flight all the time.
 
-constexpr int CHUNKS = 8;  // of a row, per thread: rows of up to 1024 · 8 · 16 bytes = 128 KB
-constexpr int RING = 12;   // places per thread: 4 chunks of the next row are in flight, at least
 constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
 
-// The blocks of a cluster share each row; without CLUSTER, a block has it for itself. length: packs
-// per block.
-template <typename T, bool CLUSTER>
-__global__ void __launch_bounds__(MAX_BLOCK)
-    softmax_ring_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
-                        Chunk<T, 16 / sizeof(T)>* __restrict__ y, int64_t rows, int packs,
-                        int length) {
+// CHUNKS: of 16 bytes, of a row, per thread. RING: places for chunks per thread. A thread reads
+// only what it copied itself, so the ring needs no barrier. CLUSTER: whether the blocks of a
+// cluster share each row; `length` is the number of packs per block.
+template <typename T, int CHUNKS, int RING, bool CLUSTER>
+__global__ void __launch_bounds__(MAX_BLOCK, CHUNKS == RING ? 2 : 1)
+    softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
+                          Chunk<T, 16 / sizeof(T)>* __restrict__ y, int64_t rows, int packs,
+                          int length) {
   constexpr int N = 16 / sizeof(T);
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial pairs[2][(CLUSTER ? MAX_CLUSTER : 1) * MAX_BLOCK / 32];  // rows in turns
@@ -353,25 +355,32 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     next_chunk = next_chunk + 1 == CHUNKS ? 0 : next_chunk + 1;
     if (next_chunk == 0) next_row += step;
   };
+#pragma unroll
   for (int p = 0; p < RING; ++p) copy_next();
   if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
 
   int begin = 0, turn = 0;  // begin: the place of the row's first chunk
   for (int64_t row = start; row < rows; row += step, turn ^= 1) {
-    const auto chunk = [&](int k) {
-      const int place = begin + k < RING ? begin + k : begin + k - RING;
-      return first + k * stride < count ? ring[place * stride] : Part<T, N, 1>::nothing();
-    };
-    Partial mine{-INFINITY, 0};
     Part<T, N, 1> part;
-    ptx::cp_async_wait<RING - CHUNKS / 2>();  // the first half of the row has come
+    const auto take = [&](int k) {  // chunk k of the row
+      const int place = begin + k < RING ? begin + k : begin + k - RING;
+      part.set(0, first + k * stride < count ? ring[place * stride] : part.nothing());
+    };
+    ptx::cp_async_wait<RING -
+                       CHUNKS>();  // this row has come; the RING - CHUNKS later chunks may not
+    Partial mine{-INFINITY, 0};
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
-      if (k == CHUNKS / 2) ptx::cp_async_wait<RING - CHUNKS>();  // and the second
-      part.set(0, chunk(k));
-      absorb(mine, part);
+      take(k);
+      mine.max = fmaxf(mine.max, part.maximum());
     }
-    mine = warp_merge(mine);
+    mine.max = warp_max(mine.max);
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      take(k);
+      mine.sum += part.exponentials(mine.max);
+    }
+    mine.sum = warp_sum(mine.sum);
     if constexpr (CLUSTER) {
       if (lane < blocks) *ptx::map_to_rank(&pairs[turn][rank * warps + warp], lane) = mine;
       ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
@@ -380,87 +389,105 @@ __global__ void __launch_bounds__(MAX_BLOCK)
       __syncthreads();  // every warp waits for the pairs of all warps
     }
     const Partial all = merge_all(pairs[turn], blocks * warps);
+    const float scale = 1.0f / all.sum;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
-      part.set(0, chunk(k));
+      take(k);
       part.exponentials(all.max);
-      part.store(y + row * packs + rank * length, all.max, all, first + k * stride, stride, count);
-      copy_next();
+      part.store(y + row * packs + rank * length, scale, 1.0f, first + k * stride, stride, count);
+      if (RING > CHUNKS) copy_next();
     }
     begin = begin + CHUNKS < RING ? begin + CHUNKS : begin + CHUNKS - RING;
   }
 }
 
-constexpr int64_t LARGEST = MAX_BLOCK * CHUNKS;  // packs per block
+// How a block of one of these kernels is shaped, for `packs` packs of a row.
+struct Ring {
+  int chunks, places, threads;
+  size_t bytes;  // of dynamic shared memory
 
-bool fits_ring(const Tensor& x, int blocks) {
-  return has_packs(x) && x.size(1) * x.element_size() / 16 <= LARGEST * blocks;
+  Ring(int chunks, int places, int64_t packs)
+      : chunks(chunks),
+        places(places),
+        threads(static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * chunks))),
+        bytes(size_t(threads) * places * 16) {}
+
+  bool fits(const Tensor& x, int blocks) const {  // this GPU, and rows of whole packs
+    const int64_t pairs = 2 * sizeof(Partial) * blocks * MAX_BLOCK / 32;
+    return has_packs(x) && threads <= MAX_BLOCK &&
+           static_cast<int64_t>(bytes) + pairs <= shared_limit(x);
+  }
+};
+
+constexpr char NO_RING[] = "a row too long for shared memory, or not made of aligned packs";
+
+int64_t packs_of(const Tensor& x) {
+  return x.size(1) * x.element_size() / 16;
 }
 
-// Threads of a block with so many packs, the bytes of its ring, and all its shared memory.
-int ring_threads(int64_t packs) {
-  return static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * CHUNKS));
-}
-size_t ring_bytes(int64_t packs) {
-  return size_t(ring_threads(packs)) * RING * 16;
-}
-int64_t shared_bytes(int64_t packs, int blocks) {
-  return ring_bytes(packs) + 2 * sizeof(Partial) * blocks * MAX_BLOCK / 32;
-}
+constexpr int SHARED_CHUNKS = 4, RING_CHUNKS = 8, RING_PLACES = 12;
 
-Tensor softmax_v4_ring(const Tensor& x) {
+template <int CHUNKS, int PLACES>
+Tensor softmax_in_shared(const Tensor& x, const char* name) {
   check_rows(x);
-  if (!fits_ring(x, 1)) {
-    fell_back("softmax_v3_online",
-              "a row above 128 KB, or rows that are not made of aligned packs");
+  const DeviceGuard guard(x);
+  require_capability(8, 0, "cp.async");
+  const int64_t packs = packs_of(x), rows = x.size(0);
+  const Ring ring(CHUNKS, PLACES, packs);
+  if (!ring.fits(x, 1)) {
+    fell_back("softmax_v3_online", NO_RING);
     return softmax_v3_online(x);
   }
-  const DeviceGuard guard(x);
-  const int64_t packs = x.size(1) * x.element_size() / 16;
-  const size_t bytes = ring_bytes(packs);
-  require_capability(8, 0, "cp.async");
-  require_shared_memory(shared_bytes(packs, 1), "the ring of a row");
-  return output_like(x, "softmax_v4_ring", [&](auto zero, auto* y) {
+  return output_like(x, name, [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_ring_kernel<T, false>;
-    allow_shared(kernel, bytes);
-    const int threads = ring_threads(packs), count = static_cast<int>(packs);
-    kernel<<<resident_grid(x, kernel, threads, bytes, x.size(0)), threads, bytes,
-             current_stream(x)>>>(data<C>(x), reinterpret_cast<C*>(y), x.size(0), count, count);
+    const auto kernel = softmax_shared_kernel<T, CHUNKS, PLACES, false>;
+    allow_shared(kernel, ring.bytes);
+    const unsigned grid = CHUNKS == PLACES
+                              ? grid_size(rows, "x")
+                              : resident_grid(x, kernel, ring.threads, ring.bytes, rows);
+    const int count = static_cast<int>(packs);
+    kernel<<<grid, ring.threads, ring.bytes, current_stream(x)>>>(
+        data<C>(x), reinterpret_cast<C*>(y), rows, count, count);
   });
 }
 
+Tensor softmax_v4_shared(const Tensor& x) {
+  return softmax_in_shared<SHARED_CHUNKS, SHARED_CHUNKS>(x, "softmax_v4_shared");
+}
+
+Tensor softmax_v5_ring(const Tensor& x) {
+  return softmax_in_shared<RING_CHUNKS, RING_PLACES>(x, "softmax_v5_ring");
+}
+
 // ---------------------------------------------------------------------------------------------
-// v5 against v4: the blocks of a cluster share a row. Each warp stores its pair in the shared
+// v6 against v5: the blocks of a cluster share a row. Each warp stores its pair in the shared
 // memory of every block of the cluster, and one barrier of the cluster later each block has all of
 // them.
 
-constexpr int64_t PART = LARGEST;  // packs per block as long as the cluster can grow
-
-// The smallest power of two of blocks whose parts have at most PART packs.
+// The smallest power of two of blocks that hold a row, or MAX_CLUSTER.
 int64_t cluster_for(int64_t packs) {
   int64_t blocks = 1;
-  while (blocks < MAX_CLUSTER && packs > blocks * PART) blocks *= 2;
+  while (blocks < MAX_CLUSTER && packs > blocks * MAX_BLOCK * RING_CHUNKS) blocks *= 2;
   return blocks;
 }
 
-Tensor softmax_v5_cluster(const Tensor& x) {
+Tensor softmax_v6_cluster(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
   require_capability(9, 0, "clusters");
-  if (!fits_ring(x, MAX_CLUSTER)) {
-    fell_back("softmax_v3_online", "a row above 2 MB, or rows that are not made of aligned packs");
+  const int64_t packs = packs_of(x), blocks = cluster_for(packs), rows = x.size(0);
+  const int64_t length = ceil_div(packs, blocks);
+  const Ring ring(RING_CHUNKS, RING_PLACES, length);
+  if (!ring.fits(x, MAX_CLUSTER)) {
+    fell_back("softmax_v3_online", NO_RING);
     return softmax_v3_online(x);
   }
-  const int64_t packs = x.size(1) * x.element_size() / 16, blocks = cluster_for(packs);
-  const int64_t length = ceil_div(packs, blocks);
-  require_shared_memory(shared_bytes(length, MAX_CLUSTER), "the ring of a part of a row");
-  return output_like(x, "softmax_v5_cluster", [&](auto zero, auto* y) {
+  return output_like(x, "softmax_v6_cluster", [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_ring_kernel<T, true>;
-    allow_shared(kernel, ring_bytes(length));
+    const auto kernel = softmax_shared_kernel<T, RING_CHUNKS, RING_PLACES, true>;
+    allow_shared(kernel, ring.bytes);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "cudaFuncSetAttribute");
     cudaLaunchAttribute attribute = {};
@@ -468,39 +495,39 @@ Tensor softmax_v5_cluster(const Tensor& x) {
     attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_size(x.size(0) * blocks, "x"));
-    config.blockDim = dim3(ring_threads(length));
-    config.dynamicSmemBytes = ring_bytes(length);
+    config.gridDim = dim3(grid_size(rows * blocks, "x"));
+    config.blockDim = dim3(ring.threads);
+    config.dynamicSmemBytes = ring.bytes;
     config.stream = current_stream(x);
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;  // that are resident at one time
     check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
                "cudaOccupancyMaxActiveClusters");
-    config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(x.size(0), clusters) * blocks);
-    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), x.size(0),
+    config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(rows, clusters) * blocks);
+    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), rows,
                                   static_cast<int>(packs), static_cast<int>(length)),
                "cudaLaunchKernelEx");
   });
 }
 
 // ---------------------------------------------------------------------------------------------
-// v6: one launcher that chooses: the fewest warps that hold the row, the ring for rows above 32 KB,
-// clusters above 128 KB, and v3 where nothing holds the row.
+// v7: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
+// shared memory up to 64 KB, the ring up to 128 KB, clusters above, and v3 where nothing holds the
+// row.
 
-Tensor softmax_v6_chosen(const Tensor& x) {
+Tensor softmax_v7_chosen(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
-  const int64_t bytes = x.size(1) * x.element_size();
   if (fits_warp(x)) return softmax_v1_warp(x);
-  if (fits_block(x) && bytes <= 32 << 10) return softmax_v2_block(x);
-  const int64_t packs = bytes / 16, limit = shared_limit(x);
-  const bool ring = fits_ring(x, 1) && has_capability(8, 0) && shared_bytes(packs, 1) <= limit;
-  if (ring) return softmax_v4_ring(x);
-  const int64_t length = ceil_div(packs, cluster_for(packs));
-  const bool cluster = fits_ring(x, MAX_CLUSTER) && has_capability(9, 0) &&
-                       shared_bytes(length, MAX_CLUSTER) <= limit;
-  if (cluster) return softmax_v5_cluster(x);
+  const int64_t packs = packs_of(x);
+  if (fits_block(x) && packs <= 2048) return softmax_v2_block(x);
+  if (has_capability(8, 0)) {
+    if (Ring(SHARED_CHUNKS, SHARED_CHUNKS, packs).fits(x, 1)) return softmax_v4_shared(x);
+    if (Ring(RING_CHUNKS, RING_PLACES, packs).fits(x, 1)) return softmax_v5_ring(x);
+  }
+  const Ring part(RING_CHUNKS, RING_PLACES, ceil_div(packs, cluster_for(packs)));
+  if (has_capability(9, 0) && part.fits(x, MAX_CLUSTER)) return softmax_v6_cluster(x);
   return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
 }
 
@@ -509,6 +536,7 @@ Tensor softmax_v6_chosen(const Tensor& x) {
 RUNG(day35, softmax_v1_warp, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v2_block, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v3_online, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v4_ring, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v5_cluster, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v6_chosen, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v4_shared, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v5_ring, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v6_cluster, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v7_chosen, "(Tensor x) -> Tensor");
