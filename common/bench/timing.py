@@ -306,7 +306,7 @@ def _training_step(call: Step, inputs: tuple[Any, ...]) -> Step:
                 x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad
             ]
             torch.autograd.grad(outputs, inputs_with_gradient, upstream)
-        return map_tensors(torch.Tensor.detach, result)
+        return map_tensors(torch.Tensor.detach, (result,))[0]
 
     return step
 

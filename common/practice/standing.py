@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from common.base.days import Day
 from common.base.figures import counted
+from common.base.ladder import has_ladder
 from common.base.parts import part_of
 from common.practice.journal import KINDS, Journal
-from common.practice.ladder import has_ladder
 
 _BAR = 12  # characters
 _SOLVED, _OPEN, _NONE = "■", "□", "·"

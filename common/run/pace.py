@@ -16,13 +16,13 @@ from typing import Any
 from common.base.cache import cache_directory, digest
 from common.base.days import Day
 from common.base.figures import duration, rate
+from common.base.ladder import Ladder
 from common.base.outcome import PASS, DayOutcome, RungOutcome, Timing
 from common.base.toolchain import Platform
 from common.base.where import where
 from common.build import library
 from common.practice.challenge import Challenge
 from common.practice.exercise import ExerciseError
-from common.practice.ladder import Ladder
 from common.practice.speed import SpeedChallenge
 from common.practice.work_counts import (
     LEGEND,

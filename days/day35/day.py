@@ -5,11 +5,10 @@ from common.day import Exercise
 from . import norm, softmax
 
 TITLE = "Softmax at the speed of light"
-TEACHES = "Bytes in flight, rows in registers, clusters; layer norm's gradients in one kernel"
+TEACHES = "Bytes in flight, rings, clusters of blocks; layer norm's gradients in one kernel"
 TOPICS = ("softmax", "cluster", "distributed shared memory", "layer norm", "backward", "bf16")
 SOURCE = "softmax_optimized.cu"
 EXTRA_SOURCES = ("fused_layer_norm_backward.cu",)
-
 INTRODUCES = (
     "Little's law",
     "thread block cluster",

@@ -11,12 +11,12 @@ import pytest
 
 from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Case, Problem, Rung
+from common.base.ladder import Ladder, has_ladder, ladder_of
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
 from common.cpu.findings import LineCounts
 from common.practice.exercise import MARK, ExerciseError
 from common.practice.journal import Journal
-from common.practice.ladder import Ladder, has_ladder, ladder_of
 from common.practice.mutants.outline import outline
 from common.practice.speed import speed_challenge
 from common.practice.standing import exercises, kinds_of, marks, next_exercise
@@ -78,7 +78,8 @@ def test_some_days_have_a_ladder_and_some_have_none() -> None:
 def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> None:
     challenge = speed_challenge(day, tmp_path / "days")
     names = [rung.name for rung in challenge.ladder.rungs]
-    assert outline(challenge.start).operators == {names[0]}
+    bound = outline(challenge.start).operators
+    assert {name.replace("_backward", "") for name in bound} == {names[0].replace("_backward", "")}
     assert names[-1] in outline(challenge.answer[1]).operators
     assert challenge.start.count(MARK) == 1 and f"// Then: {challenge.command}" in challenge.start
     # A later rung is named in the note and where v1 sends what it cannot do. It is defined only
