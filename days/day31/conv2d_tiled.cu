@@ -11,11 +11,15 @@
 //   v1 naive            one thread per output, all operands from global memory
 //   v2 tiled            a tile of x with its halo in shared memory: each input is loaded once
 //   v3 register_blocked 8 × 8 outputs per thread: 8 output channels share every loaded input
+//   v4 pipelined        the next channels come by cp.async while these are multiplied
 //
 // Run: python run_day.py 31
 
-#include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+#include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/ptx.cuh"            // cp.async: day 20
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
+#include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 
 #include <algorithm>
 
@@ -123,11 +127,10 @@ Tensor conv2d_v1_naive(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a block computes 16 × 16 outputs of one channel. For some input channels at a time
-// it loads the inputs that these outputs need into shared memory: the tile, and a halo around it.
+// v2 against v1: a block computes 16 × 16 outputs of one channel. For each input channel it loads
+// the inputs that these outputs need into shared memory: the tile, and a halo around it.
 
 constexpr int TILE = 16;
-constexpr int CHANNELS = 8;          // input channels per step, at most
 constexpr size_t SHARED = 48 << 10;  // bytes that every card grants without asking
 
 // The part of an input channel that ROWS × COLS outputs need.
@@ -145,6 +148,7 @@ struct Halo {
   // Loads it: `channels` planes of x from `image` on. (top, left): its first element in x, which
   // may lie in the padding. A thread has the same elements of each plane: it divides and compares
   // once, and its loads from all planes are in flight together.
+  template <bool ASYNC>
   __device__ void load(float* tile, const float* image, const Conv& conv, int top, int left,
                        int channels) const {
     const int64_t next = int64_t{conv.H} * conv.W;
@@ -155,7 +159,11 @@ struct Halo {
       float* to = tile + r * pitch + q;
 #pragma unroll 8
       for (int c = 0; c < channels; ++c) {
-        to[c * plane()] = inside ? from[c * next] : 0.0f;
+        if constexpr (ASYNC) {
+          ptx::cp_async_zero_fill<4>(to + c * plane(), from + c * next, inside ? 4 : 0);
+        } else {
+          to[c * plane()] = inside ? from[c * next] : 0.0f;
+        }
       }
     }
   }
@@ -163,7 +171,7 @@ struct Halo {
 
 __global__ void __launch_bounds__(TILE* TILE)
     conv2d_v2_tiled_kernel(const float* __restrict__ x, const float* __restrict__ w,
-                           float* __restrict__ y, Conv conv, int chunk) {
+                           float* __restrict__ y, Conv conv) {
   extern __shared__ __align__(16) float tile[];
   const Halo<TILE, TILE> halo(conv);
   const int across = (conv.OW + TILE - 1) / TILE, down = (conv.OH + TILE - 1) / TILE;
@@ -175,17 +183,16 @@ __global__ void __launch_bounds__(TILE* TILE)
   const int tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
 
   float sum = 0;
-  for (int c0 = 0; c0 < conv.channels(); c0 += chunk) {
-    const int channels = min(chunk, conv.channels() - c0);
-    __syncthreads();  // all threads are done with the tiles of the previous channels
-    halo.load(tile, image + int64_t{c0} * conv.H * conv.W, conv, i0 * conv.stride - conv.padding,
-              j0 * conv.stride - conv.padding, channels);
-    __syncthreads();  // the tiles are complete
-    for (int p = 0; p < channels * conv.KH; ++p) {
-      const int line = p / conv.KH * halo.rows + ty * conv.stride + p % conv.KH * conv.dilation;
-      const float* row = tile + line * halo.pitch + tx * conv.stride;
-      const float* weights = taps + (c0 * conv.KH + p) * conv.KW;
-      for (int q = 0; q < conv.KW; ++q) sum += weights[q] * row[q * conv.dilation];
+  for (int c = 0; c < conv.channels(); ++c) {
+    __syncthreads();  // all threads are done with the tile of the previous channel
+    halo.load<false>(tile, image + int64_t{c} * conv.H * conv.W, conv,
+                     i0 * conv.stride - conv.padding, j0 * conv.stride - conv.padding, 1);
+    __syncthreads();  // the tile is complete
+    for (int p = 0; p < conv.KH; ++p) {
+      const float* row = tile + (ty * conv.stride + p * conv.dilation) * halo.pitch;
+      for (int q = 0; q < conv.KW; ++q) {
+        sum += taps[(c * conv.KH + p) * conv.KW + q] * row[tx * conv.stride + q * conv.dilation];
+      }
     }
   }
   const int i = i0 + ty, j = j0 + tx;
@@ -196,9 +203,8 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
                        int64_t dilation, int64_t groups) {
   const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
   const Halo<TILE, TILE> halo(conv);
-  const size_t bytes = sizeof(float) * halo.rows * halo.pitch;  // per channel
-  const int chunk = static_cast<int>(std::min<size_t>(CHANNELS, SHARED / bytes));
-  if (chunk == 0) {
+  const size_t bytes = sizeof(float) * halo.rows * halo.pitch;
+  if (bytes > SHARED) {
     fell_back("conv2d_v1_naive", "a filter whose halo does not fit in shared memory");
     return conv2d_v1_naive(x, w, stride, padding, dilation, groups);
   }
@@ -206,9 +212,9 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   Tensor y = new_output(x, conv);
   if (y.numel() == 0) return y;
   const int64_t tiles = int64_t{ceil_div(conv.OH, TILE)} * ceil_div(conv.OW, TILE);
-  conv2d_v2_tiled_kernel<<<grid_size(conv.N * conv.O * tiles, "x"), TILE * TILE, bytes * chunk,
+  conv2d_v2_tiled_kernel<<<grid_size(conv.N * conv.O * tiles, "x"), TILE * TILE, bytes,
                            current_stream(x)>>>(data<float>(x), data<float>(w),
-                                                mutable_data<float>(y), conv, chunk);
+                                                mutable_data<float>(y), conv);
   check_launch("conv2d_v2_tiled");
   return y;
 }
@@ -221,6 +227,7 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 constexpr int BO = 64, BI = 8, BJ = 16;
 constexpr int TO = 8, TJ = 8;
 constexpr int BLOCK = BO / TO * BI * BJ / TJ;  // 128
+constexpr int CHANNELS = 8;                    // input channels per step, at most
 static_assert(BO / TO == 8, "lanes l and l + 8 of a warp share the output channels");
 
 // The weights as the blocks read them: (strips of BO output channels of a group, C / groups · KH ·
@@ -338,10 +345,9 @@ __device__ void store_outputs(const float (&sums)[TO][TJ], float* y, const Conv&
   }
 }
 
-// chunk: input channels per step. While one of the four blocks of a multiprocessor loads, the
-// others multiply: that takes at most 128 registers per thread.
+// chunk: input channels per step.
 template <bool PLAIN>
-__global__ void __launch_bounds__(BLOCK, 4)
+__global__ void __launch_bounds__(BLOCK)
     conv2d_v3_register_blocked_kernel(const float* __restrict__ x,
                                       const float* __restrict__ arranged, float* __restrict__ y,
                                       Conv conv, int chunk) {
@@ -360,27 +366,34 @@ __global__ void __launch_bounds__(BLOCK, 4)
     for (int e = threadIdx.x; e < channels * taps * BO / 4; e += BLOCK) {
       reinterpret_cast<float4*>(weights)[e] = from[c0 * taps * BO / 4 + e];
     }
-    halo.load(tile, place.image + int64_t{c0} * conv.H * conv.W, conv,
-              place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
-              channels);
+    halo.load<false>(tile, place.image + int64_t{c0} * conv.H * conv.W, conv,
+                     place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
+                     channels);
     __syncthreads();  // weights and tile are complete
     multiply_channels<PLAIN>(sums, weights, tile, halo, conv, place, channels);
   }
   store_outputs(sums, y, conv, place);
 }
 
-Tensor conv2d_v3_register_blocked(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
-                                  int64_t dilation, int64_t groups) {
-  const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
-  const Halo<BI, BJ> halo(conv);
-  const size_t bytes =  // of shared memory, per input channel
-      sizeof(float) * (size_t(conv.KH) * conv.KW * BO + size_t(halo.rows) * halo.pitch);
-  const int chunk = static_cast<int>(
-      std::min<size_t>({CHANNELS, SHARED / bytes, static_cast<size_t>(conv.channels())}));
-  if (chunk == 0 || conv.outputs() < TO) {
-    fell_back("conv2d_v2_tiled", "few output channels per group, or a filter too large for a tile");
-    return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
-  }
+// Bytes of shared memory for the weights and the inputs of one input channel.
+size_t bytes_per_channel(const Conv& conv) {
+  return sizeof(float) * (size_t(conv.KH) * conv.KW * BO +
+                          size_t(Halo<BI, BJ>(conv).rows) * Halo<BI, BJ>(conv).pitch);
+}
+
+// Input channels per step: as many as fit in `bytes`, at most CHANNELS; 0 if the rung is no use.
+int channels_per_step(const Conv& conv, size_t bytes) {
+  if (conv.outputs() < TO) return 0;
+  return static_cast<int>(
+      std::min<size_t>({CHANNELS, bytes / bytes_per_channel(conv), size_t(conv.channels())}));
+}
+
+constexpr char UNFIT[] = "few output channels per group, or a filter too large for a tile";
+
+// Launches `plain` or `general` after the weights have been arranged for it.
+template <typename Kernel>
+Tensor launch_blocked(const Tensor& x, const Tensor& w, const Conv& conv, Kernel plain,
+                      Kernel general, int chunk, size_t bytes) {
   const DeviceGuard guard(x);
   Tensor y = new_output(x, conv);
   if (y.numel() == 0) return y;
@@ -393,13 +406,84 @@ Tensor conv2d_v3_register_blocked(const Tensor& x, const Tensor& w, int64_t stri
   check_launch("arrange_weights");
   const int64_t tiles = int64_t{ceil_div(conv.OH, BI)} * ceil_div(conv.OW, BJ);
   const dim3 grid(grid_size(conv.N * tiles, "x"), grid_size_y(strips, "w"));
-  const bool plain = conv.KH == 3 && conv.KW == 3 && conv.stride == 1 && conv.dilation == 1;
-  const auto kernel =
-      plain ? conv2d_v3_register_blocked_kernel<true> : conv2d_v3_register_blocked_kernel<false>;
-  kernel<<<grid, BLOCK, bytes * chunk, current_stream(x)>>>(data<float>(x), data<float>(arranged),
-                                                            mutable_data<float>(y), conv, chunk);
-  check_launch("conv2d_v3_register_blocked");
+  const bool is_plain = conv.KH == 3 && conv.KW == 3 && conv.stride == 1 && conv.dilation == 1;
+  const auto kernel = is_plain ? plain : general;
+  allow_shared(kernel, bytes);
+  kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<float>(x), data<float>(arranged),
+                                                    mutable_data<float>(y), conv, chunk);
+  check_launch("conv2d, register-blocked");
   return y;
+}
+
+Tensor conv2d_v3_register_blocked(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
+                                  int64_t dilation, int64_t groups) {
+  const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
+  const int chunk = channels_per_step(conv, SHARED);
+  if (chunk == 0) {
+    fell_back("conv2d_v2_tiled", UNFIT);
+    return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
+  }
+  return launch_blocked(x, w, conv, conv2d_v3_register_blocked_kernel<true>,
+                        conv2d_v3_register_blocked_kernel<false>, chunk,
+                        chunk * bytes_per_channel(conv));
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v3: two buffers. cp.async fills one with the next channels while the threads multiply
+// those in the other; where an input lies in the padding, it stores zeros.
+
+constexpr size_t BUFFER = 26 << 10;  // bytes, at most: 8 channels of a 3×3 filter
+
+template <bool PLAIN>
+__global__ void __launch_bounds__(BLOCK)
+    conv2d_v4_pipelined_kernel(const float* __restrict__ x, const float* __restrict__ arranged,
+                               float* __restrict__ y, Conv conv, int chunk) {
+  extern __shared__ __align__(16) float shared[];
+  const Halo<BI, BJ> halo(conv);
+  const Place place(conv, x);
+  const int taps = conv.KH * conv.KW, length = conv.channels() * taps;
+  const int buffer = chunk * (taps * BO + halo.plane());  // elements
+  const float* from = arranged + place.strip * length * BO;
+
+  const auto copy = [&](int c0, float* to) {
+    const int channels = min(chunk, conv.channels() - c0);
+    for (int e = threadIdx.x * 4; e < channels * taps * BO; e += BLOCK * 4) {
+      ptx::cp_async<16>(to + e, from + c0 * taps * BO + e);
+    }
+    halo.load<true>(to + chunk * taps * BO, place.image + int64_t{c0} * conv.H * conv.W, conv,
+                    place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
+                    channels);
+  };
+  float sums[TO][TJ] = {};
+  copy(0, shared);
+  ptx::cp_async_commit();
+  for (int c0 = 0, turn = 0; c0 < conv.channels(); c0 += chunk, turn ^= 1) {
+    const float* weights = shared + turn * buffer;
+    if (c0 + chunk < conv.channels()) copy(c0 + chunk, shared + (turn ^ 1) * buffer);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();  // this thread's copies for c0; the group of the next channels may run
+    __syncthreads();          // those of all threads
+    multiply_channels<PLAIN>(sums, weights, weights + chunk * taps * BO, halo, conv, place,
+                             min(chunk, conv.channels() - c0));
+    __syncthreads();  // all threads are done with the buffer that is filled next
+  }
+  store_outputs(sums, y, conv, place);
+}
+
+Tensor conv2d_v4_pipelined(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
+                           int64_t dilation, int64_t groups) {
+  const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
+  const int chunk = channels_per_step(conv, BUFFER);
+  if (chunk == 0) {
+    fell_back("conv2d_v2_tiled", UNFIT);
+    return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
+  }
+  const DeviceGuard guard(x);
+  require_capability(8, 0, "cp.async");
+  require_shared_memory(2 * chunk * bytes_per_channel(conv), "two buffers");
+  return launch_blocked(x, w, conv, conv2d_v4_pipelined_kernel<true>,
+                        conv2d_v4_pipelined_kernel<false>, chunk,
+                        2 * chunk * bytes_per_channel(conv));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -408,3 +492,4 @@ Tensor conv2d_v3_register_blocked(const Tensor& x, const Tensor& w, int64_t stri
 RUNG(day31, conv2d_v1_naive, ARGUMENTS " -> Tensor");
 RUNG(day31, conv2d_v2_tiled, ARGUMENTS " -> Tensor");
 RUNG(day31, conv2d_v3_register_blocked, ARGUMENTS " -> Tensor");
+RUNG(day31, conv2d_v4_pipelined, ARGUMENTS " -> Tensor");

@@ -14,9 +14,9 @@ INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM")
 EXERCISE = Exercise(
     function="load",
     task=(
-        "Load `channels` planes of the tile with its halo into shared memory. Element (0, 0) of "
-        "the tile is at (top, left) of its plane of x; outside of x there are zeros. The caller "
-        "waits for all threads."
+        "Load `channels` planes of the tile with its halo into shared memory, by cp.async where "
+        "ASYNC. Element (0, 0) of the tile is at (top, left) of its plane of x; outside of x there "
+        "are zeros. The caller waits for all threads."
     ),
     hints=(
         "The tile has `rows` rows of `cols` elements, in rows of `pitch` elements in shared "
@@ -26,7 +26,8 @@ EXERCISE = Exercise(
         "conv.H, conv.W. All channels have it at the same place: loop over them innermost. From "
         "one to the next are conv.H · conv.W elements of x, and plane() in shared memory.",
         "tile[c * plane() + r * pitch + q] = inside ? image[c * conv.H * conv.W + row * conv.W + "
-        "col] : 0.0f, with the products in int64_t.",
+        "col] : 0, or ptx::cp_async_zero_fill<4>(to, from, inside ? 4 : 0), for which `from` must "
+        "be a valid address even where nothing is read. Multiply in int64_t.",
     ),
 )
 
@@ -60,7 +61,8 @@ def cost(case):
 RUNGS = (
     Rung("conv2d_v1_naive", "one thread per output"),
     Rung("conv2d_v2_tiled", "tile with halo in shared memory"),
-    Rung("conv2d_v3_register_blocked", "64 outputs per thread", target=Target(0.6, "pytorch")),
+    Rung("conv2d_v3_register_blocked", "64 outputs per thread"),
+    Rung("conv2d_v4_pipelined", "the next channels by cp.async", target=Target(0.6, "pytorch")),
 )
 # Around a tile of 16 × 16 and one of 8 × 16, 64 output channels and 8 input channels per step.
 SHAPES = [
