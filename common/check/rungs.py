@@ -670,8 +670,8 @@ def _beyond_results(
     quick: bool,
     leaks: bool,
 ) -> Failure | None:
-    """What is tried once per rung, on few cases, after all results were right. leaks: not under a
-    tool that watches kernels, whose own work may keep memory."""
+    """What is tried once per rung, on few cases, after all results were right. leaks: whether
+    to look for them; where a tool watches kernels, that is left to the plain run."""
 
     def check_of(case: Case) -> _CaseCheck:
         orders = backend.schedules(quick=True)
