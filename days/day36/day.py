@@ -10,12 +10,20 @@ from common.day import (
     Rung,
     Target,
     Tolerance,
+    coo_product,
+    csr_product,
+    csr_to_ell,
+    cusparse_product,
+    draw_on,
+    ell_product,
     grid,
     print_table,
+    row_lengths,
     seconds,
+    sparse_matrix,
 )
 
-from . import matrices as m
+from . import formats
 
 TITLE = "Sparse matrix formats"
 TEACHES = "CSR, ELL and COO: one product, three layouts, and the matrix that each one is for"
@@ -68,22 +76,22 @@ COO_RUNGS = (
 
 
 def width(case):
-    return int(m.lengths(case).max()) if case.shape[0] else 0
+    return int(row_lengths(case).max()) if case.shape[0] else 0
 
 
 def ell(case, draw):
-    row_ptr, col, value, x = m.csr(case, draw)
-    return (*m.csr_to_ell(row_ptr, col, value, width(case)), x)
+    row_ptr, col, value, x = sparse_matrix(case, draw)
+    return (*csr_to_ell(row_ptr, col, value, width(case)), x)
 
 
 def coo(case, draw):
-    row_ptr, col, value, x = m.csr(case, draw)
-    return m.csr_to_coo(row_ptr, col), col, value, x, case.shape[0]
+    row_ptr, col, value, x = sparse_matrix(case, draw)
+    return formats.csr_to_coo(row_ptr, col), col, value, x, case.shape[0]
 
 
-CSR = (m.csr, m.csr_product, CSR_RUNGS, m.cusparse, 8, 8)
-ELL = (ell, m.ell_product, ELL_RUNGS, m.cusparse_for_ell, 8, 4)
-COO = (coo, m.coo_product, COO_RUNGS, m.cusparse_for_coo, 12, 4)
+CSR = (sparse_matrix, csr_product, CSR_RUNGS, cusparse_product, 8, 8)
+ELL = (ell, ell_product, ELL_RUNGS, formats.cusparse_for_ell, 8, 4)
+COO = (coo, coo_product, COO_RUNGS, formats.cusparse_for_coo, 12, 4)
 
 
 def product(name, format, values, cases):
@@ -91,7 +99,7 @@ def product(name, format, values, cases):
     inputs, reference, rungs, pytorch, per_entry, per_row = format
 
     def cost(case):
-        nnz = int(m.lengths(case).sum())
+        nnz = int(row_lengths(case).sum())
         moved = nnz * per_entry + case.shape[0] * per_row + case.shape[1] * 4
         return Cost(bytes=moved, flops=2 * nnz)
 
@@ -130,20 +138,20 @@ PROBLEMS = (
     conversion(
         "csr_to_coo",
         "a search in row_ptr per entry",
-        lambda case, draw: m.csr(case, draw)[:2],
-        m.csr_to_coo,
+        lambda case, draw: sparse_matrix(case, draw)[:2],
+        formats.csr_to_coo,
     ),
     conversion(
         "coo_to_csr",
         "a search in row per row",
         lambda case, draw: (coo(case, draw)[0], case.shape[0]),
-        m.coo_to_csr,
+        formats.coo_to_csr,
     ),
     conversion(
         "csr_to_ell",
         "one thread per row",
-        lambda case, draw: (*m.csr(case, draw)[:3], width(case)),
-        m.csr_to_ell,
+        lambda case, draw: (*sparse_matrix(case, draw)[:3], width(case)),
+        csr_to_ell,
     ),
 )
 
@@ -156,10 +164,10 @@ def show(ops, device):
     table = []
     for kind in ("banded", "normal", "empty rows", "power law", "full row"):
         case = Case((rows, rows, 32), "int32", kind)
-        row_ptr, col, value, x = m.csr(case, m.draw_on(device))
+        row_ptr, col, value, x = sparse_matrix(case, draw_on(device))
         row = ops.csr_to_coo(row_ptr, col)
         calls = [
-            lambda a=(row_ptr, col, value, x): m.cusparse(*a),
+            lambda a=(row_ptr, col, value, x): cusparse_product(*a),
             lambda a=(row_ptr, col, value, x): ops.csr_v3_sub_warp(*a),
             lambda a=(row_ptr, col): ops.csr_to_coo(*a),
             lambda a=(row, rows): ops.coo_to_csr(*a),
