@@ -16,12 +16,19 @@ inline const check& check_floats(const check& floats, int64_t rank = 1) {
   return floats.on_gpu().dtype({ScalarType::Float}).rank(rank).contiguous();
 }
 
-// A matrix in CSR and the vector that it is multiplied with.
+// Refuses arrays with more elements than their indices can count.
+inline void check_reach(const Tensor& t, const char* name, const Tensor& indices) {
+  STD_TORCH_CHECK(indices.scalar_type() == ScalarType::Long || t.numel() <= 2147483647, name,
+                  ": has ", t.numel(), " elements, more than int32 indices reach; use int64");
+}
+
+// A matrix in CSR.
 inline void check_csr(const Tensor& row_ptr, const Tensor& col, const Tensor& value) {
   check_indices(check(row_ptr, "row_ptr"));
   STD_TORCH_CHECK(row_ptr.numel() > 0, "row_ptr: expected one element per row and one more, got 0");
   check_indices(check(col, "col")).dtype({row_ptr.scalar_type()}).same_device(row_ptr, "row_ptr");
   check_floats(check(value, "value")).size(0, col.numel()).same_device(row_ptr, "row_ptr");
+  check_reach(col, "col", row_ptr);
 }
 
 // Calls f with a value of the C++ type of the indices:

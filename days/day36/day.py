@@ -31,6 +31,22 @@ TOPICS = ("sparse", "SpMV", "CSR", "ELL", "COO", "warps", "atomics", "binary sea
 SOURCE = "spmv_ell.cu"
 EXTRA_SOURCES = ("spmv_coo.cu",)
 INTRODUCES = ("CSR", "ELL", "COO", "SpMV", "gather", "segmented scan")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "spmv_ell.cu: csr_v3_sub_warp: arithmetic operator: `a.nnz / a.rows` -> `a.nnz * a.rows`": (
+        "more lanes per row leave some of them idle"
+    ),
+    "spmv_ell.cu: dispatch_lanes: rounded down: "
+    "`ceil_div<int64_t>(mean + mean / 4, DEPTH)` -> `((mean + mean / 4) / (DEPTH))`": (
+        "fewer lanes per row pass over it more often"
+    ),
+    "spmv_ell.cu: csr_v2_warp: constant off by one: "
+    "`grid_for(a.rows, 32)` -> `grid_for(a.rows, 33)`": (
+        "blocks too many do nothing: their rows lie beyond the end"
+    ),
+    "spmv_coo.cu: segmented_scan: loop bound off by one: `distance < 32` -> `distance < 32 - 1`": (
+        "distances are powers of two: the last is 16"
+    ),
+}
 
 EXERCISE = Exercise(
     function="segmented_scan",

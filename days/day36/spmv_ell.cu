@@ -9,7 +9,7 @@
 //
 //   csr v1 scalar        one thread per row: the lanes of a warp read far apart
 //   csr v2 warp          one warp per row: coalesced, but lanes of short rows idle
-//   csr v3 sub_warp      2 to 32 lanes per row, four entries per lane in flight
+//   csr v3 sub_warp      2 to 32 lanes per row, five entries per lane in flight
 //   ell v1 padded        one thread per row, coalesced, because entries of a column are neighbours
 //   ell v2 until_padding stops where the row has ended, so that most padding is never read
 //   csr_to_ell           from the one to the other
@@ -22,9 +22,10 @@
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
 
 #include <tuple>
+#include <type_traits>
 
 constexpr int BLOCK = 256;
-constexpr int DEPTH = 4;  // entries that a lane of csr v3 loads before it uses the first
+constexpr int DEPTH = 5;  // entries that a lane of csr v3 loads before it uses the first
 
 // A matrix in CSR, in memory of the GPU.
 template <typename Index>
@@ -117,22 +118,24 @@ Tensor csr_v2_warp(const Tensor& row_ptr, const Tensor& col, const Tensor& value
 }
 
 // ---------------------------------------------------------------------------------------------
-// csr v3 against v2: LANES lanes per row, 2 to 32, so that DEPTH entries per lane make a row of
-// mean length. Each lane loads all of them before it multiplies: more bytes are in flight per warp.
+// csr v3 against v2: LANES lanes per row, 2 to 32, so that DEPTH entries per lane are enough for
+// most rows. Each lane loads all of them before it multiplies: more bytes are in flight per warp.
 
 template <int LANES, typename Index>
 __global__ void csr_v3_sub_warp_kernel(Csr<Index> a, const float* __restrict__ x, float* y) {
+  using Offset =
+      std::make_unsigned_t<Index>;  // for int32 half the registers, and k never overflows
   const int64_t row = (int64_t{blockIdx.x} * BLOCK + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES;
   const bool is_row = row < a.rows;
-  const int64_t end = is_row ? a.start(row + 1) : 0;
+  const Offset end = is_row ? a.start(row + 1) : 0;
   float sum = 0;
-  for (int64_t k = is_row ? a.start(row) + lane : 0; k < end; k += DEPTH * LANES) {
+  for (Offset k = is_row ? a.start(row) + lane : 0; k < end; k += DEPTH * LANES) {
     Index col[DEPTH];
     float value[DEPTH];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
-      const int64_t at = k + i * LANES;
+      const Offset at = k + i * LANES;
       col[i] = at < end ? a.col[at] : -1;
       value[i] = at < end ? a.value[at] : 0.0f;
     }
@@ -144,13 +147,15 @@ __global__ void csr_v3_sub_warp_kernel(Csr<Index> a, const float* __restrict__ x
   if (is_row && lane == 0) y[row] = sum;
 }
 
-// Calls f with the number of lanes per row as a constant.
+// Calls f with the number of lanes per row as a constant: one pass is enough for rows that are a
+// quarter longer than the mean.
 template <typename F>
-void dispatch_lanes(int64_t entries_per_row, F&& f) {
-  if (entries_per_row <= 2 * DEPTH) return f(std::integral_constant<int, 2>{});
-  if (entries_per_row <= 4 * DEPTH) return f(std::integral_constant<int, 4>{});
-  if (entries_per_row <= 8 * DEPTH) return f(std::integral_constant<int, 8>{});
-  if (entries_per_row <= 16 * DEPTH) return f(std::integral_constant<int, 16>{});
+void dispatch_lanes(int64_t mean, F&& f) {
+  const int64_t lanes = ceil_div<int64_t>(mean + mean / 4, DEPTH);
+  if (lanes <= 2) return f(std::integral_constant<int, 2>{});
+  if (lanes <= 4) return f(std::integral_constant<int, 4>{});
+  if (lanes <= 8) return f(std::integral_constant<int, 8>{});
+  if (lanes <= 16) return f(std::integral_constant<int, 16>{});
   f(std::integral_constant<int, 32>{});
 }
 
