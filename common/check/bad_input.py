@@ -26,6 +26,7 @@ from common.check.expected import (
     ProblemError,
     Signature,
     evaluate,
+    expectations,
     message_of,
     rolled_samples,
     signature_of,
@@ -86,7 +87,8 @@ def check_bad_input(
     for case in dict.fromkeys([good, *aligned_cases(cases)]):
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
-        run = _Run(problem, call, signature, backend, args, drawn.on_host)
+        everything = case == good and not only_shifted
+        run = _Run(problem, call, signature, backend, args, drawn.on_host, (case, everything))
         try:
             before = run.judge_good()
         except Lacking as lacks:
@@ -95,11 +97,10 @@ def check_bad_input(
         if before is not None:
             result.failure = before.about(f"the good case {case} itself")
             return result
-        everything = case == good and not only_shifted
         tried = bad_inputs(args, signature, backend) if everything else _shifted(args, signature)
-        for bad in tried:
+        for number, bad in enumerate(tried):
             result.checked += 1
-            failure = run.attempt(bad)
+            failure = run.attempt(bad, number)
             if failure is not None:
                 where = "" if case == good else f", from {case}"
                 result.failure = failure.about(f"bad input{where}, {bad}")
@@ -385,7 +386,10 @@ def _limited_memory(backend: Backend) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Run:
-    """What is called, and the good arguments that bad ones are derived from."""
+    """What is called, and the good arguments that bad ones are derived from.
+
+    source: what the bad inputs, which other rungs of the problem get too, are derived from.
+    """
 
     problem: Problem
     call: Callable[..., Any]
@@ -393,21 +397,31 @@ class _Run:
     backend: Backend
     good: tuple[Any, ...]
     on_host: bool
+    source: tuple[Case, bool]
 
     def _called(self, args: tuple[Any, ...]) -> Call:
         return call_guarded(self.call, self.signature, args, self.backend, on_host=self.on_host)
 
-    def attempt(self, bad: BadInput) -> Failure | None:
-        with _limited_memory(self.backend):
-            return self._attempt(bad)
+    def _expected(self, args: tuple[Any, ...], number: int) -> Expected:
+        """For the bad input of that number in order, -1 for the good one."""
+        return expectations.get(
+            self.problem,
+            self.backend.device,
+            (self.source, self.signature, number),
+            lambda: evaluate(self.problem, args, self.signature.writes),
+        )
 
-    def _attempt(self, bad: BadInput) -> Failure | None:
+    def attempt(self, bad: BadInput, number: int) -> Failure | None:
+        with _limited_memory(self.backend):
+            return self._attempt(bad, number)
+
+    def _attempt(self, bad: BadInput, number: int) -> Failure | None:
         try:
             done = self._called(bad.args)
         except Exception as error:
             refusal = error
         else:
-            return self._judge_accepted(bad, done)
+            return self._judge_accepted(bad, number, done)
         message = message_of(refusal)
         try:
             self.backend.synchronize()
@@ -424,10 +438,10 @@ class _Run:
             [f"{type(refusal).__name__}: {message}"],
         )
 
-    def _judge_accepted(self, bad: BadInput, done: Call) -> Failure | None:
+    def _judge_accepted(self, bad: BadInput, number: int, done: Call) -> Failure | None:
         failure = side_effects(done, bad.args, self.signature)
         try:
-            expected = evaluate(self.problem, bad.args, self.signature.writes)
+            expected = self._expected(bad.args, number)
         except ProblemError:
             raise
         except Exception as error:
@@ -456,7 +470,7 @@ class _Run:
             if lacks := lacking(message_of(error)):
                 raise Lacking(lacks) from error
             return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
-        expected = evaluate(self.problem, self.good, self.signature.writes)
+        expected = self._expected(self.good, -1)
         return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 
     def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:

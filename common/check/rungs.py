@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from common.check.expected import (
     Signature,
     backward,
     evaluate,
+    expectations,
     expected_gradients,
     map_tensors,
     message_of,
@@ -45,6 +47,7 @@ from common.check.expected import (
 )
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
+from common.check.patterns import Behaviour, Look, habits
 from common.check.refusal import GAVE_UP, names_one_of
 
 if TYPE_CHECKING:
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
 # PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
 UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
 SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than a launch takes to issue
-CACHED_BYTES = 4 << 30  # of references kept for the next rung
 
 
 @dataclass
@@ -71,54 +73,6 @@ class CheckResult:
             self.remarks.append(text)
 
 
-class _Expectations:
-    """Expected results of the problem that is being checked, kept for its next rung."""
-
-    def __init__(self) -> None:
-        self.owner: tuple[Any, ...] = ()
-        self.kept: dict[tuple[Any, ...], Expected] = {}
-        self.size = 0
-
-    def get(
-        self, problem: Problem, case: Case, backend: Backend, signature: Signature, draw: int
-    ) -> Expected:
-        """For the `draw`-th set of inputs of that case."""
-        owner = (problem.name, problem.inputs, problem.reference, str(backend.device))
-        if owner != self.owner:
-            self.owner, self.kept, self.size = owner, {}, 0
-        key = (case, signature.writes, draw)
-        if key in self.kept:
-            return self.kept[key]
-        seed = zlib.crc32(str(case).encode()) + draw
-        drawn = Draw(case, backend, seed)
-        args = problem.inputs(case, drawn)
-        if not isinstance(args, tuple):
-            raise ProblemError(
-                f"the inputs of {problem.name!r} must be a tuple of arguments, "
-                f"got {type(args).__name__}"
-            )
-        if len(args) > len(signature.names):
-            raise ProblemError(
-                f"the inputs of {problem.name!r} are {len(args)} arguments, the rung takes "
-                f"{len(signature.names)}: {', '.join(signature.names)}"
-            )
-        try:
-            expected = evaluate(problem, args, signature.writes)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ProblemError(
-                f"the reference of {problem.name!r} raised {type(error).__name__}: "
-                f"{message_of(error)}"
-            ) from error
-        expected.on_host = drawn.on_host
-        if self.size + expected.bytes() <= CACHED_BYTES:
-            self.kept[key] = expected
-            self.size += expected.bytes()
-        return expected
-
-
-_expectations = _Expectations()
-
-
 class _CaseCheck:
     """All that is tried with one rung on one case."""
 
@@ -131,6 +85,7 @@ class _CaseCheck:
         backend: Backend,
         schedules: Sequence[Schedule],
         result: CheckResult,
+        explain: bool = False,
     ):
         self.problem = problem
         self.rung = rung
@@ -139,13 +94,43 @@ class _CaseCheck:
         self.backend = backend
         self.schedules = schedules
         self.result = result
+        self.explain = explain
+        self.wrong: Call | None = None  # the first call, where its values were wrong
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
         self.second = self._expected(1)
         result.remark(self.first.remark)
 
     def _expected(self, draw: int) -> Expected:
-        return _expectations.get(self.problem, self.case, self.backend, self.signature, draw)
+        """For the `draw`-th set of inputs of this case."""
+        key = (self.case, self.signature.writes, draw)
+        return expectations.get(
+            self.problem, self.backend.device, key, lambda: self._evaluated(draw)
+        )
+
+    def _evaluated(self, draw: int) -> Expected:
+        problem, names = self.problem, self.signature.names
+        drawn = Draw(self.case, self.backend, zlib.crc32(str(self.case).encode()) + draw)
+        args = problem.inputs(self.case, drawn)
+        if not isinstance(args, tuple):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} must be a tuple of arguments, "
+                f"got {type(args).__name__}"
+            )
+        if len(args) > len(names):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} are {len(args)} arguments, the rung takes "
+                f"{len(names)}: {', '.join(names)}"
+            )
+        try:
+            expected = evaluate(problem, args, self.signature.writes)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ProblemError(
+                f"the reference of {problem.name!r} raised {type(error).__name__}: "
+                f"{message_of(error)}"
+            ) from error
+        expected.on_host = drawn.on_host
+        return expected
 
     def _samples(self) -> list[Expected]:
         """Further inputs of the case, for PyTorch's error on them."""
@@ -153,8 +138,16 @@ class _CaseCheck:
             self._expected(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]
 
-    def _judge(self, expected: Expected, outputs: list[Tensor], names: list[str]) -> Failure | None:
-        return judge(self.problem, expected, outputs, names, self.signature, self._samples)
+    def _judge(
+        self,
+        expected: Expected,
+        outputs: list[Tensor],
+        names: list[str],
+        looks: Sequence[Look] = (),
+    ) -> Failure | None:
+        return judge(
+            self.problem, expected, outputs, names, self.signature, self._samples, looks=looks
+        )
 
     def _attempt(
         self,
@@ -188,7 +181,7 @@ class _CaseCheck:
         self.backend.use(self.schedules[0])
         done, failure = self._attempt(self.first)
         if failure is not None:
-            return self._with_race_hint(done, failure)
+            return self._explained(done, failure)
         assert done is not None
         kept = [output.clone() for output in done.outputs]
         steps: list[Callable[[], Failure | None]] = [
@@ -210,42 +203,65 @@ class _CaseCheck:
                 return failure
         return None
 
-    def _with_race_hint(self, done: Call | None, failure: Failure) -> Failure:
-        """A wrong result that another order or another run does not show comes from a race."""
+    def _explained(self, done: Call | None, failure: Failure) -> Failure:
+        """What the first call's failure says, and what other calls on the same input say of it."""
         if done is None:
             return failure
-        for schedule in self.schedules[1:]:
-            self.backend.use(schedule)
-            if self._attempt(self.first)[1] is None:
-                hint = (
-                    f"hint: with threads in {schedule} order it is right, in {self.schedules[0]} "
-                    f"order it is not: {self._cause_of_order(None)}"
-                )
-                return replace(failure, details=[hint, *failure.details])
+        right = next((order for order in self.schedules[1:] if self.right(order)), None)
+        if right is not None:
+            orders = {str(self.schedules[0]): False, str(right): True}
+            seen = Behaviour(orders, repeats=not self.right(self.schedules[0]))
+            return _with_habits(failure, seen)
+        self.backend.use(self.schedules[0])
         if len(self.schedules) == 1 and not self.rung.not_repeatable:
             again, _ = self._attempt(self.first, compare_values=False)
             if again is not None and first_difference(done.outputs, again.outputs, done.names):
                 hint = "hint: a second run gives other values: a race, or memory read unwritten"
                 return replace(failure, details=[hint, *failure.details])
-        return failure
+        mismatch = self._judge(self.first, done.outputs, done.names)
+        if mismatch is None or mismatch.summary != failure.summary:
+            return failure  # not for its values
+        self.wrong = done
+        return self._looked_at(done, failure) if self.explain else failure
 
-    def _cause_of_order(self, kept: list[Tensor] | None) -> str:
-        """Why another order gave another result than the first. kept: the right outputs of the
-        first order, or None where they are not right."""
-        self.backend.use(self.schedules[0])
-        again, failure = self._attempt(self.first)
-        if again is None:
-            same = False
-        elif kept is None:
-            same = failure is not None
-        else:
-            same = first_difference(kept, again.outputs, again.names) is None
-        if same:
-            return "it depends on the order in which threads run: a race"
-        return (
-            f"but another call in {self.schedules[0]} order differs as well: it depends on what "
-            "ran before (a result that is kept, memory that is not written), or on chance"
+    def _looked_at(self, done: Call, failure: Failure) -> Failure:
+        """The failure of wrong values, explained by another call with other fresh memory."""
+        again, fault = self._attempt(self.first, variant=2)
+        looks = [Look(done.watched.launches)] * len(done.outputs)
+        if again is not None and len(again.outputs) == len(done.outputs):
+            looks = [
+                Look(done.watched.launches, output, again.memory.untouched(output))
+                for output in again.outputs
+            ]
+        better = self._judge(self.first, done.outputs, done.names, looks)
+        assert better is not None
+        if again is None or fault is not None:
+            return better
+        fresh = (False, self.right()), (True, self.right(variant=2))
+        return _with_habits(better, Behaviour(fresh=fresh))
+
+    def right(self, schedule: Schedule | None = None, variant: int = 0) -> bool:
+        """Whether a call on the first input is right."""
+        if schedule is not None:
+            self.backend.use(schedule)
+        return self._attempt(self.first, variant)[1] is None
+
+    def not_finite(self) -> bool:
+        """Whether the first call gave infinities or NaN where finite numbers are expected."""
+        assert self.wrong is not None
+        pairs = self.first.pairs(len(self.wrong.outputs)) or []
+        return any(
+            got.dtype.is_floating_point
+            and got.shape == truth.shape
+            and bool((truth.isfinite() & ~got.double().isfinite()).any())
+            for got, (truth, _) in zip(self.wrong.outputs, pairs, strict=False)
         )
+
+    def _repeats(self, kept: list[Tensor]) -> bool:
+        """Whether the first order gives these outputs again."""
+        self.backend.use(self.schedules[0])
+        again, _ = self._attempt(self.first)
+        return again is not None and first_difference(kept, again.outputs, again.names) is None
 
     def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
         """Other numbers in the same memory: nothing may be left over from the call before."""
@@ -258,7 +274,11 @@ class _CaseCheck:
                     "memory: is a result kept by the address of its input?",
                     *details,
                 ]
-            return Failure(f"in a second call, on other inputs, {failure.summary}", details)
+            second = Failure(f"in a second call, on other inputs, {failure.summary}", details)
+            if not self.explain:
+                return second
+            calls = (True, False, self.right(), self.right())
+            return _with_habits(second, Behaviour(calls=calls))
         assert again is not None
         if again.memory is done.memory:  # arguments were written anew for the second call
             pairs = zip(done.outputs, kept, done.names, strict=True)
@@ -279,10 +299,13 @@ class _CaseCheck:
         """The same input, with other numbers in all memory that was not written yet."""
         again, failure = self._attempt(self.first, variant=1)
         if failure is not None:
-            return Failure(
-                f"with large numbers in fresh memory instead of NaN, {failure.summary}",
-                ["hint: memory is read that was not written, or runs differ", *failure.details],
-            )
+            summary = f"with large numbers in fresh memory instead of NaN, {failure.summary}"
+            fresh = (True, self.right()), (False, self.right(variant=1))
+            seen = _with_habits(replace(failure, summary=summary), Behaviour(fresh=fresh))
+            if seen.details != failure.details:
+                return seen
+            hint = "hint: memory is read that was not written, or runs differ"
+            return replace(seen, details=[hint, *failure.details])
         assert again is not None
         difference = first_difference(kept, again.outputs, again.names)
         if difference is None or self.rung.not_repeatable:
@@ -300,16 +323,21 @@ class _CaseCheck:
         for schedule in self.schedules[1:]:
             self.backend.use(schedule)
             done, failure = self._attempt(self.first)
+            orders = {str(self.schedules[0]): True, str(schedule): False}
             if failure is not None:
-                cause = self._cause_of_order(kept)
-                return Failure(
-                    f"with threads in {schedule} order, {failure.summary}",
-                    [f"right in {self.schedules[0]} order: {cause}", *failure.details],
+                wrong = Failure(
+                    f"with threads in {schedule} order, {failure.summary}", failure.details
                 )
+                return _with_habits(wrong, Behaviour(orders, self._repeats(kept)))
             assert done is not None
             difference = first_difference(kept, done.outputs, done.names)
             if difference is not None and not self.rung.not_repeatable:
-                cause = self._cause_of_order(kept)
+                cause = (
+                    "the result depends on the order in which threads run: a race"
+                    if self._repeats(kept)
+                    else f"another call in {self.schedules[0]} order differs as well: it depends "
+                    "on what ran before, on memory that is not written, or on chance"
+                )
                 return Failure(
                     f"with threads in {schedule} order, the result differs in bits",
                     [cause, f"{self.schedules[0]} order against {schedule} order: {difference}"],
@@ -460,6 +488,12 @@ class _CaseCheck:
         return None
 
 
+def _with_habits(failure: Failure, seen: Behaviour) -> Failure:
+    """The failure, with what the behaviour says of it in front."""
+    said = [f"hint: {text}" for text in habits(seen)]
+    return replace(failure, details=[*said, *failure.details])
+
+
 def _fill(into: tuple[Any, ...], source: tuple[Any, ...]) -> None:
     """Copies the tensors of one set of arguments into another, on the current stream."""
     for mine, theirs in zip(tree_leaves(into), tree_leaves(source), strict=True):
@@ -511,13 +545,14 @@ def check_rung(
     *,
     quick: bool = False,
     one_order: bool = False,
+    explain: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at. one_order: one, with all cases. On each
-    case, with the outputs and all memory that the operator allocates poisoned and everything
-    between guard bands:
+    one thread order unless orders are what is looked at. one_order: one, with all cases. explain:
+    further calls are made of a rung that fails, to see what it depends on. On each case, with the
+    outputs and all memory that the operator allocates poisoned and everything between guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -548,7 +583,11 @@ def check_rung(
     for case in cases:
         result.checked += 1
         try:
-            failure = _CaseCheck(problem, rung, call, case, backend, schedules, result).run()
+            check = _CaseCheck(problem, rung, call, case, backend, schedules, result, explain)
+            failure = check.run()
+            if explain and check.wrong is not None and failure is not None:
+                right = cases[: cases.index(case)]
+                failure = _with_habits(failure, _among_cases(check, right))
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
@@ -567,6 +606,42 @@ def check_rung(
     for text, case in lacks.items():
         result.remark(f"not checked on every case: {case}: {text}")
     return result
+
+
+TRYING = 2.0  # seconds for other cases of a rung that is wrong
+
+
+def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
+    """Which other cases are right, by size and by dtype. right: those known to be.
+
+    Only on the CPU backend: what is wrong here may be an illegal access on the next case, and that
+    would leave a GPU in error.
+    """
+    if not failed.backend.watches_calls:
+        return Behaviour()
+    case, rung = failed.case, failed.rung
+    known = {each: True for each in right} | {case: False}
+    mine = [c for c in failed.problem.cases if not rung.dtypes or c.dtype in rung.dtypes]
+    twins = [c for c in mine if (c.shape, c.values) == (case.shape, case.values)]
+    alike = [c for c in mine if (c.dtype, c.values) == (case.dtype, case.values)]
+    until = time.monotonic() + TRYING
+    for other in [*twins, *sorted(alike, key=lambda c: math.prod(c.shape))]:
+        if other in known or time.monotonic() > until:
+            continue
+        try:
+            check = _CaseCheck(
+                failed.problem, rung, failed.call, other, failed.backend, failed.schedules[:1],
+                CheckResult(),
+            )  # fmt: skip
+            known[other] = check.right()
+        except (Lacking, ProblemError):
+            continue
+    failed.backend.use(failed.schedules[0])
+    return Behaviour(
+        cases=tuple((c, known[c]) for c in alike if c in known and 0 not in c.shape),
+        dtypes={c.dtype: known[c] for c in twins if c in known},
+        not_finite=failed.not_finite(),
+    )
 
 
 SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors
