@@ -614,7 +614,7 @@ def check_rung(
     if lacks and result.checked == 0:
         raise Skip("; ".join(lacks))
     if result.checked:
-        result.failure = _beyond_results(problem, rung, call, cases, backend, quick)
+        result.failure = _beyond_results(problem, rung, call, cases, backend, quick, not one_order)
     if result.failure is not None:
         return result
     for text, case in lacks.items():
@@ -668,14 +668,16 @@ def _beyond_results(
     cases: Sequence[Case],
     backend: Backend,
     quick: bool,
+    leaks: bool,
 ) -> Failure | None:
-    """What is tried once per rung, on few cases, after all results were right."""
+    """What is tried once per rung, on few cases, after all results were right. leaks: whether
+    to look for them; where a tool watches kernels, that is left to the plain run."""
 
     def check_of(case: Case) -> _CaseCheck:
         orders = backend.schedules(quick=True)
         return _CaseCheck(problem, rung, call, case, backend, orders, CheckResult())
 
-    for case in quick_cases(cases)[:1]:
+    for case in quick_cases(cases)[:1] if leaks else ():
         try:
             failure = check_of(case).leaks()
         except Lacking:
