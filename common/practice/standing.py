@@ -37,9 +37,9 @@ def next_exercise(
     return next((each for each in todo if each != after), None)
 
 
-def next_line(days: Sequence[Day], journal: Journal) -> str:
-    """ "next: day 6, write: python run_day.py 6 --practice"."""
-    found = next_exercise(days, journal)
+def next_line(days: Sequence[Day], journal: Journal, after: tuple[Day, str] | None = None) -> str:
+    """ "next: day 6, write: python run_day.py 6 --practice": see `next_exercise`."""
+    found = next_exercise(days, journal, after)
     if found is None:
         return "every exercise is solved"
     day, kind = found
