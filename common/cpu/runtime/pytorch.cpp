@@ -25,6 +25,10 @@ int current_device() {
   return chosen_device < 0 ? kOtherDevice : chosen_device;
 }
 
+// Memory that lies on the other device, for checks of launchers: none while both are 0.
+std::atomic<uintptr_t> other_begin{0};
+std::atomic<uintptr_t> other_end{0};
+
 // The whole pages of a tensor and of the bands around it.
 struct ClosedTensor {
   char* begin;
@@ -57,6 +61,12 @@ void protect(bool open) {
 
 cudaError_t check_device(int device) {
   return device >= 0 && device < device_count() ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+int device_of(const void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const bool other = other_begin.load() <= address && address < other_end.load();
+  return other ? kOtherDevice : kTensorsDevice;
 }
 
 int device_count() {
@@ -158,6 +168,12 @@ void cudacpu_check_launcher(int on) {
   static CUstream_st stream{cudaStreamNonBlocking, 0};
   chosen_device = -1;
   checked_stream.store(on ? &stream : nullptr);
+}
+
+// This memory alone lies on the other device from now on.
+void cudacpu_on_other_device(uintptr_t begin, size_t bytes) {
+  other_begin.store(begin);
+  other_end.store(begin + bytes);
 }
 
 // Kernels, copies and fills so far.
