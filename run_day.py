@@ -196,15 +196,17 @@ def parser() -> Parser:
         help="with --compile-only: architectures, default 8.0,9.0a",
     )
 
-    learn = p.add_argument_group("practice: a gap in the day's own file is yours to fill")
+    learn = p.add_argument_group("practice: write, debug and speed up the day's own file")
     learn.add_argument(
         "--practice",
         nargs="?",
         const="write",
-        choices=("write", "debug"),
+        choices=("write", "debug", "speed"),
         metavar="KIND",
         help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
-        "is planted in practice/dayNN/debug.cu; both are written at first, and then checked",
+        "is planted in practice/dayNN/debug.cu; speed: make the day's first rung, in "
+        "practice/dayNN/speed.cu, as fast as its last; each file is written at first, and then "
+        "checked",
     )
     learn.add_argument("--hint", action="store_true", help="show the next hint")
     learn.add_argument(
@@ -334,6 +336,11 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
+    if args.no_bench or args.mutants or args.practice or args.sanitize:
+        # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
+        # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
+        # libgomp reads this when it is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from common.base.paths import DAYS
 
     root = (args.root or DAYS).resolve()

@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# PyTorch's threads sleep while they have nothing to do, instead of keeping a core busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from common.base import toolchain

@@ -23,16 +23,21 @@ def peak_memory(call: Callable[[], object]) -> int:
     return peak
 
 
+HEAD_START = 2_000_000  # clock cycles, about 1 ms: longer than it takes to launch a few kernels
+
+
 def seconds(call: Callable[[], object], repeats: int = 10) -> float:
     """Median of a call's time: by events of the GPU, and without one by the host's clock.
 
-    For a table of a day's own. Rungs are timed by the runner, with the caches emptied.
+    For a table of a day's own. Rungs are timed by the runner, with the caches emptied. The GPU is
+    kept busy until the call's launches are queued, so that they follow each other at once.
     """
     call()
     times = []
     for _ in range(repeats):
         if torch.cuda.is_available():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(HEAD_START)
             start.record()
             call()
             stop.record()

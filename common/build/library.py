@@ -57,18 +57,24 @@ def kind(name: str, platform: Platform) -> str:
     return "-".join(words)
 
 
+def compilers(platform: Platform) -> list[str]:
+    """What builds on this platform depend on beside their sources: compilers, flags, versions."""
+    parts = [platform.device, platform.compiler_version, platform.torch]
+    if platform.device == "cuda":
+        assert platform.toolkit
+        parts += [str(platform.toolkit.home), platform.toolkit.version]
+        return parts + nvcc.cuda_flags([platform.arch]) + nvcc.BINDING
+    return [*parts, *libraries.flags(platform), str(libraries.runtime(platform).path)]
+
+
 def plan(day: Day, platform: Platform) -> Build:
     """Where the day's library is or will be. Compiles nothing.
 
     Raises OSError if a source cannot be read, BuildError for what the CPU backend does not have.
     """
-    parts = [platform.device, platform.compiler_version, platform.torch, str(day.folder)]
     if platform.device == "cuda":
-        assert platform.toolkit
         sources = day.library_sources
         files = sorted({path for source in sources for path in sources_of(source)})
-        parts += [str(platform.toolkit.home), platform.toolkit.version]
-        parts += nvcc.cuda_flags([platform.arch]) + nvcc.BINDING
     else:
         sources = tuple(
             libraries.rewritten(
@@ -77,9 +83,8 @@ def plan(day: Day, platform: Platform) -> Build:
             for source in day.library_sources
         )
         files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]
-        parts += [*libraries.flags(platform), str(libraries.runtime(platform).path)]
-    entry = Entry(kind(day.kind, platform), digest(parts, files), f"{day.name}.so")
-    return Build(day, platform, sources, entry)
+    key = digest([str(day.folder), *compilers(platform)], files)
+    return Build(day, platform, sources, Entry(kind(day.kind, platform), key, f"{day.name}.so"))
 
 
 def build_library(todo: Build) -> Path:

@@ -17,7 +17,7 @@ from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError, compiler_message, sources_of
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
-from common.build.library import Build, kind, load, with_compilers
+from common.build.library import Build, compilers, kind, load, with_compilers
 from common.build.nvcc import cuda_flags, link_directory
 from common.cpu import backend as cpu
 from common.cpu import libraries
@@ -104,7 +104,7 @@ class Builder:
                 ),
             )
 
-        return self._module(name, compile_into, reached, macros)
+        return self._module(name, compile_into, self._entry(name, reached, macros, f"{name}.so"))
 
     def inline(self, name: str, declarations: str, source: str, functions: list[str]) -> Any:
         """A Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
@@ -112,20 +112,18 @@ class Builder:
         declarations: C++ declarations of `functions`, which become the module's. Raises BuildError.
         """
 
+        on_gpu = self.device == "cuda"
+        day, platform = self._todo.day, self._todo.platform
+        try:
+            text = source if on_gpu else rewrite(source, f"{day.name}, inline source", self._model)
+        except RewriteError as error:
+            raise BuildError(str(error)) from None
+
         def compile_into(directory: Path) -> Any:
             from torch.utils import cpp_extension
 
-            on_gpu = self.device == "cuda"
-            try:
-                text = (
-                    source
-                    if on_gpu
-                    else rewrite(source, f"{self._todo.day.name}, inline source", self._model)
-                )
-            except RewriteError as error:
-                raise BuildError(str(error)) from None
             return with_compilers(
-                self._todo.platform,
+                platform,
                 lambda _: cpp_extension.load_inline(
                     name,
                     cpp_sources=[declarations] if on_gpu else [declarations, text],
@@ -136,10 +134,11 @@ class Builder:
                 ),
             )
 
-        parts = [declarations, source, *functions]
-        if "__CUDA_ARCH__" in source:
-            parts.append(self._model)
-        return self._module(name, compile_into, [], parts)
+        # The day's files are no part of it: it stays when a learner changes one of them.
+        parts = [*compilers(platform), declarations, text, *functions]
+        key = digest(parts, () if on_gpu else cpu.HEADERS)
+        entry = Entry(kind(f"{day.name}-{name}", platform), key, f"{name}.so")
+        return self._module(name, compile_into, entry)
 
     def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
         """The operators torch.ops.<namespace> of a library that the day builds itself.
@@ -199,14 +198,7 @@ class Builder:
             "extra_ldflags": cpu.ldflags(runtime, platform.variant),
         }
 
-    def _module(
-        self,
-        name: str,
-        compile_into: Callable[[Path], Any],
-        files: list[Path],
-        parts: list[str],
-    ) -> Any:
-        entry = self._entry(name, files, parts, f"{name}.so")
+    def _module(self, name: str, compile_into: Callable[[Path], Any], entry: Entry) -> Any:
         made: list[Any] = []
         library = cached(entry, lambda directory: made.append(compile_into(directory)))
         self.seconds = entry.seconds

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from common.base.declaration import Tolerance
-from common.check.guard import bits, is_poison
+from common.check.guard import bits
+from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
 CHUNK = 1 << 22  # elements looked at together: bounds the memory that a comparison takes
 WORST = 4  # how many wrong elements are shown
@@ -66,6 +67,7 @@ def compare(
     tolerance: Tolerance,
     exact: bool = False,
     samples: Sequence[Pair] = (),
+    look: Look = NO_LOOK,
 ) -> Mismatch | None:
     """None where `got` is accepted.
 
@@ -76,6 +78,7 @@ def compare(
     samples: more pairs of (truth, own), from other inputs, for outputs of so few elements that
         PyTorch's error on them is a matter of luck. A sample whose `own` has a longer eps than
         `got` counts with its error scaled down by the ratio.
+    look: what else is known of the call, for the explanation.
     Raises ValueError naming the argument if `truth` and `own` do not have the same shape or are
     not on one device.
     """
@@ -91,7 +94,7 @@ def compare(
     bound = None
     if got.dtype.is_floating_point and not exact:
         bound = _Bound(got.dtype, tolerance, [(truth, own), *samples])
-    wrong = _compare_values(got, truth, own, bound)
+    wrong = _compare_values(got, truth, own, bound, look)
     if wrong is None and bound is not None and got.element_size() == 2:
         wrong = _compare_on_average(got, truth, own, tolerance)
     return wrong
@@ -99,7 +102,9 @@ def compare(
 
 def same_values(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape and dtype agree bit for bit, any NaN equal to any other."""
-    return a.shape == b.shape and a.dtype == b.dtype and not bool(_differ(a, b).any())
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(bits(a), bits(b)) or not bool(_differ(a, b).any())
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
@@ -301,7 +306,7 @@ def _wrong_in_chunk(
 
 
 def _compare_values(
-    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None
+    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None, look: Look
 ) -> Mismatch | None:
     flat_got, flat_truth, flat_own = got.reshape(-1), truth.reshape(-1), own.reshape(-1)
     found: list[tuple[Tensor, Tensor]] = []
@@ -318,7 +323,7 @@ def _compare_values(
     top = severity.topk(min(64 * WORST, severity.numel())).indices.sort().values
     order = severity[top].argsort(descending=True, stable=True)[:WORST]
     worst = places[top[order]].tolist()
-    mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape)
+    mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape, look)
     if bound is not None and float(severity.max()) < NEARLY:
         mismatch.details.insert(0, _NEARLY_RIGHT)
     return mismatch
@@ -403,6 +408,7 @@ def _explain(
     worst: list[int],
     bound: _Bound | None,
     shape: torch.Size,
+    look: Look,
 ) -> Mismatch:
     """Flat tensors, flat indices of the wrong elements in order, and of the worst."""
     total, count = got.numel(), places.numel()
@@ -413,7 +419,7 @@ def _explain(
     else:
         verb = "is" if count == 1 else "are"
         summary = f"{count:,} of {total:,} elements {verb} wrong ({100 * count / total:.3g} %)"
-    lines = [f"hint: {text}" for text in _hints(got, truth, places, shape)]
+    lines = [f"hint: {text}" for text in hints(Wrong(got, truth, places, tuple(shape), look))]
     lines += _table(got, truth, worst, bound, shape)
     lines += _neighbourhood(got, truth, places, worst[0], shape)
     return Mismatch("values", summary, lines, count)
@@ -493,115 +499,3 @@ def _neighbourhood(
         texts = [column[line].rjust(w) for column, w in zip(cells, widths, strict=True)]
         lines.append("  " + "  ".join(texts))
     return lines
-
-
-_HINT_SIZE = 1 << 22  # patterns are looked for in at most so many elements
-
-
-def _hints(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> list[str]:
-    """What the pattern of wrong elements suggests, the most telling first; at most three."""
-    hints: list[str] = []
-    floating = got.dtype.is_floating_point
-    total, count = got.numel(), places.numel()
-    bad = got[places]
-    poisoned = bool(is_poison(bad).all())
-    wide = _wide(bad)
-    if poisoned:
-        hints.append("they hold the poison that fresh memory is filled with: never written")
-    elif floating and bool(wide.isnan().any()):
-        some = f"{int(wide.isnan().sum()):,} of them are" if not wide.isnan().all() else "they are"
-        hints.append(f"{some} NaN: inf - inf, 0/0, or computed from memory never written")
-    elif floating and bool(wide.isinf().all()):
-        hints.append("they are infinite: an overflow, or a division by zero")
-    elif not bool(bad.any()) and count > 1:
-        hints.append("they are all zero")
-    hints += _where_wrong(places, count, total, shape)
-    if total > 1 and not poisoned:
-        hints += _relation(got, truth, places, shape)
-    return hints[:3]
-
-
-def _where_wrong(places: Tensor, count: int, total: int, shape: torch.Size) -> list[str]:
-    first, last = int(places[0]), int(places[-1])
-    if count == total or total == 1:
-        return []
-    if last == total - 1 and count == total - first:
-        return [f"exactly the tail is wrong: all from flat index {first} to the end ({count:,})"]
-    if first == 0 and last == count - 1:
-        return [f"exactly the beginning is wrong: all before flat index {count}"]
-    if len(shape) < 2:
-        return []
-    width = shape[-1]
-    columns = torch.unique(places % width)
-    rows = torch.unique(places // width)
-    low, high = int(columns[0]), int(columns[-1])
-    if low > 0 and high == width - 1 and columns.numel() == width - low and low >= width // 2:
-        return [f"only columns {low} to {high} are wrong, the tail of each row of {width}"]
-    if columns.numel() == 1:
-        return [f"only column {low} of {width} is wrong"]
-    if rows.numel() == 1:
-        return [f"only row {int(rows[0])} of {total // width} is wrong"]
-    height = total // width
-    if int(rows[0]) >= height // 2 and int(rows[-1]) == height - 1:
-        return [f"only rows {int(rows[0])} to {int(rows[-1])} of {height} are wrong, the last ones"]
-    return []
-
-
-def _relation(got: Tensor, truth: Tensor, places: Tensor, shape: torch.Size) -> list[str]:
-    """How the wrong values relate to the expected ones."""
-    if got.numel() > _HINT_SIZE:
-        return []
-    g, t = got.double(), truth.double()
-    usable = g.isfinite() & t.isfinite()
-    if not bool(usable.any()):
-        return []
-    size = t[usable].abs().max()
-    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
-
-    def alike(a: Tensor, b: Tensor) -> bool:
-        """Equal but for rounding, and not because all is one value."""
-        if a.numel() < 2 or bool((b == b[0]).all()):
-            return False
-        return bool(torch.isclose(a, b, rtol=64 * eps, atol=float(size) * 16 * eps).all())
-
-    if len(shape) == 2 and min(shape) > 1 and alike(g, t.view(*shape).t().reshape(-1)):
-        return ["got is the transpose of what is expected"]
-    if alike(g[1:], t[:-1]):
-        return ["got is what is expected, shifted one element towards the end"]
-    if alike(g[:-1], t[1:]):
-        return ["got is what is expected, shifted one element towards the start"]
-    if g.numel() > 2 and alike(g, t.flip(0)):
-        return ["got is what is expected in reversed order"]
-    if alike(g, -t):
-        return ["got is what is expected with the opposite sign"]
-    wrong = places[usable[places]]
-    gw, tw = g[wrong], t[wrong]
-    nonzero = (tw != 0) & (gw != 0)
-    if int(nonzero.sum()) >= 3:
-        ratio = gw[nonzero] / tw[nonzero]
-        middle = float(ratio.median())
-        if abs(middle - 1) > 0.01 and bool(((ratio / middle - 1).abs() < 1e-3 + 8 * eps).all()):
-            return [f"got is {middle:.5g} times what is expected"]
-        offset = gw - tw
-        middle = float(offset.median())
-        spread = float((offset - middle).abs().max())
-        far = abs(middle) > 0.01 * float(size)
-        if far and spread < 1e-3 * abs(middle) + 8 * eps * float(size):
-            return [f"got is what is expected {middle:+.5g}"]
-    return _lower_precision(gw, tw, got.dtype) if got.dtype.is_floating_point else []
-
-
-def _lower_precision(got: Tensor, truth: Tensor, dtype: torch.dtype) -> list[str]:
-    normal = truth.abs() > torch.finfo(dtype).smallest_normal
-    if int(normal.sum()) < 8:
-        return []
-    relative = float(((got - truth).abs() / truth.abs())[normal].median())
-    kinds = (("float32", 2.0**-23), ("float16 or tf32", 2.0**-10), ("bfloat16", 2.0**-7))
-    for narrow, eps in kinds:
-        # One rounding errs by a sixth of eps in the median, several by a little more.
-        if eps > torch.finfo(dtype).eps and eps / 16 < relative <= eps / 2:
-            return [
-                f"the errors are the size of {narrow}'s rounding: is something on the way kept in "
-                f"{narrow}, although the result is {_name(dtype)}?"
-            ]
-    return []

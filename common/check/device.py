@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.base.toolchain import Platform, Variant
 from common.cpu import findings, libraries
-from common.cpu.backend import Runtime
+from common.cpu.backend import Launch, Runtime
 from common.cpu.findings import Trace
 
 
@@ -58,12 +58,14 @@ class Watched:
     """What was seen of a call from outside, on the CPU backend.
 
     work: kernels, copies and fills that ran. allocations: of cudaMalloc and its like, more than
-    before. touched: which argument host code read or wrote, and where, or "".
+    before. touched: which argument host code read or wrote, and where, or "". launches: of kernels,
+    unless there were many.
     """
 
     work: int = 0
     allocations: int = 0
     touched: str = ""
+    launches: tuple[Launch, ...] = ()
 
 
 class Backend:
@@ -141,6 +143,7 @@ class Backend:
             yield watched
         finally:
             watched.touched = runtime.forget_tensors()
+            watched.launches = tuple(runtime.launches()) if not on_host else ()
             runtime.check_launcher(False)
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.declaration import Problem
-from common.check.compare import ENOUGH, Pair
+from common.check.compare import ENOUGH, Pair, same_values
 
 SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
 
@@ -96,7 +96,7 @@ class Expected:
     args: the arguments, never written. returned, written: for what the reference returned and
     for the arguments that the rung writes, pairs of (truth, PyTorch's own in the rung's dtype).
     rough: like returned + written, with PyTorch's in float32 where its own is the truth itself.
-    on_host: whether host arrays are among the arguments.
+    on_host: whether host arrays are among the arguments. accepted: see `accept`.
     """
 
     args: tuple[Any, ...]
@@ -105,6 +105,7 @@ class Expected:
     rough: list[Pair]
     remark: str = ""
     on_host: bool = False
+    accepted: tuple[Hashable, list[Tensor]] | None = None
 
     def pairs(self, outputs: int) -> list[Pair] | None:
         """A pair for each of so many outputs; None if that is not their number."""
@@ -114,9 +115,27 @@ class Expected:
         return together if len(together) == outputs else None
 
     def bytes(self) -> int:
-        pairs = [tensor for pair in self.returned + self.written for tensor in pair]
+        """Of all tensors, with those that `accept` keeps: they are as large as PyTorch's own."""
+        pairs = [tensor for pair in self.returned + self.written for tensor in (*pair, pair[1])]
         leaves = [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Tensor)]
         return sum(tensor.nbytes for tensor in pairs + leaves)
+
+    def accept(self, outputs: Sequence[Tensor], how: Hashable) -> None:
+        """Notes that these outputs are right: judging equal ones again would say the same.
+
+        how: all that their judgement depends on beside them and this object.
+        """
+        if all(output.device.type != "meta" for output in outputs):
+            self.accepted = how, [output.clone() for output in outputs]
+
+    def accepts(self, outputs: Sequence[Tensor], how: Hashable) -> bool:
+        """Whether outputs of these very bits, in the same layout, were accepted last."""
+        if self.accepted is None or self.accepted[0] != how:
+            return False
+        return all(
+            (new.device, new.stride()) == (old.device, old.stride()) and same_values(new, old)
+            for new, old in zip(outputs, self.accepted[1], strict=True)
+        )
 
 
 @contextmanager

@@ -35,6 +35,7 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
 
     variant 0: a quiet NaN for floating dtypes, so that it spreads to all that is computed from it.
     variant 1: a large finite number, for kernels that lose a NaN (fmaxf does).
+    variant 2: an ordinary number, of which a sum or product with another shows.
     tag: makes the poison of each tensor its own, so that poison copied from one band into another
         is seen too.
     Raises ValueError for complex dtypes.
@@ -43,16 +44,16 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
         raise ValueError(f"dtype: complex tensors are not guarded, got {dtype}")
     if dtype == torch.bool:
         # In a body an ordinary value, in a band a byte that no kernel writes.
-        return variant if tag == _BODY else -91 - tag % 29
+        return variant % 2 if tag == _BODY else -91 - tag % 29
     if not dtype.is_floating_point:
         step = 29 * tag + 7 * variant
         if dtype.itemsize == 1:
             return (0xA5 + step) % 256 - 128
         limits = torch.iinfo(_INTEGERS[dtype.itemsize])
         return limits.max - 0x1234 - step
-    if variant == 1:
-        large = torch.finfo(dtype).max / (4 + tag % 16)
-        return int(bits(torch.tensor([large], dtype=torch.float64).to(dtype)).item())
+    if variant in (1, 2):
+        number = torch.finfo(dtype).max / (4 + tag % 16) if variant == 1 else 0.5 + tag % 61 / 128
+        return int(bits(torch.tensor([number], dtype=torch.float64).to(dtype)).item())
     quiet = int(bits(torch.tensor([math.nan], dtype=dtype)).item())
     if dtype.itemsize == 1:
         return quiet
@@ -83,6 +84,7 @@ class _Record:
     shape: tuple[int, ...]
     name: str
     poison: int  # of the bands
+    fresh: int = 0  # of the body
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
@@ -99,7 +101,8 @@ class GuardedMemory:
     """Hands out tensors whose surroundings are known, and tells which of those were written.
 
     device: where tensors live unless a call says otherwise.
-    variant: 0 poisons floating tensors with NaN, 1 with a large finite number.
+    variant: 0 poisons floating tensors with NaN, 1 with a large finite number, 2 each with an
+        ordinary number of its own.
     name: called with every tensor that is handed out, with what to call it.
     """
 
@@ -146,7 +149,8 @@ class GuardedMemory:
         body = torch.empty(0, dtype=dtype, device=where)
         strides = torch.empty(shape, device="meta").stride()
         body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, strides)
-        bits(body).fill_(_poison(dtype, self.variant, _BODY))
+        record.fresh = poison if self.variant == 2 else _poison(dtype, self.variant, _BODY)
+        bits(body).fill_(record.fresh)
         self._records.append(record)
         if self._name is not None:
             self._name(body, str(record))
@@ -215,6 +219,16 @@ class GuardedMemory:
         for record in self._records:
             if record.buffer.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
                 record.name = name
+
+    def untouched(self, tensor: Tensor) -> Tensor:
+        """Where `tensor` holds what its memory was filled with; bool, its shape. Always False for
+        bool, whose values are all ordinary, and for memory from elsewhere."""
+        place = tensor.untyped_storage().data_ptr()
+        for record in self._records:
+            mine = record.buffer.untyped_storage().data_ptr() == place
+            if mine and tensor.dtype == record.dtype != torch.bool:
+                return bits(tensor) == record.fresh
+        return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
 
     def violations(self) -> list[str]:
         """A line for each band that was written: whose, which side, how far in elements.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ from common.check.expected import (
 )
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
+from common.check.patterns import Behaviour, Look, habits
 from common.check.random_case import SEED, SEED_VARIABLE, random_case
 from common.check.refusal import GAVE_UP, names_one_of
 
@@ -132,6 +134,7 @@ class _CaseCheck:
         backend: Backend,
         schedules: Sequence[Schedule],
         result: CheckResult,
+        explain: bool = False,
     ):
         self.problem = problem
         self.rung = rung
@@ -140,6 +143,8 @@ class _CaseCheck:
         self.backend = backend
         self.schedules = schedules
         self.result = result
+        self.explain = explain
+        self.wrong: Call | None = None  # the first call, where its values were wrong
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
         self.second = self._expected(1)
@@ -154,8 +159,16 @@ class _CaseCheck:
             self._expected(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]
 
-    def _judge(self, expected: Expected, outputs: list[Tensor], names: list[str]) -> Failure | None:
-        return judge(self.problem, expected, outputs, names, self.signature, self._samples)
+    def _judge(
+        self,
+        expected: Expected,
+        outputs: list[Tensor],
+        names: list[str],
+        looks: Sequence[Look] = (),
+    ) -> Failure | None:
+        return judge(
+            self.problem, expected, outputs, names, self.signature, self._samples, looks=looks
+        )
 
     def _attempt(
         self,
@@ -189,7 +202,7 @@ class _CaseCheck:
         self.backend.use(self.schedules[0])
         done, failure = self._attempt(self.first)
         if failure is not None:
-            return self._with_race_hint(done, failure)
+            return self._explained(done, failure)
         assert done is not None
         kept = [output.clone() for output in done.outputs]
         steps: list[Callable[[], Failure | None]] = [
@@ -211,42 +224,65 @@ class _CaseCheck:
                 return failure
         return None
 
-    def _with_race_hint(self, done: Call | None, failure: Failure) -> Failure:
-        """A wrong result that another order or another run does not show comes from a race."""
+    def _explained(self, done: Call | None, failure: Failure) -> Failure:
+        """What the first call's failure says, and what other calls on the same input say of it."""
         if done is None:
             return failure
-        for schedule in self.schedules[1:]:
-            self.backend.use(schedule)
-            if self._attempt(self.first)[1] is None:
-                hint = (
-                    f"hint: with threads in {schedule} order it is right, in {self.schedules[0]} "
-                    f"order it is not: {self._cause_of_order(None)}"
-                )
-                return replace(failure, details=[hint, *failure.details])
+        right = next((order for order in self.schedules[1:] if self.right(order)), None)
+        if right is not None:
+            orders = {str(self.schedules[0]): False, str(right): True}
+            seen = Behaviour(orders, repeats=not self.right(self.schedules[0]))
+            return _with_habits(failure, seen)
+        self.backend.use(self.schedules[0])
         if len(self.schedules) == 1 and not self.rung.not_repeatable:
             again, _ = self._attempt(self.first, compare_values=False)
             if again is not None and first_difference(done.outputs, again.outputs, done.names):
                 hint = "hint: a second run gives other values: a race, or memory read unwritten"
                 return replace(failure, details=[hint, *failure.details])
-        return failure
+        mismatch = self._judge(self.first, done.outputs, done.names)
+        if mismatch is None or mismatch.summary != failure.summary:
+            return failure  # not for its values
+        self.wrong = done
+        return self._looked_at(done, failure) if self.explain else failure
 
-    def _cause_of_order(self, kept: list[Tensor] | None) -> str:
-        """Why another order gave another result than the first. kept: the right outputs of the
-        first order, or None where they are not right."""
-        self.backend.use(self.schedules[0])
-        again, failure = self._attempt(self.first)
-        if again is None:
-            same = False
-        elif kept is None:
-            same = failure is not None
-        else:
-            same = first_difference(kept, again.outputs, again.names) is None
-        if same:
-            return "it depends on the order in which threads run: a race"
-        return (
-            f"but another call in {self.schedules[0]} order differs as well: it depends on what "
-            "ran before (a result that is kept, memory that is not written), or on chance"
+    def _looked_at(self, done: Call, failure: Failure) -> Failure:
+        """The failure of wrong values, explained by another call with other fresh memory."""
+        again, fault = self._attempt(self.first, variant=2)
+        looks = [Look(done.watched.launches)] * len(done.outputs)
+        if again is not None and len(again.outputs) == len(done.outputs):
+            looks = [
+                Look(done.watched.launches, output, again.memory.untouched(output))
+                for output in again.outputs
+            ]
+        better = self._judge(self.first, done.outputs, done.names, looks)
+        assert better is not None
+        if again is None or fault is not None:
+            return better
+        fresh = (False, self.right()), (True, self.right(variant=2))
+        return _with_habits(better, Behaviour(fresh=fresh))
+
+    def right(self, schedule: Schedule | None = None, variant: int = 0) -> bool:
+        """Whether a call on the first input is right."""
+        if schedule is not None:
+            self.backend.use(schedule)
+        return self._attempt(self.first, variant)[1] is None
+
+    def not_finite(self) -> bool:
+        """Whether the first call gave infinities or NaN where finite numbers are expected."""
+        assert self.wrong is not None
+        pairs = self.first.pairs(len(self.wrong.outputs)) or []
+        return any(
+            got.dtype.is_floating_point
+            and got.shape == truth.shape
+            and bool((truth.isfinite() & ~got.double().isfinite()).any())
+            for got, (truth, _) in zip(self.wrong.outputs, pairs, strict=False)
         )
+
+    def _repeats(self, kept: list[Tensor]) -> bool:
+        """Whether the first order gives these outputs again."""
+        self.backend.use(self.schedules[0])
+        again, _ = self._attempt(self.first)
+        return again is not None and first_difference(kept, again.outputs, again.names) is None
 
     def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
         """Other numbers in the same memory: nothing may be left over from the call before."""
@@ -259,7 +295,11 @@ class _CaseCheck:
                     "memory: is a result kept by the address of its input?",
                     *details,
                 ]
-            return Failure(f"in a second call, on other inputs, {failure.summary}", details)
+            second = Failure(f"in a second call, on other inputs, {failure.summary}", details)
+            if not self.explain:
+                return second
+            calls = (True, False, self.right(), self.right())
+            return _with_habits(second, Behaviour(calls=calls))
         assert again is not None
         if again.memory is done.memory:  # arguments were written anew for the second call
             pairs = zip(done.outputs, kept, done.names, strict=True)
@@ -280,10 +320,13 @@ class _CaseCheck:
         """The same input, with other numbers in all memory that was not written yet."""
         again, failure = self._attempt(self.first, variant=1)
         if failure is not None:
-            return Failure(
-                f"with large numbers in fresh memory instead of NaN, {failure.summary}",
-                ["hint: memory is read that was not written, or runs differ", *failure.details],
-            )
+            summary = f"with large numbers in fresh memory instead of NaN, {failure.summary}"
+            fresh = (True, self.right()), (False, self.right(variant=1))
+            seen = _with_habits(replace(failure, summary=summary), Behaviour(fresh=fresh))
+            if seen.details != failure.details:
+                return seen
+            hint = "hint: memory is read that was not written, or runs differ"
+            return replace(seen, details=[hint, *failure.details])
         assert again is not None
         difference = first_difference(kept, again.outputs, again.names)
         if difference is None or self.rung.not_repeatable:
@@ -301,16 +344,21 @@ class _CaseCheck:
         for schedule in self.schedules[1:]:
             self.backend.use(schedule)
             done, failure = self._attempt(self.first)
+            orders = {str(self.schedules[0]): True, str(schedule): False}
             if failure is not None:
-                cause = self._cause_of_order(kept)
-                return Failure(
-                    f"with threads in {schedule} order, {failure.summary}",
-                    [f"right in {self.schedules[0]} order: {cause}", *failure.details],
+                wrong = Failure(
+                    f"with threads in {schedule} order, {failure.summary}", failure.details
                 )
+                return _with_habits(wrong, Behaviour(orders, self._repeats(kept)))
             assert done is not None
             difference = first_difference(kept, done.outputs, done.names)
             if difference is not None and not self.rung.not_repeatable:
-                cause = self._cause_of_order(kept)
+                cause = (
+                    "the result depends on the order in which threads run: a race"
+                    if self._repeats(kept)
+                    else f"another call in {self.schedules[0]} order differs as well: it depends "
+                    "on what ran before, on memory that is not written, or on chance"
+                )
                 return Failure(
                     f"with threads in {schedule} order, the result differs in bits",
                     [cause, f"{self.schedules[0]} order against {schedule} order: {difference}"],
@@ -477,6 +525,12 @@ class _CaseCheck:
         return None
 
 
+def _with_habits(failure: Failure, seen: Behaviour) -> Failure:
+    """The failure, with what the behaviour says of it in front."""
+    said = [f"hint: {text}" for text in habits(seen)]
+    return replace(failure, details=[*said, *failure.details])
+
+
 def _fill(into: tuple[Any, ...], source: tuple[Any, ...]) -> None:
     """Copies the tensors of one set of arguments into another, on the current stream."""
     for mine, theirs in zip(tree_leaves(into), tree_leaves(source), strict=True):
@@ -528,13 +582,14 @@ def check_rung(
     *,
     quick: bool = False,
     one_order: bool = False,
+    explain: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at. one_order: one, with all cases. On each
-    case, with the outputs and all memory that the operator allocates poisoned and everything
-    between guard bands:
+    one thread order unless orders are what is looked at. one_order: one, with all cases. explain:
+    further calls are made of a rung that fails, to see what it depends on. On each case, with the
+    outputs and all memory that the operator allocates poisoned and everything between guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -566,7 +621,11 @@ def check_rung(
     for case in cases:
         result.checked += 1
         try:
-            failure = _CaseCheck(problem, rung, call, case, backend, schedules, result).run()
+            check = _CaseCheck(problem, rung, call, case, backend, schedules, result, explain)
+            failure = check.run()
+            if explain and check.wrong is not None and failure is not None:
+                right = cases[: cases.index(case)]
+                failure = _with_habits(failure, _among_cases(check, right))
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
@@ -585,6 +644,42 @@ def check_rung(
     for text, case in lacks.items():
         result.remark(f"not checked on every case: {case}: {text}")
     return result
+
+
+TRYING = 2.0  # seconds for other cases of a rung that is wrong
+
+
+def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
+    """Which other cases are right, by size and by dtype. right: those known to be.
+
+    Only on the CPU backend: what is wrong here may be an illegal access on the next case, and that
+    would leave a GPU in error.
+    """
+    if not failed.backend.watches_calls:
+        return Behaviour()
+    case, rung = failed.case, failed.rung
+    known = {each: True for each in right} | {case: False}
+    mine = [c for c in failed.problem.cases if not rung.dtypes or c.dtype in rung.dtypes]
+    twins = [c for c in mine if (c.shape, c.values) == (case.shape, case.values)]
+    alike = [c for c in mine if (c.dtype, c.values) == (case.dtype, case.values)]
+    until = time.monotonic() + TRYING
+    for other in [*twins, *sorted(alike, key=lambda c: math.prod(c.shape))]:
+        if other in known or time.monotonic() > until:
+            continue
+        try:
+            check = _CaseCheck(
+                failed.problem, rung, failed.call, other, failed.backend, failed.schedules[:1],
+                CheckResult(),
+            )  # fmt: skip
+            known[other] = check.right()
+        except (Lacking, ProblemError):
+            continue
+    failed.backend.use(failed.schedules[0])
+    return Behaviour(
+        cases=tuple((c, known[c]) for c in alike if c in known and 0 not in c.shape),
+        dtypes={c.dtype: known[c] for c in twins if c in known},
+        not_finite=failed.not_finite(),
+    )
 
 
 SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -219,6 +220,14 @@ def _architecture_flags() -> tuple[str, ...]:
     return ("-march=x86-64-v3",) if _X86_64_V3.issubset(flags.split()) else ()
 
 
+@dataclass(frozen=True)
+class Launch:
+    """The size of a kernel's launch. grid: blocks along x, y, z. block: threads along x, y, z."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
 class Runtime:
     """The runtime library in this process; its settings apply to the launches that follow."""
 
@@ -239,6 +248,8 @@ class Runtime:
             self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
             self._library.cudacpu_take_trace.restype = ctypes.c_char_p
         self._library.cudacpu_work_done.restype = ctypes.c_uint64
+        self._library.cudacpu_launch_count.restype = ctypes.c_uint64
+        self._library.cudacpu_launches.restype = ctypes.c_char_p
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
         self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
         self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
@@ -270,6 +281,17 @@ class Runtime:
     def work_done(self) -> int:
         """How many kernels, copies and fills have run so far."""
         return int(self._library.cudacpu_work_done())
+
+    def launches(self) -> list[Launch]:
+        """The launches since `check_launcher(True)`; [] where there were more than are kept."""
+        lines = self._library.cudacpu_launches().decode().splitlines()
+        if self._library.cudacpu_launch_count() != len(lines):
+            return []
+        found = []
+        for line in lines:
+            x, y, z, a, b, c = map(int, line.split())
+            found.append(Launch((x, y, z), (a, b, c)))
+        return found
 
     def allocations(self) -> int:
         """How many allocations of cudaMalloc and its like there are that were not freed."""

@@ -16,6 +16,7 @@ from common.practice.exercise import (
     changed_around,
     is_stub,
     line_of,
+    linked_for,
     rungs_that_use,
     stub,
 )
@@ -63,6 +64,11 @@ class Challenge(abc.ABC):
         """The command line that checks it."""
         return self.day.practice(self.kind)
 
+    @property
+    def answer(self) -> tuple[str, str]:
+        """The file that `--solution` compares with: what it is called, and its text."""
+        return shown(self.original), self.original.read_text(encoding="utf-8")
+
     def begin(self) -> bool:
         """Writes the file where there is none; True where it did. Raises ResultsError."""
         if self.file.exists():
@@ -81,8 +87,8 @@ class Challenge(abc.ABC):
         return kept
 
     def day_to_run(self) -> Day:
-        """The day with the learner's file in place of its source."""
-        return self.day.with_source(self.original, self.file)
+        """The day with the learner's file in place of its source, as far as its rungs need it."""
+        return linked_for(self.day.with_source(self.original, self.file), self.rungs)
 
 
 class WriteChallenge(Challenge):

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from common.base.days import Day
 from common.base.declaration import Exercise
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
-from common.practice.mutants.outline import Code, Function, Outline, outline, reached_together
+from common.practice.mutants.outline import (
+    Code,
+    Function,
+    Outline,
+    outline,
+    outlines_of,
+    reached_together,
+)
 
 MARK = "// your turn:"
 _WIDTH = 98
@@ -72,6 +80,18 @@ def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str
     return [rung for rung in rungs if uses_it(rung)]
 
 
+def linked_for(day: Day, rungs: Sequence[str]) -> Day:
+    """The day with those of its .cu files alone that these rungs reach; all of it for ()."""
+    try:
+        reached = reached_together(outlines_of(day), rungs)
+    except TokenError:
+        return day  # a bracket is missing, which the compiler explains
+    used = [source for source in day.library_sources if source in reached]
+    if not rungs or not used:
+        return day
+    return replace(day, source=used[0], extra_sources=(*used[1:], *day.other_sources))
+
+
 def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
     """The lines between two braces; without their lines where each has one of its own."""
     first = text.find("\n", begin, end)
@@ -97,14 +117,18 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     command: what checks it, named in the comment.
     """
     begin, end = place(text, exercise)
-    words = f"{MARK[3:]} {exercise.task} Then: {command}"
-    lines = textwrap.wrap(words, _WIDTH - 5)
-    body = "".join(f"  // {line}\n" for line in lines)
+    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", "  ")
+    body = "".join(f"{line}\n" for line in lines)
     if not exercise.first and _returns_value(text, exercise.function):
         body += "  return {};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
     return text[:begin] + body + text[end:]
+
+
+def commented(words: str, indent: str = "") -> list[str]:
+    """A comment of as many lines as it takes."""
+    return [f"{indent}// {line}" for line in textwrap.wrap(words, _WIDTH - 3 - len(indent))]
 
 
 def is_stub(text: str, start: str, exercise: Exercise) -> bool:

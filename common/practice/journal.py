@@ -12,7 +12,7 @@ from typing import Any
 
 from common.report.files import ResultsError, write_atomically
 
-KINDS = ("write", "debug")
+KINDS = ("write", "debug", "speed")
 FORMAT = 1
 
 
@@ -29,13 +29,15 @@ class JournalError(Exception):
 class Entry:
     """One exercise of a day. solved: when, "YYYY-MM-DD", "" if not yet. hints: how many were shown.
     Of kind "debug": planted, the change that is there to be found; found, those found so far;
-    passed_over, those that the checks do not reject or the learner did not want."""
+    passed_over, those that the checks do not reject or the learner did not want.
+    set_aside: what it needs that this machine lacks, "" if nothing."""
 
     solved: str = ""
     hints: int = 0
     planted: str = ""
     found: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
+    set_aside: str = ""
 
 
 class Journal:
@@ -69,6 +71,11 @@ class Journal:
     def solved(self, day: int, kind: str) -> bool:
         """Whether the exercise was solved once."""
         return bool(self._entries.get((day, kind), Entry()).solved)
+
+    def to_do(self, day: int, kind: str) -> bool:
+        """Whether the exercise is not solved, and can be here as far as known."""
+        entry = self._entries.get((day, kind), Entry())
+        return not entry.solved and not entry.set_aside
 
     @property
     def begun(self) -> bool:

@@ -16,6 +16,21 @@ from common.practice.mutants.derive import Mutant, balanced, mutants_of
 from common.practice.mutants.outline import outlines_of
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
+# Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: of what a
+# launcher computes, not of what it refuses.
+OF_LAUNCHERS = frozenset(
+    (
+        "arithmetic operator",
+        "comparison",
+        "constant off by one",
+        "grid or block size",
+        "initial value",
+        "loop bound off by one",
+        "loop stride",
+        "rounded down",
+    )
+)
+ENOUGH = 9  # changes of kernels, of which three are sure to be rejected
 OFFERED = 24  # mutants of a day, among which those are planted that its checks reject
 
 
@@ -53,7 +68,8 @@ def _lines(text: str) -> Counter[str]:
 
 def candidates(day: Day) -> list[Mutant]:
     """Mutants of the day's kernels, every kind and function among them, in the order in which they
-    are planted. Whether the day's checks reject one is seen when it is planted."""
+    are planted; of its launchers too where there are few. Whether the day's checks reject one is
+    seen when it is planted."""
     device = {
         (source, function.name)
         for source, read in outlines_of(day).items()
@@ -61,13 +77,12 @@ def candidates(day: Day) -> list[Mutant]:
         for function in declared.functions
         if function.on_device
     }
-    found = [
-        m
-        for m in mutants_of(day)
-        if (m.source, m.function) in device
-        and m.kind.name not in UNSEEN
-        and m.identity not in day.equivalent
+    every = [
+        m for m in mutants_of(day) if m.kind.name not in UNSEEN and m.identity not in day.equivalent
     ]
+    found = [m for m in every if (m.source, m.function) in device]
+    if len(found) < ENOUGH:
+        found += [m for m in every if m not in found and m.kind.name in OF_LAUNCHERS]
     return _varied(balanced(found, OFFERED))
 
 

@@ -8,23 +8,32 @@ from common.base.days import Day
 from common.base.figures import counted
 from common.base.parts import part_of
 from common.practice.journal import KINDS, Journal
+from common.practice.ladder import has_ladder
 
 _BAR = 12  # characters
-_SOLVED, _OPEN = "■", "□"
+_SOLVED, _OPEN, _NONE = "■", "□", "·"
+MARKS = f"{_SOLVED} solved  {_OPEN} open  {_NONE} there is none: {', '.join(KINDS)}"
+
+
+def kinds_of(day: Day) -> list[str]:
+    """The kinds of exercise that the day has."""
+    if not day.exercise:
+        return []
+    return [kind for kind in KINDS if kind != "speed" or has_ladder(day)]
 
 
 def exercises(days: Iterable[Day]) -> list[tuple[Day, str]]:
     """Every exercise, in the order in which they are best done."""
-    return [(day, kind) for day in days if day.exercise for kind in KINDS]
+    return [(day, kind) for day in days for kind in kinds_of(day)]
 
 
 def next_exercise(
     days: Sequence[Day], journal: Journal, after: tuple[Day, str] | None = None
 ) -> tuple[Day, str] | None:
-    """The first exercise that is not solved, behind `after` if there is one; None when all are."""
+    """The first exercise that is to do, behind `after` if there is one; None if none is."""
     every = exercises(days)
     begin = every.index(after) + 1 if after in every else 0
-    todo = [(d, k) for d, k in every[begin:] + every[:begin] if not journal.solved(d.number, k)]
+    todo = [(d, k) for d, k in every[begin:] + every[:begin] if journal.to_do(d.number, k)]
     return next((each for each in todo if each != after), None)
 
 
@@ -56,7 +65,7 @@ def standing(days: Sequence[Day], journal: Journal) -> list[str]:
 
 
 def marks(day: Day, journal: Journal) -> str:
-    """One character for each kind of exercise of the day: solved or not."""
-    if not day.exercise:
-        return " " * len(KINDS)
-    return "".join(_SOLVED if journal.solved(day.number, k) else _OPEN for k in KINDS)
+    """One character for each kind of exercise of the day: solved, not solved, or none."""
+    here = kinds_of(day)
+    states = {kind: _SOLVED if journal.solved(day.number, kind) else _OPEN for kind in here}
+    return "".join(states.get(kind, _NONE) for kind in KINDS)

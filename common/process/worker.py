@@ -54,7 +54,8 @@ class Work:
     are not aligned where addresses are watched.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
-    rungs: run only these of the day, () for all.
+    rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, and
+    hold them against no target. explain: make further calls of a rung that fails, to see why.
     """
 
     quick: bool = False
@@ -64,14 +65,22 @@ class Work:
     arguments: tuple[str, ...] = ()
     debug: bool = False
     rungs: tuple[str, ...] = ()
+    alone: bool = False
+    explain: bool = False
 
     def of(self, lesson: Lesson) -> tuple[Problem, ...]:
         """The day's problems with the rungs that are to run."""
+        problems = lesson.problems
+        if self.alone:
+            problems = tuple(
+                replace(p, libraries=(), rungs=tuple(replace(r, target=None) for r in p.rungs))
+                for p in problems
+            )
         if not self.rungs:
-            return lesson.problems
+            return problems
         chosen = [
             replace(problem, rungs=tuple(r for r in problem.rungs if r.name in self.rungs))
-            for problem in lesson.problems
+            for problem in problems
         ]
         return tuple(problem for problem in chosen if problem.rungs)
 
@@ -214,7 +223,13 @@ def check_rung(
         run.stage(rung.name, "checking")
         run.fallback()
         result = rungs.check_rung(
-            problem, rung, call, run.backend, quick=run.work.quick, one_order=run.work.watched
+            problem,
+            rung,
+            call,
+            run.backend,
+            quick=run.work.quick,
+            one_order=run.work.watched,
+            explain=run.work.explain,
         )
         outcome.checked = result.checked
         _take(outcome, result)

@@ -5,7 +5,7 @@ It needs nothing beside itself: no network, no other file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,11 +14,12 @@ from common.base.days import Day
 from common.base.figures import counted, rate
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.parts import part_of
+from common.base.verdict import Score
 from common.base.where import device_name, versions
 from common.report.columns import PROGRESS
 from common.report.comparison import Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import Stored, last_rung
+from common.report.markdown import Stored, kills, last_rung
 from common.report.plot import roofline
 
 
@@ -34,7 +35,8 @@ class Bar:
 
 @dataclass
 class PageDay:
-    """A day of the page. status: "" for a day that did not run."""
+    """A day of the page. status: "" for a day that did not run. score: of its mutants, as a table's
+    cell. mutants: the same in sentences. exercises: their kinds, each with whether it is solved."""
 
     number: int
     title: str
@@ -42,6 +44,14 @@ class PageDay:
     status: str = ""
     reason: str = ""
     rungs: list[RungOutcome] = field(default_factory=list)
+    score: str = ""
+    mutants: list[str] = field(default_factory=list)
+    exercises: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def solved(self) -> str:
+        """The exercises as a table's cell: "2 of 3"; "" without any."""
+        return f"{sum(self.exercises.values())} of {len(self.exercises)}" if self.exercises else ""
 
     @property
     def last(self) -> RungOutcome | None:
@@ -87,16 +97,24 @@ def page(
     outcomes: Sequence[DayOutcome],
     where: Sequence[str],
     changes: Sequence[Change] | None = None,
+    scores: Mapping[int, Score] | None = None,
+    exercises: Mapping[int, dict[str, bool]] | None = None,
 ) -> str:
     """The page's text.
 
     days: all that exist. outcomes: what ran. where: machines and versions, a line each.
-    changes: of a comparison, None without one.
+    changes: of a comparison, None without one. scores: of mutants, by day. exercises: by day, their
+    kinds, each with whether it is solved; None where the learner has begun none.
     """
     from jinja2 import Environment, StrictUndefined
 
     by_number = {outcome.number: outcome for outcome in outcomes}
+    scores, exercises = dict(scores or {}), dict(exercises or {})
     shown = [_page_day(day, by_number.get(day.number)) for day in days]
+    for each, day in zip(shown, days, strict=True):
+        each.score = "".join(kills(day, scores))
+        each.mutants = _mutants(scores.get(day.number))
+        each.exercises = exercises.get(day.number, {})
     ran = [day for day in shown if day.status]
     lasts = [(day.number, day.last) for day in ran if day.last]
     where_from = introduced(days)
@@ -118,6 +136,8 @@ def page(
         ran=ran,
         roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
         glossary=glossary,
+        scored=bool(scores),
+        practised=_practised(shown) if exercises else "",
         changes=None if changes is None else [c for c in changes if c.what != "same"],
         compared="" if changes is None else _compared(changes),
     )
@@ -128,6 +148,25 @@ def _page_day(day: Day, outcome: DayOutcome | None) -> PageDay:
         return PageDay(day.number, day.title, day.teaches)
     status, reason = outcome.status, outcome.reason
     return PageDay(day.number, day.title, day.teaches, status, reason, outcome.rungs)
+
+
+def _mutants(score: Score | None) -> list[str]:
+    """What is known of a day's mutants, in sentences."""
+    if score is None:
+        return []
+    ways = ", ".join(f"{count} by {way}" for way, count in score.killed.items())
+    killed = sum(score.killed.values())
+    lines = [
+        f"{killed} of {counted(score.counted, 'mutant')} killed: {ways or 'none'}"
+        + (f"; {score.equivalent} more compute the same" if score.equivalent else "")
+        + (f" ({score.date})." if score.date else ".")
+    ]
+    return [*lines, *(f"Survived: {identity}" for identity in score.survived)]
+
+
+def _practised(shown: Sequence[PageDay]) -> str:
+    solved = sum(sum(day.exercises.values()) for day in shown)
+    return f"{solved} of {counted(sum(len(day.exercises) for day in shown), 'exercise')} solved."
 
 
 def _totals(ran: Sequence[PageDay]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -26,6 +27,8 @@ Line = list[tuple[str, str]]  # (text, style as rich names them)
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
+PROSE = 78  # characters per line of a text in sentences
+_INDENT = 6  # of lines that explain a rung
 
 
 def header_line() -> Line:
@@ -108,11 +111,19 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     return [counts, [(times, "dim")]]
 
 
+def _wrapped_hint(line: str) -> list[str]:
+    """A hint in lines that fit below a rung; any other line as it is."""
+    if not line.startswith("hint:"):
+        return [line]
+    return textwrap.wrap(line, PROSE - _INDENT, subsequent_indent="      ")
+
+
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure.
+    shown_details: how many lines explain one failure. narrow: hints among these are wrapped, and
+    every line of them counts.
     """
 
     def __init__(
@@ -120,9 +131,11 @@ class Report:
         stream: IO[str] | None = None,
         colour: bool = True,
         shown_details: int = SHOWN_DETAILS,
+        narrow: bool = False,
     ):
         self._stream = stream or sys.stdout
         self._shown_details = shown_details
+        self._narrow = narrow
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -148,6 +161,11 @@ class Report:
     def text(self, text: str, style: str = "") -> None:
         """Prints text, its lines as they are."""
         for each in text.splitlines():
+            self.line([(each, style)])
+
+    def prose(self, text: str, style: str = "") -> None:
+        """Prints a text of any length, in lines of 78 characters."""
+        for each in textwrap.wrap(text, PROSE):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:
@@ -210,6 +228,8 @@ class Report:
 
     def details(self, lines: Sequence[str]) -> None:
         """Lines that explain, not without end: templates can bring hundreds."""
+        if self._narrow:
+            lines = [part for line in lines for part in _wrapped_hint(line)]
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:

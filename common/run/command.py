@@ -18,6 +18,9 @@ from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import device_name, versions, where
 from common.cpu import libraries, models
+from common.practice.exercise import linked_for
+from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.standing import kinds_of
 from common.process.child import Child, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
@@ -45,8 +48,9 @@ class Options:
     as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
     mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
     days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access. rungs: run only these. Both: see `common.process.worker.Work`.
-    swap: a day's source, and the file that takes its place."""
+    a tool looks at every access. rungs: run only these. alone: time them without libraries.
+    These three: see `common.process.worker.Work`. swap: a day's source, and the file that takes
+    its place."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -66,6 +70,7 @@ class Options:
     in_process: bool = False
     watched: bool = False
     rungs: tuple[str, ...] = ()
+    alone: bool = False
     swap: tuple[Path, Path] | None = None
 
 
@@ -154,7 +159,9 @@ def run(options: Options) -> int:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
     if options.swap:
-        swapped = tuple(day.with_source(*options.swap) for day in selection.days)
+        swapped = tuple(
+            linked_for(day.with_source(*options.swap), options.rungs) for day in selection.days
+        )
         selection = replace(selection, days=swapped)
     try:
         for arch in options.archs:
@@ -293,7 +300,14 @@ def _work(options: Options, platform: Platform) -> Any:
     if options.swap:
         arguments = (*arguments, "--swap", *map(str, options.swap))
     return Work(
-        options.quick, options.bench, limit, options.watched, arguments, rungs=options.rungs
+        options.quick,
+        options.bench,
+        limit,
+        options.watched,
+        arguments,
+        rungs=options.rungs,
+        alone=options.alone,
+        explain=not options.watched,
     )
 
 
@@ -398,10 +412,31 @@ def write_page(
     changes: Sequence[Change] | None = None,
 ) -> None:
     """Writes the page of --html. Raises ResultsError."""
+    where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
+    _write_page(path, days, reports.outcomes_of(runs), where, changes)
+
+
+def _write_page(
+    path: Path,
+    root: Path,
+    outcomes: Sequence[DayOutcome],
+    where: Sequence[str],
+    changes: Sequence[Change] | None = None,
+) -> None:
+    """The page, with the stored scores of mutants and what the learner has solved."""
     from common.report.page import page
 
-    where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
-    write_atomically(path, page(discover(days)[0], reports.outcomes_of(runs), where, changes))
+    days = discover(root)[0]
+    try:
+        journal = Journal(practice_folder(root))
+    except JournalError as error:
+        raise ResultsError(str(error)) from None
+    solved = {
+        day.number: {kind: journal.solved(day.number, kind) for kind in kinds_of(day)}
+        for day in (days if journal.begun else [])
+    }
+    scores = stored.read_scores(root.parent)
+    write_atomically(path, page(days, outcomes, where, changes, scores, solved))
 
 
 def use_reports(
@@ -440,10 +475,10 @@ def use_reports(
         if html and runs:
             write_page(html, days, runs)
         elif html:
-            from common.report.page import from_stored, page
+            from common.report.page import from_stored
 
             found, where = from_stored(stored.read_stored(days.parent))
-            write_atomically(html, page(discover(days)[0], found, where))
+            _write_page(html, days, found, where)
         if html:
             report.text(f"wrote {html}")
     except ResultsError as error:

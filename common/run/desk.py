@@ -19,8 +19,10 @@ from common.practice.challenge import (
     shown,
     write_challenge,
 )
-from common.practice.journal import Journal
+from common.practice.exercise import ExerciseError
+from common.practice.journal import Entry, Journal
 from common.practice.planted import DebugChallenge, debug_challenge
+from common.practice.speed import SpeedChallenge, speed_challenge
 from common.practice.standing import next_line
 from common.report.terminal import Report
 from common.run.command import (
@@ -30,6 +32,7 @@ from common.run.command import (
     make_runner,
     prepare,
 )
+from common.run.pace import Pace
 from common.run.selection import Selection
 
 EXPLAINED = 8  # lines that explain one failure to a learner
@@ -49,6 +52,8 @@ class Desk:
         ExerciseError, OSError."""
         if kind == "write":
             return write_challenge(day, self.options.days)
+        if kind == "speed":
+            return speed_challenge(day, self.options.days)
         entry = self.journal.entry(day.number, kind)
         if another and entry.planted:
             entry.passed_over.append(entry.planted)
@@ -96,6 +101,8 @@ class Desk:
             rungs=challenge.rungs,
             time_limit=limit,
             swap=(challenge.original, challenge.file),
+            bench=challenge.kind == "speed" and self._platform.device == "cuda",
+            alone=True,
         )
         runner = make_runner(options, [challenge.day_to_run()], self._platform, report)
         runner.run()
@@ -116,7 +123,7 @@ class Desk:
         entry = self.journal.entry(challenge.day.number, challenge.kind)
         number = min(entry.hints, len(challenge.hints) - 1)
         report.text(f"hint {number + 1} of {len(challenge.hints)}:", "bold")
-        for line in textwrap.wrap(challenge.hints[number], 78):
+        for line in textwrap.wrap(challenge.hints[number], 76):
             report.text(f"  {line}")
         entry.hints = number + 1
         self.journal.save()
@@ -128,10 +135,10 @@ class Desk:
     def solution(self, challenge: Challenge, report: Report) -> int:
         """Shows the difference between the learner's file and the day's own."""
         mine = challenge.file.read_text(encoding="utf-8").splitlines()
-        original = challenge.original.read_text(encoding="utf-8").splitlines()
-        names = shown(challenge.file), shown(challenge.original)
+        name, answer = challenge.answer
+        names = shown(challenge.file), name
         styles = {"+": "green", "-": "red", "@": "cyan"}
-        lines = list(difflib.unified_diff(mine, original, *names, lineterm=""))
+        lines = list(difflib.unified_diff(mine, answer.splitlines(), *names, lineterm=""))
         for line in lines:
             report.line([(line, styles.get(line[:1], ""))])
         if not lines:
@@ -145,20 +152,46 @@ class Desk:
         if began and challenge.kind == "write":
             report.text(f"wrote {shown(challenge.file)}: the day's file, and a gap for you", "bold")
         elif began:
-            report.text(f"wrote {shown(challenge.file)}: {challenge.task}", "bold")
+            report.prose(f"wrote {shown(challenge.file)}: {challenge.task}", "bold")
         report.text(f"day {day.number}, {challenge.kind}: {now.place}", "bold")
         for note in now.notes:
-            report.text(f"note: {note}", "yellow")
+            report.prose(f"note: {note}", "yellow")
         outcome = self._run(challenge, report)
         report.close()
         entry = self.journal.entry(day.number, challenge.kind)
-        if outcome.status != PASS or now.open:
-            self.journal.save()
+        complete = self.options.mode == "run" and not self.options.quick
+        solved = outcome.status == PASS and not now.open
+        if isinstance(challenge, SpeedChallenge) and outcome.status == PASS and complete:
+            solved = self._fast_enough(challenge, outcome, entry, report)
+            now = replace(now, open="")
+        self.journal.save()
+        if not solved:
             _say_how_to_go_on(challenge, entry.hints, now, report)
             return EXIT_FAILED
-        if self.options.mode != "run" or self.options.quick:
+        if not complete:
             report.text(f"not all was checked: {challenge.command} says whether it is solved")
             return EXIT_PASSED
+        self._solved(challenge, outcome, entry, report)
+        return EXIT_PASSED
+
+    def _fast_enough(
+        self, challenge: SpeedChallenge, outcome: DayOutcome, entry: Entry, report: Report
+    ) -> bool:
+        """Measures what has passed its checks, and says how near to the goal it is."""
+        assert self._platform
+        verdict = Pace(self.options, self._platform, report).judge(challenge, outcome)
+        report.close()
+        entry.set_aside = verdict.needs
+        for line in verdict.lines:
+            report.text(line)
+        if verdict.hint:
+            report.line([("hint: ", "bold"), (verdict.hint, "")])
+        return verdict.solved
+
+    def _solved(
+        self, challenge: Challenge, outcome: DayOutcome, entry: Entry, report: Report
+    ) -> None:
+        """Remembers that an exercise is solved, and says what there is to say then."""
         entry.solved = entry.solved or datetime.date.today().isoformat()
         if isinstance(challenge, DebugChallenge) and challenge.mutant.identity not in entry.found:
             entry.found.append(challenge.mutant.identity)
@@ -166,8 +199,10 @@ class Desk:
         hints = f" with {counted(entry.hints, 'hint')}" if entry.hints else ""
         checks = sum(rung.checked + rung.bad_inputs for rung in outcome.rungs)
         report.text(f"solved{hints}: {counted(checks, 'check')} passed", "bold green")
+        if challenge.kind == "write" and (waste := self._waste(challenge, report)):
+            report.prose(f"right, but wasteful: {waste}", "yellow")
         for line in challenge.explanation():
-            report.text(line)
+            report.prose(line)
         if challenge.kind == "debug":
             report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
         else:
@@ -175,7 +210,15 @@ class Desk:
                 [("the day's own version  ", "dim"), (f"{challenge.command} --solution", "")]
             )
         report.text(next_line(self.days, self.journal))
-        return EXIT_PASSED
+
+    def _waste(self, challenge: Challenge, report: Report) -> str:
+        assert self._platform
+        try:
+            return Pace(self.options, self._platform, report).waste(challenge)
+        except ExerciseError:
+            return ""  # it is solved whatever it costs
+        finally:
+            report.close()
 
 
 def _say_how_to_go_on(challenge: Challenge, hints: int, now: State, report: Report) -> None:

@@ -41,7 +41,7 @@ class Wish:
 
 def practise(options: Options, wish: Wish) -> int:
     """Does what `--practice` and its companions ask for; returns the exit code."""
-    report = Report(colour=options.colour, shown_details=EXPLAINED)
+    report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         days = select(("all",), options.days).days
         journal = Journal(practice_folder(options.days))

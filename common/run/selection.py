@@ -11,7 +11,7 @@ from pathlib import Path
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
 from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.standing import marks, standing
+from common.practice.standing import MARKS, marks, standing
 
 
 class SelectionError(Exception):
@@ -156,7 +156,7 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
         for day in selection.days
     ]
     if not selected and (below := standing(selection.days, journal)):
-        lines += ["", *below]
+        lines += ["", MARKS, "", *below]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
 
 

@@ -78,7 +78,7 @@ def _watch(desk: Desk, challenge: Challenge) -> int:
 def _check(desk: Desk, challenge: Challenge) -> None:
     """One check, on a cleared screen, and the line of keys below it."""
     sys.stdout.write(_CLEAR)
-    report = Report(colour=desk.options.colour, shown_details=EXPLAINED)
+    report = Report(colour=desk.options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         desk.check(challenge, report)
     except ExerciseError as error:

@@ -79,12 +79,13 @@ __global__ void bmm_v1_grid_z_kernel(const __grid_constant__ StridedBatch<T> bat
   const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t m = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
   if (m >= p.M || n >= p.N) return;
+  const int64_t a_step = offset(p.a, 0, 1), b_step = offset(p.b, 1, 0);  // from one k to the next
   for (int64_t i = blockIdx.z; i < matrices; i += gridDim.z) {
     const auto from = batch.at(i);
+    const T *a = from.a + offset(p.a, m, 0), *b = from.b + offset(p.b, 0, n);
     float sum = 0;
     for (int64_t k = 0; k < p.K; ++k) {
-      sum += static_cast<float>(from.a[offset(p.a, m, k)]) *
-             static_cast<float>(from.b[offset(p.b, k, n)]);
+      sum += static_cast<float>(a[k * a_step]) * static_cast<float>(b[k * b_step]);
     }
     c[(i * p.M + m) * p.N + n] = static_cast<T>(sum);
   }

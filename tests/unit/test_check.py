@@ -342,7 +342,7 @@ def test_race_between_orders_is_named() -> None:
         y = torch.softmax(x, -1)
         return y + 0.25 if backend.order == "forward" else y
 
-    rejected(wrong_forward, "in reverse order it is right", "a race", backend=backend)
+    rejected(wrong_forward, "right with threads in reverse order", "a race", backend=backend)
 
 
 # ---------------------------------------------------------------- written arguments

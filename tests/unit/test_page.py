@@ -15,6 +15,7 @@ import pytest
 import run_day
 from common.base.days import discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
+from common.base.verdict import Score
 from common.report.comparison import compare
 from common.report.page import page
 from common.report.runs import describe, write_json
@@ -142,6 +143,23 @@ def test_the_page_shows_failures_and_escapes(tmp_path: Path) -> None:
     assert "1 &lt; 2 &amp; 3" in text and "an &lt;idea&gt;" in text
     assert f'<details id="day{first}" open>' in text
     assert "not run" in text, "days that did not run are shown as such"
+
+
+def test_the_page_has_mutants_and_exercises() -> None:
+    days = discover()[0]
+    number = days[0].number
+    survivor = "f: barrier removed: `__syncthreads();` -> ``, in a <template>"
+    score = Score(number, 21, {"result": 17, "bad input": 2}, 1, [survivor], True, "2026-01-31")
+    shown = page(days, [day(number, rung("a", 1.0))], ["NVIDIA X"], None, {number: score})
+    assert "95 % of 20" in shown and "mutants killed" in shown
+    assert "19 of 20 mutants killed: 17 by result, 2 by bad input; 1 more compute" in shown
+    assert "in a &lt;template&gt;" in shown
+    assert "exercises</th>" not in shown, "the learner has begun none"
+    solved = {each.number: {"write": each.number == number, "debug": False} for each in days}
+    shown = page(days, [day(number, rung("a", 1.0))], ["NVIDIA X"], exercises=solved)
+    assert f"1 of {2 * len(days)} exercises solved." in shown
+    assert "1 of 2</td>" in shown and "write solved, debug open." in shown
+    assert "mutants killed" not in shown
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")

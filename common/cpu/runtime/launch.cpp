@@ -158,6 +158,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
     run_on_workers(launch);
     trace::launch_ends();
   }
+  if (!probe) note_launch(config.grid, config.block);
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {
     case Stop::kNo:

@@ -18,6 +18,11 @@ constexpr int kOtherDevice = 1;
 
 std::atomic<CUstream_st*> checked_stream{nullptr};  // null while no launcher is checked
 std::atomic<uint64_t> work_done{0};
+// The first launches since the check began, a line each: grid and block.
+constexpr uint64_t kLaunchesKept = 16;
+std::mutex launches_mutex;
+std::string launches_text;
+uint64_t launches = 0;
 thread_local int chosen_device = -1;  // by cudaSetDevice, since the check began
 
 int current_device() {
@@ -94,6 +99,13 @@ void count_work() {
   work_done.fetch_add(1, std::memory_order_relaxed);
 }
 
+void note_launch(const dim3& grid, const dim3& block) {
+  if (!checked_stream.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(launches_mutex);
+  if (launches++ >= kLaunchesKept) return;
+  launches_text += format("%u %u %u %u %u %u\n", grid.x, grid.y, grid.z, block.x, block.y, block.z);
+}
+
 TensorsOpen::TensorsOpen() {
   if (!tensors_closed.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(tensors_mutex);
@@ -167,6 +179,11 @@ cudaError_t cudaSetDevice(int device) {
 void cudacpu_check_launcher(int on) {
   static CUstream_st stream{cudaStreamNonBlocking, 0};
   chosen_device = -1;
+  if (on) {
+    std::lock_guard lock(launches_mutex);
+    launches_text.clear();
+    launches = 0;
+  }
   checked_stream.store(on ? &stream : nullptr);
 }
 
@@ -174,6 +191,17 @@ void cudacpu_check_launcher(int on) {
 void cudacpu_on_other_device(uintptr_t begin, size_t bytes) {
   other_begin.store(begin);
   other_end.store(begin + bytes);
+}
+
+// The first launches of the check that began last: see note_launch. The text is valid until the
+// next check begins.
+const char* cudacpu_launches() {
+  return launches_text.c_str();
+}
+
+// How many there were.
+uint64_t cudacpu_launch_count() {
+  return launches;
 }
 
 // Kernels, copies and fills so far.

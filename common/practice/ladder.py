@@ -1,0 +1,83 @@
+"""The ladder that a speed exercise climbs: which of a day's problems, from which rung to which."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from common.base.days import Day
+from common.base.declaration import Problem, Rung
+
+_BINDING = re.compile(r"^\s*RUNG\(\s*\w+\s*,\s*((\w+?)_v\d+\w*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The timed rungs of a problem that are the day's own kernels, from the first to the last."""
+
+    problem: Problem
+    rungs: tuple[Rung, ...]
+
+    @property
+    def first(self) -> Rung:
+        return self.rungs[0]
+
+    @property
+    def last(self) -> Rung:
+        return self.rungs[-1]
+
+
+def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
+    """The longest ladder of the problems, the first of equals; None where no problem that is timed
+    has two rungs. Rungs that are built in a way of their own, as a library's are, do not count."""
+    found = [
+        Ladder(problem, tuple(rung for rung in problem.rungs if rung.timed and rung.load is None))
+        for problem in problems
+        if problem.timed
+    ]
+    longest = max(found, key=lambda ladder: len(ladder.rungs), default=None)
+    return longest if longest and len(longest.rungs) > 1 else None
+
+
+@cache
+def has_ladder(day: Day) -> bool:
+    """The same question answered from the sources alone, without running day.py, which needs
+    PyTorch: whether two versions of one operator are bound that are not built in another way."""
+    versions: dict[str, set[str]] = defaultdict(set)
+    for source in day.library_sources:
+        for name, stem in _BINDING.findall(source.read_text(encoding="utf-8")):
+            versions[stem].add(name)
+    if all(len(names) < 2 for names in versions.values()):
+        return False
+    otherwise = _built_otherwise(sorted(day.folder.glob("*.py")))
+    return any(len(names - otherwise) > 1 for names in versions.values())
+
+
+def _built_otherwise(files: Sequence[Path]) -> set[str]:
+    """The names of rungs that are given `load=`, by Rung itself or by a function around it."""
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    if not any("load=" in text for text in texts):
+        return set()
+    trees = [ast.parse(text) for text in texts]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    loading = {id(call) for call in calls if any(word.arg == "load" for word in call.keywords)}
+    makers = {
+        function.name
+        for tree in trees
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(id(inner) in loading for inner in ast.walk(function))
+    }
+    return {
+        call.args[0].value
+        for call in calls
+        if call.args
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+        and (id(call) in loading or ast.unparse(call.func) in makers)
+    }

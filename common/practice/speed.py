@@ -1,0 +1,163 @@
+"""The speed exercises: the first rung of a day's ladder, for the learner to make faster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.base.days import Day, load_lesson
+from common.cpu.lexer import Token, tokenize
+from common.cpu.syntax import TokenError
+from common.practice.challenge import Challenge, State, shown
+from common.practice.exercise import MARK, ExerciseError, commented, linked_for
+from common.practice.journal import practice_folder
+from common.practice.ladder import Ladder, ladder_of
+from common.practice.mutants.outline import Outline, outline, outlines_of
+
+_VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
+
+
+@dataclass(frozen=True)
+class SpeedChallenge(Challenge):
+    """The first rung stands in the learner's file, and may be changed in every way. goal: the last
+    rung's part of its source."""
+
+    ladder: Ladder
+    goal: str
+
+    def state(self) -> State:
+        text = self.file.read_text(encoding="utf-8")
+        name = self.ladder.first.name
+        if not _binds(text, name):
+            raise ExerciseError(
+                f"{shown(self.file)} does not bind {name} any more: it needs its line RUNG(…, "
+                f"{name}, …); {self.command} --reset begins anew and keeps this file"
+            )
+        marked = text.find(MARK)
+        line = text.count("\n", 0, max(marked, 0)) + 1
+        untouched = _code(text) == _code(self.start)
+        return State(f"{shown(self.file)}:{line}", self.task if untouched else "")
+
+    def explanation(self) -> list[str]:
+        return []
+
+    @property
+    def answer(self) -> tuple[str, str]:
+        return f"{shown(self.original)}, {self.ladder.last.name} alone", self.goal
+
+
+def _binds(text: str, rung: str) -> bool:
+    try:
+        return rung in outline(text).operators
+    except TokenError:
+        return True  # a bracket is missing, which the compiler explains
+
+
+def _code(text: str) -> list[str]:
+    return [token.text for token in tokenize(text) if token.is_code]
+
+
+def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
+    """The exercise to make the day's first rung as fast as its last one. Raises ExerciseError
+    where the day has no ladder, and what `load_lesson` raises."""
+    ladder = ladder_of(load_lesson(day).problems)
+    if ladder is None:
+        raise ExerciseError(
+            f"day {day.number} has no speed exercise: it times no two versions of one kernel"
+        )
+    outlines = outlines_of(linked_for(day, [ladder.first.name]))
+    original = _source_of(outlines, ladder.first.name)
+    # The last rung may stand in another file.
+    others = outlines_of(linked_for(day, [ladder.last.name]))
+    goal = _alone(others, _source_of(others, ladder.last.name), ladder.last.name)
+    first, last = ladder.first.name, ladder.last.name
+    task = (
+        f"make {first} as fast as {last}, the last rung of the day. Everything may change but its "
+        "name and its binding."
+    )
+    body = _alone(outlines, original, first)
+    return SpeedChallenge(
+        day,
+        "speed",
+        practice_folder(root) / day.name / "speed.cu",
+        original,
+        _with_note(body, [*commented(f"{MARK[3:]} {task}"), f"// Then: {day.practice('speed')}"]),
+        task,
+        hints(ladder),
+        (first,),
+        ladder,
+        goal,
+    )
+
+
+def hints(ladder: Ladder) -> tuple[str, ...]:
+    """What each further rung does, in the words of the day's declaration."""
+    return tuple(f"{rung.name}: {rung.idea}." for rung in ladder.rungs[1:])
+
+
+def _source_of(outlines: dict[Path, Outline], rung: str) -> Path:
+    for path, read in outlines.items():
+        if rung in read.operators:
+            return path
+    raise ExerciseError(f"no RUNG of the day's sources names {rung}")
+
+
+def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
+    """A source with what one rung uses, and what other files need of it; of the comments, those
+    that belong to what is left."""
+    read = outlines[source]
+    others = {
+        word
+        for path, other in outlines.items()
+        if path != source
+        for declared in other.declarations
+        for word in declared.uses
+    }
+    needed = {d.name for d in read.declarations if d.is_function and d.name in others}
+    used = {d.start for d in read.used_by(read.launchers([rung]) | needed)}
+    gone = [
+        d
+        for d in read.declarations
+        if d.start not in used and rung not in d.operators and (d.name or d.operators)
+    ]
+    tokens = read.code.tokens
+    begins = {}
+    offset = 0
+    for i, token in enumerate(tokens):
+        begins[offset] = i
+        offset += len(token.text)
+    dropped: set[int] = set()
+    for declared in gone:
+        first = begins[read.code.offset(declared.start)]
+        last = begins[read.code.offset(declared.end - 1)]
+        dropped.update(range(_comments_from(tokens, first), _line_to(tokens, last)))
+    text = "".join("" if i in dropped else token.text for i, token in enumerate(tokens))
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _comments_from(tokens: Sequence[Token], first: int) -> int:
+    """Where the comments above the token at `first` begin; one behind other code is that code's."""
+    begin = first
+    while begin > 0 and not tokens[begin - 1].is_code and not tokens[begin - 1].directive:
+        begin -= 1
+    while begin < first and tokens[begin].kind != "newline":
+        begin += 1
+    return begin
+
+
+def _line_to(tokens: Sequence[Token], last: int) -> int:
+    """Behind the token at `last`, and behind a comment on its line."""
+    end = last + 1
+    while end < len(tokens) and tokens[end].kind in ("space", "comment"):
+        end += 1
+    return end
+
+
+def _with_note(text: str, note: Sequence[str]) -> str:
+    """The file with a note in place of what its header says of the rungs."""
+    lines = text.split("\n")
+    end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
+    kept = next((i for i in range(end) if _VERSION.match(lines[i])), end)
+    return "\n".join([*lines[:kept], *note, *lines[end:]])

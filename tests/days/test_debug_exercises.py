@@ -1,0 +1,69 @@
+"""Every day has three changes or more for its debug exercises, and two days of each date are tried:
+three changes are planted on each, and the checks reject them.
+
+HUNDRED_DAYS_SEED repeats a choice of days.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.base.days import Day, discover
+from common.base.paths import ROOT
+from common.practice.planted import ENOUGH, candidates, planted_text
+from common.report.stored import read_scores
+from common.run.mutate import today_as_seed
+
+DAYS, _ = discover()
+LEAST = 3  # changes per day
+SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
+SCORES = read_scores()
+TRIED = sorted(random.Random(SEED).sample(DAYS, 2), key=lambda day: day.number)
+
+every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+tried_days = pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
+
+
+@every_day
+def test_there_are_enough_changes_to_plant(day: Day) -> None:
+    """Different ones, each of which changes code, and few of which are known to survive."""
+    found = candidates(day)
+    known = SCORES.get(day.number)
+    survivors = set(known.survived) if known else set[str]()
+    fit = [mutant for mutant in found if mutant.identity not in survivors]
+    assert len({mutant.identity for mutant in fit}) == len(fit)
+    needed = LEAST if known and known.complete else ENOUGH
+    assert len(fit) >= needed, f"{len(fit)} changes: {[mutant.identity for mutant in fit]}"
+    texts = {planted_text(mutant) for mutant in fit}
+    assert len(texts) == len(fit)
+    assert not texts & {source.read_text(encoding="utf-8") for source in day.library_sources}
+    assert len({mutant.kind.name for mutant in fit[:LEAST]}) == min(
+        LEAST, len({mutant.kind.name for mutant in fit})
+    )
+
+
+@pytest.mark.uses_days("all")
+@tried_days
+def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
+    """By the command that a learner types, three times with --next."""
+    folder = tmp_path / "days" / day.name
+    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+    command = [sys.executable, "run_day.py", str(day.number), "--practice", "debug", "--next"]
+    command += ["--device", "cpu", "--days", str(tmp_path / "days")]
+    planted = []
+    for _ in range(LEAST):
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
+        assert run.returncode == 1 and " FAIL " in run.stdout, again
+        assert "one change is planted" in run.stdout, again
+        progress = json.loads((tmp_path / "practice" / "progress.json").read_text())
+        planted.append(progress["days"][str(day.number)]["debug"]["planted"])
+    assert len(set(planted)) == LEAST, planted

@@ -1,0 +1,243 @@
+"""The recognisers of patterns: what each of them sees, and near misses, of which none claims
+anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from common.base.declaration import Case
+from common.check.guard import GuardedMemory
+from common.check.patterns import BEHAVIOUR, OUTPUT, Behaviour, Look, Wrong, habits, hints
+from common.cpu.backend import Launch
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def matrix(rows: int = 12, cols: int = 20) -> torch.Tensor:
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(4)).double() + 3
+
+
+def fresh(shape: tuple[int, ...], variant: int = 0) -> torch.Tensor:
+    return GuardedMemory(torch.device("cpu"), variant).empty(shape, torch.float32)
+
+
+def wrong(got: torch.Tensor, truth: torch.Tensor, look: Look | None = None) -> Wrong:
+    different = (got.double() - truth).abs() > 1e-5
+    places = (different | ~got.isfinite()).flatten().nonzero().flatten()
+    return Wrong(
+        got.float().contiguous().flatten(),
+        truth.contiguous().flatten(),
+        places,
+        tuple(got.shape),
+        look or Look(),
+    )
+
+
+def said(got: torch.Tensor, truth: torch.Tensor, look: Look | None = None) -> str:
+    return "\n".join(hints(wrong(got, truth, look)))
+
+
+def launched(grid: int, block: int) -> Look:
+    return Look((Launch((grid, 1, 1), (block, 1, 1)),))
+
+
+def part(start: int) -> torch.Tensor:
+    """A right matrix, written before flat index `start` only."""
+    got = fresh((12, 20))
+    got.flatten()[:start] = matrix().float().flatten()[:start]
+    return got
+
+
+# ---------------------------------------------------------------- one output
+
+
+def test_memory_never_written_is_told_from_a_nan_that_was_passed_on() -> None:
+    truth = matrix()
+    memory = GuardedMemory(torch.device("cpu"), 2)
+    once, other, again = fresh((12, 20)), *(memory.empty((12, 20), torch.float32) for _ in "12")
+    text = said(once, truth, Look((), again, memory.untouched(again)))
+    assert "nothing was written" in text and "passed on" not in text
+    assert "or read and passed on" in said(once, truth)
+    again.copy_(other)  # written, with what was never written elsewhere
+    assert "nothing" not in said(once, truth, Look((), again, memory.untouched(again)))
+    again.copy_(again + 1)
+    text = said(once + 1, truth, Look((), again, memory.untouched(again)))
+    assert "computed from memory that was not written" in text and "never" not in text
+
+
+def test_a_nan_is_put_down_to_an_operation_by_its_bits() -> None:
+    truth = matrix()
+    made = truth.float().clone()
+    made[3] = torch.zeros(20) / torch.zeros(20)
+    assert "NaN that an operation made" in said(made, truth)
+    passed_on = truth.float().clone()
+    passed_on[3] = math.nan
+    text = said(passed_on, truth)
+    assert "NaN" in text and "made" not in text and "or computed from memory" in text
+
+
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        (
+            launched(4, 32),
+            "4 blocks of 32 threads: with one element per thread, thread 0 of block",
+        ),
+        (
+            launched(1, 128),
+            "1 block of 128 threads: with one element per thread, thread 0 of",
+        ),
+        (launched(8, 32), "that is thread 0 of block 4, and the grid has it"),
+        (launched(2, 32), "That is 2 elements per thread of the grid"),
+        (launched(5, 25), ""),
+        (Look((Launch((4, 1, 1), (32, 1, 1)), Launch((1, 1, 1), (32, 1, 1)))), ""),
+        (Look((Launch((2, 2, 1), (32, 1, 1)),)), ""),
+        (Look(), ""),
+    ],
+)
+def test_the_next_thread_is_named_where_the_launch_is_known(look: Look, words: str) -> None:
+    text = said(part(128), matrix(), look)
+    assert "from flat index 128 to the end (112)" in text
+    assert words in text if words else "thread" not in text
+
+
+def _with(change: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    got = matrix().float().clone()
+    change(got)
+    return got
+
+
+def _set(where: object, value: float) -> torch.Tensor:
+    return _with(lambda got: got.__setitem__(where, value))
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (part(11 * 20), "only the last row, 11, is wrong"),
+        (_set((slice(None), 19), 0.0), "the last column, 19, is wrong in every row"),
+        (_set((3, 19), 0.0), "only column 19 of 20"),
+        (_set((slice(9, None), slice(2, 4)), 0.0), "only rows 9 to 11 of 12"),
+        (_set((11, slice(0, 4)), 0.0), "only row 11, the last one, of 12"),
+        (matrix().float().roll(1, 1), "each row is what is expected, shifted one element"),
+        (_with(lambda got: got.flatten()[1::3].mul_(7)), "every 3th element is wrong"),
+        (matrix().t().reshape(12, 20).float(), ""),
+    ],
+)
+def test_places(got: torch.Tensor, words: str) -> None:
+    text = said(got, matrix())
+    assert words in text
+
+
+def test_a_matrix_of_each_batch_may_be_transposed() -> None:
+    truth = torch.stack([matrix(6, 6), 2 * matrix(6, 6)])
+    assert "transpose of each matrix" in said(truth.mT.float(), truth)
+
+
+NEAR_MISSES = {
+    "two rows, not the last": _set((slice(3, 5), 0), 9.0),
+    "the last column but for one row": _set((slice(0, 11), 19), 9.0),
+    "a factor that varies": (matrix() * torch.linspace(1.9, 2.1, 20)).float(),
+    "an offset that varies": (matrix() + torch.linspace(0.9, 1.1, 20)).float(),
+    "transposed but for one": _with(lambda g: g.copy_(matrix(20, 12).t().float())),
+    "shifted by two": matrix().float().flatten().roll(2).view(12, 20),
+}
+CLAIMS = ("last", "times", "expected +", "transpose", "shifted", "tail", "reversed", "sign")
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_claim_nothing(name: str) -> None:
+    text = said(NEAR_MISSES[name], matrix())
+    assert not [claim for claim in CLAIMS if claim in text], text
+
+
+def test_constants_and_single_elements_claim_nothing() -> None:
+    """Whatever is constant looks shifted, reversed and transposed."""
+    ones = torch.ones(6, 6).double()
+    text = said(torch.full((6, 6), 3.5), ones)
+    assert "shifted" not in text and "transpose" not in text and "reversed" not in text
+    alone = torch.tensor([2.0])
+    assert hints(wrong(alone * 2, alone.double())) == []
+
+
+def test_at_most_one_sentence_of_each_group() -> None:
+    for got in NEAR_MISSES.values():
+        assert len(hints(wrong(got, matrix()))) <= len(OUTPUT) == 3
+
+
+# ---------------------------------------------------------------- other calls
+
+
+def cases(right: list[int], bad: list[int]) -> Behaviour:
+    both = [(n, True) for n in right] + [(n, False) for n in bad]
+    return Behaviour(cases=tuple((Case((n,)), fine) for n, fine in both))
+
+
+def by_dtype(**right: bool) -> Behaviour:
+    return Behaviour(dtypes=right, not_finite=True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (Behaviour({"forward": True, "reverse": False}, True), "a race"),
+        (Behaviour({"forward": True, "reverse": False}, False), "or on chance"),
+        (Behaviour(fresh=((True, True), (False, False))), "memory is read that was not written"),
+        (Behaviour(calls=(True, False, False)), "right on the first call only"),
+        (cases([64, 128], [1, 100]), "multiples of 8, or of up to 64"),
+        (cases([32, 96, 1000], [1, 100]), "multiples of 8 were handled"),
+        (cases([1, 31, 64], [65, 100, 128]), "at most 64, wrong from 65 on"),
+        (by_dtype(float32=True, float16=False, bfloat16=True), "float16 alone"),
+    ],
+)
+def test_behaviour(seen: Behaviour, words: str) -> None:
+    (text,) = habits(seen)
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Behaviour(),
+        Behaviour({"forward": False, "reverse": False}, True),
+        Behaviour(fresh=((True, False), (False, False))),  # by chance
+        Behaviour(fresh=((True,), (False,))),  # tried once
+        Behaviour(fresh=((False, False), (False, False))),
+        Behaviour(calls=(True, False)),  # a second one on other inputs: it may be the inputs
+        Behaviour(calls=(True, False, True, False)),
+        Behaviour(calls=(False, False, False)),
+        cases([64, 128], [1]),
+        cases([64], [1, 100]),
+        cases([64, 100], [1, 128]),
+        cases([64, 128], [129, 131]),  # multiples, or at most 128?
+        cases([1, 2, 3], [4]),
+        cases([1, 64], [64, 65, 66]),
+        by_dtype(float32=True, float16=False, bfloat16=False),
+        by_dtype(float32=False, float16=False),
+        by_dtype(float16=False),
+        Behaviour(dtypes={"float32": True, "float16": False}),  # finite: no overflow
+        # Two sizes that both explain it.
+        Behaviour(cases=tuple((Case((n, n)), n % 8 == 0) for n in (8, 16, 9, 11))),
+    ],
+)
+def test_behaviour_that_may_have_other_reasons(seen: Behaviour) -> None:
+    assert habits(seen) == []
+
+
+def test_every_recogniser_stands_in_a_list() -> None:
+    import common.check.patterns as module
+
+    listed = {function for group in OUTPUT for function in group} | set(BEHAVIOUR)
+    defined = {
+        function
+        for name, function in vars(module).items()
+        if callable(function)
+        and getattr(function, "__module__", "") == module.__name__
+        and not name.startswith("_")
+        and function.__annotations__.get("return") == "str"
+    }
+    assert defined == listed

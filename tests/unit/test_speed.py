@@ -1,0 +1,267 @@
+"""The speed exercises: which ladder a day has, the learner's file, and what is said of a result."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.base.days import Day, discover, load_lesson
+from common.base.declaration import Case, Problem, Rung
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
+from common.base.paths import DAYS
+from common.cpu.findings import LineCounts
+from common.practice.exercise import MARK, ExerciseError
+from common.practice.journal import Journal
+from common.practice.ladder import Ladder, has_ladder, ladder_of
+from common.practice.mutants.outline import outline
+from common.practice.speed import speed_challenge
+from common.practice.standing import exercises, kinds_of, marks, next_exercise
+from common.practice.work_counts import WorkCounts, goals, waste, work_counts
+from common.report.terminal import Report
+from common.run import pace
+from common.run.command import EXIT_FAILED, Options
+from common.run.desk import Desk
+
+FOUND = discover()[0]
+ALL = [pytest.param(day, id=day.name) for day in FOUND]
+WITH_LADDER = [pytest.param(day, id=day.name) for day in FOUND if has_ladder(day)]
+
+
+def rung(name: str, **changes: Any) -> Rung:
+    return Rung(name, f"what {name} does", **changes)
+
+
+def problem(*rungs: Rung, timed: bool = True) -> Problem:
+    case = Case((64,))
+    return Problem(
+        "p", lambda c, d: (), abs, rungs, (case,), timed=timed, bench=case, bench_cpu=case
+    )
+
+
+LADDER = Ladder(problem(), (rung("k_v1"), rung("k_v2"), rung("k_v3")))
+
+# ---------------------------------------------------------------- which ladder
+
+
+def test_the_longest_timed_ladder_is_climbed() -> None:
+    short = problem(rung("a_v1"), rung("a_v2"))
+    long = problem(rung("b_v1"), rung("b_v2"), rung("b_v3", timed=False), rung("b_v4"))
+    found = ladder_of([short, long, replace(long, name="again")])
+    assert found and found.problem is long
+    assert (found.first.name, found.last.name) == ("b_v1", "b_v4")
+    assert ladder_of([replace(long, timed=False), problem(rung("c_v1"))]) is None
+    library = rung("d_v2", load=lambda builder: abs)
+    assert ladder_of([problem(rung("d_v1"), library)]) is None
+
+
+@pytest.mark.parametrize("day", ALL)
+def test_the_sources_alone_say_whether_there_is_one(day: Day) -> None:
+    assert has_ladder(day) == (ladder_of(load_lesson(day).problems) is not None)
+    assert ("speed" in kinds_of(day)) == has_ladder(day)
+
+
+def test_some_days_have_a_ladder_and_some_have_none() -> None:
+    assert 0 < len(WITH_LADDER) < len(ALL)
+    without = next(day for day in FOUND if not has_ladder(day))
+    with pytest.raises(ExerciseError, match="has no speed exercise: it times no two versions"):
+        speed_challenge(without, DAYS)
+
+
+# ---------------------------------------------------------------- the learner's file
+
+
+@pytest.mark.parametrize("day", WITH_LADDER)
+def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> None:
+    challenge = speed_challenge(day, tmp_path / "days")
+    names = [rung.name for rung in challenge.ladder.rungs]
+    assert outline(challenge.start).operators == {names[0]}
+    assert names[-1] in outline(challenge.answer[1]).operators
+    assert challenge.start.count(MARK) == 1 and f"// Then: {challenge.command}" in challenge.start
+    # A later rung is named in the note and where v1 sends what it cannot do. It is defined only
+    # where another file, which v1 needs, uses it.
+    challenge.begin()
+    if len(challenge.day_to_run().library_sources) == 1:
+        assert not [name for name in names[1:] if f"{name}_kernel" in challenge.start]
+    assert challenge.original.read_text(encoding="utf-8") != challenge.start
+    assert len(challenge.hints) == len(names) - 1
+    assert all(name in hint for name, hint in zip(names[1:], challenge.hints, strict=True))
+    code = challenge.answer[1]
+    for hint in challenge.hints:
+        assert "{" not in hint and ";" not in hint and hint not in code
+
+
+def test_the_file_may_change_but_for_its_binding(tmp_path: Path) -> None:
+    challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), tmp_path / "days")
+    assert challenge.begin() and challenge.state().open == challenge.task
+    challenge.file.write_text(challenge.start + "// a comment is no change\n")
+    assert challenge.state().open
+    challenge.file.write_text(challenge.start + "constexpr int MINE = 1;\n")
+    assert not challenge.state().open
+    challenge.file.write_text(challenge.start + "int f() {\n")  # the compiler explains that
+    assert not challenge.state().open
+    name = challenge.ladder.first.name
+    challenge.file.write_text(challenge.start.replace(f" {name},", " mine,"))
+    with pytest.raises(ExerciseError, match=rf"does not bind {name} any more.*--reset begins anew"):
+        challenge.state()
+
+
+# ---------------------------------------------------------------- counts
+
+
+def line(kind: str, **counts: int) -> dict[str, Any]:
+    return LineCounts("kernel", "x.cu", 1, kind, **counts).to_json()
+
+
+def test_the_profile_of_a_rung_is_added_up() -> None:
+    lines = [
+        line("global load", requests=10, lanes=320, sectors=40),
+        line("global atomic", requests=2, lanes=40, sectors=8),
+        line("shared load", requests=5, lanes=160, wavefronts=25, conflicts=20),
+    ]
+    outcome = RungOutcome("p", "k_v1", "", PASS, counts=lines)
+    assert work_counts(outcome) == WorkCounts(sectors=48, requests=17, passes=25, atomics=40)
+
+
+def test_a_goal_is_what_the_last_rung_brings_down_and_its_price_is_a_limit() -> None:
+    naive, tiled = WorkCounts(1000, 500, 0, 0), WorkCounts(100, 520, 64, 0)
+    most = goals(naive, tiled)
+    assert most == {"sectors": 110, "memory instr.": 572, "shared passes": 70}
+    conflicting = WorkCounts(100, 520, 2000, 0)
+    own = {"k_v1": naive, "k_v2": naive, "k_v3": tiled}
+    assert not pace.judge_counts(LADDER, conflicting, own).solved
+    assert goals(naive, WorkCounts(950, 480, 0, 0)) == {}
+    assert goals(WorkCounts(10, 10, 0, 0), WorkCounts(5, 10, 0, 0)).get("shared passes") is None
+
+
+COUNTED = {
+    "k_v1": WorkCounts(1000, 500, 0, 0),
+    "k_v2": WorkCounts(200, 500, 32, 0),
+    "k_v3": WorkCounts(100, 250, 32, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("mine", "solved", "hint"),
+    [
+        (COUNTED["k_v1"], False, "k_v2: what k_v2 does"),
+        (COUNTED["k_v2"], False, "k_v3: what k_v3 does"),
+        (COUNTED["k_v3"], True, ""),
+        (WorkCounts(110, 275, 35, 0), True, ""),
+        (WorkCounts(100, 250, 64, 0), False, "k_v2: what k_v2 does"),  # conflicts: too many passes
+        (WorkCounts(50, 100, 0, 0), True, ""),
+    ],
+)
+def test_counts_are_judged(mine: WorkCounts, solved: bool, hint: str) -> None:
+    verdict = pace.judge_counts(LADDER, mine, COUNTED)
+    assert (verdict.solved, verdict.hint) == (solved, hint)
+    assert any("yours" in text for text in verdict.lines)
+    assert all(len(text) <= 80 for text in verdict.lines)
+    if not solved:
+        assert "of the goal" in verdict.lines[-1]
+
+
+def test_without_a_goal_it_is_set_aside() -> None:
+    same = dict.fromkeys(COUNTED, COUNTED["k_v1"])
+    verdict = pace.judge_counts(LADDER, COUNTED["k_v1"], same)
+    assert not verdict.solved and verdict.needs == "a GPU"
+    assert "its gain is time" in verdict.lines[-1]
+
+
+def test_waste_is_said_where_it_is_much() -> None:
+    own = WorkCounts(1000, 500, 0, 0)
+    assert waste(own, own) == "" and waste(WorkCounts(1400, 500, 99, 0), own) == ""
+    said = waste(WorkCounts(1600, 4000, 0, 0), own)
+    assert said == (
+        "instructions that access memory: 4,000, 8.0 times as many as the day's own (500)"
+    )
+
+
+# ---------------------------------------------------------------- times
+
+
+def timing(ms: float, share: float | None = None) -> Timing:
+    return Timing("64", ms, 0.01, 9, gbs=100 / ms, bound="copy" if share else "", share=share)
+
+
+TIMED = {"k_v1": timing(2.0, 0.42), "k_v2": timing(1.0, 0.81), "k_v3": timing(0.85, 0.97)}
+
+
+@pytest.mark.parametrize(
+    ("ms", "solved", "hint"),
+    [(2.0, False, "k_v2"), (1.0, False, "k_v3"), (0.9, False, "k_v3"), (0.89, True, "")],
+)
+def test_times_are_judged(ms: float, solved: bool, hint: str) -> None:
+    verdict = pace.judge_times(LADDER, timing(ms, 0.42), TIMED)
+    assert verdict.solved == solved
+    assert verdict.hint == (f"{hint}: what {hint} does" if hint else "")
+    assert verdict.lines[-1] == "0.42 of copy; v2 reaches 0.81, v3 reaches 0.97"
+
+
+def test_without_a_ceiling_times_are_shown() -> None:
+    own = {name: timing(t.ms) for name, t in TIMED.items()}
+    assert pace.judge_times(LADDER, timing(2.0), own).lines[-1] == (
+        "2.00 ms; v2 reaches 1.00 ms, v3 reaches 0.850 ms"
+    )
+
+
+# ---------------------------------------------------------------- at the desk
+
+
+class Bench(Desk):
+    """A desk whose checks give what the test says."""
+
+    outcome = DayOutcome(1, "day01", "", PASS)
+
+    def _run(self, *_: Any) -> DayOutcome:
+        self._platform = object()  # type: ignore[assignment]
+        return self.outcome
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Bench:
+    return Bench(Options((), days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
+
+
+def finish(desk: Bench, monkeypatch: pytest.MonkeyPatch, verdict: pace.Verdict | None) -> int:
+    def judge(*_: Any) -> pace.Verdict:
+        assert verdict is not None, "a wrong kernel was measured"
+        return verdict
+
+    monkeypatch.setattr(pace.Pace, "judge", judge)
+    day = next(day for day in FOUND if has_ladder(day))
+    challenge, _ = desk.begin(desk.challenge(day, "speed"), Report(io.StringIO()))
+    challenge.file.write_text(challenge.start + "constexpr int MINE = 1;\n")
+    return desk.check(challenge, Report(io.StringIO()))
+
+
+def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.outcome = DayOutcome(1, "day01", "", FAIL)
+    assert finish(desk, monkeypatch, None) == EXIT_FAILED
+    desk.options = replace(desk.options, quick=True)
+    desk.outcome = DayOutcome(1, "day01", "", PASS)
+    assert finish(desk, monkeypatch, None) == 0, "not all was checked, so nothing is measured"
+
+
+def test_a_goal_that_is_reached_is_remembered(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = next(day for day in FOUND if has_ladder(day))
+    assert finish(desk, monkeypatch, pace.Verdict(False, ("far",), "h")) == EXIT_FAILED
+    assert not desk.journal.solved(day.number, "speed")
+    assert finish(desk, monkeypatch, pace.Verdict(True, ("near",))) == 0
+    assert Journal(desk.journal.path.parent).solved(day.number, "speed")
+    assert marks(day, desk.journal) == "□□■"
+
+
+def test_what_needs_a_gpu_is_not_what_comes_next(
+    desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = next(day for day in FOUND if has_ladder(day))
+    for kind in ("write", "debug"):
+        desk.journal.entry(day.number, kind).solved = "2026-01-31"
+    assert next_exercise([day], desk.journal) == (day, "speed")
+    finish(desk, monkeypatch, pace.Verdict(False, ("no goal",), needs="a GPU"))
+    assert next_exercise([day], Journal(desk.journal.path.parent)) is None
+    assert len(exercises([day])) == 3
