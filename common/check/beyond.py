@@ -28,6 +28,8 @@ MOST_WORK = 8.0  # operations per byte: what needs more is not limited by memory
 ROOM = 3.0  # times the bytes of the case: of the outputs, PyTorch's and the random numbers' too
 NUMBERS = 4  # bytes per element, while random numbers are drawn
 PART = 1 << 20  # elements that are compared at a time
+# Why there is no such case, where nothing is missing.
+UNTIMED, UNLIMITED = "nothing of it is timed", "it is not limited by memory"
 ERROR = 0.02  # of an element and of the usual size: what is wrong here is another element
 
 
@@ -38,10 +40,10 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     made as long as necessary. free: bytes of the GPU's memory.
     """
     if not problem.timed or problem.pytorch is None or not problem.bench.shape:
-        return None, "nothing of it is timed"
+        return None, UNTIMED
     cost = problem.cost(problem.bench)
     if not cost.bytes or cost.flops > MOST_WORK * cost.bytes:
-        return None, "it is not limited by memory"
+        return None, UNLIMITED
     known = {case.dtype: case for case in problem.cases if case.values == "normal"}
     dtypes = [name for name in known if not rung.dtypes or name in rung.dtypes]
     if not dtypes:
@@ -100,7 +102,12 @@ def _compared(
                 return None, f"it is refused: {message.splitlines()[0]}"
             return Failure(f"{case}: it raised {message.splitlines()[0]}"), ""
         assert problem.pytorch is not None
-        own, _ = _outputs(problem.pytorch, args, signature)
+        try:
+            own, _ = _outputs(problem.pytorch, args, signature)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return None, f"PyTorch's own operator gives up: {message_of(error).splitlines()[0]}"
     for got, expected, name in zip(found, own, names, strict=True):
         if wrong := difference(got, expected):
             return Failure(f"{case}: {name}: {wrong}"), ""

@@ -248,7 +248,7 @@ def check_rung(
         if outcome.status == PASS and full:
             run.stage(rung.name, "beyond 2^31 elements")
             failure, reason = beyond.check_beyond(problem, rung, call, run.backend)
-            if problem.timed and reason:
+            if reason not in ("", beyond.UNTIMED, beyond.UNLIMITED):
                 outcome.remarks.append(f"not tried beyond 2^31 elements: {reason}")
             _take(outcome, rungs.CheckResult(failure=failure))
         take_findings(run, outcome)
