@@ -149,9 +149,9 @@ def explore(
                 args = (*args[:at], other, *args[at + 1 :])
                 text += f", {signature.names[at]} {name}"
         bad = BadInput("the arguments", text, args, signature.names)
-        attempt = Attempt(problem, call, signature, backend, args, drawn.on_host)
+        attempt = Attempt(problem, call, signature, backend, args, drawn.on_host, text)
         try:
-            failure = attempt.attempt(bad)
+            failure = attempt.attempt(bad, 0)
         except ProblemError:
             return  # a shape that the reference does not know
         tried += 1

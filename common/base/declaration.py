@@ -156,6 +156,8 @@ class Problem:
     pytorch: how somebody who knows PyTorch would call it; timed beside the rungs. Required where
         the problem is timed.
     pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, where it cannot.
+    own_numbers: whether PyTorch and the libraries draw random numbers of their own, so that only
+        the norm of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
     gradients: whether the operator has a backward, checked against float64 autograd. Then a step of
@@ -176,6 +178,7 @@ class Problem:
     cost: Callable[[Case], Cost] = field(default=lambda case: Cost())
     pytorch: Callable[..., Any] | None = None
     pytorch_not_captured: str = ""
+    own_numbers: bool = False
     libraries: tuple[Library, ...] = ()
     outputs_exact: bool = False
     gradients: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from common.check.expected import (
     ProblemError,
     Signature,
     evaluate,
+    expectations,
     message_of,
     rolled_samples,
     signature_of,
@@ -92,7 +93,11 @@ def check_bad_input(
     for case in dict.fromkeys([good, *aligned_cases(cases)]):
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
-        run = Attempt(problem, call, signature, backend, args, drawn.on_host)
+        everything = case == good and not only_shifted
+        # Which bad inputs there are, in which order.
+        two_gpus = everything and backend.watches_calls and rung.load is None
+        source = (case, everything, two_gpus)
+        run = Attempt(problem, call, signature, backend, args, drawn.on_host, source)
         try:
             before = run.judge_good()
         except Lacking as lacks:
@@ -101,18 +106,16 @@ def check_bad_input(
         if before is not None:
             result.failure = before.about(f"the good case {case} itself")
             return result
-        everything = case == good and not only_shifted
         if everything:
-            two_gpus = backend.watches_calls and rung.load is None
             tried = bad_inputs(args, signature, backend, drawn.on_host, two_gpus)
         else:
             tried = _shifted(args, signature)
             if not only_shifted:
                 # Beside a size of 0, others that vector loads fit.
                 tried = itertools.chain(tried, _emptied(args, signature))
-        for bad in tried:
+        for number, bad in enumerate(tried):
             result.checked += 1
-            failure = run.attempt(bad)
+            failure = run.attempt(bad, number)
             if failure is not None:
                 where = "" if case == good else f", from {case}"
                 result.failure = failure.about(f"bad input{where}, {bad}")
@@ -125,7 +128,8 @@ def check_bad_input(
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
         result.checked += 1
-        failure = Attempt(problem, call, signature, backend, args, drawn.on_host).refusal()
+        run = Attempt(problem, call, signature, backend, args, drawn.on_host, case)
+        failure = run.refusal()
         if failure is not None:
             result.failure = failure.about(f"bad input, {case}")
             return result
@@ -427,7 +431,11 @@ def _limited_memory(backend: Backend) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is called, and the good arguments that bad ones are derived from."""
+    """What is called, and the good arguments that bad ones are derived from.
+
+    source: what the bad inputs are derived from, which other rungs of the problem get too; the same
+    for them all.
+    """
 
     problem: Problem
     call: Callable[..., Any]
@@ -435,6 +443,7 @@ class Attempt:
     backend: Backend
     good: tuple[Any, ...]
     on_host: bool
+    source: Hashable
 
     def _called(
         self, args: tuple[Any, ...], key: str = "", other_device: int | None = None
@@ -449,11 +458,20 @@ class Attempt:
             other_device=other_device,
         )
 
-    def attempt(self, bad: BadInput) -> Failure | None:
-        with _limited_memory(self.backend):
-            return self._attempt(bad)
+    def _expected(self, args: tuple[Any, ...], number: int) -> Expected:
+        """For the bad input of that number in order, -1 for the good one."""
+        return expectations.get(
+            self.problem,
+            self.backend.device,
+            (self.source, self.signature, number),
+            lambda: evaluate(self.problem, args, self.signature.writes),
+        )
 
-    def _attempt(self, bad: BadInput) -> Failure | None:
+    def attempt(self, bad: BadInput, number: int) -> Failure | None:
+        with _limited_memory(self.backend):
+            return self._attempt(bad, number)
+
+    def _attempt(self, bad: BadInput, number: int) -> Failure | None:
         try:
             done = self._called(bad.args, bad.key, bad.other_device)
         except Exception as error:
@@ -462,7 +480,7 @@ class Attempt:
             if bad.other_device is not None:
                 advice = f"check that {bad.argument} is on the device of the others (same_device)"
                 return Failure("it was accepted", [advice])
-            return self._judge_accepted(bad, done)
+            return self._judge_accepted(bad, number, done)
         return self._judge_refused(bad.names, refusal, bad.by_dispatcher)
 
     def refusal(self) -> Failure | None:
@@ -492,10 +510,10 @@ class Attempt:
             [f"{type(refusal).__name__}: {message}"],
         )
 
-    def _judge_accepted(self, bad: BadInput, done: Call) -> Failure | None:
+    def _judge_accepted(self, bad: BadInput, number: int, done: Call) -> Failure | None:
         failure = side_effects(done, bad.args, self.signature)
         try:
-            expected = evaluate(self.problem, bad.args, self.signature.writes)
+            expected = self._expected(bad.args, number)
         except ProblemError:
             raise
         except Exception as error:
@@ -524,7 +542,7 @@ class Attempt:
             if lacks := lacking(message_of(error)):
                 raise Lacking(lacks) from error
             return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
-        expected = evaluate(self.problem, self.good, self.signature.writes)
+        expected = self._expected(self.good, -1)
         return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 
     def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:

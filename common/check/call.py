@@ -243,8 +243,8 @@ def judge(
             f"the reference {len(expected.returned)}"
         )
 
-    how = (problem.tolerance, problem.outputs_exact, tuple(names), strides)
-    if expected.accepts(outputs, how):
+    rules = (problem.tolerance, problem.outputs_exact, tuple(names), strides)
+    if expected.accepts(outputs, rules):
         return None
 
     def mismatch(place: int, against: int) -> Mismatch | None:
@@ -279,7 +279,7 @@ def judge(
                     details.insert(0, f"hint: it is argument {signature.names[position]} unchanged")
                     break
         return Failure(f"{name}: {found.summary}", details)
-    expected.accept(outputs, how)
+    expected.accept(outputs, rules)
     return None
 
 

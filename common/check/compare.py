@@ -216,19 +216,19 @@ class _Errors:
         """E by binade, float64, 2048 long."""
         result = np.zeros(2048)
         present = np.flatnonzero(self.count)
-        for binade in present:
-            top = int(binade)
-            seen = 0
-            error = 0.0
-            while top < 2047 and (top <= binade + BINADES or seen < ENOUGH):
-                seen += int(self.count[top])
-                error = max(error, float(self.largest[top]))
+        counts, errors = self.count[present].tolist(), self.largest[present].tolist()
+        binades = present.tolist()
+        for at, binade in enumerate(binades):
+            top, seen, error = at, 0, 0.0
+            while top < len(binades) and (binades[top] <= binade + BINADES or seen < ENOUGH):
+                seen += counts[top]
+                error = max(error, errors[top])
                 top += 1
             # At the upper end there is no more above: go on below.
-            low = int(binade) - 1
+            low = at - 1
             while low >= 0 and seen < ENOUGH:
-                seen += int(self.count[low])
-                error = max(error, float(self.largest[low]))
+                seen += counts[low]
+                error = max(error, errors[low])
                 low -= 1
             result[binade] = error
         return result

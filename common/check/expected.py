@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from common.base.declaration import Problem
 from common.check.compare import ENOUGH, Pair, same_values
 
+KEPT_BYTES = 4 << 30  # of what is expected, for the next rung
 SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
 
 
@@ -77,7 +78,15 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with `function` of each tensor in its place, also inside lists and tuples."""
-    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, args)
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        if isinstance(value, (int, float, str, type(None))):  # tree_map takes a while to say so
+            return value
+        return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+    return tuple(mapped(value) for value in args)
 
 
 def message_of(error: BaseException) -> str:
@@ -136,6 +145,33 @@ class Expected:
             (new.device, new.stride()) == (old.device, old.stride()) and same_values(new, old)
             for new, old in zip(outputs, self.accepted[1], strict=True)
         )
+
+
+class Expectations:
+    """Expected results of the problem that is being checked, kept for its next rung."""
+
+    def __init__(self) -> None:
+        self._owner: tuple[Any, ...] = ()
+        self._kept: dict[Hashable, Expected] = {}
+        self._size = 0
+
+    def get(
+        self, problem: Problem, device: torch.device, key: Hashable, make: Callable[[], Expected]
+    ) -> Expected:
+        """What `make` gave for this key of the problem before, or gives now."""
+        owner = (problem.name, problem.inputs, problem.reference, device)
+        if owner != self._owner:
+            self._owner, self._kept, self._size = owner, {}, 0
+        if key in self._kept:
+            return self._kept[key]
+        expected = make()
+        if self._size + expected.bytes() <= KEPT_BYTES:
+            self._kept[key] = expected
+            self._size += expected.bytes()
+        return expected
+
+
+expectations = Expectations()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
+@lru_cache(maxsize=1024)
 def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
     """The bits of one element of poison, as a signed integer of its width.
 
@@ -60,6 +62,12 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
     # Exponent and quiet bit are those of the default NaN; the payload below is ours.
     payload_bits = {2: 6 if dtype == torch.bfloat16 else 9, 4: 22, 8: 51}[dtype.itemsize]
     return quiet | (0x2B + 37 * tag) % (1 << payload_bits)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    sizes = [max(size, 1) for size in shape]
+    return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def is_poison(tensor: Tensor) -> Tensor:
@@ -147,8 +155,7 @@ class GuardedMemory:
         for band in record.bands():
             band.fill_(poison)
         body = torch.empty(0, dtype=dtype, device=where)
-        strides = torch.empty(shape, device="meta").stride()
-        body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, strides)
+        body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, _strides(shape))
         record.fresh = poison if self.variant == 2 else _poison(dtype, self.variant, _BODY)
         bits(body).fill_(record.fresh)
         self._records.append(record)

@@ -238,7 +238,7 @@ def every_nth(wrong: Wrong) -> str:
         return ""
     if wrong.count != len(range(wrong.first % step, wrong.total, step)):
         return ""
-    return f"every {step}th element is wrong: those whose index is {wrong.first} modulo {step}"
+    return f"one element in {step} is wrong: those whose index is {wrong.first} modulo {step}"
 
 
 def _part(wrong: Wrong) -> bool:

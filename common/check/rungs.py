@@ -37,6 +37,7 @@ from common.check.expected import (
     Signature,
     backward,
     evaluate,
+    expectations,
     expected_gradients,
     map_tensors,
     message_of,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 # PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
 UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
 SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than a launch takes to issue
-CACHED_BYTES = 4 << 30  # of references kept for the next rung
 
 
 @dataclass
@@ -72,54 +72,6 @@ class CheckResult:
     def remark(self, text: str) -> None:
         if text and text not in self.remarks:
             self.remarks.append(text)
-
-
-class _Expectations:
-    """Expected results of the problem that is being checked, kept for its next rung."""
-
-    def __init__(self) -> None:
-        self.owner: tuple[Any, ...] = ()
-        self.kept: dict[tuple[Any, ...], Expected] = {}
-        self.size = 0
-
-    def get(
-        self, problem: Problem, case: Case, backend: Backend, signature: Signature, draw: int
-    ) -> Expected:
-        """For the `draw`-th set of inputs of that case."""
-        owner = (problem.name, problem.inputs, problem.reference, str(backend.device))
-        if owner != self.owner:
-            self.owner, self.kept, self.size = owner, {}, 0
-        key = (case, signature.writes, draw)
-        if key in self.kept:
-            return self.kept[key]
-        seed = zlib.crc32(str(case).encode()) + draw
-        drawn = Draw(case, backend, seed)
-        args = problem.inputs(case, drawn)
-        if not isinstance(args, tuple):
-            raise ProblemError(
-                f"the inputs of {problem.name!r} must be a tuple of arguments, "
-                f"got {type(args).__name__}"
-            )
-        if len(args) > len(signature.names):
-            raise ProblemError(
-                f"the inputs of {problem.name!r} are {len(args)} arguments, the rung takes "
-                f"{len(signature.names)}: {', '.join(signature.names)}"
-            )
-        try:
-            expected = evaluate(problem, args, signature.writes)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ProblemError(
-                f"the reference of {problem.name!r} raised {type(error).__name__}: "
-                f"{message_of(error)}"
-            ) from error
-        expected.on_host = drawn.on_host
-        if self.size + expected.bytes() <= CACHED_BYTES:
-            self.kept[key] = expected
-            self.size += expected.bytes()
-        return expected
-
-
-_expectations = _Expectations()
 
 
 class _CaseCheck:
@@ -151,7 +103,35 @@ class _CaseCheck:
         result.remark(self.first.remark)
 
     def _expected(self, draw: int) -> Expected:
-        return _expectations.get(self.problem, self.case, self.backend, self.signature, draw)
+        """For the `draw`-th set of inputs of this case."""
+        key = (self.case, self.signature.writes, draw)
+        return expectations.get(
+            self.problem, self.backend.device, key, lambda: self._evaluated(draw)
+        )
+
+    def _evaluated(self, draw: int) -> Expected:
+        problem, names = self.problem, self.signature.names
+        drawn = Draw(self.case, self.backend, zlib.crc32(str(self.case).encode()) + draw)
+        args = problem.inputs(self.case, drawn)
+        if not isinstance(args, tuple):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} must be a tuple of arguments, "
+                f"got {type(args).__name__}"
+            )
+        if len(args) > len(names):
+            raise ProblemError(
+                f"the inputs of {problem.name!r} are {len(args)} arguments, the rung takes "
+                f"{len(names)}: {', '.join(names)}"
+            )
+        try:
+            expected = evaluate(problem, args, self.signature.writes)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ProblemError(
+                f"the reference of {problem.name!r} raised {type(error).__name__}: "
+                f"{message_of(error)}"
+            ) from error
+        expected.on_host = drawn.on_host
+        return expected
 
     def _samples(self) -> list[Expected]:
         """Further inputs of the case, for PyTorch's error on them."""

@@ -80,12 +80,20 @@ def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str
     return [rung for rung in rungs if uses_it(rung)]
 
 
+def with_backward(outlines: Mapping[Path, Outline], rungs: Sequence[str]) -> list[str]:
+    """These rungs and the operators that compute their gradients, which are called as the rung is,
+    with "backward" in their names: chain_backward_v1 for chain_v1."""
+    bound = sorted({name for read in outlines.values() for name in read.operators})
+    return [*rungs, *(o for o in bound if o not in rungs and o.replace("_backward", "") in rungs)]
+
+
 def linked_for(day: Day, rungs: Sequence[str]) -> Day:
     """The day with those of its .cu files alone that these rungs reach; all of it for ()."""
     try:
-        reached = reached_together(outlines_of(day), rungs)
+        outlines = outlines_of(day)
     except TokenError:
         return day  # a bracket is missing, which the compiler explains
+    reached = reached_together(outlines, with_backward(outlines, rungs))
     used = [source for source in day.library_sources if source in reached]
     if not rungs or not used:
         return day

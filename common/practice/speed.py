@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.days import Day, load_lesson
+from common.base.ladder import Ladder, ladder_of
 from common.cpu.lexer import Token, tokenize
 from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
-from common.practice.exercise import MARK, ExerciseError, commented, linked_for
+from common.practice.exercise import MARK, ExerciseError, commented, linked_for, with_backward
 from common.practice.journal import practice_folder
-from common.practice.ladder import Ladder, ladder_of
-from common.practice.mutants.outline import Outline, outline, outlines_of
+from common.practice.mutants.outline import Outline, outline, outlines_of, reached_together
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
 
@@ -108,19 +108,22 @@ def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
     """A source with what one rung uses, and what other files need of it; of the comments, those
     that belong to what is left."""
     read = outlines[source]
+    # Other sources are linked as they are; of headers, what is reached counts.
+    kept = set(with_backward(outlines, [rung]))
+    reached = reached_together(outlines, kept)
     others = {
         word
         for path, other in outlines.items()
         if path != source
-        for declared in other.declarations
+        for declared in (other.declarations if path.suffix == ".cu" else reached.get(path, ()))
         for word in declared.uses
     }
     needed = {d.name for d in read.declarations if d.is_function and d.name in others}
-    used = {d.start for d in read.used_by(read.launchers([rung]) | needed)}
+    used = {d.start for d in read.used_by(read.launchers(kept) | needed)}
     gone = [
         d
         for d in read.declarations
-        if d.start not in used and rung not in d.operators and (d.name or d.operators)
+        if d.start not in used and not kept & d.operators and (d.name or d.operators)
     ]
     tokens = read.code.tokens
     begins = {}

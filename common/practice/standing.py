@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from common.base.days import Day
 from common.base.figures import counted
+from common.base.ladder import has_ladder
 from common.base.parts import part_of
 from common.practice.journal import KINDS, Journal
-from common.practice.ladder import has_ladder
 
 _BAR = 12  # characters
 _SOLVED, _OPEN, _NONE = "■", "□", "·"
@@ -37,9 +37,9 @@ def next_exercise(
     return next((each for each in todo if each != after), None)
 
 
-def next_line(days: Sequence[Day], journal: Journal) -> str:
-    """ "next: day 6, write: python run_day.py 6 --practice"."""
-    found = next_exercise(days, journal)
+def next_line(days: Sequence[Day], journal: Journal, after: tuple[Day, str] | None = None) -> str:
+    """ "next: day 6, write: python run_day.py 6 --practice": see `next_exercise`."""
+    found = next_exercise(days, journal, after)
     if found is None:
         return "every exercise is solved"
     day, kind = found

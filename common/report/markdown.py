@@ -21,6 +21,7 @@ from pathlib import Path
 
 from common.base.days import Day, discover
 from common.base.figures import counted
+from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
 from common.base.parts import part_of
 from common.base.toolchain import sm
@@ -124,6 +125,11 @@ def practice_block(day: Day) -> str:
         f"- **Debug**, `{day.practice('debug')}`: one change is planted in the day's kernels. "
         "Find it.",
     ]
+    if has_ladder(day):
+        items.append(
+            f"- **Speed**, `{day.practice('speed')}`: make the first rung as fast as the last. On "
+            "the CPU backend, accesses to memory are counted."
+        )
     return "\n".join(
         line for item in items for line in textwrap.wrap(item, 110, subsequent_indent="  ")
     )

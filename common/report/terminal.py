@@ -122,8 +122,8 @@ class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure. narrow: hints among these are wrapped, and
-    every line of them counts.
+    shown_details: how many lines explain one failure. narrow: why a rung failed is wrapped, and so
+    are hints, of which every line counts.
     """
 
     def __init__(
@@ -212,7 +212,14 @@ class Report:
         if problem and (number, problem) != self._problem:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
-        self.line(rung_line(number, outcome))
+        line = rung_line(number, outcome)
+        if self._narrow and outcome.status != PASS:
+            *before, (reason, style) = line
+            self.line(before)
+            for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
+                self.line([(f"{' ' * _INDENT}{part}", style)])
+        else:
+            self.line(line)
         self.details(outcome.details)
         if remarks:
             for remark in outcome.remarks:

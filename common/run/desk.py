@@ -209,7 +209,8 @@ class Desk:
             report.line(
                 [("the day's own version  ", "dim"), (f"{challenge.command} --solution", "")]
             )
-        report.text(next_line(self.days, self.journal))
+        here = challenge.day, challenge.kind
+        report.text(next_line(self.days, self.journal, here))
 
     def _waste(self, challenge: Challenge, report: Report) -> str:
         assert self._platform

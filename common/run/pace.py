@@ -16,13 +16,13 @@ from typing import Any
 from common.base.cache import cache_directory, digest
 from common.base.days import Day
 from common.base.figures import duration, rate
+from common.base.ladder import Ladder
 from common.base.outcome import PASS, DayOutcome, RungOutcome, Timing
 from common.base.toolchain import Platform
 from common.base.where import where
 from common.build import library
 from common.practice.challenge import Challenge
 from common.practice.exercise import ExerciseError
-from common.practice.ladder import Ladder
 from common.practice.speed import SpeedChallenge
 from common.practice.work_counts import (
     LEGEND,
@@ -34,9 +34,10 @@ from common.practice.work_counts import (
 )
 from common.report.files import write_atomically
 from common.report.terminal import Report
-from common.run.command import Options, make_runner
+from common.run.command import SANITIZER_SLOWDOWN, Options, make_runner
 
 REACHED = 0.95  # of the last rung's rate: the rest is the spread of measuring
+PATIENCE, LONGER = 15.0, 5.0  # seconds, and times the day's own: then counting is given up
 BETTER = 1.05  # times as fast: what is a step, and no spread
 
 
@@ -77,18 +78,35 @@ class Pace:
         or it cannot be counted."""
         if self._platform.device == "cuda" or challenge.day.other_sources:
             return ""
-        mine = self._counted(challenge.day_to_run(), challenge, challenge.rungs)
         own = self._counted(challenge.day, None, challenge.rungs)
+        limit = PATIENCE + LONGER * own.run_s
+        try:
+            mine = self._counted(challenge.day_to_run(), challenge, challenge.rungs, limit)
+        except ExerciseError as error:
+            if "no end after" not in str(error):
+                raise
+            return (
+                f"its accesses to memory were not counted to the end in {limit:.0f} s; those of "
+                f"the day's own took {own.run_s:.1f} s"
+            )
         said = ""
         for rung, theirs in zip(mine.rungs, own.rungs, strict=True):
             said = said or waste(work_counts(rung), work_counts(theirs))
         return said
 
-    def _counted(self, day: Day, challenge: Challenge | None, rungs: tuple[str, ...]) -> DayOutcome:
-        """The profile of these rungs."""
+    def _counted(
+        self,
+        day: Day,
+        challenge: Challenge | None,
+        rungs: tuple[str, ...],
+        limit: float = 0.0,
+    ) -> DayOutcome:
+        """The profile of these rungs. limit: seconds that it may take, 0 for the usual ones."""
         self._report.status("counting accesses to memory")
         platform = replace(self._platform, variant="trace")
         options = replace(self._options, mode="profile", quick=False, bench=False)
+        if limit:
+            options = replace(options, time_limit=limit / SANITIZER_SLOWDOWN)
         return self._run(day, challenge, rungs, options, platform)
 
     def _run(

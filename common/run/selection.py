@@ -167,7 +167,7 @@ def overview(root: Path) -> str:
     """
     days = select(["all"], root).days
     lines = [
-        "A hundred days of CUDA. Each day is a folder under days/ with a README to read first.",
+        "A hundred days of CUDA. Each day is a folder under days/: begin with its README.",
         "",
         *standing(days, _journal(root)),
         "",

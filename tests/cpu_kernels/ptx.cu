@@ -331,6 +331,25 @@ Tensor powers(Tensor x) {
   return y;
 }
 
+// ---------------------------------------------------------------- log2, sqrt
+
+// y[i] = log2(x[i]), and y[n + i] the square root of x[i].
+__global__ void log2_kernel(const float* x, float* y, int n) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  y[i] = ptx::log2_approx(x[i]);
+  y[n + i] = ptx::sqrt_approx(x[i]);
+}
+Tensor logarithms(Tensor x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
+  const int n = static_cast<int>(x.numel());
+  Tensor y = torch::stable::new_empty(x, {2, n});
+  log2_kernel<<<(n + 127) / 128, 128, 0, current_stream(x)>>>(data<float>(x),
+                                                              mutable_data<float>(y), n);
+  check_launch("logarithms");
+  return y;
+}
+
 // ---------------------------------------------------------------- redux, dp4a
 
 // y[row][i] for 12 rows; x: int32, a multiple of 32 elements, one warp a block.
@@ -597,6 +616,7 @@ STABLE_TORCH_LIBRARY(test_ptx, m) {
   m.def("mma(Tensor a, Tensor b, Tensor c) -> Tensor");
   m.def("tf32(Tensor x) -> Tensor");
   m.def("powers(Tensor x) -> Tensor");
+  m.def("logarithms(Tensor x) -> Tensor");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
   m.def("integer(Tensor x) -> Tensor");
   m.def("named_barriers(Tensor x) -> Tensor");
@@ -612,6 +632,7 @@ STABLE_TORCH_LIBRARY_IMPL(test_ptx, CUDA, m) {
   m.impl("mma", TORCH_BOX(&mma));
   m.impl("tf32", TORCH_BOX(&tf32));
   m.impl("powers", TORCH_BOX(&powers));
+  m.impl("logarithms", TORCH_BOX(&logarithms));
   m.impl("matmul", TORCH_BOX(&matmul));
   m.impl("integer", TORCH_BOX(&integer));
   m.impl("named_barriers", TORCH_BOX(&named_barriers));

@@ -71,6 +71,22 @@ def test_pytorch_that_cannot_be_timed_is_named() -> None:
         bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
 
 
+def test_random_numbers_of_pytorchs_own_are_compared_by_their_norm() -> None:
+    def timed(scale: float, own_numbers: bool) -> Any:
+        one = problem(
+            rungs=(Rung("first", ""),),
+            pytorch=lambda x: torch.randn_like(x) * scale,
+            own_numbers=own_numbers,
+        )
+        return bench.time_problem(one, {"first": lambda x: x * 2}, Backend("cpu"), None, quick=True)
+
+    assert isinstance(timed(2, own_numbers=True)["first"], Timing)
+    with pytest.raises(bench.MeasuringFault, match=r"does not compute.*differs by"):
+        timed(2, own_numbers=False)
+    with pytest.raises(bench.MeasuringFault, match=r"does not compute.*has the norm"):
+        timed(3, own_numbers=True)
+
+
 def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("this card lacks shared memory for a tile: it needs 9 bytes")

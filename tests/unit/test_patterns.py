@@ -55,7 +55,7 @@ def part(start: int) -> torch.Tensor:
 # ---------------------------------------------------------------- one output
 
 
-def test_memory_never_written_is_told_from_a_nan_that_was_passed_on() -> None:
+def test_memory_never_written_is_no_nan_that_was_passed_on() -> None:
     truth = matrix()
     memory = GuardedMemory(torch.device("cpu"), 2)
     once, other, again = fresh((12, 20)), *(memory.empty((12, 20), torch.float32) for _ in "12")
@@ -124,7 +124,10 @@ def _set(where: object, value: float) -> torch.Tensor:
         (_set((slice(9, None), slice(2, 4)), 0.0), "only rows 9 to 11 of 12"),
         (_set((11, slice(0, 4)), 0.0), "only row 11, the last one, of 12"),
         (matrix().float().roll(1, 1), "each row is what is expected, shifted one element"),
-        (_with(lambda got: got.flatten()[1::3].mul_(7)), "every 3th element is wrong"),
+        (
+            _with(lambda got: got.flatten()[1::3].mul_(7)),
+            "one element in 3 is wrong: those whose index is 1 modulo 3",
+        ),
         (matrix().t().reshape(12, 20).float(), ""),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from common.base.paths import DAYS
 from common.cpu.findings import LineCounts
 from common.process import worker
 from common.process.worker import Work
+from common.report.terminal import Report
 from common.tools import access_profile, compute_sanitizer, nsight
 
 LOAD = LineCounts("k", "a.cu", 3, "global load", 10, 320, 1280, 40)
@@ -133,3 +135,14 @@ def test_names_of_kernels() -> None:
     assert nsight.kernel_name("f(int)") == "f"
     assert nsight.kernel_name("void ns::f<(int)4, float>(int *)") == "ns::f<(int)4, float>"
     assert nsight.kernel_name("void (anonymous namespace)::f<int>(int)") == "f<int>"
+
+
+def test_what_a_learner_sees_of_a_failure_fits_a_terminal() -> None:
+    out = io.StringIO()
+    details = ["hint: " + "a hint in many words " * 8, *"123456789"]
+    failed = RungOutcome("p", "k_v1", "", FAIL, "the output: " + "wrong " * 20, details)
+    Report(out, shown_details=8, narrow=True).rung(5, failed)
+    lines = out.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines), out.getvalue()
+    explained = lines[lines.index(next(line for line in lines if "hint:" in line)) :]
+    assert len(explained) == 9 and "more lines" in explained[-1]
