@@ -349,6 +349,8 @@ Tensor pair_on_two_gpus(const Tensor& x, const Tensor& y) {
   return added(x, y, true, false);
 }
 Tensor pair_with_host(const Tensor& x, const Tensor& y) {
+  const bool other_gpu = y.is_cpu() && device_index(x) != device_index(y);
+  STD_TORCH_CHECK(!other_gpu, "y: expected the GPU of x");
   return added(x, y, false, false);
 }
 RUNG(test_launchers, pair_right, "(Tensor x, Tensor y) -> Tensor");
