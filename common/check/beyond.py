@@ -51,10 +51,11 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     dtype = min(dtypes, key=lambda name: known[name].itemsize)
     shape = list(problem.bench.shape)
     longest = shape.index(max(shape))
-    rest = math.prod(shape) // shape[longest]
+    # A 0 in a shape is a choice (not causal, no padding), no size.
+    rest = math.prod(size for i, size in enumerate(shape) if i != longest and size)
     shape[longest] = -(-BEYOND // rest) + 1
     case = replace(problem.bench, shape=tuple(shape), dtype=dtype)
-    needed = int(ROOM * problem.cost(case).bytes) + NUMBERS * math.prod(shape)
+    needed = int(ROOM * problem.cost(case).bytes) + NUMBERS * rest * shape[longest]
     if needed > free:
         return None, f"it takes {needed / 1e9:.0f} GB, of which {free / 1e9:.0f} are free"
     return case, ""

@@ -38,6 +38,14 @@ def test_the_largest_dimension_grows_beyond_2_31() -> None:
     assert BEYOND < math.prod(case.shape) < BEYOND + 3 * 1024
 
 
+def test_a_choice_in_a_shape_is_no_size() -> None:
+    def cost(case: Case) -> Cost:
+        return Cost(bytes=2 * case.shape[0] * case.shape[1])
+
+    case, _ = large_case(problem(bench=Case((4096, 1024, 0)), cost=cost), RUNG, 139 * GB)
+    assert case is not None and case.shape[0] > 1 << 20 and case.shape[1:] == (1024, 0)
+
+
 def test_a_rung_is_tried_in_a_dtype_that_it_takes() -> None:
     case, _ = large_case(problem(), Rung("v1", "an idea", dtypes=("float32",)), 139 * GB)
     assert case is not None and case.dtype == "float32"
@@ -58,7 +66,7 @@ def test_some_days_are_tried_on_a_large_card() -> None:
             for rung in one.rungs:
                 case, _ = large_case(one, rung, 139 * GB)
                 if case is not None:
-                    assert math.prod(case.shape) > 1 << 31
+                    assert math.prod(filter(None, case.shape)) > 1 << 31
                     tried.add(day.number)
     assert {2, 3, 5, 9} <= tried
 
