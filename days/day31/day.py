@@ -1,0 +1,115 @@
+"""Day 31: convolution in two dimensions."""
+
+import torch
+import torch.nn.functional as F
+
+from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+
+TITLE = "Convolution in two dimensions"
+TEACHES = "Tiles with a halo in two dimensions, and register blocking over output channels"
+TOPICS = ("convolution", "conv2d", "halo", "shared memory", "register tile", "NCHW", "cuDNN")
+SOURCE = "conv2d_tiled.cu"
+INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM")
+
+EXERCISE = Exercise(
+    function="load",
+    task=(
+        "Load `channels` planes of the tile with its halo into shared memory, by cp.async where "
+        "ASYNC. Element (0, 0) of the tile is at (top, left) of its plane of x; outside of x there "
+        "are zeros. The caller waits for all threads."
+    ),
+    hints=(
+        "The tile has `rows` rows of `cols` elements, in rows of `pitch` elements in shared "
+        "memory. The threads of the block take elements in turns. Which row and column of x is "
+        "element e, and when is it inside?",
+        "Row top + e / cols, column left + e % cols; inside if neither is negative or beyond "
+        "conv.H, conv.W. All channels have it at the same place: loop over them innermost. From "
+        "one to the next are conv.H · conv.W elements of x, and plane() in shared memory.",
+        "tile[c * plane() + r * pitch + q] = inside ? image[c * conv.H * conv.W + row * conv.W + "
+        "col] : 0, or ptx::cp_async_zero_fill<4>(to, from, inside ? 4 : 0), for which `from` must "
+        "be a valid address even where nothing is read. Multiply in int64_t.",
+    ),
+)
+
+
+def inputs(case, draw):
+    """Case.shape: N, C, H, W, outputs, KH, KW, stride, padding, dilation, groups."""
+    N, C, H, W, outputs, KH, KW, *options, groups = case.shape
+    return draw(N, C, H, W), draw(outputs, C // groups, KH, KW, values="normal"), *options, groups
+
+
+def reference(x, w, stride=1, padding=0, dilation=1, groups=1):
+    return F.conv2d(x, w, None, stride, padding, dilation, groups)
+
+
+def pytorch(*arguments):
+    """cuDNN in fp32 without TF32, with the fastest of its algorithms, which it finds by trying."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        return reference(*arguments)
+
+
+def cost(case):
+    N, C, H, W, outputs, KH, KW, stride, padding, dilation, groups = case.shape
+    OH = (H + 2 * padding - (KH - 1) * dilation - 1) // stride + 1
+    OW = (W + 2 * padding - (KW - 1) * dilation - 1) // stride + 1
+    weights = outputs * C // groups * KH * KW
+    return Cost(
+        bytes=4 * (N * C * H * W + weights + N * outputs * OH * OW), flops=2 * N * OH * OW * weights
+    )
+
+
+RUNGS = (
+    Rung("conv2d_v1_naive", "one thread per output"),
+    Rung("conv2d_v2_tiled", "tile with halo in shared memory"),
+    Rung("conv2d_v3_register_blocked", "64 outputs per thread"),
+    Rung("conv2d_v4_pipelined", "the next channels by cp.async", target=Target(0.6, "pytorch")),
+)
+# Around a tile of 16 × 16 and one of 8 × 16, 64 output channels and 8 input channels per step.
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
+    (2, 3, 17, 19, 8, 3, 3, 1, 1, 1, 1),
+    (1, 9, 16, 16, 65, 3, 3, 1, 1, 1, 1),
+    (1, 8, 9, 33, 64, 3, 3, 1, 0, 1, 1),
+    (2, 5, 15, 14, 9, 3, 5, 2, 1, 1, 1),
+    (1, 4, 23, 18, 8, 3, 2, 1, 3, 2, 1),
+    (1, 6, 20, 13, 24, 3, 3, 3, 2, 3, 2),
+    (1, 12, 9, 10, 12, 3, 3, 1, 1, 1, 12),
+    (1, 2, 40, 41, 8, 11, 11, 4, 5, 1, 1),
+    (1, 1, 70, 64, 8, 33, 31, 1, 2, 2, 1),
+    (1, 1, 200, 150, 1, 3, 2, 1, 1, 90, 1),
+    (0, 3, 5, 5, 4, 3, 3, 1, 1, 1, 1),
+]
+
+
+def timed(N, channels, size):
+    return Problem(
+        name=f"3×3, {channels} channels, {size}×{size}",
+        inputs=inputs,
+        reference=reference,
+        rungs=RUNGS,
+        cases=(Case((1, 16, 12, 20, 16, 3, 3, 1, 1, 1, 1)),),
+        bench=Case((N, channels, size, size, channels, 3, 3, 1, 1, 1, 1)),
+        bench_cpu=Case((1, 16, 12, 20, 16, 3, 3, 1, 1, 1, 1)),
+        cost=cost,
+        pytorch=pytorch,
+        libraries=(COMPILE,),
+    )
+
+
+PROBLEMS = (
+    Problem(
+        name="any filter",
+        inputs=inputs,
+        reference=reference,
+        rungs=RUNGS,
+        cases=(
+            *grid(SHAPES, ["float32"]),
+            *grid([(8, 3, 6, 7, 8, 3, 3, 1, 1, 1, 1)], ["float32"], values="nonfinite"),
+            *grid([(1, 8, 9, 8, 8, 3, 3, 1, 1, 1, 1)], ["float32"], values="large"),
+        ),
+        timed=False,
+    ),
+    timed(16, 64, 112),
+    timed(32, 256, 28),
+    timed(32, 128, 56),
+)

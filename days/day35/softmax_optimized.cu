@@ -1,0 +1,542 @@
+// Day 35: softmax at the speed of light
+//
+//   y[r, c] = exp(x[r, c] - m[r]) / sum_c exp(x[r, c] - m[r])      m[r] = max_c x[r, c]
+//
+// x, y: (rows, cols) in fp32, fp16 or bf16. Bytes: 2 · rows · cols · sizeof(T), if each row is read
+// once. Operations: about 9 per element of 16 bits, one of them an exponential.
+//
+//   v1 warp      one warp per row, the row in its registers: rows of up to 2 KB, no barrier
+//   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier
+//   v3 online    one block per row, the row read twice: rows of any length
+//   v4 shared    one block per row, the row in shared memory: up to 64 KB
+//   v5 ring      persistent blocks, the next rows come during this one: up to 128 KB
+//   v6 cluster   up to 16 such blocks per row: up to 2 MB
+//   v7 chosen    the fastest of these for the shape, the alignment and the card
+//
+// Run: python run_day.py 35
+
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/capability.cuh"       // taught in day 24
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: explained here
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+
+#include <algorithm>
+#include <cstdint>
+
+// Packs of 16 bytes per thread, all loaded before the first is used. They become 32 exponentials in
+// fp32. With 64 registers per thread, a multiprocessor holds 1024 threads: 64 KB in flight.
+constexpr int PACKS = 4;
+constexpr int WARP_BLOCK = 128;  // v1: 4 rows per block
+constexpr int MAX_BLOCK = 1024;
+constexpr float LOG2_E = 1.44269504f;
+
+// N elements that one instruction loads: 16 bytes, or a single element where rows are not aligned.
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Chunk {
+  T at[N];
+};
+
+// ---------------------------------------------------------------------------------------------
+// What all rungs share: a thread's part of a row, and pairs of maximum and sum.
+
+// The maximum of some elements, and the sum of their exponentials relative to it.
+struct Partial {
+  float max, sum;
+};
+
+// exp(x - max), times 2^64 in 16-bit types. The sum that softmax divides by has the same factor.
+// Without it, ex2.approx.ftz would return 0 for results below 2^-126, which bf16 can hold.
+template <typename T>
+__device__ float exponential(float x, float max) {
+  if constexpr (sizeof(T) == 4) return expf(x - max);
+  return ptx::exp2_approx(fmaf(x - max, LOG2_E, 64.0f));
+}
+
+// The scale from a sum relative to `from` to one relative to `to`, which is not smaller.
+__device__ inline float rescale(float from, float to) {
+  return expf(from - to);
+}
+
+// COUNT chunks of a row: first, first + stride …
+template <typename T, int N, int COUNT>
+struct Part {
+  float v[COUNT][N];
+
+  __device__ void set(int k, const Chunk<T, N>& chunk) {
+    for (int i = 0; i < N; ++i) v[k][i] = static_cast<float>(chunk.at[i]);
+  }
+
+  // What stands beyond the end of a row: -inf adds nothing to the sum.
+  static __device__ Chunk<T, N> nothing() {
+    Chunk<T, N> chunk;
+    for (int i = 0; i < N; ++i) chunk.at[i] = static_cast<T>(-INFINITY);
+    return chunk;
+  }
+
+  // row: `count` chunks. All loads are issued before the first result is used.
+  template <typename Index>
+  __device__ void load(const Chunk<T, N>* row, Index first, int stride, Index count) {
+    Chunk<T, N> loaded[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      loaded[k] = nothing();
+      if (first + k * stride < count) loaded[k] = row[first + k * stride];
+    }
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) set(k, loaded[k]);
+  }
+
+  __device__ float maximum() const {
+    float max = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      for (int i = 0; i < N; ++i) max = fmaxf(max, v[k][i]);
+    }
+    return max;
+  }
+
+  // Replaces the elements by their exponentials, and returns the sum of these. Where the maximum is
+  // -inf, 0 is subtracted instead, for exponentials of 0: -inf - -inf would be NaN.
+  __device__ float exponentials(float max) {
+    const float base = max == -INFINITY ? 0.0f : max;
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      for (int i = 0; i < N; ++i) sum += v[k][i] = exponential<T>(v[k][i], base);
+    }
+    return sum;
+  }
+
+  // Stores exponentials · scale · shrink. Two factors, because their product can be less than the
+  // smallest fp32 number where the result is not.
+  template <typename Index>
+  __device__ void store(Chunk<T, N>* row, float scale, float shrink, Index first, int stride,
+                        Index count) const {
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      Chunk<T, N> chunk;
+      for (int i = 0; i < N; ++i) chunk.at[i] = static_cast<T>(v[k][i] * scale * shrink);
+      if (first + k * stride < count) row[first + k * stride] = chunk;
+    }
+  }
+};
+
+// The parts of all 32 lanes as one pair, in every lane. All 32 lanes must call it.
+template <typename P>
+__device__ Partial warp_partial(P& part) {
+  const float max = warp_max(part.maximum());
+  return {max, warp_sum(part.exponentials(max))};
+}
+
+// One pair for `count` pairs in shared memory, in every lane. All 32 lanes must call it. All warps
+// add in the same order, so they get equal bits. A row whose maximum is -inf or +inf gets a sum
+// of NaN, as in PyTorch.
+__device__ inline Partial merge_all(const Partial* pairs, int count) {
+  const int lane = threadIdx.x % 32;
+  float max = -INFINITY, sum = 0;
+  for (int i = lane; i < count; i += 32) max = fmaxf(max, pairs[i].max);
+  max = warp_max(max);
+  for (int i = lane; i < count; i += 32) sum += pairs[i].sum * rescale(pairs[i].max, max);
+  return {max, warp_sum(sum)};
+}
+
+// Whether the rows of x are made of aligned packs of 16 bytes.
+bool has_packs(const Tensor& x) {
+  return x.size(1) * x.element_size() % 16 == 0 && is_aligned(x, 16);
+}
+
+void check_rows(const Tensor& x) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+}
+
+Tensor softmax_v3_online(const Tensor& x);
+
+// ---------------------------------------------------------------------------------------------
+// v1: one warp per row. No shared memory, no barrier.
+
+template <typename T, int N, int COUNT>
+__global__ void __launch_bounds__(WARP_BLOCK)
+    softmax_v1_warp_kernel(const Chunk<T, N>* __restrict__ x, Chunk<T, N>* __restrict__ y,
+                           int64_t rows, int chunks) {
+  const int lane = threadIdx.x % 32;
+  const int64_t row = (int64_t{blockIdx.x} * WARP_BLOCK + threadIdx.x) / 32;
+  if (row >= rows) return;  // the whole warp
+
+  Part<T, N, COUNT> part;
+  part.load(x + row * chunks, lane, 32, chunks);
+  const Partial all = warp_partial(part);
+  part.store(y + row * chunks, 1.0f / all.sum, 1.0f, lane, 32, chunks);  // all -inf: 0 · inf = NaN
+}
+
+// Rows that v1 takes: of up to PACKS packs per lane, or of 32 single elements per lane.
+bool fits_warp(const Tensor& x) {
+  const int64_t bytes = x.size(1) * x.element_size();
+  return has_packs(x) ? bytes <= 32 * PACKS * 16 : x.size(1) <= 32 * 32;
+}
+
+template <typename T, int N, int COUNT>
+void launch_warps(const Tensor& x, T* y) {
+  using C = Chunk<T, N>;
+  const unsigned blocks = grid_size(ceil_div<int64_t>(x.size(0), WARP_BLOCK / 32), "x");
+  softmax_v1_warp_kernel<T, N, COUNT><<<blocks, WARP_BLOCK, 0, current_stream(x)>>>(
+      data<C>(x), reinterpret_cast<C*>(y), x.size(0), static_cast<int>(x.size(1) / N));
+}
+
+Tensor softmax_v1_warp(const Tensor& x) {
+  check_rows(x);
+  if (!fits_warp(x)) {
+    fell_back("softmax_v3_online", "a row too long for the registers of a warp");
+    return softmax_v3_online(x);
+  }
+  return output_like(x, "softmax_v1_warp", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    constexpr int N = 16 / sizeof(T);
+    const int64_t cols = x.size(1);
+    if (!has_packs(x)) {
+      return cols <= 128 ? launch_warps<T, 1, 4>(x, y) : launch_warps<T, 1, 32>(x, y);
+    }
+    if (cols <= 32 * N) return launch_warps<T, N, 1>(x, y);
+    if (cols <= 64 * N) return launch_warps<T, N, 2>(x, y);
+    launch_warps<T, N, PACKS>(x, y);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: as many warps as the row needs, PACKS per lane. Each warp leaves one pair of
+// maximum and sum in shared memory, and after one barrier every warp merges them all.
+
+template <typename T, int N>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    softmax_v2_block_kernel(const Chunk<T, N>* __restrict__ x, Chunk<T, N>* __restrict__ y,
+                            int chunks) {
+  __shared__ Partial pairs[MAX_BLOCK / 32];
+  const int64_t start = int64_t{blockIdx.x} * chunks;
+  const int first = threadIdx.x, stride = blockDim.x;
+
+  Part<T, N, PACKS> part;
+  part.load(x + start, first, stride, chunks);
+  const Partial mine = warp_partial(part);
+  if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = mine;
+  __syncthreads();  // every warp waits for the pairs of all warps
+  const Partial all = merge_all(pairs, stride / 32);
+  part.store(y + start, 1.0f / all.sum, rescale(mine.max, all.max), first, stride, chunks);
+}
+
+// Threads of a block that takes so many packs of a row.
+int threads_for(int64_t packs) {
+  return static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * PACKS));
+}
+
+bool fits_block(const Tensor& x) {
+  return has_packs(x) && x.size(1) * x.element_size() <= MAX_BLOCK * PACKS * 16;
+}
+
+constexpr char NO_BLOCK[] = "a row above 64 KB, or rows that are not made of aligned packs";
+
+Tensor softmax_v2_block(const Tensor& x) {
+  check_rows(x);
+  if (!fits_block(x)) {
+    fell_back("softmax_v3_online", NO_BLOCK);
+    return softmax_v3_online(x);
+  }
+  return output_like(x, "softmax_v2_block", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const int packs = static_cast<int>(x.size(1) * sizeof(T) / 16);
+    softmax_v2_block_kernel<<<grid_size(x.size(0), "x"), threads_for(packs), 0,
+                              current_stream(x)>>>(data<C>(x), reinterpret_cast<C*>(y), packs);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: the row is not kept. Each thread updates its maximum and sum PACKS chunks at a
+// time (day 5), and after the merge the row is read again: from L2, if it is still there.
+
+// Adds a part to the pair of those before; its elements become exponentials.
+template <typename P>
+__device__ void absorb(Partial& mine, P& part) {
+  const float max = fmaxf(mine.max, part.maximum());
+  const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);  // -inf - -inf is NaN
+  mine = {max, mine.sum * shrink + part.exponentials(max)};
+}
+
+// The pairs of all 32 lanes as one, in every lane. All 32 lanes must call it.
+__device__ inline Partial warp_merge(Partial mine) {
+  const float max = warp_max(mine.max);
+  const float shrink = max == mine.max ? 1.0f : rescale(mine.max, max);
+  return {max, warp_sum(mine.sum * shrink)};
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    softmax_v3_online_kernel(const Chunk<T, N>* __restrict__ x, Chunk<T, N>* __restrict__ y,
+                             int64_t chunks) {
+  __shared__ Partial pairs[MAX_BLOCK / 32];
+  const int64_t start = blockIdx.x * chunks;
+  constexpr int COUNT = N == 1 ? 16 : PACKS;  // rows that are not aligned: 16 loads in flight
+  const int stride = blockDim.x;
+  const int64_t step = int64_t{stride} * COUNT;
+
+  Partial mine{-INFINITY, 0};
+  Part<T, N, COUNT> part;
+  for (int64_t c = threadIdx.x; c < chunks; c += step) {
+    part.load(x + start, c, stride, chunks);
+    absorb(mine, part);
+  }
+  mine = warp_merge(mine);
+  if (threadIdx.x % 32 == 0) pairs[threadIdx.x / 32] = mine;
+  __syncthreads();  // every warp waits for the pairs of all warps
+  const Partial all = merge_all(pairs, stride / 32);
+
+  const float scale = 1.0f / all.sum;
+  for (int64_t c = threadIdx.x; c < chunks; c += step) {
+    part.load(x + start, c, stride, chunks);
+    part.exponentials(all.max);
+    part.store(y + start, scale, 1.0f, c, stride, chunks);
+  }
+}
+
+template <typename T, int N>
+void launch_online(const Tensor& x, T* y) {
+  using C = Chunk<T, N>;
+  const int64_t chunks = x.size(1) / N;
+  softmax_v3_online_kernel<<<grid_size(x.size(0), "x"), std::min(MAX_BLOCK, threads_for(chunks)), 0,
+                             current_stream(x)>>>(data<C>(x), reinterpret_cast<C*>(y), chunks);
+}
+
+Tensor softmax_v3_online(const Tensor& x) {
+  check_rows(x);
+  return output_like(x, "softmax_v3_online", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    has_packs(x) ? launch_online<T, 16 / sizeof(T)>(x, y) : launch_online<T, 1>(x, y);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v2: a row waits in shared memory, where cp.async brings it, and the exponentials are
+// computed twice. With 32 registers per thread, two blocks with 64 KB each are resident.
+//
+// v5 against v4: persistent blocks (day 24), whose shared memory is a ring. As soon as a chunk has
+// been stored as softmax, its place takes a chunk of a later row: loads are in flight all the time.
+
+constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
+
+// CHUNKS: of 16 bytes, of a row, per thread. RING: places for chunks per thread. A thread reads
+// only what it copied itself, so the ring needs no barrier. CLUSTER: whether the blocks of a
+// cluster share each row; `length` is the number of packs per block.
+template <typename T, int CHUNKS, int RING, bool CLUSTER>
+__global__ void __launch_bounds__(MAX_BLOCK, CHUNKS == RING ? 2 : 1)
+    softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
+                          Chunk<T, 16 / sizeof(T)>* __restrict__ y, int64_t rows, int packs,
+                          int length) {
+  constexpr int N = 16 / sizeof(T);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Partial pairs[2][(CLUSTER ? MAX_CLUSTER : 1) * MAX_BLOCK / 32];  // rows in turns
+  auto* ring = reinterpret_cast<Chunk<T, N>*>(memory) + threadIdx.x;  // place p: ring[p * stride]
+  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
+  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
+  const int first = threadIdx.x, stride = blockDim.x;
+  const int lane = first % 32, warp = first / 32, warps = stride / 32;
+  const int count = min(length, packs - rank * length);
+  const int64_t start = blockIdx.x / blocks, step = gridDim.x / blocks;
+
+  int64_t next_row = start;  // of the chunk to copy next
+  int next_chunk = 0, next_place = 0;
+  const auto copy_next = [&] {
+    const int c = first + next_chunk * stride;
+    if (next_row < rows && c < count) {
+      ptx::cp_async<16>(ring + next_place * stride, x + next_row * packs + rank * length + c);
+    }
+    ptx::cp_async_commit();  // also an empty group, so that each chunk is one
+    next_place = next_place + 1 == RING ? 0 : next_place + 1;
+    next_chunk = next_chunk + 1 == CHUNKS ? 0 : next_chunk + 1;
+    if (next_chunk == 0) next_row += step;
+  };
+#pragma unroll
+  for (int p = 0; p < RING; ++p) copy_next();
+  if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+
+  int begin = 0, turn = 0;  // begin: the place of the row's first chunk
+  for (int64_t row = start; row < rows; row += step, turn ^= 1) {
+    Part<T, N, 1> part;
+    const auto take = [&](int k) {  // chunk k of the row
+      const int place = begin + k < RING ? begin + k : begin + k - RING;
+      part.set(0, first + k * stride < count ? ring[place * stride] : part.nothing());
+    };
+    ptx::cp_async_wait<RING -
+                       CHUNKS>();  // this row has come; the RING - CHUNKS later chunks may not
+    Partial mine{-INFINITY, 0};
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      take(k);
+      mine.max = fmaxf(mine.max, part.maximum());
+    }
+    mine.max = warp_max(mine.max);
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      take(k);
+      mine.sum += part.exponentials(mine.max);
+    }
+    mine.sum = warp_sum(mine.sum);
+    if constexpr (CLUSTER) {
+      if (lane < blocks) *ptx::map_to_rank(&pairs[turn][rank * warps + warp], lane) = mine;
+      ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
+    } else {
+      if (lane == 0) pairs[turn][warp] = mine;
+      __syncthreads();  // every warp waits for the pairs of all warps
+    }
+    const Partial all = merge_all(pairs[turn], blocks * warps);
+    const float scale = 1.0f / all.sum;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+      take(k);
+      part.exponentials(all.max);
+      part.store(y + row * packs + rank * length, scale, 1.0f, first + k * stride, stride, count);
+      if (RING > CHUNKS) copy_next();
+    }
+    begin = begin + CHUNKS < RING ? begin + CHUNKS : begin + CHUNKS - RING;
+  }
+}
+
+// How a block of one of these kernels is shaped, for `packs` packs of a row.
+struct Ring {
+  int chunks, places, threads;
+  size_t bytes;  // of dynamic shared memory
+
+  Ring(int chunks, int places, int64_t packs)
+      : chunks(chunks),
+        places(places),
+        threads(static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * chunks))),
+        bytes(size_t(threads) * places * 16) {}
+
+  bool fits(const Tensor& x, int blocks) const {  // this GPU, and rows of whole packs
+    const int64_t pairs = 2 * sizeof(Partial) * blocks * MAX_BLOCK / 32;
+    return has_packs(x) && threads <= MAX_BLOCK &&
+           static_cast<int64_t>(bytes) + pairs <= shared_limit(x);
+  }
+};
+
+constexpr char NO_RING[] = "a row too long for shared memory, or not made of aligned packs";
+
+int64_t packs_of(const Tensor& x) {
+  return x.size(1) * x.element_size() / 16;
+}
+
+constexpr int SHARED_CHUNKS = 4, RING_CHUNKS = 8, RING_PLACES = 12;
+
+template <int CHUNKS, int PLACES>
+Tensor softmax_in_shared(const Tensor& x, const char* name) {
+  check_rows(x);
+  const DeviceGuard guard(x);
+  require_capability(8, 0, "cp.async");
+  const int64_t packs = packs_of(x), rows = x.size(0);
+  const Ring ring(CHUNKS, PLACES, packs);
+  if (!ring.fits(x, 1)) {
+    fell_back("softmax_v3_online", NO_RING);
+    return softmax_v3_online(x);
+  }
+  return output_like(x, name, [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const auto kernel = softmax_shared_kernel<T, CHUNKS, PLACES, false>;
+    allow_shared(kernel, ring.bytes);
+    const unsigned grid = CHUNKS == PLACES
+                              ? grid_size(rows, "x")
+                              : resident_grid(x, kernel, ring.threads, ring.bytes, rows);
+    const int count = static_cast<int>(packs);
+    kernel<<<grid, ring.threads, ring.bytes, current_stream(x)>>>(
+        data<C>(x), reinterpret_cast<C*>(y), rows, count, count);
+  });
+}
+
+Tensor softmax_v4_shared(const Tensor& x) {
+  return softmax_in_shared<SHARED_CHUNKS, SHARED_CHUNKS>(x, "softmax_v4_shared");
+}
+
+Tensor softmax_v5_ring(const Tensor& x) {
+  return softmax_in_shared<RING_CHUNKS, RING_PLACES>(x, "softmax_v5_ring");
+}
+
+// ---------------------------------------------------------------------------------------------
+// v6 against v5: the blocks of a cluster share a row. Each warp stores its pair in the shared
+// memory of every block of the cluster, and one barrier of the cluster later each block has all of
+// them.
+
+// The smallest power of two of blocks that hold a row, or MAX_CLUSTER.
+int64_t cluster_for(int64_t packs) {
+  int64_t blocks = 1;
+  while (blocks < MAX_CLUSTER && packs > blocks * MAX_BLOCK * RING_CHUNKS) blocks *= 2;
+  return blocks;
+}
+
+Tensor softmax_v6_cluster(const Tensor& x) {
+  check_rows(x);
+  const DeviceGuard guard(x);
+  require_capability(9, 0, "clusters");
+  const int64_t packs = packs_of(x), blocks = cluster_for(packs), rows = x.size(0);
+  const int64_t length = ceil_div(packs, blocks);
+  const Ring ring(RING_CHUNKS, RING_PLACES, length);
+  if (!ring.fits(x, MAX_CLUSTER)) {
+    fell_back("softmax_v3_online", NO_RING);
+    return softmax_v3_online(x);
+  }
+  return output_like(x, "softmax_v6_cluster", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const auto kernel = softmax_shared_kernel<T, RING_CHUNKS, RING_PLACES, true>;
+    allow_shared(kernel, ring.bytes);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid_size(rows * blocks, "x"));
+    config.blockDim = dim3(ring.threads);
+    config.dynamicSmemBytes = ring.bytes;
+    config.stream = current_stream(x);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;  // that are resident at one time
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+               "cudaOccupancyMaxActiveClusters");
+    config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(rows, clusters) * blocks);
+    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), rows,
+                                  static_cast<int>(packs), static_cast<int>(length)),
+               "cudaLaunchKernelEx");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v7: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
+// shared memory up to 64 KB, the ring up to 128 KB, clusters above, and v3 where nothing holds the
+// row.
+
+Tensor softmax_v7_chosen(const Tensor& x) {
+  check_rows(x);
+  const DeviceGuard guard(x);
+  if (fits_warp(x)) return softmax_v1_warp(x);
+  const int64_t packs = packs_of(x);
+  if (fits_block(x) && packs <= 2048) return softmax_v2_block(x);
+  if (has_capability(8, 0)) {
+    if (Ring(SHARED_CHUNKS, SHARED_CHUNKS, packs).fits(x, 1)) return softmax_v4_shared(x);
+    if (Ring(RING_CHUNKS, RING_PLACES, packs).fits(x, 1)) return softmax_v5_ring(x);
+  }
+  const Ring part(RING_CHUNKS, RING_PLACES, ceil_div(packs, cluster_for(packs)));
+  if (has_capability(9, 0) && part.fits(x, MAX_CLUSTER)) return softmax_v6_cluster(x);
+  return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day35, softmax_v1_warp, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v2_block, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v3_online, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v4_shared, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v5_ring, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v6_cluster, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v7_chosen, "(Tensor x) -> Tensor");
