@@ -24,7 +24,7 @@ TITLE = "Image augmentation"
 TEACHES = "Crop, flip, bilinear resize and colours in one pass, around a mean of the whole image"
 TOPICS = ("images", "augmentation", "resize", "bilinear", "colour", "fusion", "clusters")
 SOURCE = "image_augmentation.cu"
-INTRODUCES = ("bilinear interpolation", "hue")
+INTRODUCES = ("bilinear interpolation", "hue", "thread block cluster")
 
 EXERCISE = Exercise(
     function="resized",

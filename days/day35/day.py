@@ -11,7 +11,6 @@ SOURCE = "softmax_optimized.cu"
 EXTRA_SOURCES = ("fused_layer_norm_backward.cu",)
 INTRODUCES = (
     "Little's law",
-    "thread block cluster",
     "distributed shared memory",
     "cooperative launch",
 )

@@ -17,7 +17,7 @@
 
 #include "common/cuda/binding.cuh"  // taught in day 6
 
-#include "order.cuh"
+#include "days/day38/order.cuh"
 
 // ---------------------------------------------------------------------------------------------
 // v1: odd-even transposition. In even steps the pairs (0, 1), (2, 3), … are put in order, in odd

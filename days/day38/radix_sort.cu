@@ -22,7 +22,7 @@
 
 #include <cuda/atomic>
 
-#include "order.cuh"
+#include "days/day38/order.cuh"
 
 constexpr int BITS = 8;
 constexpr int DIGITS = 1 << BITS;

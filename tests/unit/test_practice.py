@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from common.base.days import Day, DayError, discover, read_day
 from common.base.declaration import Exercise
-from common.base.paths import DAYS
+from common.base.paths import DAYS, ROOT
 from common.cpu.lexer import tokenize
 from common.practice.challenge import source_of, write_challenge
 from common.practice.exercise import (
@@ -226,3 +227,13 @@ def test_the_journal_is_plain_data(tmp_path: Path) -> None:
     journal.save()
     data = json.loads(journal.path.read_text())
     assert data["days"]["5"]["write"]["hints"] == 1
+
+
+@pytest.mark.parametrize("day", ALL)
+def test_sources_include_from_the_repository(day: Day) -> None:
+    """A learner's file lies in another folder than the day's headers."""
+    for source in [*day.library_sources, *day.folder.glob("*.cuh")]:
+        for name in re.findall(r'^#include "([^"]+)"', source.read_text(encoding="utf-8"), re.M):
+            assert (ROOT / name).is_file(), (
+                f"{source.name} includes {name}: write {day.name}'s path"
+            )
