@@ -150,6 +150,7 @@ class Problem:
         float64 tensors it is the truth; called as they are, it gives the error that the rungs' is
         compared with. Returns a tensor or a tuple of tensors.
     cases: what is checked.
+    refused: what no rung may take: each of these must be refused by the name of an argument.
     timed: False for a problem that is only checked; the fields below are for timing alone.
     bench: what is timed on a GPU. bench_cpu: what is timed on the CPU. cost: case -> Cost.
     pytorch: how somebody who knows PyTorch would call it; timed beside the rungs. Required where
@@ -170,6 +171,7 @@ class Problem:
     reference: Callable[..., Any]
     rungs: tuple[Rung, ...]
     cases: tuple[Case, ...]
+    refused: tuple[Case, ...] = ()
     timed: bool = True
     bench: Case = Case(())
     bench_cpu: Case = Case(())

@@ -51,8 +51,12 @@ _PRODUCT = re.compile(
     rf"(?P<left>{_GRID}) \* (?P<right>{_OTHER})"
     rf"|(?<![\w.>])(?P<first>[A-Za-z_][\w.]*) \* (?P<then>{_GRID})"
 )
-# What is declared with 32 bits is meant to be small, and so is what is printed with %u.
-_SMALL = re.compile(r"\b(?:int|unsigned|u?int32_t) \w+ = [^=]*$|\bprintf\(.*$", re.DOTALL)
+# What is declared with 32 bits, cast to them or printed with %u is meant to be small.
+_SMALL = re.compile(
+    r"\b(?:int|unsigned|u?int32_t) \w+ = [^=]*$"
+    r"|static_cast<(?:int|unsigned)>\([^()]*$|\bprintf\(.*$",
+    re.DOTALL,
+)
 _CONVERSION = re.compile(
     r"^(?P<place>.+?:\d+):\d+: warning: (?:narrowing )?conversion .*?"
     r"from [‘'](?P<source>[^’']+)[’']"

@@ -7,9 +7,10 @@ itself refuses, or a device that does not work afterwards, is a failure.
 
 from __future__ import annotations
 
+import itertools
 import math
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,11 @@ class BadInput:
 
     argument: the name that was changed, or several joined by " and ". how: what was done to it.
     names: a refusal has to name one of these. by_dispatcher: PyTorch may refuse it in its own
-    words, because no kernel is registered for the device. index: a value in a tensor of integers,
-    which may be an index that a launcher cannot see, is out of range.
+    words, because no kernel is registered for the device. key: the dispatch key whose kernel is
+    called whatever PyTorch would choose: on a GPU it chooses the kernel if one of the tensors is
+    there, on the CPU backend it never does. index: a value in a tensor of integers,
+    which may be an index that a launcher cannot see, is out of range. other_device: the place of
+    the argument that is on a second GPU; that must be refused.
     """
 
     argument: str
@@ -57,6 +61,8 @@ class BadInput:
     names: tuple[str, ...]
     by_dispatcher: bool = False
     index: bool = False
+    key: str = ""
+    other_device: int | None = None
 
     def __str__(self) -> str:
         return f"{self.argument} {self.how}"
@@ -88,7 +94,10 @@ def check_bad_input(
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
         everything = case == good and not only_shifted
-        run = _Run(problem, call, signature, backend, args, drawn.on_host, (case, everything))
+        # Which bad inputs there are, in which order.
+        two_gpus = everything and backend.watches_calls and rung.load is None
+        source = (case, everything, two_gpus)
+        run = Attempt(problem, call, signature, backend, args, drawn.on_host, source)
         try:
             before = run.judge_good()
         except Lacking as lacks:
@@ -97,7 +106,13 @@ def check_bad_input(
         if before is not None:
             result.failure = before.about(f"the good case {case} itself")
             return result
-        tried = bad_inputs(args, signature, backend) if everything else _shifted(args, signature)
+        if everything:
+            tried = bad_inputs(args, signature, backend, drawn.on_host, two_gpus)
+        else:
+            tried = _shifted(args, signature)
+            if not only_shifted:
+                # Beside a size of 0, others that vector loads fit.
+                tried = itertools.chain(tried, _emptied(args, signature))
         for number, bad in enumerate(tried):
             result.checked += 1
             failure = run.attempt(bad, number)
@@ -108,6 +123,15 @@ def check_bad_input(
         after = run.judge_good()
         if after is not None:
             result.failure = after.about(f"the good case {case}, after bad inputs were refused")
+            return result
+    for case in () if only_shifted else problem.refused:
+        drawn = Draw(case, backend, seed=3)
+        args = problem.inputs(case, drawn)
+        result.checked += 1
+        run = Attempt(problem, call, signature, backend, args, drawn.on_host, case)
+        failure = run.refusal()
+        if failure is not None:
+            result.failure = failure.about(f"bad input, {case}")
             return result
     return result
 
@@ -158,8 +182,15 @@ def good_case(cases: list[Case]) -> Case:
 # ---------------------------------------------------------------- what is tried
 
 
-def bad_inputs(args: tuple[Any, ...], signature: Signature, backend: Backend) -> Iterator[BadInput]:
-    """All that is tried, one after the other."""
+def bad_inputs(
+    args: tuple[Any, ...],
+    signature: Signature,
+    backend: Backend,
+    on_host: bool = False,
+    two_gpus: bool = False,
+) -> Iterator[BadInput]:
+    """All that is tried, one after the other. on_host: the arguments are host arrays. two_gpus:
+    also with a tensor on a second GPU, which the CPU backend plays for common/cuda/tensor.cuh."""
     names = signature.names
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     tensors = tuple(names[place] for place in places)
@@ -175,6 +206,12 @@ def bad_inputs(args: tuple[Any, ...], signature: Signature, backend: Backend) ->
             yield BadInput(name, how, changed(place, value), tensors)
         where, elsewhere = _elsewhere(good, backend)
         yield BadInput(name, where, changed(place, elsewhere), tensors, by_dispatcher=True)
+        if len(places) > 1 and backend.name == "cpu" and not on_host:
+            # What the dispatcher lets through on a GPU: one tensor there, another on the host.
+            how = f"{where}, with the others' kernel called"
+            yield BadInput(name, how, changed(place, elsewhere), tensors, key="CPU")
+            if two_gpus and good.numel():
+                yield BadInput(name, "on another GPU", args, tensors, other_device=place)
         for how, value in _index_variants(good, [args[other] for other in places]):
             yield BadInput(name, how, changed(place, value), tensors, index=True)
     for place, value in enumerate(args):
@@ -210,10 +247,10 @@ def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]
         empty = good.narrow(dim, 0, 0).clone()
         yield f"with dimension {dim} of size 0, {tuple(empty.shape)}", empty
 
-    yield from _layouts(good, written)
+    yield from layouts(good, written)
 
 
-def _layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
+def layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
     """The same shape and, but for the last, the same values, otherwise in memory."""
     if good.dim() == 0 or good.numel() < 2:
         return
@@ -228,7 +265,7 @@ def _layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
         yield "not contiguous, one row expanded", good[:1].clone().expand(good.shape)
 
 
-def _unaligned(good: Tensor, elements: int = 1) -> Tensor:
+def unaligned(good: Tensor, elements: int = 1) -> Tensor:
     """Contiguous, but starting so many elements past an aligned address, like x[1:]."""
     room = good.new_zeros(good.numel() + elements)
     return room[elements:].view(good.shape).copy_(good)
@@ -245,13 +282,26 @@ def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
             elements = shift if shift == 1 else shift // good.element_size()
             if good.numel() < 2 or elements < 1 or elements * good.element_size() % 16 == 0:
                 continue
-            moved[place] = _unaligned(good, elements)
+            moved[place] = unaligned(good, elements)
             alone = (*args[:place], moved[place], *args[place + 1 :])
             how = f"not aligned, {elements * good.element_size()} bytes too far, like x[1:]"
             yield BadInput(name, how, alone, names)
         if len(places) > 1:
             how = f"all not aligned to 16 bytes, like x[{shift}:]"
             yield BadInput(" and ".join(names), how, tuple(moved), names)
+
+
+def _emptied(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
+    """For each size that occurs, all tensors with 0 in its place."""
+    places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
+    names = tuple(signature.names[place] for place in places)
+    for size in sorted({size for place in places for size in args[place].shape if size > 0}):
+        new = [
+            a.new_zeros([0 if s == size else s for s in a.shape]) if place in places else a
+            for place, a in enumerate(args)
+        ]
+        how = f"with every dimension of size {size} made 0"
+        yield BadInput(" and ".join(names), how, tuple(new), names)
 
 
 def _index_variants(good: Tensor, tensors: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -329,12 +379,7 @@ def _together(
         new = [function(a) if place in places else a for place, a in enumerate(args)]
         return BadInput(title, how, tuple(new), tensors, **options)
 
-    sizes = sorted({size for place in places for size in args[place].shape if size > 0})
-    for size in sizes:
-        yield everywhere(
-            f"with every dimension of size {size} made 0",
-            lambda t, size=size: t.new_zeros([0 if s == size else s for s in t.shape]),
-        )
+    yield from _emptied(args, signature)
     yield from _shifted(args, signature)
     if len(places) == 1:
         return
@@ -385,10 +430,11 @@ def _limited_memory(backend: Backend) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Attempt:
     """What is called, and the good arguments that bad ones are derived from.
 
-    source: what the bad inputs, which other rungs of the problem get too, are derived from.
+    source: what the bad inputs are derived from, which other rungs of the problem get too; the same
+    for them all.
     """
 
     problem: Problem
@@ -397,10 +443,20 @@ class _Run:
     backend: Backend
     good: tuple[Any, ...]
     on_host: bool
-    source: tuple[Case, bool]
+    source: Hashable
 
-    def _called(self, args: tuple[Any, ...]) -> Call:
-        return call_guarded(self.call, self.signature, args, self.backend, on_host=self.on_host)
+    def _called(
+        self, args: tuple[Any, ...], key: str = "", other_device: int | None = None
+    ) -> Call:
+        return call_guarded(
+            self.call,
+            self.signature,
+            args,
+            self.backend,
+            on_host=self.on_host,
+            key=key,
+            other_device=other_device,
+        )
 
     def _expected(self, args: tuple[Any, ...], number: int) -> Expected:
         """For the bad input of that number in order, -1 for the good one."""
@@ -417,11 +473,27 @@ class _Run:
 
     def _attempt(self, bad: BadInput, number: int) -> Failure | None:
         try:
-            done = self._called(bad.args)
+            done = self._called(bad.args, bad.key, bad.other_device)
         except Exception as error:
             refusal = error
         else:
+            if bad.other_device is not None:
+                advice = f"check that {bad.argument} is on the device of the others (same_device)"
+                return Failure("it was accepted", [advice])
             return self._judge_accepted(bad, number, done)
+        return self._judge_refused(bad.names, refusal, bad.by_dispatcher)
+
+    def refusal(self) -> Failure | None:
+        """Whether the arguments are refused, as the problem says that they must be."""
+        try:
+            self._called(self.good)
+        except Exception as error:
+            return self._judge_refused(self.signature.names, error)
+        return Failure("it was accepted, although the problem lists it as refused")
+
+    def _judge_refused(
+        self, names: tuple[str, ...], refusal: Exception, by_dispatcher: bool = False
+    ) -> Failure | None:
         message = message_of(refusal)
         try:
             self.backend.synchronize()
@@ -429,12 +501,12 @@ class _Run:
             return Failure("it left the device in error", [message, message_of(error)])
         if GAVE_UP.search(message):
             return Failure("it was not refused but broke on the way", message.splitlines()[:6])
-        if names_one_of(message, bad.names) or lacking(message):
+        if names_one_of(message, names) or lacking(message):
             return None
-        if bad.by_dispatcher and isinstance(refusal, NotImplementedError):
+        if by_dispatcher and isinstance(refusal, NotImplementedError):
             return None  # PyTorch's dispatcher found no kernel for that device
         return Failure(
-            f"it was refused, but the message does not name {' or '.join(bad.names)}",
+            f"it was refused, but the message does not name {' or '.join(names)}",
             [f"{type(refusal).__name__}: {message}"],
         )
 

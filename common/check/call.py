@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +85,15 @@ def call_guarded(
     variant: int = 0,
     on_host: bool = False,
     into: Call | None = None,
+    key: str = "",
+    other_device: int | None = None,
 ) -> Call:
     """Calls a rung on copies of `args` in guarded memory, its own allocations guarded as well.
 
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
-    earlier call, into whose arguments' memory the copies go where they fit. Raises what the call
-    raises, and the error that the device reports after it.
+    earlier call, into whose arguments' memory the copies go where they fit. key: see
+    `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
+    rest. Raises what the call raises, and the error that the device reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:
@@ -99,9 +103,13 @@ def call_guarded(
         memory = GuardedMemory(backend.device, variant, backend.namer())
         copies = _copies(memory, args, signature)
     written = [f"argument {signature.names[place]}" for place in signature.writes]
-    mode = GuardedAllocations(memory, backend, written)
+    placed = (
+        nullcontext() if other_device is None else backend.on_other_device(copies[other_device])
+    )
+    mode = GuardedAllocations(memory, backend, written, key)
     with (
         backend.watching(lambda runtime: memory.add_arguments(runtime, written), on_host) as seen,
+        placed,
         torch.no_grad(),
         mode,
     ):

@@ -148,6 +148,18 @@ class Backend:
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations
 
+    @contextmanager
+    def on_other_device(self, tensor: Tensor) -> Iterator[None]:
+        """Plays a second GPU, on the CPU backend, with this tensor alone on it."""
+        assert self._runtime is not None
+        self._runtime.place_on_other_device(
+            tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        )
+        try:
+            yield
+        finally:
+            self._runtime.place_on_other_device(0, 0)
+
     def open_tensors(self, opened: bool) -> None:
         """Lets host code touch the tensors of `watching` for a while: PyTorch itself may."""
         if self._runtime is not None:

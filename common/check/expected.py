@@ -325,11 +325,14 @@ def backward(
     return [gradient.detach() for gradient in found]
 
 
-def expected_gradients(problem: Problem, args: tuple[Any, ...], signature: Signature) -> Gradients:
+def expected_gradients(
+    problem: Problem, args: tuple[Any, ...], signature: Signature, expanded: bool = False
+) -> Gradients:
     """The gradients by PyTorch's autograd through the reference, in float64 and as `args` are.
 
-    Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). Raises
-    ProblemError for a rung that writes its arguments.
+    Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). expanded: its
+    first row is expanded to all, with a stride of 0. Raises ProblemError for a rung that writes its
+    arguments.
     """
     if signature.writes:
         raise ProblemError(
@@ -347,6 +350,8 @@ def expected_gradients(problem: Problem, args: tuple[Any, ...], signature: Signa
         for output in tensors_of(problem.reference(*map_tensors(torch.clone, args))):
             seed = torch.randn(output.shape, generator=generator, dtype=torch.float64)
             seed = seed.to(output.dtype).to(output.device)
+            if expanded and seed.numel():
+                seed = seed[:1].expand(seed.shape) if seed.dim() else seed
             upstream.append(seed if output.is_floating_point() else None)
     truth = backward(problem.reference, args, places, upstream, torch.float64)
     own = backward(problem.reference, args, places, upstream)

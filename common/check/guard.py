@@ -275,10 +275,15 @@ class GuardedAllocations(TorchDispatchMode):
     foreign: PyTorch's operators that an operator calls and that compute something.
     modified: which argument one of PyTorch's operators wrote, and which operator, for arguments
         that the call may not write.
+    key: the dispatch key whose kernel is called, where it is not for PyTorch to choose.
     """
 
     def __init__(
-        self, memory: GuardedMemory, backend: Backend | None = None, written: Collection[str] = ()
+        self,
+        memory: GuardedMemory,
+        backend: Backend | None = None,
+        written: Collection[str] = (),
+        key: str = "",
     ):
         super().__init__()
         self.memory = memory
@@ -287,6 +292,7 @@ class GuardedAllocations(TorchDispatchMode):
         self.modified: list[str] = []
         self._backend = backend
         self._written = written
+        self._key = getattr(torch._C.DispatchKey, key) if key else None
         self._inside = 0  # operators that are no PyTorch's
 
     @classmethod
@@ -305,7 +311,7 @@ class GuardedAllocations(TorchDispatchMode):
                 if allocate is None
                 else allocate(self, args, kwargs)
             )
-        key = _dispatch_key(args, kwargs)
+        key = self._key or _dispatch_key(args, kwargs)
         if key is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
             func.name(), key.name
         ):

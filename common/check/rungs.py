@@ -48,6 +48,7 @@ from common.check.expected import (
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import Behaviour, Look, habits
+from common.check.random_case import SEED, SEED_VARIABLE, random_case
 from common.check.refusal import GAVE_UP, names_one_of
 
 if TYPE_CHECKING:
@@ -394,26 +395,42 @@ class _CaseCheck:
     def on_small_card(self) -> Failure | None:
         """On a card with few multiprocessors, little shared memory and small grids, so that this
         case takes the paths of a large one. It may be refused there, for a reason."""
-        self.backend.use(self.schedules[0])
         with self.backend.small_card():
-            args = self.first.args
-            try:
-                done = call_guarded(
-                    self.call, self.signature, args, self.backend, on_host=self.first.on_host
-                )
-            except Exception as error:
-                message = message_of(error)
-                refused = lacking(message) or names_one_of(message, self.signature.names)
-                failure = None if refused and not GAVE_UP.search(message) else raised(error)
-            else:
-                failure = side_effects(done, args, self.signature)
-                failure = failure or self._judge(self.first, done.outputs, done.names)
+            failure = self.right_or_refused()
         if failure is None:
             return None
         return replace(
             failure,
             summary="on a small card (2 multiprocessors with one block each, 2 KB of shared memory "
             f"to opt in to, 3 blocks along y), {failure.summary}",
+        )
+
+    def right_or_refused(self) -> Failure | None:
+        """One call, which may also be refused by the name of an argument."""
+        self.backend.use(self.schedules[0])
+        args = self.first.args
+        try:
+            done = call_guarded(
+                self.call, self.signature, args, self.backend, on_host=self.first.on_host
+            )
+        except Exception as error:
+            message = message_of(error)
+            refused = lacking(message) or names_one_of(message, self.signature.names)
+            return None if refused and not GAVE_UP.search(message) else raised(error)
+        failure = side_effects(done, args, self.signature)
+        return failure or self._judge(self.first, done.outputs, done.names)
+
+    def expanded_gradient(self) -> Failure | None:
+        """With an upstream gradient of stride 0, as `y.sum().backward()` gives: one row for all."""
+        self.backend.use(self.schedules[0])
+        expected = expected_gradients(self.problem, self.first.args, self.signature, expanded=True)
+        failure, _ = gradients_of(
+            self.problem, self.call, self.first.args, self.signature, expected, self.backend
+        )
+        if failure is None:
+            return None
+        return replace(
+            failure, summary=f"with an upstream gradient of one row, expanded, {failure.summary}"
         )
 
     def _side_stream(self) -> Failure | None:
@@ -572,7 +589,8 @@ def check_rung(
     - nothing written outside of tensors, no argument modified that the schema does not mark;
     - a second call on other inputs, then the first input again with other poison: equal bits;
     - on the CPU every thread order, on CUDA a busy side stream and a CUDA graph replayed with
-      changed input; gradients where the problem has them.
+      changed input; gradients where the problem has them;
+    - unless quick, one case of a random shape (common/check/random_case.py).
 
     A case that the rung refuses because the card lacks something (common/check/lacks.py) is left
     out, with a remark. Raises Skip, with what the card lacks, where every case is.
@@ -677,15 +695,22 @@ def _beyond_results(
         orders = backend.schedules(quick=True)
         return _CaseCheck(problem, rung, call, case, backend, orders, CheckResult())
 
-    for case in quick_cases(cases)[:1] if leaks else ():
-        try:
-            failure = check_of(case).leaks()
-        except Lacking:
-            continue
-        if failure is not None:
-            return failure.about(case)
-    if quick or not backend.watches_calls:
+    for case in quick_cases(cases)[:1]:
+        steps = [check_of(case).leaks] if leaks else []
+        if problem.gradients:
+            steps.append(check_of(case).expanded_gradient)
+        for step in steps:
+            try:
+                failure = step()
+            except Lacking:
+                continue
+            if failure is not None:
+                return failure.about(case)
+    if quick:
         return None
+    found = _random_case(problem, rung, check_of, cases)
+    if found is not None or not backend.watches_calls:
+        return found
     # What has no sizes has no paths for large inputs either.
     sized = [case for case in cases if case.shape]
     large = [case for case in sized if math.prod(case.shape) <= SMALL_CARD_ELEMENTS]
@@ -695,6 +720,26 @@ def _beyond_results(
         if failure is not None:
             return failure.about(case)
     return None
+
+
+def _random_case(
+    problem: Problem,
+    rung: Rung,
+    check_of: Callable[[Case], _CaseCheck],
+    cases: Sequence[Case],
+) -> Failure | None:
+    """A case of a random shape: right, or refused by name."""
+    case = random_case(cases, f"{problem.name} {SEED}")
+    if case is None:
+        return None
+    try:
+        check = check_of(case)
+    except (ProblemError, ValueError, RuntimeError, AssertionError, LookupError):
+        return None  # a shape that the problem's inputs or its reference do not know
+    failure = check.right_or_refused()
+    if failure is None:
+        return None
+    return failure.about(f"{case}, a random case ({SEED_VARIABLE}={SEED} repeats it)")
 
 
 def check_outputs(

@@ -253,6 +253,7 @@ class Runtime:
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
         self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
         self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
+        self._library.cudacpu_on_other_device.argtypes = sizes[:2]
         self._model = ""
 
     def set_model(self, model: str) -> None:
@@ -272,6 +273,10 @@ class Runtime:
         """Whether launchers find, from now on, a current stream that is not the default one and a
         current device that is not the tensors'. A launch on the wrong one then throws."""
         self._library.cudacpu_check_launcher(int(on))
+
+    def place_on_other_device(self, address: int, size: int) -> None:
+        """These bytes of memory, and no others, count as a second device's from now on."""
+        self._library.cudacpu_on_other_device(address, size)
 
     def work_done(self) -> int:
         """How many kernels, copies and fills have run so far."""

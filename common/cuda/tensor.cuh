@@ -67,10 +67,11 @@ inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
 #endif
 }
 
-// The number of the tensor's GPU, for the runtime API. On the CPU backend all tensors are on 0.
-inline int device_index([[maybe_unused]] const Tensor& t) {
+// The number of the tensor's GPU, for the runtime API. On the CPU backend it is 0, unless a check
+// of the launcher plays a second one.
+inline int device_index(const Tensor& t) {
 #ifdef CUDA_ON_CPU
-  return 0;
+  return cudacpu::device_of(t.const_data_ptr());
 #else
   return t.get_device_index();
 #endif
@@ -189,7 +190,7 @@ class check {
 
   const check& same_device(const Tensor& other, const char* other_name) const {
     const bool same = t_.is_cpu() == other.is_cpu();  // tensors on the host have no index
-    STD_TORCH_CHECK(same && t_.get_device_index() == other.get_device_index(), name_,
+    STD_TORCH_CHECK(same && device_index(t_) == device_index(other), name_,
                     ": expected the device of ", other_name, ", got another");
     return *this;
   }

@@ -23,7 +23,7 @@ from common.base.toolchain import Platform
 from common.bench import ceilings
 from common.bench.timing import Untimed, target_met, time_problem
 from common.build import library, own_way
-from common.check import bad_input, device, guard, rungs
+from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import message_of
 from common.check.lacks import lacking
@@ -244,6 +244,13 @@ def check_rung(
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
+        full = not run.work.quick and not run.work.watched and run.backend.name == "cuda"
+        if outcome.status == PASS and full:
+            run.stage(rung.name, "beyond 2^31 elements")
+            failure, reason = beyond.check_beyond(problem, rung, call, run.backend)
+            if reason not in ("", beyond.UNTIMED, beyond.UNLIMITED):
+                outcome.remarks.append(f"not tried beyond 2^31 elements: {reason}")
+            _take(outcome, rungs.CheckResult(failure=failure))
         take_findings(run, outcome)
     except Skip as skip:
         outcome.status, outcome.reason = SKIP, str(skip)

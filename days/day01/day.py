@@ -8,10 +8,12 @@ from .facts import (
     FACTS,
     always_in_range,
     expected_facts,
+    expected_lines,
     expected_name,
     indices,
     launch,
     like,
+    printed,
     sm_ids_in_range,
 )
 
@@ -64,9 +66,11 @@ EXERCISE = Exercise(
 )
 
 
-def checked(name, inputs, reference, rung, shapes=((),)):
-    cases = tuple(Case(shape) for shape in shapes)
-    return Problem(name, inputs, reference, (rung,), cases, timed=False, outputs_exact=True)
+def checked(name, inputs, reference, rung, shapes=((),), refused=()):
+    cases, refused = (tuple(Case(shape) for shape in each) for each in (shapes, refused))
+    return Problem(
+        name, inputs, reference, (rung,), cases, refused, timed=False, outputs_exact=True
+    )
 
 
 COPIES_FROM_HOST = "it copies facts from the host with a cudaMemcpy that waits"
@@ -89,13 +93,22 @@ PROBLEMS = (
         indices,
         Rung("global_indices", "blockIdx · blockDim + threadIdx"),
         [(1, 1), (3, 7), (2, 1024), (65535, 1), (131, 33)],
+        refused=[(0, 1), (65536, 1), (1, 0), (1, 1025)],
+    ),
+    checked(
+        "printed lines",
+        launch,
+        expected_lines,
+        Rung("global_indices", "printf", load=printed, not_captured="it waits for the output"),
+        [(2, 4), (3, 5)],
     ),
     checked(
         "multiprocessor",
         launch,
         always_in_range,
         Rung("sm_ids", "PTX register %smid", not_captured=COPIES_FROM_HOST, load=sm_ids_in_range),
-        [(1,), (1000,)],
+        [(1,), (1000,), (65535,)],
+        refused=[(0,), (65536,)],
     ),
 )
 

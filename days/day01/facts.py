@@ -1,6 +1,9 @@
 """What the rungs must report: the GPU's facts by PyTorch, or those of the card that is played."""
 
+import ctypes
 import os
+import re
+import tempfile
 
 import torch
 
@@ -62,6 +65,45 @@ def launch(case, draw):
 
 def indices(like, blocks, threads):
     return torch.arange(blocks * threads, dtype=torch.int32, device=like.device)
+
+
+LINE = "hello from thread {} of block {}: I am number {} of {}"
+
+
+def expected_lines(like, blocks, threads):
+    """The numbers of each line that global_indices prints, in the order of the threads' indices:
+    thread, block, index, number of threads. Returns (blocks * threads, 4) int64."""
+    count = blocks * threads
+    rows = [(i % threads, i // threads, i, count) for i in range(count)]
+    return torch.tensor(rows, device=like.device)
+
+
+def printed(builder):
+    """Runs global_indices and reads what its threads print, which comes in any order."""
+    operators = builder.operators()
+    pattern = re.compile(LINE.format(*[r"(\d+)"] * 4))
+
+    def lines(like, blocks, threads):
+        flush = ctypes.CDLL(None).fflush  # what printf keeps goes out
+        with tempfile.TemporaryFile() as file:
+            flush(None)
+            before = os.dup(1)
+            os.dup2(file.fileno(), 1)
+            try:
+                operators.global_indices(like, blocks, threads, True)
+                if like.is_cuda:
+                    torch.cuda.synchronize()
+                flush(None)
+            finally:
+                os.dup2(before, 1)
+                os.close(before)
+            file.seek(0)
+            text = file.read().decode()
+        rows = [[int(number) for number in row] for row in pattern.findall(text)]
+        rows.sort(key=lambda row: row[2])
+        return torch.tensor(rows, device=like.device).reshape(-1, 4)
+
+    return lines
 
 
 def sm_ids_in_range(builder):

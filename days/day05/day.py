@@ -55,6 +55,7 @@ PROBLEMS = (
         cases=(
             *grid([(1, 1), (3, 1023), (2, 1024), (3, 1025), (5, 257), (7, 4099)], FLOATS),
             *grid([(0, 8), (4, 0), (129, 3), (2, 512), (2, 2048), (2, 4096), (1, 8192)], FLOATS),
+            *grid([(3, 13_000)], ["float32"]),  # a row of more than 48 KB
             *grid([(4, 1000)], FLOATS, values="large"),
             *grid([(4, 513)], FLOATS, values="offset"),
             *grid([(8, 300)], FLOATS, values="nonfinite"),

@@ -86,7 +86,8 @@ PROBLEMS = (
             *grid([(1, 1), (3, 1023), (2, 1024), (3, 1025), (5, 257), (7, 4099)], FLOATS),
             *grid([(0, 8), (4, 0), (129, 3), (5, 512), (2, 2048), (3, 4096), (1, 8192)], FLOATS),
             *grid([(2, 12_288), (1, 33_000)], ["float32", "bfloat16"]),
-            *grid([(2, 520), (2, 1028), (2, 2052)], ["float32"]),  # one pack more than lanes hold
+            # One pack more than lanes hold.
+            *grid([(2, 520), (2, 1028), (2, 2052), (2, 4100), (2, 8196)], ["float32"]),
             *grid([(4, 1000), (3, 4096)], FLOATS, values="offset"),
             *grid([(4, 1000)], FLOATS, values="large"),
             *grid([(4, 520)], ["float16"], values="extreme"),

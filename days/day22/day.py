@@ -9,6 +9,15 @@ TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more 
 TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
 SOURCE = "shared_mem_tricks.cu"
 INTRODUCES = ("sub-tile",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "ema_v4_large_tile_kernel: loop bound off by one: `c0 < cols` -> `c0 < cols - 1`": (
+        "c0 and cols are multiples of 4"
+    ),
+    "ema_v4_large_tile: comparison: "
+    "`TILE_BYTES > shared_limit(x)` -> `TILE_BYTES >= shared_limit(x)`": (
+        "where both are equal, either kernel computes it"
+    ),
+}
 
 EXERCISE = Exercise(
     function="ema_through_tile",

@@ -25,6 +25,14 @@ TOPICS = ("persistent kernel", "work queue", "atomics", "launch overhead", "RNN"
 SOURCE = "persistent_threads.cu"
 EXTRA_SOURCES = ("rolling_batches.cu",)
 INTRODUCES = ("persistent kernel", "work queue", "double buffering")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "persistent_threads.cu: with_block_size: comparison: `hidden <= 32` -> `hidden < 32`": (
+        "the next block size computes the same, with idle threads"
+    ),
+    "persistent_threads.cu: with_block_size: comparison: `hidden <= 64` -> `hidden < 64`": (
+        "the next block size computes the same, with idle threads"
+    ),
+}
 
 EXERCISE = Exercise(
     function="rnn_v4_persistent_queue_kernel",

@@ -25,7 +25,7 @@ __global__ void attention_round_kernel(const float4* __restrict__ sums, T* __res
   const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (e >= threads) return;
   const int64_t groups = (Sq + BM - 1) / BM * (BM / 16), group = e / D;  // of 16 rows
-  const int g = e % 8, n = e / 8 % (D / 8);
+  const int g = static_cast<int>(e % 8), n = static_cast<int>(e / 8 % (D / 8));
   const int64_t head = group / groups, row = group % groups * 16 + g;
   uint32_t low[4], high[4];
 #pragma unroll

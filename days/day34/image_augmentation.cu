@@ -251,15 +251,15 @@ __device__ float mean_of_parts(const float* __restrict__ sums, int image, const 
 __global__ void augment_v1_separate_resize_kernel(Batch in, float* __restrict__ planes) {
   const Shape& s = in.s;
   const int64_t plane = int64_t{s.rows} * s.cols;
+  const int first = blockIdx.x * WARPS + threadIdx.x / 32;
   for (int image = blockIdx.y; image < s.images; image += gridDim.y) {
     float* out = planes + image * 3 * plane;
-    resized_rows(in, image, blockIdx.x * WARPS + threadIdx.x / 32, s.rows, WARPS * PARTS,
-                 [&](int row, int col, const Pixel& p) {
-                   const int64_t i = int64_t{row} * s.cols + col;
-                   out[i] = p.r;
-                   out[plane + i] = p.g;
-                   out[2 * plane + i] = p.b;
-                 });
+    resized_rows(in, image, first, s.rows, WARPS * PARTS, [&](int row, int col, const Pixel& p) {
+      const int64_t i = int64_t{row} * s.cols + col;
+      out[i] = p.r;
+      out[plane + i] = p.g;
+      out[2 * plane + i] = p.b;
+    });
   }
 }
 

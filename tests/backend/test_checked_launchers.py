@@ -23,9 +23,16 @@ ADD_ONE = Problem(
     rungs=(Rung("rung", "the test's own"),),
     cases=grid([(1,), (3, 31), (8, 64), (0, 4), (1000,)], ["float32"]),
 )
+ADD = Problem(
+    name="add",
+    inputs=lambda case, draw: (draw(*case.shape), draw(*case.shape)),
+    reference=lambda x, y: x + y,
+    rungs=(Rung("rung", "the test's own"),),
+    cases=grid([(3, 31), (8, 64)], ["float32"]),
+)
 RIGHT = (
     *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
-    *("strides_along_y", "long_row_right"),
+    *("strides_along_y", "long_row_right", "pair_right"),
 )
 # What the failure's text must match.
 WRONG = {
@@ -48,6 +55,8 @@ WRONG = {
     "one_trip": "on a small card .*elements are wrong",
     "stops_along_y": "on a small card .*elements are wrong",
     "long_row_wrong": "on a small card .*element.* wrong",
+    "pair_on_two_gpus": r"bad input, x on another GPU: it was accepted\n.*same_device",
+    "pair_with_host": "bad input, y on the device meta, with the others' kernel called",
 }
 
 
@@ -58,8 +67,9 @@ def check(libraries: Libraries, cpu_runtime: backend.Runtime) -> Any:
 
     def check(name: str) -> CheckResult:
         rung, call = Rung(name, "the test's own"), getattr(operators, name)
-        result = check_rung(ADD_ONE, rung, call, device)
-        return result if result.failure else check_bad_input(ADD_ONE, rung, call, device)
+        problem = ADD if name.startswith("pair") else ADD_ONE
+        result = check_rung(problem, rung, call, device)
+        return result if result.failure else check_bad_input(problem, rung, call, device)
 
     return check
 

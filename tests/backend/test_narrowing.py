@@ -30,6 +30,7 @@ __global__ void copy_kernel(const T* x, T* y, int64_t rows, int64_t cols) {
   if (row >= rows) return;
   const int lane = static_cast<int>(row % 32);
   const int small = blockIdx.x * blockDim.x + threadIdx.x;
+  if (small == abs(static_cast<int>(lane + blockIdx.x * blockDim.x))) __syncwarp();
   if (lane == 32) printf("%d of %u\\n", small, gridDim.x * blockDim.x);
   const T* there = x + blockIdx.x * cols + cols * gridDim.y;
   for (int64_t c = 0; c < cols; ++c) y[row * cols + c] = *(there - blockIdx.x * cols);

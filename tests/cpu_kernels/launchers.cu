@@ -320,6 +320,43 @@ Tensor long_row_wrong(const Tensor& x) {
   return row_in_shared(x, true);
 }
 
+// ---------------------------------------------------------------- two tensors
+
+__global__ void add_pair(const float* x, const float* y, float* z, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) z[i] = x[i] + y[i];
+}
+
+// on_gpu, same_device: what is checked of y.
+Tensor added(const Tensor& x, const Tensor& y, bool on_gpu, bool same_device) {
+  Tensor z = checked(x);
+  const auto of_y = check(y, "y").dtype({ScalarType::Float}).rank(x.dim()).contiguous();
+  for (int64_t dim = 0; dim < x.dim(); ++dim) of_y.size(dim, x.size(dim));
+  if (on_gpu) of_y.on_gpu();
+  if (same_device) of_y.same_device(x, "x");
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return z;
+  add_pair<<<blocks_for(x), BLOCK, 0, current_stream(x)>>>(data<float>(x), data<float>(y),
+                                                           mutable_data<float>(z), x.numel());
+  check_launch("add_pair");
+  return z;
+}
+
+Tensor pair_right(const Tensor& x, const Tensor& y) {
+  return added(x, y, true, true);
+}
+Tensor pair_on_two_gpus(const Tensor& x, const Tensor& y) {
+  return added(x, y, true, false);
+}
+Tensor pair_with_host(const Tensor& x, const Tensor& y) {
+  const bool other_gpu = y.is_cpu() && device_index(x) != device_index(y);
+  STD_TORCH_CHECK(!other_gpu, "y: expected the GPU of x");
+  return added(x, y, false, false);
+}
+RUNG(test_launchers, pair_right, "(Tensor x, Tensor y) -> Tensor");
+RUNG(test_launchers, pair_on_two_gpus, "(Tensor x, Tensor y) -> Tensor");
+RUNG(test_launchers, pair_with_host, "(Tensor x, Tensor y) -> Tensor");
+
 #define LAUNCHER(name) RUNG(test_launchers, name, "(Tensor x) -> Tensor")
 LAUNCHER(right);
 LAUNCHER(without_guard);

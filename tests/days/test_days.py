@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from common.base import toolchain
 from common.base.days import Day, discover, load_lesson
 from common.base.paths import ROOT
+from common.build.narrowing import narrowed
 from common.practice.challenge import write_challenge
 from common.practice.mutants.outline import trimmed
 from common.report import stored
@@ -198,6 +200,16 @@ test_compiles_for_gpus.begin = begin  # type: ignore[attr-defined]
 
 def readme(day: Day) -> str:
     return (day.folder / "README.md").read_text(encoding="utf-8")
+
+
+@every_day
+def test_sizes_and_indices_keep_their_64_bits(day: Day) -> None:
+    """What no input that fits a check can show: the row "indices" of `--sanitize`."""
+    try:
+        platform = toolchain.detect("cpu")
+    except toolchain.ToolchainError as error:
+        pytest.skip(str(error))
+    assert not narrowed(day, platform)
 
 
 @every_day

@@ -101,6 +101,34 @@ def test_what_is_tried() -> None:
         assert any(words in text for text in tried), words
 
 
+def test_a_tensor_on_another_device_reaches_the_kernel() -> None:
+    """On a GPU, PyTorch calls the kernel if one of the tensors is there: each has to be checked."""
+
+    def registered(name: str, implementation: Callable[..., torch.Tensor]) -> Callable[..., object]:
+        library.define(f"{name}(Tensor x, Tensor y, float factor) -> Tensor")
+        library.impl(name, implementation, "CPU")
+        return getattr(torch.ops.test_bad_input, name)
+
+    def unchecked(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        require(y.device.type == "cpu", "y: expected a CPU tensor")
+        return add(x, y, factor) if x.device.type == "cpu" else torch.zeros(y.shape, dtype=y.dtype)
+
+    library = torch.library.Library("test_bad_input", "DEF")
+    assert check(registered("checked", add)).failure is None
+    rejected(registered("unchecked", unchecked), "x on the device meta, with the others' kernel")
+
+
+def test_the_cases_that_a_problem_refuses_are_tried() -> None:
+    small = replace(ADD, refused=(Case((9, 9)),))
+    rejected(add, "9×9", "lists it as refused", problem=small)
+
+    def limited(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        require(x.numel() < 81, f"x: at most 80 elements, got {x.numel()}")
+        return add(x, y, factor)
+
+    assert check(limited, small).failure is None
+
+
 def test_good_case_is_small_with_distinct_sizes() -> None:
     assert good_case(list(ADD.cases)) == Case((3, 5))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
 from common.cpu.lexer import tokenize
 from common.practice.mutants import derive
 from common.practice.mutants.derive import Mutant
-from common.practice.mutants.kinds import KINDS
+from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
 
@@ -217,6 +218,10 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
         # Where both are on one device, the other tensor's check refuses x on the host as well.
         (host('check(x, "x").on_gpu(); check(y, "y").on_gpu().like(x, "x");'), []),
         (
+            host('check(y, "y").on_gpu(); check(y, "y").same_device(x, "x");'),
+            ['check(y, "y").same_device(x, "x") -> check(y, "y")'],
+        ),
+        (
             host('check(x, "x").on_gpu(); check(y, "y").like(x, "x");'),
             ['check(x, "x").on_gpu() -> check(x, "x")'],
         ),
@@ -341,6 +346,26 @@ def test_files_that_are_linked_together_use_each_other() -> None:
         "b.cu": ["helper"],
     }
     assert trimmed("int f() { return 1; }\nRUNG(d, g, s);\n", [], ["f"]).startswith("int f()")
+
+
+def test_a_device_check_that_no_call_reaches_is_not_dropped(tmp_path: Path) -> None:
+    """PyTorch refuses the only tensor of an operator where it is on another device."""
+    launchers = """
+    Tensor one(const Tensor& x) { check(x, "x").on_gpu(); return x; }
+    Tensor two(const Tensor& x, const Tensor& y) { check(x, "x").on_gpu(); return one(x); }
+    Tensor many(std::vector<Tensor> x) { check(x, "x").on_gpu(); return one(x[0]); }
+    Tensor host(const Tensor& x, const Tensor& y) { check(x, "x").on_host(); return x; }
+    RUNG(day01, one, "(Tensor x) -> Tensor");
+    RUNG(day01, two, "(Tensor x, Tensor? y) -> Tensor");
+    RUNG(day01, many, "(Tensor[] x) -> Tensor");
+    STABLE_TORCH_LIBRARY_FRAGMENT(day01, m) { m.def("host(Tensor x, Tensor y) -> Tensor"); }
+    STABLE_TORCH_LIBRARY_IMPL(day01, CPU, m) { m.impl("host", TORCH_BOX(&host)); }
+    """
+    path = tmp_path / "a.cu"
+    path.write_text(launchers)
+    day = dataclasses.replace(DAYS[0], folder=tmp_path, source=path, extra_sources=())
+    found = [m.function for m in derive.mutants_of(day) if m.kind.name == DEVICE_CHECK]
+    assert found == ["two", "many"]
 
 
 def test_an_identity_does_not_depend_on_other_code() -> None:

@@ -30,6 +30,10 @@ int current_device() {
   return chosen_device < 0 ? kOtherDevice : chosen_device;
 }
 
+// Memory that lies on the other device, for checks of launchers: none while both are 0.
+std::atomic<uintptr_t> other_begin{0};
+std::atomic<uintptr_t> other_end{0};
+
 // The whole pages of a tensor and of the bands around it.
 struct ClosedTensor {
   char* begin;
@@ -62,6 +66,12 @@ void protect(bool open) {
 
 cudaError_t check_device(int device) {
   return device >= 0 && device < device_count() ? cudaSuccess : set_error(cudaErrorInvalidDevice);
+}
+
+int device_of(const void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const bool other = other_begin.load() <= address && address < other_end.load();
+  return other ? kOtherDevice : kTensorsDevice;
 }
 
 int device_count() {
@@ -175,6 +185,12 @@ void cudacpu_check_launcher(int on) {
     launches = 0;
   }
   checked_stream.store(on ? &stream : nullptr);
+}
+
+// This memory alone lies on the other device from now on.
+void cudacpu_on_other_device(uintptr_t begin, size_t bytes) {
+  other_begin.store(begin);
+  other_end.store(begin + bytes);
 }
 
 // The first launches of the check that began last: see note_launch. The text is valid until the

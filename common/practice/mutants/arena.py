@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from common.base.paths import ROOT
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
+from common.check.random_case import SEED_VARIABLE
 from common.cpu.backend import preloaded
 from common.practice.mutants.tried import Result, Trial
 from common.practice.mutants.workshop import Programs, Stopped
@@ -22,7 +23,8 @@ class Arena:
 
     def __init__(self, platform: Platform, variant: Variant, programs: Programs):
         """Raises FileNotFoundError, with what to install, where the compiler lacks the variant."""
-        variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler}
+        # With one seed, so that a verdict does not depend on when the mutant was tried.
+        variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler, SEED_VARIABLE: "0"}
         if variant == "address":
             variables |= preloaded(platform.compiler)
         self._programs = programs

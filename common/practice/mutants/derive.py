@@ -92,7 +92,9 @@ def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[s
         for path, used in reached_together(outlines, {name}).items():
             names = {function.name for d in used for function in d.functions}
             found[path][0 if safe else 1].update(names)
-    return {path: safe - others for path, (safe, others) in found.items()}
+    # A launcher may be called by another one, with the same tensors.
+    own = {name for name, tensors in taken.items() if tensors == 1}
+    return {path: safe - (others - own) for path, (safe, others) in found.items()}
 
 
 def mutants(

@@ -687,7 +687,7 @@ DEVICE_CHECK = "device check dropped"
 
 @_kind(DEVICE_CHECK, "host", "A tensor of another device reaches the kernel.", watched=False)
 def _device(code: Code, function: Function) -> Iterator[Edit]:
-    tied = {name for names in _tied(code, function) for name in names}
+    tied = _tied(code, function)
     for start, end in _chained(code, function):
         method = code.code[start + 1].text
         first = _chain_start(code, start)
@@ -697,9 +697,10 @@ def _device(code: Code, function: Function) -> Iterator[Edit]:
             yield Edit(start, end, "", (first, end))
 
 
-def _tied(code: Code, function: Function) -> Iterator[tuple[str, str]]:
-    """The two tensors of each check that both are on one device, where both are checked to be on
-    the GPU: of these checks, any two do."""
+def _tied(code: Code, function: Function) -> set[str]:
+    """The tensors that a check of two tensors' devices ties to another one that is checked to be on
+    the GPU, here or, where nothing else of it is checked here, by who calls: that refuses the same
+    calls as their own check."""
     chains: dict[str, set[str]] = {}
     pairs = []
     for start, _ in _chained(code, function):
@@ -708,9 +709,8 @@ def _tied(code: Code, function: Function) -> Iterator[tuple[str, str]]:
         chains.setdefault(name, set()).add(method)
         if method in ("like", "same_device"):
             pairs.append((name, code.code[start + 3].text))
-    for one, other in pairs:
-        if "on_gpu" in chains.get(one, ()) and "on_gpu" in chains.get(other, ()):
-            yield one, other
+    tied = {one for one, other in pairs if "on_gpu" in chains.get(other, ("on_gpu",))}
+    return tied | {other for one, other in pairs if "on_gpu" in chains[one]}
 
 
 def _chain_start(code: Code, p: int) -> int:

@@ -22,4 +22,7 @@ class DeviceGuard {
 // Blocks that a grid may have along y: a small card has few.
 int max_grid_y();
 
+// The device that this memory of a tensor is on: 0, unless a check places it on another one.
+int device_of(const void* memory);
+
 }  // namespace cudacpu

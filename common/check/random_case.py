@@ -1,0 +1,54 @@
+"""A case of random sizes, around multiples of tiles, like the cases that a day declares."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+from collections.abc import Sequence
+
+from common.base.declaration import Case
+
+SEED_VARIABLE = "HUNDRED_DAYS_SEED"
+# Of this process and those that it forks; a failure names it.
+SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
+
+LARGEST = 1 << 14  # elements of the case's shape
+_TILES = (8, 16, 32, 64, 128, 256)
+
+
+def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
+    """One of the cases with other sizes, the same for the same seed; None where none has sizes.
+
+    A dimension that is odd in one of the cases takes any size up to the largest there is of it;
+    another keeps to the sizes that the cases have, because it may have to be a multiple.
+    """
+    chance = random.Random(seed)
+    known = [
+        case
+        for case in cases
+        if case.values == "normal" and case.shape and 0 < math.prod(case.shape) <= LARGEST
+    ]
+    if not known:
+        return None
+    base = chance.choice(known)
+    alike = [case.shape for case in known if len(case.shape) == len(base.shape)]
+    shape = list(base.shape)
+    for dim in chance.sample(range(len(shape)), len(shape)):
+        sizes = sorted({other[dim] for other in alike})
+        rest = math.prod(shape) // shape[dim]
+        if any(size % 2 and size > 1 for size in sizes):
+            most = min(sizes[-1], max(LARGEST // rest, 1))
+            shape[dim] = _size(chance, most)
+        else:
+            fitting = [size for size in sizes if size * rest <= LARGEST]
+            shape[dim] = chance.choice(fitting or [shape[dim]])
+    return Case(tuple(shape), base.dtype, base.values)
+
+
+def _size(chance: random.Random, most: int) -> int:
+    """A size in [1, most], often one beside a multiple of a tile's."""
+    tile = chance.choice(_TILES)
+    near = tile * chance.randint(1, max(most // tile, 1)) + chance.choice((-1, 0, 1))
+    return near if 1 <= near <= most and chance.random() < 0.75 else chance.randint(1, most)

@@ -1,0 +1,61 @@
+"""Cases that hypothesis draws: right on every rung, or refused. See tests/random_cases.py.
+
+Few seconds per day, with another seed each date. HUNDRED_DAYS_SEED repeats a run, and
+HUNDRED_DAYS_SECONDS makes it longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from common.base.days import Day, discover
+from common.base.paths import ROOT
+from common.check.random_case import SEED_VARIABLE
+from common.run.mutate import today_as_seed
+
+DAYS, _ = discover()
+SECONDS = float(os.environ.get("HUNDRED_DAYS_SECONDS", "1"))
+SEED = int(os.environ.get(SEED_VARIABLE, today_as_seed()))
+
+
+@pytest.fixture(scope="session")
+def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[str, Any]]], str]:
+    """The command, what it found by day, and its complaints, of the days that tests ask for."""
+    items = [
+        item
+        for item in request.session.items
+        if getattr(item, "function", None) is test_random_cases
+        and not item.get_closest_marker("skip")
+    ]
+    days = sorted({item.callspec.params["day"].number for item in items})
+    words = ["-m", "tests.random_cases", *map(str, days)]
+    words += ["--seconds", str(SECONDS), "--seed", str(SEED)]
+    run = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=3000
+    )
+    found: dict[int, list[dict[str, Any]]] = {day: [] for day in days}
+    for line in run.stdout.splitlines():
+        if line.startswith('{"day"'):
+            data = json.loads(line)
+            found[data["day"]].append(data)
+    return " ".join(["python", *words]), found, run.stderr
+
+
+@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+def test_random_cases(day: Day, explored: tuple[str, dict[int, list[dict[str, Any]]], str]) -> None:
+    command, everything, complaints = explored
+    *found, end = everything[day.number] or [{}]
+    assert end.get("exit") == 0, f"{command} died on this day\n{found}\n{complaints}"
+    assert found, f"{command} tried nothing\n{complaints}"
+    wrong = [
+        "\n".join([f"{one['problem']}: {one['rung']}: {one['called']}", *one["wrong"]])
+        for one in found
+        if one.get("wrong")
+    ]
+    assert not wrong, "\n".join([*wrong, f"{command} repeats this"])

@@ -1,0 +1,63 @@
+"""The random case of a problem: replayable, within what its cases allow."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from common.base.declaration import Case, Cost, Problem, Rung, grid
+from common.check.random_case import LARGEST, SEED, SEED_VARIABLE, random_case
+from common.check.rungs import check_rung
+from tests.unit.test_check import FakeBackend
+
+CASES = (
+    *grid([(3, 65, 8), (5, 100, 16)], ["float32", "bfloat16"]),
+    Case((9, 9), "float32", "nonfinite"),
+    Case((1 << 10, 1 << 10, 64)),
+)
+
+
+def test_a_seed_gives_one_case() -> None:
+    found = [random_case(CASES, seed) for seed in range(200)]
+    assert found == [random_case(CASES, seed) for seed in range(200)]
+    assert len({case.shape for case in found if case}) > 50
+
+
+def test_sizes_keep_to_what_the_cases_show() -> None:
+    for seed in range(200):
+        case = random_case(CASES, seed)
+        assert case is not None and case.values == "normal"
+        rows, cols, depth = case.shape
+        assert 1 <= rows <= 5 and 1 <= cols <= 100
+        assert depth in (8, 16)  # never odd: it may have to be a multiple
+        assert math.prod(case.shape) <= LARGEST
+
+
+def test_without_sizes_there_is_none() -> None:
+    assert random_case((Case(()), Case((0,)), Case((1 << 20,))), 1) is None
+
+
+def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
+    """Right on all cases that are declared, wrong on any other."""
+    cases = grid([(1,), (255,), (999,)], ["float32"])
+    known = {case.shape for case in cases}
+    problem = Problem(
+        "double",
+        lambda case, draw: (draw(*case.shape),),
+        lambda x: 2 * x,
+        (Rung("double", "the test's own"),),
+        cases,
+        cost=lambda case: Cost(),
+    )
+
+    def learnt_by_heart(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if tuple(x.shape) in known else 3 * x
+
+    found = check_rung(problem, problem.rungs[0], learnt_by_heart, FakeBackend())
+    case = random_case(cases, f"double {SEED}")
+    assert case is not None
+    if case.shape not in known:
+        assert found.failure is not None
+        assert f"{SEED_VARIABLE}={SEED} repeats it" in str(found.failure)
+    assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
