@@ -234,7 +234,7 @@ def parser() -> Parser:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="with --write: store what --json wrote on another machine",
+        help="with --write: store what --json, or --mutants --json, wrote on another machine",
     )
     out.add_argument(
         "--merge",

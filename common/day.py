@@ -19,6 +19,17 @@ from common.base.declaration import (
 )
 from common.base.outcome import Skip
 from common.bench.showing import peak_memory, print_table, seconds
+from common.check.sparse_matrices import (
+    coo_product,
+    csr_product,
+    csr_to_ell,
+    cusparse_product,
+    draw_on,
+    ell_product,
+    row_lengths,
+    rows_of,
+    sparse_matrix,
+)
 from common.cpu.models import Card, played
 from common.report.picture import hills_at_night, save_pictures
 
@@ -34,13 +45,22 @@ __all__ = [
     "Skip",
     "Target",
     "Tolerance",
+    "coo_product",
+    "csr_product",
+    "csr_to_ell",
+    "cusparse_product",
+    "draw_on",
+    "ell_product",
     "grid",
     "hills_at_night",
     "one_tensor",
     "peak_memory",
     "played",
     "print_table",
+    "row_lengths",
+    "rows_of",
     "save_pictures",
     "seconds",
+    "sparse_matrix",
     "streamed",
 ]

@@ -1,8 +1,8 @@
 """Tests that passed with the same sources, flags and versions are not run again.
 
-Of the tiers `backend` and `days`; `--all` runs them all the same. What a test depends on is all of
-common/ and tests/, the compilers and packages in use, and the days that it names: the one that it
-is parametrised with, or those of its mark `uses_days`.
+`--all` runs them all the same. What a test depends on is all of common/ and tests/, the compilers
+and packages in use, and the days that it names: the one that it is parametrised with, or those of
+its mark `uses_days`. A test of the tier `unit` may read any file, so it depends on the repository.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.base.paths import DAYS, ROOT
 from common.report.files import write_atomically
 
 REASON = "passed before with the same sources, flags and versions; --all runs it again"
-_TIERS = (ROOT / "tests" / "backend", ROOT / "tests" / "days")
+_UNIT = ROOT / "tests" / "unit"
 _PACKAGES = ("torch", "numpy", "pytest", "ninja", "rich")
 
 
@@ -42,11 +42,15 @@ def _contents(folder: Path) -> list[Path]:
 @cache
 def _everywhere() -> str:
     """The key of what all tests depend on."""
+    try:
+        compiler = toolchain.find_compiler().version
+    except toolchain.ToolchainError:
+        compiler = ""  # the tests of the tier `unit` do without
     toolkit = toolchain.find_toolkit()
     gpus = toolchain.find_gpus()
     parts = [
         str(ROOT),
-        toolchain.find_compiler().version,
+        compiler,
         toolkit.version if toolkit else "",
         *gpus.names,
         platform.python_version(),
@@ -62,6 +66,15 @@ def _of_day(name: str) -> str:
     return digest([name], _contents(DAYS / name))
 
 
+@cache
+def _whole() -> str:
+    """The key of the repository, caches and what a learner writes left out."""
+    folders = [ROOT / name for name in ("common", "days", "tests", ".ci", ".github")]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    files = sorted([*top, *(path for folder in folders for path in _contents(folder))])
+    return digest([str(path) for path in files], files)
+
+
 def _days_of(item: pytest.Item) -> list[str]:
     call = getattr(item, "callspec", None)
     day = call.params.get("day") if call else None
@@ -71,6 +84,8 @@ def _days_of(item: pytest.Item) -> list[str]:
 
 def key_of(item: pytest.Item) -> str:
     """What the test's outcome depends on."""
+    if item.path.is_relative_to(_UNIT):
+        return digest([_everywhere(), _whole()])
     names = _days_of(item)
     if names == ["all"]:
         names = sorted(path.name for path in DAYS.glob("day*"))
@@ -88,8 +103,6 @@ class Remembered:
     def skip_passed(self, items: Sequence[pytest.Item], everything: bool) -> None:
         """Marks those that need not run; notes of the others what a pass would stand for."""
         for item in items:
-            if not any(item.path.is_relative_to(tier) for tier in _TIERS):
-                continue
             key = key_of(item)
             if not everything and self._passed.get(item.nodeid) == key:
                 item.add_marker(pytest.mark.skip(reason=REASON))

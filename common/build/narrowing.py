@@ -1,8 +1,8 @@
 """64-bit sizes and indices that are kept in 32 bits, found by the host's compiler.
 
 No input that a check can afford has 2^31 elements, so that `int i = blockIdx.x * int64_t{…} + …`
-passes all of them. The compiler warns of the conversion (-Wconversion), and of the condition of a
-loop whose counter is shorter than its bound.
+passes all of them. The compiler warns of the conversion (-Wconversion), of the condition of a loop
+whose counter is shorter than its bound, and of a block's index that is multiplied in 32 bits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from common.build.library import plan
 from common.cpu import backend as cpu
 from common.cpu import libraries
 
-# Put in front of a source: a call with a counter and a bound of more bits warns where it stands;
-# the compiler itself compares the two without a word.
-_COMPARISON = """
+# Put in front of a source: these calls warn where they stand, and the compiler itself compares and
+# multiplies such values without a word.
+_WARNING = """
 template <class A, class B>
 void cudacpu_compared(A, B) {}
 template <class A, class B>
   requires(sizeof(A) < 8 && sizeof(B) == 8)
 [[deprecated("a loop's counter is shorter than its bound")]] void cudacpu_compared(A, B) {}
+template <class A, class B>
+auto cudacpu_product(A a, B b) { return a * b; }
+template <class A, class B>
+  requires(sizeof(A) < 8 && sizeof(B) < 8 && requires(A a, B b) { a % b; })
+[[deprecated("a block's index is multiplied in 32 bits")]] auto cudacpu_product(A a, B b) {
+  return a * b;
+}
 """
 
 # for (int i = …; i < bound; …), in code that is formatted; a bound in capitals is a constant.
@@ -36,14 +43,26 @@ _LOOP = re.compile(
     r"\bfor \((?P<head>(?:int|unsigned|int32_t|uint32_t) (?P<counter>\w+) = [^;]*; )"
     r"(?P<condition>(?P=counter) <=? (?P<bound>[^;&|]*;))"
 )
+_CONSTANT = re.compile(r"[A-Z0-9_:]+")
+# blockIdx.x * cols, cols * blockIdx.x; what is called, subscripted or made is left alone.
+_GRID = r"\b(?:blockIdx|gridDim)\.[xyz]"
+_OTHER = r"(?:[A-Za-z_][\w.:]*(?![\w(\[{<.:])|\([^()]*\))"
+_PRODUCT = re.compile(
+    rf"(?P<left>{_GRID}) \* (?P<right>{_OTHER})"
+    rf"|(?<![\w.>])(?P<first>[A-Za-z_][\w.]*) \* (?P<then>{_GRID})"
+)
+# What is declared with 32 bits is meant to be small, and so is what is printed with %u.
+_SMALL = re.compile(r"\b(?:int|unsigned|u?int32_t) \w+ = [^=]*$|\bprintf\(.*$", re.DOTALL)
 _CONVERSION = re.compile(
     r"^(?P<place>.+?:\d+):\d+: warning: (?:narrowing )?conversion .*?"
     r"from [‘'](?P<source>[^’']+)[’']"
     r"(?: \{aka [‘'](?P<meant>[^’']+)[’']\})? to [‘'](?P<target>[^’']+)[’']",
     re.MULTILINE,
 )
-_SHORT_COUNTER = re.compile(
-    r"^(?P<place>.+?:\d+):\d+: warning: .*a loop's counter is shorter than its bound", re.MULTILINE
+_OWN = re.compile(
+    r"^(?P<place>.+?:\d+):\d+: warning: .*(?P<what>a loop's counter is shorter than its bound"
+    r"|a block's index is multiplied in 32 bits)",
+    re.MULTILINE,
 )
 _LONG = re.compile(r"^(u?int64_t|size_t|ptrdiff_t|(long )+(unsigned )?int|(unsigned )?(long ?)+)$")
 _SHORT = ("int", "unsigned int", "int32_t", "uint32_t")
@@ -51,7 +70,8 @@ _SHORT = ("int", "unsigned int", "int32_t", "uint32_t")
 
 def narrowed(day: Day, platform: Platform) -> list[str]:
     """Each place of the day's sources where a value of 64 bits is kept in 32, or is the bound of a
-    counter of 32: a line each, "days/day05/x.cu:12: …". Kept in the cache.
+    counter of 32, or where a block's index is multiplied in 32 bits: a line each,
+    "days/day05/x.cu:12: …". Kept in the cache.
 
     A conversion that is meant is written as one: static_cast<int>(…). Raises BuildError with the
     compiler's message.
@@ -73,42 +93,67 @@ def narrowed(day: Day, platform: Platform) -> list[str]:
 
 
 def _of_source(source: Path, directory: Path, day: Day, platform: Platform) -> list[str]:
-    text = _LOOP.sub(_compared, source.read_text(encoding="utf-8"))
     # Beside the headers that it includes by their names.
     copy = directory / source.name
-    copy.write_text(f'{_COMPARISON}#line 1 "{source}"\n{text}', encoding="utf-8")
-    command = [platform.compiler, "-fsyntax-only", str(copy), STABLE_ABI, "-Wconversion"]
+    text = prepared(source.read_text(encoding="utf-8"), str(source))
+    copy.write_text(text, encoding="utf-8")
+    command = [platform.compiler, *libraries.prelude(platform), "-fPIC", *WARNINGS, str(copy)]
     # The rewritten headers beside it come before those that they were made of.
-    command += [*libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
+    command += [STABLE_ABI, *libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
     command += [word for path in torch_includes() for word in ("-isystem", str(path))]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     copy.unlink()
     if done.returncode != 0:
         raise BuildError(compiler_message(done.stderr))
+    return places(done.stderr, day)
+
+
+WARNINGS = ("-fsyntax-only", "-Wconversion")  # for the compiler, of what `prepared` returns
+
+
+def environment() -> dict[str, str]:
+    """Variables for a compiler whose warnings `places` reads: they are in English."""
+    return {**os.environ, "LC_ALL": "C.UTF-8"}
+
+
+def prepared(text: str, filename: str) -> str:
+    """A rewritten source, with calls in it that the compiler warns of."""
+    text = _PRODUCT.sub(_multiplied, _LOOP.sub(_compared, text))
+    return f'{_WARNING}#line 1 "{filename}"\n{text}'
+
+
+def places(warnings: str, day: Day) -> list[str]:
+    """What `narrowed` returns, read from the compiler's warnings."""
     lines = []
-    for match in _CONVERSION.finditer(done.stderr):
+    for match in _CONVERSION.finditer(warnings):
         source_type = match["meant"] or match["source"]
         if _LONG.match(source_type) and match["target"] in _SHORT and _ours(match["place"], day):
             what = f"a value of {match['source']} is kept in {match['target']}"
             lines.append(f"{_short(match['place'])}: {what}; static_cast says where that is meant")
-    for match in _SHORT_COUNTER.finditer(done.stderr):
+    for match in _OWN.finditer(warnings):
         if _ours(match["place"], day):
-            lines.append(f"{_short(match['place'])}: the loop's counter is shorter than its bound")
+            lines.append(f"{_short(match['place'])}: {match['what']}")
     return lines
 
 
 def _compared(match: re.Match[str]) -> str:
     bound = match["bound"].removesuffix(";").strip()
-    if re.fullmatch(r"[A-Z0-9_:]+", bound) or "sizeof" in bound:
+    if _CONSTANT.fullmatch(bound) or "sizeof" in bound:
         return match[0]
     compared = f"cudacpu_compared({match['counter']}, {bound})"
     return f"for ({match['head']}{compared}, {match['condition']}"
+
+
+def _multiplied(match: re.Match[str]) -> str:
+    text = match.string
+    statement = max(text.rfind(end, 0, match.start()) for end in ";{}") + 1
+    if _SMALL.search(text, statement, match.start()):
+        return match[0]
+    left, right = match["left"] or match["first"], match["right"] or match["then"]
+    grid, other = (left, right) if match["left"] else (right, left)
+    if not grid.endswith(".x") and _CONSTANT.fullmatch(other):
+        return match[0]  # along y and z a grid has 65535 blocks at most
+    return f"cudacpu_product({left}, {right})"
 
 
 def _ours(place: str, day: Day) -> bool:

@@ -140,7 +140,7 @@ def from_unwritten_memory(wrong: Wrong) -> str:
         return ""
     return (
         f"{_some(was_nan)} NaN, and other numbers when fresh memory holds other numbers: they are "
-        "computed from memory that was not written"
+        "computed from memory that was not written, or that lies outside of a tensor"
     )
 
 
@@ -156,7 +156,7 @@ def invalid_operation(wrong: Wrong) -> str:
         default = bits(torch.tensor([-math.nan], dtype=wrong.bad.dtype))
         if bool((bits(wrong.bad)[nan] == default).all()):
             return f"{_some(nan)} NaN that an operation made: {made}"
-    return f"{_some(nan)} NaN: {made}, or computed from memory never written"
+    return f"{_some(nan)} NaN: {made}, or computed from memory never written or outside of a tensor"
 
 
 def infinite(wrong: Wrong) -> str:
@@ -392,6 +392,29 @@ def factor(wrong: Wrong) -> str:
     return ""
 
 
+def row_factors(wrong: Wrong) -> str:
+    """Every row is off by a factor of its own."""
+    numbers = _numbers(wrong)
+    if numbers is None or len(wrong.shape) < 2 or wrong.width < 8:
+        return ""
+    g, t, _, eps = numbers
+    rows = torch.unique(wrong.places // wrong.width)
+    g, t = g.view(-1, wrong.width)[rows], t.view(-1, wrong.width)[rows]
+    if g.shape[0] < 2 or not bool((g.isfinite() & t.isfinite() & (g != 0) & (t != 0)).all()):
+        return ""
+    ratio = g / t
+    middle = ratio.median(dim=1, keepdim=True).values
+    if not bool(((ratio / middle - 1).abs() < 1e-3 + 8 * eps).all()):
+        return ""
+    if not bool(((middle - 1).abs() > 0.003).all()):
+        return ""
+    first = int(rows[0])
+    return (
+        f"each wrong row is off by a factor of its own (row {first}: {float(middle[0]):.5g}, row "
+        f"{int(rows[1])}: {float(middle[1]):.5g}): is what the row is divided or scaled by wrong?"
+    )
+
+
 def offset(wrong: Wrong) -> str:
     numbers = _wrong_numbers(wrong)
     if numbers is None:
@@ -439,6 +462,7 @@ OUTPUT: tuple[tuple[Recogniser, ...], ...] = (
         reversed_order,
         opposite_sign,
         factor,
+        row_factors,
         offset,
         lower_precision,
     ),
@@ -458,9 +482,10 @@ def hints(wrong: Wrong) -> list[str]:
 class Behaviour:
     """What became of several calls of one rung.
 
-    orders: of threads, and whether the result was right in each. repeats: whether further calls in
-    the first order gave the same as the first did; None where that was not tried. fresh: of calls
-    on one input, whether they were right with NaN in fresh memory and with numbers in it;
+    orders: of threads, and whether the result was right in each. differ: two orders, both wrong,
+    that give different results, where the first gives its own again. repeats: whether further calls
+    in the first order gave the same as the first did; None where that was not tried. fresh: of
+    calls on one input, whether they were right with NaN in fresh memory and with numbers in it;
     both several times. calls: of calls in turn, whether they were right. cases: of one dtype,
     with whether they were right. dtypes: of the case that failed, which were right. not_finite: the
     wrong output has infinities or NaN where finite numbers are expected.
@@ -468,6 +493,7 @@ class Behaviour:
 
     orders: dict[str, bool] = field(default_factory=dict)
     repeats: bool | None = None
+    differ: tuple[str, ...] = ()
     fresh: tuple[tuple[bool, ...], tuple[bool, ...]] = ((), ())
     calls: tuple[bool, ...] = ()
     cases: tuple[tuple[Case, bool], ...] = ()
@@ -491,6 +517,15 @@ def one_order(seen: Behaviour) -> str:
     )
 
 
+def every_order(seen: Behaviour) -> str:
+    if not seen.differ:
+        return ""
+    return (
+        f"wrong with threads in {' and in '.join(seen.differ)} order, and differently: it depends "
+        "on the order in which threads run: a race"
+    )
+
+
 def unwritten_memory(seen: Behaviour) -> str:
     nan, numbers = seen.fresh
     if len(nan) < 2 or len(numbers) < 2 or any(nan) != all(nan) or any(numbers) != all(numbers):
@@ -500,7 +535,7 @@ def unwritten_memory(seen: Behaviour) -> str:
     right, wrong = ("NaN", "numbers") if nan[0] else ("numbers", "NaN")
     return (
         f"right where fresh memory holds {right}, wrong where it holds {wrong}: memory is read "
-        "that was not written"
+        "that was not written, or that lies outside of a tensor"
     )
 
 
@@ -591,6 +626,7 @@ def _list(sizes: Sequence[int]) -> str:
 
 BEHAVIOUR: tuple[Callable[[Behaviour], str], ...] = (
     one_order,
+    every_order,
     unwritten_memory,
     first_call_only,
     half_overflow,

@@ -188,7 +188,8 @@ class check {
   }
 
   const check& same_device(const Tensor& other, const char* other_name) const {
-    STD_TORCH_CHECK(t_.get_device_index() == other.get_device_index(), name_,
+    const bool same = t_.is_cpu() == other.is_cpu();  // tensors on the host have no index
+    STD_TORCH_CHECK(same && t_.get_device_index() == other.get_device_index(), name_,
                     ": expected the device of ", other_name, ", got another");
     return *this;
   }

@@ -1,4 +1,5 @@
-"""Reports of runs: what `--json` writes, and `--merge` and `--write --from` read."""
+"""Reports of runs: what `--json` writes, and `--merge` and `--write --from` read. Those of
+`--mutants` hold other things, and `--write --from` knows them by these."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.outcome import DayOutcome
+from common.base.verdict import Score, Verdict, score
 from common.base.where import slug
 from common.report.files import ResultsError, write_atomically
 
@@ -44,18 +46,50 @@ def write_json(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 def read_json(path: Path) -> list[dict[str, Any]]:
     """The runs of a report. Raises ResultsError where the file is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ResultsError(f"{path} is no JSON: {error}") from None
+    data = _read(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ResultsError(f"{path} is no report of format {FORMAT} written by --json")
     runs = [{**run, "days": []} for run in data["runs"]]
     for day in data["days"]:
         runs[day.pop("run")]["days"].append(day)
     return runs
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ResultsError(f"{path} is no JSON: {error}") from None
+
+
+def write_mutants(path: Path, days: Sequence[dict[str, Any]], date: str) -> None:
+    """Writes the report of --mutants. days: of each, "day", "error", "problems", "complete" (all
+    standard mutants were tried), "rate" and "verdicts". date: of the run, as 2026-01-31."""
+    report = {"format": FORMAT, "date": date, "mutants": days}
+    write_atomically(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_mutants(path: Path) -> list[Score] | None:
+    """The scores in a report of --mutants; None for a report of something else. Raises
+    ResultsError where the file is none, or where a day's mutants were not all tried."""
+    data = _read(path)
+    if not isinstance(data, dict) or "mutants" not in data:
+        return None
+    found = []
+    try:
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, not {FORMAT}")
+        for day in data["mutants"]:
+            if day["error"] or not day["complete"]:
+                why = day["error"] or "not all of its standard mutants were tried"
+                raise ResultsError(f"{path}: day {day['day']} cannot be stored: {why}")
+            verdicts = [Verdict(**verdict) for verdict in day["verdicts"]]
+            found.append(score(day["day"], verdicts, True, data["date"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} is no report of --mutants: {error!r}") from None
+    return found
 
 
 def outcomes_of(runs: Sequence[dict[str, Any]]) -> list[DayOutcome]:

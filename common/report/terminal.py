@@ -123,7 +123,7 @@ class Report:
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
     shown_details: how many lines explain one failure. narrow: why a rung failed is wrapped, and so
-    are hints, of which every line counts.
+    are hints, of which every line counts; only the first failure is explained.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class Report:
         self._stream = stream or sys.stdout
         self._shown_details = shown_details
         self._narrow = narrow
+        self._explained = False
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -220,7 +221,9 @@ class Report:
                 self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
-        self.details(outcome.details)
+        if not (self._narrow and self._explained):
+            self.details(outcome.details)
+        self._explained = self._explained or bool(outcome.details)
         if remarks:
             for remark in outcome.remarks:
                 self.line([(f"      note: {remark}", "dim")])

@@ -449,9 +449,14 @@ def use_reports(
 ) -> int:
     """Shows reports written by --json as one, writes them as one to `json` and `html`, and stores
     their results under `store_in`. Without reports: writes the generated files anew, and the page
-    of what is stored."""
+    of what is stored. To be stored, a report may also be one of --mutants."""
     report = Report(colour=colour)
     try:
+        scores = reports.read_mutants(files[0]) if store_in and len(files) == 1 else None
+        if store_in and scores is not None:
+            for text in stored.store_scores(scores, store_in):
+                report.text(text)
+            return EXIT_PASSED if scores else EXIT_FAILED
         runs = reports.merge(files)
         outcomes = reports.outcomes_of(runs)
         for outcome in outcomes:

@@ -36,7 +36,8 @@ from common.run.pace import Pace
 from common.run.selection import Selection
 
 EXPLAINED = 8  # lines that explain one failure to a learner
-PLANTING_LIMIT = 60.0  # seconds that a planted change may take to fail: one that hangs is no fun
+PLANTING_LIMIT = 60.0  # seconds that a planted change may take to fail
+NO_FUN = ("no end after", "the process died")  # failures from which there is nothing to learn
 
 
 class Desk:
@@ -89,7 +90,8 @@ class Desk:
         report.status("planting a change that the checks reject")
         outcome = self._run(challenge, Report(io.StringIO()), PLANTING_LIMIT)
         return outcome.status == FAIL and any(
-            rung.status == FAIL and "no end after" not in rung.reason for rung in outcome.rungs
+            rung.status == FAIL and not any(words in rung.reason for words in NO_FUN)
+            for rung in outcome.rungs
         )
 
     def _run(self, challenge: Challenge, report: Report, time_limit: float = 0.0) -> DayOutcome:

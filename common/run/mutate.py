@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 import threading
 import time
@@ -31,8 +30,9 @@ from common.base.verdict import (
     score,
 )
 from common.practice.mutants.campaign import Campaign, Choice, DayReport
+from common.report import runs as reports
 from common.report import stored
-from common.report.files import ResultsError, write_atomically
+from common.report.files import ResultsError
 from common.report.terminal import Report
 from common.run.command import (
     EXIT_FAILED,
@@ -214,9 +214,9 @@ class _Run:
     def _write_json(self, found: Sequence[DayReport]) -> None:
         if not self.options.json:
             return
-        data = {"mutants": [to_json(state) for state in found]}
+        days = [to_json(state, self.options.choice) for state in found]
         try:
-            write_atomically(self.options.json, json.dumps(data, indent=1) + "\n")
+            reports.write_mutants(self.options.json, days, datetime.date.today().isoformat())
         except ResultsError as error:
             self.report.text(str(error), "red")
 
@@ -243,10 +243,11 @@ def describe(verdicts: Sequence[Verdict]) -> str:
     return f"{counted(len(verdicts), 'mutant')}: {', '.join(parts)}"
 
 
-def to_json(state: DayReport) -> dict[str, Any]:
+def to_json(state: DayReport, choice: Choice) -> dict[str, Any]:
     """A day's report, for --json."""
     return {
         "day": state.day.number,
+        "complete": choice.complete and len(state.verdicts) == state.chosen,
         "error": state.error.replace(f"{ROOT}/", ""),
         "problems": state.problems,
         "rate": score(state.day.number, state.verdicts).rate,

@@ -34,10 +34,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "resident_blocks: arithmetic operator: `threads / BLOCK` -> `threads * BLOCK`": (
         "the kernel strides over any n: any grid computes the same"
     ),
-    "resident_blocks: arithmetic operator: "
-    "`multiprocessors * (threads / BLOCK)` -> `multiprocessors / (threads / BLOCK)`": (
-        "the kernel strides over any n: any grid computes the same"
-    ),
     "resident_blocks: comparison: `blocks_of_work < resident` -> `blocks_of_work <= resident`": (
         "where both are equal, either is chosen"
     ),

@@ -13,6 +13,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "matrix_add_v1_grid_2d: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`": (
         "the kernel strides over the rows that the grid does not cover"
     ),
+    "grid_y: comparison: `blocks < max_grid_y()` -> `blocks <= max_grid_y()`": (
+        "where both are equal, either is chosen"
+    ),
     "Relu::operator: comparison: `v < 0` -> `v <= 0`": (
         "differs for -0.0 alone, which becomes the equal 0.0"
     ),

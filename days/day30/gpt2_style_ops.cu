@@ -278,7 +278,8 @@ __global__ void __launch_bounds__(BLOCK)
   const int cols = packs * N;
   [[maybe_unused]] float sum_gn[PACKS][N] = {}, sum_g[PACKS][N] = {};
 
-  for (int64_t row = int64_t{blockIdx.x} * WARPS + warp; row < rows; row += gridDim.x * WARPS) {
+  for (int64_t row = int64_t{blockIdx.x} * WARPS + warp; row < rows;
+       row += int64_t{gridDim.x} * WARPS) {
     const int64_t first = row * packs + lane;
     Pack<T> v[PACKS], g[PACKS], out[PACKS];
 #pragma unroll

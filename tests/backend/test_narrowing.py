@@ -29,7 +29,10 @@ __global__ void copy_kernel(const T* x, T* y, int64_t rows, int64_t cols) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   const int lane = static_cast<int>(row % 32);
-  for (int64_t c = 0; c < cols; ++c) y[row * cols + c] = x[row * cols + c];
+  const int small = blockIdx.x * blockDim.x + threadIdx.x;
+  if (lane == 32) printf("%d of %u\\n", small, gridDim.x * blockDim.x);
+  const T* there = x + blockIdx.x * cols + cols * gridDim.y;
+  for (int64_t c = 0; c < cols; ++c) y[row * cols + c] = *(there - blockIdx.x * cols);
   for (int i = 0; i < 4; ++i) __syncwarp();
   for (int i = lane; i < warpSize; i += 32) __syncwarp();
 }
@@ -44,6 +47,12 @@ RUNG(day01, copied, "(Tensor x) -> Tensor");
 """
 WRONG = {
     "index": ("const int64_t row =", "const int row =", "kept in int"),
+    "product": ("int64_t{blockIdx.x} * blockDim.x", "blockIdx.x * blockDim.x", "in 32 bits"),
+    "product, parenthesised": (
+        "int64_t{blockIdx.x} * blockDim.x",
+        "blockIdx.x * (1 + blockDim.x)",
+        "in 32 bits",
+    ),
     "parameter": ("T* y, int64_t rows, int64_t cols", "T* y, int rows, int64_t cols", "kept in"),
     "counter": ("for (int64_t c = 0;", "for (int c = 0;", "counter is shorter than its bound"),
     "unsigned counter": ("for (int64_t c = 0;", "for (unsigned c = 0;", "counter is shorter"),

@@ -81,6 +81,11 @@ PATTERNS: dict[str, tuple[Problem, str, str]] = {
         "right with threads in forward order, wrong in reverse order: .*: a race",
         "kept|first call",
     ),
+    "wrong_in_every_order": (
+        PLENTY,
+        "wrong with threads in forward and in reverse order, and differently: .*: a race",
+        "right with|written",
+    ),
     "adds_into_fresh_memory": (
         PLENTY,
         "they are NaN, and other numbers when fresh memory holds other numbers: they are computed "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 from common.report import stored
 from tests.command_line import CommandLine
@@ -33,6 +34,41 @@ def test_write_from_another_machine(run_copy: CommandLine) -> None:
     (root / "progress.md").write_text("typed by hand")
     assert run_copy("--write").returncode == 0
     assert stored.check(root) == []
+
+
+def test_scores_of_mutants_from_another_machine(run_copy: CommandLine) -> None:
+    """What --mutants --json wrote is known by its content, and stored with its own date."""
+    root = run_copy.days.parent
+    kinds = {"identity": "a: b: `c` -> `d`", "kind": "b", "source": "a.cu", "line": 3}
+    verdicts = [
+        {**kinds, "status": "killed", "by": "result"},
+        {**kinds, "status": "killed", "by": "narrowing"},
+        {**kinds, "status": "survived"},
+        {**kinds, "status": "equivalent", "by": "declared"},
+        {**kinds, "status": "stillborn"},
+    ]
+    day = {"day": 1, "error": "", "problems": [], "complete": True, "verdicts": verdicts}
+    report = root / "mutants.json"
+
+    def write(**changed: object) -> subprocess.CompletedProcess[str]:
+        data = {"format": 2, "date": "2026-01-31", "mutants": [day | changed]}
+        report.write_text(json.dumps(data))
+        return run_copy("--write", "--from", str(report))
+
+    done = write(complete=False)
+    assert done.returncode == 1 and "not all of its standard mutants were tried" in done.stdout
+    done = write(error="the day does not build")
+    assert done.returncode == 1 and "the day does not build" in done.stdout
+    done = write(verdicts=[{"identity": "alone"}])
+    assert done.returncode == 1 and "is no report of --mutants" in done.stdout
+    assert stored.read_scores(root) == {}
+    done = write()
+    assert done.returncode == 0, done.stdout
+    score = stored.read_scores(root)[1]
+    assert (score.made, score.counted, score.date) == (4, 3, "2026-01-31") and score.complete
+    assert score.killed == {"narrowing": 1, "result": 1} and len(score.survived) == 1
+    assert stored.check(root) == []
+    assert "67 %" in (root / "progress.md").read_text()
 
 
 def test_an_unwritable_report_fails_the_run(run_day: CommandLine) -> None:

@@ -203,6 +203,20 @@ Tensor no_barrier(const Tensor& x) {
   return launch(x, add_one_by_neighbour);
 }
 
+// Each thread reads what the thread behind it has written, or not yet, and what it has is never
+// right.
+__global__ void double_by_neighbour(const float* x, float* y, int64_t n) {
+  __shared__ float mine[BLOCK];
+  const int64_t i = own_index();
+  mine[threadIdx.x] = 0;
+  __syncthreads();
+  mine[threadIdx.x] = i < n ? 2 * x[i] : 0;
+  if (i < n) y[i] = mine[(threadIdx.x + 1) % BLOCK] + 1;
+}
+Tensor wrong_in_every_order(const Tensor& x) {
+  return launch(x, double_by_neighbour);
+}
+
 __global__ void add_into(const float* x, float* y, int64_t n) {
   const int64_t i = own_index();
   if (i < n) y[i] += x[i] + 1;
@@ -249,6 +263,7 @@ RUNG(test_patterns, zero_over_zero, "(Tensor x) -> Tensor");
 RUNG(test_patterns, infinity_minus_infinity, "(Tensor x) -> Tensor");
 RUNG(test_patterns, overflows_in_half, "(Tensor x) -> Tensor");
 RUNG(test_patterns, no_barrier, "(Tensor x) -> Tensor");
+RUNG(test_patterns, wrong_in_every_order, "(Tensor x) -> Tensor");
 RUNG(test_patterns, adds_into_fresh_memory, "(Tensor x) -> Tensor");
 RUNG(test_patterns, maximum_with_fresh_memory, "(Tensor x) -> Tensor");
 RUNG(test_patterns, counter_never_reset, "(Tensor x) -> Tensor");

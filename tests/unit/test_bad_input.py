@@ -217,6 +217,13 @@ def test_scalars() -> None:
     rejected(clamped, "count = -1", "reference itself refuses it", problem=repeat)
 
 
+def test_a_rung_after_a_right_one_is_judged_by_its_own_result() -> None:
+    assert check(add).failure is None
+    rejected(
+        but(lambda x, y, factor: x + y if factor == -1.0 else None), "factor = -1.0", "accepted"
+    )
+
+
 @pytest.mark.parametrize(
     ("message", "names", "found"),
     [

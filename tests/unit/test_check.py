@@ -12,6 +12,7 @@ import torch
 from common.base.declaration import Case, Cost, Problem, Rung, grid
 from common.check.device import Watched
 from common.check.draw import Draw
+from common.check.expected import Expected
 from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
 
 SHAPES = [(1, 1), (3, 257), (8, 64), (0, 5)]
@@ -109,6 +110,38 @@ def test_pytorch_passes() -> None:
 def test_another_order_of_operations_passes() -> None:
     result = check(softmax_in_parts)
     assert result.failure is None, str(result.failure)
+
+
+def test_a_result_is_accepted_again_only_where_it_is_the_same() -> None:
+    """Judging it would then say the same; anything else is judged."""
+    wide, narrow = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 4)
+    expected = Expected((), [(wide, narrow)], [], [])
+    right = torch.tensor([[0.0, 1.0, torch.nan, torch.inf]] * 3)
+    assert not expected.accepts([right], "one way")
+    expected.accept([right], "one way")
+    right_then = right.clone()
+    assert expected.accepts([right_then], "one way")
+    assert not expected.accepts([right_then], "another way")
+    assert not expected.accepts([right.t().contiguous().t()], "one way")
+    assert not expected.accepts([right.half()], "one way")
+    right[2, 0] = -0.0  # a write to what was accepted changes nothing of what is known
+    assert expected.accepts([right_then], "one way")
+    assert not expected.accepts([right], "one way")
+
+
+def test_a_rung_after_a_right_one_is_judged_by_its_own_result() -> None:
+    problem = softmax_problem()
+    assert check(softmax_in_parts, problem).failure is None
+
+    def a_little_off(x: torch.Tensor) -> torch.Tensor:
+        result = softmax_in_parts(x)
+        if x.shape == (8, 64):
+            result[7, 63] *= 1.5
+        return result
+
+    rejected(a_little_off, "(7, 63)", problem=problem)
+    tight = replace(problem, outputs_exact=True)
+    rejected(softmax_in_parts, "elements", problem=tight)
 
 
 def test_only_the_dtypes_of_the_rung_are_counted() -> None:

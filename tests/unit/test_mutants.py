@@ -164,8 +164,19 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
             [
                 "int64_t n -> int n",
                 "int64_t i -> int i",
-                "int64_t{blockIdx.x} -> int(blockIdx.x)",
+                "int64_t{blockIdx.x} -> blockIdx.x",
             ],
+        ),
+        (device("f(int64_t{n + 1} * N);"), ["int64_t{n + 1} * N -> (n + 1) * N"]),
+        # What fits is no bug: neither of these grows with the grid's x.
+        (device("const int64_t i = threadIdx.x + 3 * n;"), []),
+        (device("const int64_t i = static_cast<int>(y[0]) * BLOCK;"), []),
+        (device("const int64_t i = threadIdx.x + m;"), ["int64_t i -> int i"]),
+        (device("int64_t i = threadIdx.x;"), ["int64_t i -> int i"]),
+        (device("f(int64_t{blockIdx.y} * BLOCK);"), []),
+        (
+            device("f(int64_t{blockIdx.y} * n);"),
+            ["int64_t{blockIdx.y} * n -> blockIdx.y * n"],
         ),
     ],
     "other dimension": [
@@ -201,6 +212,12 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
     "device check dropped": [
         (
             host('check(x, "x").on_gpu().rank(2);'),
+            ['check(x, "x").on_gpu() -> check(x, "x")'],
+        ),
+        # Where both are on one device, the other tensor's check refuses x on the host as well.
+        (host('check(x, "x").on_gpu(); check(y, "y").on_gpu().like(x, "x");'), []),
+        (
+            host('check(x, "x").on_gpu(); check(y, "y").like(x, "x");'),
             ['check(x, "x").on_gpu() -> check(x, "x")'],
         ),
     ],

@@ -136,6 +136,15 @@ def test_places(got: torch.Tensor, words: str) -> None:
     assert words in text
 
 
+def test_rows_may_have_factors_of_their_own() -> None:
+    factors = torch.linspace(1.1, 2.0, 12).double().unsqueeze(1)
+    text = said((matrix() * factors).float(), matrix())
+    assert "factor of its own (row 0: 1.1, row 1: 1.1818)" in text
+    noisy = matrix() * factors * torch.linspace(0.99, 1.01, 20)
+    assert "factor" not in said(noisy.float(), matrix())
+    assert "of its own" not in said((matrix() * 2).float(), matrix())
+
+
 def test_a_matrix_of_each_batch_may_be_transposed() -> None:
     truth = torch.stack([matrix(6, 6), 2 * matrix(6, 6)])
     assert "transpose of each matrix" in said(truth.mT.float(), truth)
@@ -189,6 +198,10 @@ def by_dtype(**right: bool) -> Behaviour:
     [
         (Behaviour({"forward": True, "reverse": False}, True), "a race"),
         (Behaviour({"forward": True, "reverse": False}, False), "or on chance"),
+        (
+            Behaviour(differ=("forward", "reverse")),
+            "in forward and in reverse order, and differently",
+        ),
         (Behaviour(fresh=((True, True), (False, False))), "memory is read that was not written"),
         (Behaviour(calls=(True, False, False)), "right on the first call only"),
         (cases([64, 128], [1, 100]), "multiples of 8, or of up to 64"),

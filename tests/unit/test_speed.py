@@ -228,7 +228,12 @@ def desk(tmp_path: Path) -> Bench:
     return Bench(Options((), days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
 
 
-def finish(desk: Bench, monkeypatch: pytest.MonkeyPatch, verdict: pace.Verdict | None) -> int:
+def finish(
+    desk: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: pace.Verdict | None,
+    out: io.StringIO | None = None,
+) -> int:
     def judge(*_: Any) -> pace.Verdict:
         assert verdict is not None, "a wrong kernel was measured"
         return verdict
@@ -237,7 +242,7 @@ def finish(desk: Bench, monkeypatch: pytest.MonkeyPatch, verdict: pace.Verdict |
     day = next(day for day in FOUND if has_ladder(day))
     challenge, _ = desk.begin(desk.challenge(day, "speed"), Report(io.StringIO()))
     challenge.file.write_text(challenge.start + "constexpr int MINE = 1;\n")
-    return desk.check(challenge, Report(io.StringIO()))
+    return desk.check(challenge, Report(out or io.StringIO()))
 
 
 def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,11 +284,13 @@ def test_a_goal_that_is_reached_is_remembered(desk: Bench, monkeypatch: pytest.M
     day = next(day for day in FOUND if has_ladder(day))
     assert finish(desk, monkeypatch, pace.Verdict(False, ("far",), "h")) == EXIT_FAILED
     assert not desk.journal.solved(day.number, "speed")
-    assert finish(desk, monkeypatch, pace.Verdict(True, ("near",))) == 0
+    out = io.StringIO()
+    assert finish(desk, monkeypatch, pace.Verdict(True, ("near",)), out) == 0
     assert Journal(desk.journal.path.parent).solved(day.number, "speed")
     assert marks(day, desk.journal) == "□□■"
     following = next_line(FOUND, desk.journal, (day, "speed"))
     assert following.startswith("next: day ") and f"day {day.number}," not in following
+    assert "near\nsolved: 0 checks passed\n" in out.getvalue() and following in out.getvalue()
 
 
 def test_what_needs_a_gpu_is_not_what_comes_next(

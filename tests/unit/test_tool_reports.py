@@ -141,8 +141,11 @@ def test_what_a_learner_sees_of_a_failure_fits_a_terminal() -> None:
     out = io.StringIO()
     details = ["hint: " + "a hint in many words " * 8, *"123456789"]
     failed = RungOutcome("p", "k_v1", "", FAIL, "the output: " + "wrong " * 20, details)
-    Report(out, shown_details=8, narrow=True).rung(5, failed)
+    report = Report(out, shown_details=8, narrow=True)
+    report.rung(5, failed)
     lines = out.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines), out.getvalue()
     explained = lines[lines.index(next(line for line in lines if "hint:" in line)) :]
     assert len(explained) == 9 and "more lines" in explained[-1]
+    report.rung(5, failed)
+    assert out.getvalue().count("hint:") == 1, "one failure is enough to begin with"

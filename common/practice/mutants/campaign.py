@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -307,6 +308,12 @@ class _DayCampaign:
             else:
                 verdict.status, verdict.by = EQUIVALENT, "same machine code"
             return verdict
+        if mutant.kind.narrows:
+            found = self._narrowed(mutant, operators)
+            if found:
+                verdict.status, verdict.by = KILLED, "narrowing"
+                verdict.reason, *verdict.details = found
+                return verdict
         pairs = tuple(rung.pair for rung in rungs)
         usual = self._check_original("plain", pairs, operators)
         if usual.status != "passed":
@@ -326,9 +333,9 @@ class _DayCampaign:
             return _killed(verdict, result, "sanitizer: orders")
         if not folder:  # what a rung builds in a way of its own is not built so
             for variant in WATCHING:
-                found = self._watched(variant, mutant, rungs, operators, name)
-                if found is not None:
-                    return _killed(verdict, found, _watched_by(found, variant))
+                failed = self._watched(variant, mutant, rungs, operators, name)
+                if failed is not None:
+                    return _killed(verdict, failed, _watched_by(failed, variant))
         return verdict
 
     def _build(
@@ -340,6 +347,13 @@ class _DayCampaign:
         built = shop.changed(mutant.source, mutant.text(), own, name)
         others = [shop.original(s, mine) for s, mine in needed.items() if s != mutant.source]
         return built, shop.library([built, *others], name)
+
+    def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
+        """What the row "indices" of `--sanitize` says of the mutant, and not of the original."""
+        shop = self.shop()
+        own = shop.needed(operators).get(mutant.source, frozenset())
+        before = Counter(shop.original_narrowed(mutant.source, own))
+        return list((Counter(shop.narrowed(mutant.source, mutant.text(), own)) - before).elements())
 
     def _original(self, shop: Workshop, source: Path, operators: set[str]) -> Compiled:
         return shop.original(source, shop.needed(operators).get(source, frozenset()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.cpu.lexer import tokenize
-from common.practice.mutants.kinds import Edit, Kind, edits
+from common.practice.mutants.kinds import DEVICE_CHECK, Edit, Kind, edits
 from common.practice.mutants.outline import (
     Code,
     Declaration,
@@ -62,13 +62,37 @@ def mutants_of(
         everything = {path: each.reached() for path, each in read.items()}
         reached = reached_together(read, operators) if operators else everything
     found = []
+    refused = _refused_by_dispatcher(read)
     for source in day.library_sources:
         prefix = f"{source.name}: " if len(day.library_sources) > 1 else ""
         used = {declared.start for declared in reached.get(source, ())}
         mine = [declared for declared in read[source].declarations if declared.start in used]
         made = mutants(source, read[source], mine)
-        found += [replace(m, identity=prefix + m.identity) for m in made]
+        found += [
+            replace(m, identity=prefix + m.identity)
+            for m in made
+            if not (m.kind.name == DEVICE_CHECK and m.function in refused[source])
+        ]
     return found
+
+
+def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[str]]:
+    """The functions of each source that no tensor on another device reaches, whatever they check.
+
+    An operator is registered for one device. PyTorch calls its kernel if one of the tensors is on
+    that device, and on no device that comes later in its order: CPU, GPU, meta. So the only tensor
+    of an operator for the GPU is on the GPU, and all tensors of one for the CPU are on the CPU.
+    """
+    found = {path: (set[str](), set[str]()) for path in outlines}  # refused, others
+    bindings = [d for read in outlines.values() for d in read.declarations if d.operators]
+    taken = {name: count for each in bindings for name, count in each.schemas.items()}
+    for name, tensors in taken.items():
+        on_host = any("CPU" in each.uses for each in bindings if name in each.operators)
+        safe = on_host or tensors == 1
+        for path, used in reached_together(outlines, {name}).items():
+            names = {function.name for d in used for function in d.functions}
+            found[path][0 if safe else 1].update(names)
+    return {path: safe - others for path, (safe, others) in found.items()}
 
 
 def mutants(

@@ -38,7 +38,8 @@ class Kind:
     """name: for reports. explanation: what such a bug does, in a sentence for a learner. where:
     "device", "host" (launchers) or "both". left_out: whether the CPU backend's headers may leave
     out what is changed, so that equal machine code proves nothing. watched: whether builds that
-    watch memory can see it where the plain check does not."""
+    watch memory can see it where the plain check does not. narrows: whether 64 bits become 32,
+    which a check at compile time looks for (common/build/narrowing.py)."""
 
     name: str
     explanation: str
@@ -46,16 +47,15 @@ class Kind:
     find: Find
     left_out: bool = False
     watched: bool = True
+    narrows: bool = False
 
 
 KINDS: list[Kind] = []
 
 
-def _kind(
-    name: str, where: str, explanation: str, left_out: bool = False, watched: bool = True
-) -> Callable[[Find], Find]:
+def _kind(name: str, where: str, explanation: str, **options: bool) -> Callable[[Find], Find]:
     def add(find: Find) -> Find:
-        KINDS.append(Kind(name, explanation, where, find, left_out, watched))
+        KINDS.append(Kind(name, explanation, where, find, **options))
         return find
 
     return add
@@ -529,6 +529,7 @@ def _accumulates(code: Code, function: Function, name: str) -> bool:
     "both",
     "Right up to 2^31 elements, and beyond them wrong.",
     watched=False,
+    narrows=True,
 )
 def _index(code: Code, function: Function) -> Iterator[Edit]:
     for p in range(function.start, function.end):
@@ -536,10 +537,66 @@ def _index(code: Code, function: Function) -> Iterator[Edit]:
             continue
         following = code.code[p + 1]
         if following.is_word() and not code.code[p - 1].is_op("<"):
-            yield Edit(p, p + 1, "int", (p, p + 2))
+            if not (code.code[p - 1].is_word("const") and _fits_32_bits(code, function, p + 2)):
+                yield Edit(p, p + 1, "int", (p, p + 2))
         elif following.is_op("{") and p > function.body:
             close = closing(code.code, p + 1)
-            yield Edit(p, close + 1, f"int({code.text(p + 2, close)})")
+            text = code.text(p + 2, close) if close > p + 2 else ""
+            if text and not _short_grid(code, p, text):
+                yield Edit(p, close + 1, f"({text})" if " " in text else text, _widened(code, p))
+
+
+def _widened(code: Code, p: int) -> tuple[int, int]:
+    """The product whose first factor at p is widened, or what is widened alone."""
+    end = code.operand_end(p)
+    return (p, code.operand_end(end + 1)) if code.binary(end, "*") else (p, end)
+
+
+def _short_grid(code: Code, p: int, text: str) -> bool:
+    """Whether a block's index along y or z is widened at p and multiplied by a constant: there are
+    65535 blocks at most, so that the product fits."""
+    if not re.fullmatch(r"(blockIdx|gridDim)\.[yz]", text):
+        return False
+    _, end = _widened(code, p)
+    factor = code.code[end - 1]
+    return end > closing(code.code, p + 1) + 1 and (
+        factor.text.isupper() or factor.kind == "number"
+    )
+
+
+def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
+    """Whether the value behind the `=` at p is made of values of 32 bits, and is none of those that
+    grow with the grid: kept in 32 bits, it is the same."""
+    if not is_op_at(code.code, p, "="):
+        return False
+    mine = _declared_short(code, function.start, function.end)
+    everywhere = _declared_short(code, 0, len(code.code))
+    end = statement_end(code.code, p)
+    q = p + 1
+    while q < end:
+        token = code.code[q]
+        if token.is_word("threadIdx", "blockDim") and is_op_at(code.code, q + 1, "."):
+            q += 2
+        elif token.is_word("static_cast") and code.text(q + 1, q + 4) in ("<int>", "<unsigned>"):
+            q = closing(code.code, q + 4)
+        elif token.is_word():
+            called = is_op_at(code.code, q + 1, "(")
+            short = token.text in (everywhere if called else mine)
+            if not (short or (token.text.isupper() and not called)):
+                return False
+            if called:
+                q = closing(code.code, q + 1)
+        elif not (token.kind == "number" or token.is_op("+", "-", "*", "/", "%", "(", ")")):
+            return False
+        q += 1
+    return True
+
+
+def _declared_short(code: Code, start: int, end: int) -> set[str]:
+    """The names in [start, end) that are declared with at most 32 bits, functions among them."""
+    pairs = list(itertools.pairwise(code.code[start:end]))
+    short = {b.text for a, b in pairs if a.is_word("int", "unsigned", "bool") and b.is_word()}
+    return short - {b.text for a, b in pairs if a.is_word("int64_t") and b.is_word()}
 
 
 # Indices ------------------------------------------------------------------------------------------
@@ -625,15 +682,35 @@ def _validation(code: Code, function: Function) -> Iterator[Edit]:
 
 
 _DEVICES = ("on_gpu", "on_host", "same_device")
+DEVICE_CHECK = "device check dropped"
 
 
-@_kind(
-    "device check dropped", "host", "A tensor of another device reaches the kernel.", watched=False
-)
+@_kind(DEVICE_CHECK, "host", "A tensor of another device reaches the kernel.", watched=False)
 def _device(code: Code, function: Function) -> Iterator[Edit]:
+    tied = {name for names in _tied(code, function) for name in names}
     for start, end in _chained(code, function):
-        if code.code[start + 1].text in _DEVICES:
-            yield Edit(start, end, "", (_chain_start(code, start), end))
+        method = code.code[start + 1].text
+        first = _chain_start(code, start)
+        if method == "on_gpu" and code.text(first + 2, first + 3) in tied:
+            continue  # the check of the other tensor's device refuses this one as well
+        if method in _DEVICES:
+            yield Edit(start, end, "", (first, end))
+
+
+def _tied(code: Code, function: Function) -> Iterator[tuple[str, str]]:
+    """The two tensors of each check that both are on one device, where both are checked to be on
+    the GPU: of these checks, any two do."""
+    chains: dict[str, set[str]] = {}
+    pairs = []
+    for start, _ in _chained(code, function):
+        name = code.code[_chain_start(code, start) + 2].text
+        method = code.code[start + 1].text
+        chains.setdefault(name, set()).add(method)
+        if method in ("like", "same_device"):
+            pairs.append((name, code.code[start + 3].text))
+    for one, other in pairs:
+        if "on_gpu" in chains.get(one, ()) and "on_gpu" in chains.get(other, ()):
+            yield one, other
 
 
 def _chain_start(code: Code, p: int) -> int:

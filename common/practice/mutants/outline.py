@@ -181,7 +181,8 @@ class Declaration:
     """A declaration at file scope, [start, end) in `Code.code`.
 
     name: what it declares. uses: all words in it. functions: itself, or those of a type. operators:
-    of a binding, the names of the operators that it binds.
+    of a binding, the names of the operators that it binds. schemas: of these operators, where the
+    binding has them: how many tensors each takes; a list of tensors counts as two.
     """
 
     name: str
@@ -191,6 +192,7 @@ class Declaration:
     functions: tuple[Function, ...] = ()
     is_function: bool = False
     operators: frozenset[str] = frozenset()
+    schemas: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass
@@ -368,7 +370,14 @@ def _declaration(
         if first == "RUNG":
             bound = {tokens[start + 4].text}
         # A block of a library that names no operator of its own belongs to all of them.
-        return Declaration("", start, end, uses, operators=frozenset(bound or {"*"}))
+        return Declaration(
+            "",
+            start,
+            end,
+            uses,
+            operators=frozenset(bound or {"*"}),
+            schemas=_schemas(tokens, start, end),
+        )
     head = _past_template(tokens, start)
     if tokens[head].is_word(*_TYPES):
         name, inside = _type_name(tokens, head, end)
@@ -382,6 +391,23 @@ def _declaration(
         function = _function(tokens, start, end, body)
         return Declaration(function.name, start, end, uses, (function,), is_function=True)
     return Declaration(_variable_name(tokens, head, end), start, end, uses)
+
+
+def _schemas(tokens: Sequence[Token], start: int, end: int) -> dict[str, int]:
+    """The tensors that the operators of a binding take, by name."""
+    found: dict[str, int] = {}
+    text = ""
+    for p in range(start, end):
+        if tokens[p].kind == "string":
+            text += tokens[p].text.strip('"')
+            continue
+        match = re.match(r"(\w*)\((.*)\) ->", text)
+        if match:
+            name = match[1] or tokens[start + 4].text  # RUNG(day05, name, "(Tensor x) -> Tensor")
+            lists = re.findall(r"\bTensor\b(?:\(\w+!?\))?(\[)?", match[2])
+            found[name] = sum(2 if each else 1 for each in lists)
+        text = ""
+    return found
 
 
 def _function(

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import STABLE_ABI, BuildError, compiler_message, torch_includes
 from common.base.days import Day
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
+from common.build import narrowing
 from common.cpu import backend, libraries
 from common.cpu.rewrite import RewriteError, Variants
 from common.practice.mutants.outline import Declaration, outlines_of, reached_together, trimmed
@@ -63,12 +65,20 @@ class Programs:
                 if program.poll() is None:
                     os.killpg(program.pid, signal.SIGKILL)
 
-    def run(self, command: list[str], text: bytes = b"", directory: Path | None = None) -> bytes:
-        """What the program printed. Raises BuildError with its message if it failed."""
+    def run(self, command: list[str], text: bytes = b"", directory: Path | None = None) -> str:
+        """The program's warnings: what it printed on its standard error. Raises BuildError with
+        that if it failed."""
         pipe = subprocess.PIPE
-        program = self.start(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=directory)
+        program = self.start(
+            command,
+            stdin=pipe,
+            stdout=subprocess.DEVNULL,
+            stderr=pipe,
+            cwd=directory,
+            env=narrowing.environment(),
+        )
         try:
-            out, message = program.communicate(text, COMPILE_LIMIT)
+            _, printed = program.communicate(text, COMPILE_LIMIT)
         except subprocess.TimeoutExpired:
             os.killpg(program.pid, signal.SIGKILL)
             program.communicate()
@@ -77,9 +87,10 @@ class Programs:
             self.ended(program)
         if self.stopped:
             raise Stopped
+        message = printed.decode(errors="replace")
         if program.returncode != 0:
-            raise BuildError(compiler_message(message.decode(errors="replace")))
-        return out
+            raise BuildError(compiler_message(message))
+        return message
 
 
 @dataclass(frozen=True)
@@ -90,14 +101,17 @@ class Compiled:
     code: str
 
 
-class _Once:
+Made = TypeVar("Made")
+
+
+class _Once(Generic[Made]):
     """Values that are made once by the first thread that needs them, while others wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[object, Future[Compiled]] = {}
+        self._made: dict[object, Future[Made]] = {}
 
-    def get(self, key: object, make: Callable[[], Compiled]) -> Compiled:
+    def get(self, key: object, make: Callable[[], Made]) -> Made:
         with self._lock:
             future = self._made.get(key)
             mine = future is None
@@ -134,8 +148,8 @@ class Workshop:
         flags = libraries.flags(self.platform)
         includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
         prelude = libraries.build_prelude(self.platform, for_variants=True)
-        self._compile = [platform.compiler, *prelude, "-fPIC", STABLE_ABI, *flags]
-        self._compile += [f"-I{ROOT}", *includes, "-w", "-x", "c++", "-c", "-"]
+        self._front = [platform.compiler, *prelude, "-fPIC", STABLE_ABI, *flags]
+        self._front += [f"-I{ROOT}", *includes, "-x", "c++", "-"]
         stubs = torch_stubs(platform)
         self._link = [platform.compiler, "-shared", *backend.ldflags(self._runtime, variant)]
         self._link_after = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{n}" for n in TORCH)]
@@ -147,7 +161,8 @@ class Workshop:
         for source in day.library_sources:
             out = self._folder / source.stem
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
-        self._originals = _Once()
+        self._originals: _Once[Compiled] = _Once()
+        self._narrowed: _Once[list[str]] = _Once()
 
     def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
         """What these operators use, by source, without the sources of which they use nothing."""
@@ -194,15 +209,32 @@ class Workshop:
 
     def _object(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
         path = self._folder / f"{name}.o"
+        rewritten = self._rewritten(source, text, operators)
+        command = [*self._front, "-w", "-c", "-o", str(path)]
+        self._programs.run(command, rewritten.encode(), self._folder / source.stem)
+        return Compiled(path, self._digest(path))
+
+    def _rewritten(self, source: Path, text: str, operators: frozenset[str]) -> str:
         try:
-            rewritten = self._rewriters[source].rewrite(
-                trimmed(text, operators, self._shared[source])
-            )
+            return self._rewriters[source].rewrite(trimmed(text, operators, self._shared[source]))
         except RewriteError as error:
             raise BuildError(str(error)) from None
-        directory = self._folder / source.stem
-        self._programs.run([*self._compile, "-o", str(path)], rewritten.encode(), directory)
-        return Compiled(path, self._digest(path))
+
+    def narrowed(self, source: Path, text: str, operators: frozenset[str]) -> list[str]:
+        """What `common.build.narrowing.narrowed` finds in a text of the source, with these of its
+        operators alone. Raises BuildError."""
+        rewritten = self._rewritten(source, text, operators)
+        prepared = narrowing.prepared(rewritten, str(source))
+        command = [*self._front, *narrowing.WARNINGS]
+        warnings = self._programs.run(command, prepared.encode(), self._folder / source.stem)
+        return narrowing.places(warnings, self.day)
+
+    def original_narrowed(self, source: Path, operators: frozenset[str]) -> list[str]:
+        """The same of the source as it is."""
+        key = (source, operators)
+        return self._narrowed.get(
+            key, lambda: self.narrowed(source, self._texts[source], operators)
+        )
 
     def _digest(self, path: Path) -> str:
         bare = path.with_suffix(".bare")
