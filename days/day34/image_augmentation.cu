@@ -381,7 +381,7 @@ Tensor augment_v2_two_passes(const Tensor& images, const Tensor& crops, const Te
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: the PARTS blocks of an image are a cluster (day 35): they run at the same time and
+// v3 against v2: the PARTS blocks of an image are a cluster: they run at the same time and
 // reach each other's shared memory. Each keeps its brightened pixels there, adds its sum to those
 // of the others, and goes on with its own pixels. Every byte of a crop is loaded once.
 
