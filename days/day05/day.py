@@ -15,12 +15,6 @@ INTRODUCES = (
     "tree reduction",
     "online softmax",
 )
-EQUIVALENT = {  # mutants that compute the same, and why
-    "merge: comparison: `b.max > a.max` -> `b.max >= a.max`": (
-        "for equal maxima both branches add the same two numbers"
-    ),
-}
-
 EXERCISE = Exercise(
     function="tree_reduce",
     task="Combine partial[0, BLOCK) under `op` in a tree, and return the result to every thread.",

@@ -24,6 +24,12 @@ TOPICS = ("reduction", "sum", "shared memory", "bank conflicts", "warps", "numer
 SOURCE = "reduce_sum.cu"
 INTRODUCES = ("atomic", "divergence", "bank", "bank conflict")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    'make_sum: validation dropped: `check(x, "x").on_gpu().rank(1)` -> `check(x, "x").on_gpu()`': (
+        "the elements of a matrix are summed"
+    ),
+}
+
 EXERCISE = Exercise(
     function="sum_v4_sequential_kernel",
     task=(

@@ -25,6 +25,29 @@ SOURCE = "fa2_forward.cu"
 EXTRA_SOURCES = ("naive_attention.cu", "register_tiles.cu")
 INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "fa2_forward.cu: attend: barrier removed: `__syncwarp()` -> ``, 3rd": (
+        "the shuffles of the next row make all lanes wait before p is overwritten"
+    ),
+    "fa2_forward.cu: finish: constant off by one: `lane == 0` -> `lane == 1`": (
+        "all lanes hold the same row"
+    ),
+    "fa2_forward.cu: attention_v2_tiled_online: constant off by one: `{n.N, n.S, 2}` "
+    "-> `{n.N, n.S, 3}`": ("more memory than is used"),
+    "naive_attention.cu: tiled_product: constant off by one: `TILE + 1` -> `TILE + 2`": (
+        "another padding: other bank conflicts, the same values"
+    ),
+    "naive_attention.cu: softmax_rows_kernel: 64-bit index in 32 bits: `int64_t j` "
+    "-> `int j`, 2nd": ("S × S scores lie in memory, so S fits in 32 bits"),
+    "naive_attention.cu: softmax_rows_kernel: constant off by one: `threadIdx.x == 0` "
+    "-> `threadIdx.x == 1`": ("all threads hold the sum"),
+    "register_tiles.cu: load_tile: 64-bit index in 32 bits: `int64_t{row} * D` -> `row * D`, 2nd": (
+        "a row of a tile: the product is small"
+    ),
+    "register_tiles.cu: attention_v4_register_tiles: comparison: `sizes.D <= 32` "
+    "-> `sizes.D < 32`": ("32 columns then take the tiles for 64: the same values"),
+}
+
 EXERCISE = Exercise(
     function="attend",
     first="// The first tile contains key 0",
@@ -62,6 +85,7 @@ CASES = (*grid(SHAPES, ["float32"]), *grid([(1, 2, 33, 32), (1, 1, 34, 72)], HAL
 UNUSUAL = (
     *grid([(1, 1, 24, 16)], ["float32", *HALVES], values="large"),
     *grid([(1, 1, 20, 8)], ["float32", *HALVES], values="nonfinite"),
+    *grid([(1, 1, 300, 8)], ["float32"], values="large"),  # more keys than threads per row of v1
 )
 STEPS = (
     *grid([(1, 2, 33, 32), (1, 1, 7, 5), (2, 2, 0, 8)], ["float32"]),

@@ -11,6 +11,23 @@ SOURCE = "prefix_sum.cu"
 EXTRA_SOURCES = ("scan_in_registers.cu",)
 INTRODUCES = ("scan", "decoupled look-back", "memory order", "fence")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "prefix_sum.cu: scan_v1_hillis_steele_kernel: initial value: `int now = 0` -> `int now = 1`": (
+        "either half may come first"
+    ),
+    "prefix_sum.cu: padded: constant off by one: `i / 32` -> `i / 33`": (
+        "another padding: other bank conflicts, the same values"
+    ),
+    "prefix_sum.cu: scan_v2_blelloch_kernel: shared memory too small: `sums[TILE + TILE / "
+    "32]` -> `sums[(TILE + TILE / 32) - 1]`": ("the last word is never used"),
+    "prefix_sum.cu: scan_v2_blelloch_kernel: comparison: `right < TILE` -> `right <= TILE`, 2nd": (
+        "`right` is odd, TILE is not"
+    ),
+    "scan_in_registers.cu: sums_of_block: constant off by one: `32 == 0` -> `32 == 1`": (
+        "all lanes hold the warp's total"
+    ),
+}
+
 EXERCISE = Exercise(
     function="scan_v1_hillis_steele_kernel",
     first="for (int distance = 1;",

@@ -13,6 +13,11 @@ SOURCE = "fused_backward_prep.cu"
 EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "merge_heads.cu: merge_heads: constant off by one: `is_aligned(bias, 16)` "
+    "-> `is_aligned(bias, 17)`": ("element by element, the values are the same"),
+}
+
 EXERCISE = Exercise(
     function="backward_prep_v2_fused_kernel",
     first="const float value = static_cast<float>(column",
@@ -40,6 +45,7 @@ SHAPES = [
     (2, 33, 3, 8),
     (1, 300, 1, 5),
     (2, 8, 5, 40),
+    (1, 65, 2, 16),
 ]
 EMPTY = [(0, 4, 2, 8), (2, 0, 2, 8), (2, 4, 2, 0)]
 LARGE = (16, 4096, 16, 128)

@@ -8,6 +8,15 @@ TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle
 SOURCE = "transpose_matrix.cu"
 INTRODUCES = ("swizzle",)
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "transpose_v3_padded_kernel: constant off by one: `SIDE + 1` -> `SIDE + 2`": (
+        "another padding: other bank conflicts, the same values"
+    ),
+    "Swizzled::place: arithmetic operator: `r / N` -> `r * N`": (
+        "another permutation of each row's packs"
+    ),
+}
+
 EXERCISE = Exercise(
     function="through_tile",
     task=(

