@@ -18,6 +18,12 @@ from common.base.paths import ROOT
 from common.report.stored import read_scores
 from common.run.mutate import today_as_seed
 
+# They draw something else on each date, so a failure may have nothing to do with a change.
+pytestmark = pytest.mark.skipif(
+    "HUNDRED_DAYS_SEED" not in os.environ,
+    reason="a sample of mutants: HUNDRED_DAYS_SEED=20260131 python -m pytest runs it",
+)
+
 DAYS, _ = discover()
 PER_DAY = 2
 SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
