@@ -26,7 +26,7 @@ import torch
 from common.base import toolchain
 from common.cpu import backend
 from common.cpu import libraries as shared
-from tests import wrapper_table
+from tests import chance, wrapper_table
 from tests.command_line import FIXTURE_DAYS, CommandLine
 from tests.compilations import Compilations
 from tests.kernel_files import ORDERS, Call, Libraries
@@ -43,6 +43,8 @@ _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of ker
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 _COMPILATIONS = pytest.StashKey[Compilations]()
 _REMEMBERED = pytest.StashKey[Remembered]()
+
+chance.hand_down()
 
 
 class _Noter:
