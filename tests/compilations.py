@@ -7,11 +7,12 @@ neither torch nor pytest, so that such a process starts at once.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,12 @@ class Compilations:
     def nvcc(self, name: str, source: Path) -> Future[Any]:
         """nvcc's compilation of a `.cu` for its `architectures`."""
         return self.begin(compile_for_gpus, name, source)
+
+    def wait(self) -> None:
+        """Returns when all that was begun is done, has failed or was given up."""
+        for future in list(self._begun.values()):
+            with contextlib.suppress(CancelledError):
+                future.exception()
 
     def close(self) -> None:
         """Gives up what has not begun."""
