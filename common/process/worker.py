@@ -110,6 +110,10 @@ class Run:
     ceilings: ceilings.Ceilings | None = None
     broken: str = ""
 
+    def __post_init__(self) -> None:
+        if self.work.watched:
+            guard.BAND = 0
+
     def stage(self, rung: str, stage: str) -> None:
         flush()
         self.channel.emit(Stage(rung, stage))
@@ -137,8 +141,6 @@ def explain(error: BaseException) -> tuple[str, list[str]]:
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """Checks and times every rung of a built day, telling `channel` as it goes."""
     channel.emit(Stage("", "loading the day"))
-    if work.watched:
-        guard.BAND = 0
     try:
         lesson = load_lesson(day)
         problems = work.of(lesson)

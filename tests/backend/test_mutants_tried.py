@@ -17,6 +17,7 @@ DAYS = ROOT / "tests" / "mutant_days"
 MISSED = "limited: arithmetic operator: `v - 1` -> `v + 1`"
 EQUAL = "limited: comparison: `low > limit` -> `low >= limit`"
 CAUGHT = "limit_kernel: comparison: `i < n` -> `i <= n`"
+READS_BEYOND = "limit_kernel: bounds check dropped: `i < n ? x[i]` -> `true ? x[i]`"
 
 
 def tried(
@@ -55,6 +56,13 @@ def test_what_is_killed_says_by_what(whole: tuple[int, dict[str, Any], str]) -> 
     killers = {v["by"] for v in found.values() if v["status"] == "killed"}
     assert {"result", "bad input"} <= killers
     assert not any("not_reached" in identity for identity in found)
+
+
+def test_a_read_beyond_a_tensor_is_seen_where_no_result_depends_on_it(
+    whole: tuple[int, dict[str, Any], str],
+) -> None:
+    found = verdicts(whole[1])[READS_BEYOND]
+    assert (found["status"], found["by"]) == ("killed", "sanitizer: addresses")
 
 
 def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, Any], str]) -> None:

@@ -10,8 +10,10 @@ __device__ float limited(float v, float limit) {
 }
 
 __global__ void limit_kernel(const float* __restrict__ x, float* __restrict__ y, int n) {
+  __shared__ float part[64];
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = limited(x[i], 1.5f);
+  part[threadIdx.x] = i < n ? x[i] : 0;
+  if (i < n) y[i] = limited(part[threadIdx.x], 1.5f);
 }
 
 __device__ float not_reached(float v) {
