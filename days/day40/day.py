@@ -42,34 +42,39 @@ PROBLEMS = (
 )
 
 
+def timed_row(operators, name, tensors, k):
+    """One row of a table: the largest group, then ms of both dispatches and of the layer."""
+    logits = tensors[1]
+    chosen = operators.gate_v3_eight_lanes(logits, k)[1]
+    count = logits.shape[1]
+    calls = (
+        lambda: operators.dispatch_v1_atomics(chosen, count),
+        lambda: operators.dispatch_v2_sorted(chosen, count),
+        lambda: operators.moe_v3_grouped_gemm(*tensors, k),
+        lambda: experts.grouped_mm(*tensors, k),
+        lambda: experts.expert_loop(*tensors, k),
+    )
+    largest = int(chosen.flatten().bincount(minlength=count).max())
+    return [name, largest, *(f"{seconds(call) * 1e3:.4f}" for call in calls)]
+
+
 def show(operators, device):
-    """Prints both dispatches and the whole layer, from even groups to all tokens on one expert."""
+    """Prints both dispatches and the layer for 64 to 16,384 tokens, then for groups less even."""
     if device.type != "cuda":
         return
     tokens, width, hidden, count, k = experts.layer.bench.shape
-    x = torch.randn(tokens, width, device=device).bfloat16()
     w1 = torch.randn(count, width, hidden, device=device).bfloat16() / width**0.5
     w2 = torch.randn(count, hidden, width, device=device).bfloat16() / hidden**0.5
-    noise = torch.randn(tokens, count, device=device)
-    favour = torch.linspace(2, 0, count, device=device)
-    kinds = {
-        "even": noise,
-        "skewed": noise + favour,
-        "more skewed": noise + 3 * favour,
-        "same 8 experts": noise * 0 + favour,
-    }
-    rows = []
-    for name, logits in kinds.items():
-        chosen = operators.gate_v3_eight_lanes(logits, k)[1]
-        largest = int(chosen.flatten().bincount(minlength=count).max())
-        calls = [
-            lambda c=chosen: operators.dispatch_v1_atomics(c, count),
-            lambda c=chosen: operators.dispatch_v2_sorted(c, count),
-            lambda a=logits: operators.moe_v3_grouped_gemm(x, a, w1, w2, k),
-            lambda a=logits: experts.grouped_mm(x, a, w1, w2, k),
-            lambda a=logits: experts.expert_loop(x, a, w1, w2, k),
-        ]
-        rows.append([name, largest, *(f"{seconds(call) * 1e3:.4f}" for call in calls)])
-    names = ["dispatch v1", "dispatch v2", "layer v3", "grouped_mm", "loop"]
-    print(f"{tokens} tokens, {count} experts, {k} per token, ms")
-    print_table(["tokens over experts", "largest group", *names], rows)
+    favour = torch.linspace(3, 0, count, device=device)
+    names = ["largest group", "dispatch v1", "dispatch v2", "layer v3", "grouped_mm", "loop"]
+
+    def row(name, tokens, spread, scale):
+        x = torch.randn(tokens, width, device=device).bfloat16()
+        logits = spread * torch.randn(tokens, count, device=device) + scale * favour
+        return timed_row(operators, name, (x, logits, w1, w2), k)
+
+    print(f"{count} experts, {k} per token, {width} and {hidden} columns, ms")
+    print_table(["tokens", *names], [row(n, n, 1, 0) for n in (64, 256, 1024, 4096, 16384)])
+    kinds = {"even": (1, 0), "skewed": (1, 1), "more skewed": (1, 4), "the same for all": (0, 1)}
+    print(f"{tokens} tokens")
+    print_table(["choices", *names], [row(name, tokens, *two) for name, two in kinds.items()])

@@ -108,7 +108,7 @@ layer = Problem(
         Rung("moe_v3_any_order", "the same after a dispatch by atomics"),
     ),
     cases=CASES,
-    bench=Case((4096, 2048, 1024, 64, 8), "bfloat16"),
+    bench=Case((2048, 2048, 1024, 64, 8), "bfloat16"),
     bench_cpu=Case((32, 64, 64, 4, 2), "bfloat16"),
     cost=cost,
     pytorch=expert_loop,
