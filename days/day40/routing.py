@@ -131,8 +131,8 @@ def as_sets(builder):
         ends = offsets.tolist()
         groups = [slots[a:b].sort()[0] for a, b in pairwise(ends)]
         kept = torch.cat([*groups, slots[ends[-1] :]])
-        placed = torch.full_like(rows.flatten(), -1)
-        placed[kept[: ends[-1]].long()] = numbers.int()
+        none = torch.full_like(rows.flatten(), -1)
+        placed = none.scatter(0, kept[: ends[-1]].long(), numbers.int())
         return kept, placed.view(rows.shape), offsets
 
     return call
