@@ -12,6 +12,11 @@ TOPICS = ("mixture of experts", "MoE", "top-k", "counting sort", "grouped GEMM",
 SOURCE = "moe.cu"
 EXTRA_SOURCES = ("atomic_scatter.cu", "gate.cu", "dispatch.cu")
 INTRODUCES = ("mixture of experts", "top-k gate", "counting sort", "grouped GEMM")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "moe.cu: find_tile: comparison: `e0 < num_experts` -> `e0 <= num_experts`": (
+        "a further round finds no experts, so no tiles"
+    ),
+}
 
 EXERCISE = Exercise(
     function="find_tile",

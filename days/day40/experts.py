@@ -14,9 +14,12 @@ def mixture_inputs(case, draw):
     """x (T, C), logits (T, E), fp32, w1 (E, C, H), w2 (E, H, C), k, and a capacity if the shape
     ends with one."""
     tokens, width, hidden, experts, k, *capacity = case.shape
-    values = case.values if case.values == "nonfinite" else "normal"
+    values = case.values if case.values in ("nonfinite", "large") else "normal"
+    x = draw(tokens, width, values=values)
+    if values == "large":
+        x.mul_(1e5)  # sums beyond the range of fp16
     return (
-        draw(tokens, width, values=values),
+        x,
         draw_logits(case, draw, tokens, experts, dtype="float32"),
         draw(experts, width, hidden, values="normal").mul_(max(width, 1) ** -0.5),
         draw(experts, hidden, width, values="normal").mul_(max(hidden, 1) ** -0.5),
@@ -93,7 +96,8 @@ SHAPES = [(1, 1, 1, 1, 1), (19, 24, 40, 5, 2), (37, 72, 136, 3, 3), (70, 15, 33,
 EMPTY = [(0, 8, 8, 2, 1), (5, 0, 8, 3, 2), (5, 8, 0, 3, 2)]
 CASES = (
     *grid([*SHAPES, *EMPTY], ["bfloat16"]),
-    *(Case((40, 16, 24, 6, 2), "bfloat16", v) for v in ("ties", "idle experts", "nonfinite")),
+    *(Case((40, 16, 24, 6, 2), "bfloat16", v) for v in ("ties", "idle experts", "large")),
+    *(Case((9, 72, 40, 4, 2), "bfloat16", v) for v in ("nonfinite", "large")),
     Case((300, 72, 40, 2, 1), "bfloat16", "one expert"),  # rows of three tiles
 )
 

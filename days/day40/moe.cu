@@ -5,8 +5,8 @@
 // x, y: (T, C), w1: (E, C, H), w2: (E, H, C), bf16; logits: (T, E), fp32, from which gate.cu
 // makes gates and experts; silu(v) = v / (1 + exp(-v)). The S = T · k slots take 4 · S · C · H
 // operations on 4 · E · C · H bytes of weights: S / E operations per byte, the number of rows per
-// expert. For 2048 tokens, 64 experts and k = 8 that is 256. An H200 does about 190 in the time of a
-// byte, so tensor cores are the limit, but not by much.
+// expert. For 2048 tokens, 64 experts and k = 8 that is 256. An H200 does about 190 in the time of
+// a byte, so tensor cores are the limit, but not by much.
 //
 // v1 is in atomic_scatter.cu, gates in gate.cu, groups and combine in dispatch.cu.
 //
@@ -314,7 +314,6 @@ Tensor moe_v3_any_order(const Tensor& x, const Tensor& logits, const Tensor& w1,
 
 Tensor moe_v3_capacity(const Tensor& x, const Tensor& logits, const Tensor& w1, const Tensor& w2,
                        int64_t k, int64_t capacity) {
-  STD_TORCH_CHECK(capacity >= 0, "capacity: expected 0 or more slots per expert, got ", capacity);
   return on_tensor_cores(x, logits, w1, w2, k, [&](const Tensor& experts, int64_t num_experts) {
     return group_by_counting_sort(experts, num_experts, capacity);
   });
