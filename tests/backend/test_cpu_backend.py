@@ -374,6 +374,12 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
     assert _healthy()
 
 
+def test_signals_of_the_watchdog_may_queue_up(runtime: backend.Runtime) -> None:
+    x = torch.zeros(1024)
+    torch.ops.test_faults.run(x, 25)  # on top of each other, they would overflow their stack
+    assert x[0].item() == 25
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("spin_on_lock", "no thread makes progress"), ("endless_loop", "a thread has run for 0.3 s")],
