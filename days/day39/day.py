@@ -1,0 +1,181 @@
+"""Day 39: quantisation."""
+
+import torch
+import torch.nn.functional as F
+
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    print_table,
+    seconds,
+)
+
+from . import quantising
+
+TITLE = "Quantisation"
+TEACHES = "int8 on dp4a and tensor cores, int4 weights; scales, zero points, packing"
+TOPICS = ("quantisation", "quantization", "int8", "int4", "matmul", "GEMV", "tensor cores", "dp4a")
+SOURCE = "quantization_ops.cu"
+EXTRA_SOURCES = ("int8_matmul.cu", "int4_matmul.cu")
+INTRODUCES = ("quantisation", "zero point", "weight-only quantisation", "dp4a")
+
+EXERCISE = Exercise(
+    function="unpack",
+    source="int4_matmul.cu",
+    task=(
+        "Turn the 8 weights of a word into bf16: pairs[j] gets weight 2j in its low half and "
+        "2j + 1 in its high half. offset holds 128 + the zero point, twice; it is subtracted."
+    ),
+    hints=(
+        "Weight 2j begins at bit 4j, weight 2j + 1 at bit 4j + 16. Which shift and which mask leave "
+        "only these two, each at the low end of its half?",
+        "The bf16 number 128 has the bits 0x4300, and its 7 bits of mantissa count ones: 0x4300 | q "
+        "is 128 + q. Set these bits in both halves at once, without converting anything.",
+        "For each j: bits = (word >> 4 * j & 0x000f000f) | 0x43004300, copied into a __nv_bfloat162 "
+        "by memcpy. __hsub2(pair, offset) is exact; copy it into pairs[j].",
+    ),
+)
+
+FLOATS = ["float32", "float16", "bfloat16"]
+TINY = grid([(4, 256)], ["float32", "bfloat16"], values="tiny")
+
+
+def one_matrix(case, draw):
+    """Every fifth row is 0, which no scale fits."""
+    x = draw(*case.shape)
+    x[4::5] = 0
+    return (x,)
+
+
+def int8_operands(case, draw):
+    M, N, K = case.shape
+    return tuple(draw(rows, K, dtype="int8", values="extreme") for rows in (M, N))
+
+
+def int8_with_scales(case, draw):
+    """One scale for all of a in cases of "uniform" values, and else one per row."""
+    M, N, _ = case.shape
+    rows = (1, 1) if case.values == "uniform" else (M, N)
+    scales = (draw(n, dtype="float32", low=0.001, high=0.1, values="normal") for n in rows)
+    return (*int8_operands(case, draw), *scales)
+
+
+def int4_operands(case, draw):
+    M, N, K = case.shape
+    words = draw(N, K // 8, dtype="int32", values="extreme")
+    params = draw(K // 128, N, 2, low=0.01, high=0.1)
+    params[..., 1] = draw(K // 128, N, dtype="int32", low=0, high=16)
+    return draw(M, K), words, params
+
+
+def quantiser(rung, idea, reference, cases):
+    return Problem(
+        name=rung.replace("_", " "),
+        inputs=one_matrix,
+        reference=reference,
+        rungs=(Rung(rung, idea),),
+        cases=(*cases, *TINY),
+        timed=False,
+        outputs_exact=True,
+    )
+
+
+def int8_cost(case):
+    M, N, K = case.shape
+    out = 2 if case.values == "uniform" else 4
+    return Cost(bytes=(M + N) * K + out * M * N, flops=2 * M * N * K, unit="int8")
+
+
+def int4_cost(case):
+    M, N, K = case.shape
+    return Cost(bytes=N * K // 128 * 68 + 2 * M * (K + N), flops=2 * M * N * K, unit="tensor")
+
+
+V1 = Rung("int4_v1_one_by_one", "each weight converted by itself")
+V2 = Rung("int4_v2_pairs", "two weights become bf16 by one instruction")
+
+
+def int4_problem(name, batch, rungs, target, cases):
+    return Problem(
+        name=f"int4 weights, {name}",
+        inputs=int4_operands,
+        reference=quantising.linear,
+        rungs=(*rungs, Rung("int4_v3_tensor_cores", "mma and a ring", target=target)),
+        cases=cases,
+        bench=Case((batch, 28672, 8192), "bfloat16"),
+        bench_cpu=Case((batch, 256, 1024), "bfloat16"),
+        cost=int4_cost,
+        pytorch=quantising.linear_bf16,
+        libraries=(Library("tinygemm", quantising.tinygemm),),
+        tolerance=Tolerance(factor=4, why="fp32 sums in another order"),
+    )
+
+
+SIZES = [(1, 1, 16), (5, 3, 48), (64, 64, 128), (65, 66, 144), (17, 130, 272), (130, 7, 528)]
+SIZES += [(0, 4, 16), (4, 0, 16), (4, 4, 0)]
+BATCH_1 = [(1, 1, 128), (1, 5, 256), (1, 64, 1152), (1, 65, 512), (1, 131, 1920)]
+BATCH_1 += [(0, 4, 128), (3, 0, 128), (2, 3, 0)]
+
+PROBLEMS = (
+    quantiser(
+        "quantize_int8",
+        "one scale per row",
+        quantising.scaled_int8,
+        grid([(1, 1), (9, 33), (3, 700), (6, 257), (2, 8192), (0, 8), (4, 0)], FLOATS),
+    ),
+    quantiser(
+        "quantize_int4",
+        "one scale and zero point per group",
+        quantising.grouped_int4,
+        grid([(1, 128), (5, 384), (13, 256), (0, 128), (4, 0)], FLOATS),
+    ),
+    Problem(
+        name="int8, int32 result",
+        inputs=int8_operands,
+        reference=quantising.product,
+        rungs=(
+            Rung("int8_v1_dp4a", "four products per instruction"),
+            Rung("int8_v2_tensor_cores", "mma of bytes on tiles filled by cp.async"),
+        ),
+        cases=grid(SIZES, ["int8"]),
+        bench=Case((4096, 4096, 4096), "int8"),
+        bench_cpu=Case((64, 64, 256), "int8"),
+        cost=int8_cost,
+        pytorch=quantising.int_mm,
+    ),
+    Problem(
+        name="int8, scaled to bf16",
+        inputs=int8_with_scales,
+        reference=quantising.scaled_product,
+        rungs=(Rung("int8_v3_scaled", "scales in the epilogue"),),
+        cases=(
+            *grid(SIZES, ["int8"]),
+            *grid([(20, 130, 160)], ["int8"], values="uniform"),
+        ),
+        bench=Case((4096, 4096, 4096), "int8"),
+        bench_cpu=Case((64, 64, 256), "int8"),
+        cost=int8_cost,
+        pytorch=quantising.int_mm_scaled,
+        libraries=(COMPILE,),
+    ),
+    int4_problem("batch 1", 1, (V1, V2), Target(2.0, "pytorch"), grid(BATCH_1, ["bfloat16"])),
+    int4_problem(
+        "batch 16",
+        16,
+        (V2,),
+        Target(1.0, "pytorch"),
+        (
+            *grid([(16, 65, 640), (7, 130, 512), (8, 33, 256), (9, 70, 1664), (37, 20, 384)],
+                  ["bfloat16"]),
+            *grid([(8, 20, 256), (18, 5, 128)], ["bfloat16"], values="nonfinite"),
+        ),
+    ),
+)  # fmt: skip
