@@ -12,14 +12,8 @@ __device__ __forceinline__ int bit_of(int k) {
   return k / 2 * 4 + k % 2 * 16;
 }
 
-// Scale and zero point of a group. The zero point is a whole number from 0 to 15.
-struct alignas(4) Params {
-  __nv_bfloat16 scale, zero;
-};
-
-__device__ __forceinline__ float number(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
+// Scale, in the low half, and zero point of a group, a whole number from 0 to 15.
+using Params = __nv_bfloat162;
 
 inline void check_whole_groups(const Tensor& t, const char* name, int64_t weights) {
   STD_TORCH_CHECK(weights % GROUP == 0, name, ": expected rows of a multiple of ", GROUP,

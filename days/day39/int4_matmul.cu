@@ -17,9 +17,10 @@
 #include "common/cuda/capability.cuh"    // taught in day 24
 #include "common/cuda/pack.cuh"          // taught in day 2
 #include "common/cuda/ptx/cp_async.cuh"  // taught in day 20
-#include "common/cuda/ptx/mma.cuh"       // taught in day 26
-#include "common/cuda/tensor.cuh"        // taught in days 6 and 12
-#include "common/cuda/warp_reduce.cuh"   // taught in day 23
+#include "common/cuda/ptx/lop3.cuh"
+#include "common/cuda/ptx/mma.cuh"      // taught in day 26
+#include "common/cuda/tensor.cuh"       // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"  // taught in day 23
 
 #include "days/day39/int4_format.cuh"
 
@@ -32,8 +33,8 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
 // ---------------------------------------------------------------------------------------------
-// v1: lane l has the words l, l + 32 … of its row. Per weight: a shift, a mask, a conversion to
-// float, which few units do, a subtraction, two multiplications and the sum.
+// v1: lane l has the words l, l + 32 … of its row. Each weight takes a shift, a mask, a conversion,
+// a subtraction, two multiplications, a load of x and the sum.
 
 struct Product {
   const __nv_bfloat16* x;  // (M, K)
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(THREADS) int4_v1_one_by_one_kernel(const Produ
     const Params of_group = p.params[i / (GROUP / WORD) * p.N + n];
     for (int k = 0; k < WORD; ++k) {
       const float q = static_cast<float>(word >> bit_of(k) & 15);
-      const float weight = (q - number(of_group.zero)) * number(of_group.scale);
-      sum += weight * number(p.x[m * p.K + i * WORD + k]);
+      const float weight = (q - __high2float(of_group)) * __low2float(of_group);
+      sum += weight * __bfloat162float(p.x[m * p.K + i * WORD + k]);
     }
   }
   sum = warp_sum(sum);
@@ -110,9 +111,8 @@ Tensor int4_v1_one_by_one(const Tensor& x, const Tensor& words, const Tensor& pa
 using Registers = Pack<uint32_t>;
 
 // What is subtracted from pairs of 128 + q: 128 + zero, twice.
-__device__ __forceinline__ __nv_bfloat162 offset_of(const Params& params) {
-  const __nv_bfloat16 offset = __hadd(params.zero, __float2bfloat16(128));
-  return __halves2bfloat162(offset, offset);
+__device__ __forceinline__ __nv_bfloat162 offset_of(Params params) {
+  return __hadd2(__high2bfloat162(params), __float2bfloat162_rn(128));
 }
 
 // The 8 weights of a word without their scale, as pairs of bf16: pairs[j] has weight 2j in its low
@@ -120,7 +120,7 @@ __device__ __forceinline__ __nv_bfloat162 offset_of(const Params& params) {
 __device__ __forceinline__ void unpack(uint32_t (&pairs)[4], uint32_t word, __nv_bfloat162 offset) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const uint32_t bits = (word >> 4 * j & 0x000f000f) | 0x43004300;
+    const uint32_t bits = ptx::lop3<0xea>(word >> 4 * j, 0x000f000f, 0x43004300);  // (a & b) | c
     __nv_bfloat162 pair;
     memcpy(&pair, &bits, sizeof pair);
     pair = __hsub2(pair, offset);
@@ -135,7 +135,7 @@ __device__ __forceinline__ float2 floats_of(uint32_t pair) {
 
 constexpr int V2_ROWS = 4;  // per warp
 
-__global__ void __launch_bounds__(THREADS) int4_v2_pairs_kernel(const Product p) {
+__global__ void __launch_bounds__(THREADS, 3) int4_v2_pairs_kernel(const Product p) {
   const int64_t n0 = (int64_t{blockIdx.x} * WARPS + threadIdx.x / 32) * V2_ROWS, m = blockIdx.y;
   const int lane = threadIdx.x % 32;
   if (n0 >= p.N) return;  // the whole warp
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(THREADS) int4_v2_pairs_kernel(const Product p)
           part += w.y * e.y;
         }
       }
-      sums[r] += number(of_group[r].scale) * part;
+      sums[r] += __low2float(of_group[r]) * part;
     }
   }
 #pragma unroll
@@ -199,47 +199,57 @@ constexpr int BLOCK_ROWS = WARP_ROWS * WARPS / K_WARPS;
 constexpr int STAGES = 3;  // groups per warp in shared memory: 2 KB each, 48 KB in all
 
 template <int COLUMNS>  // tiles of 8 rows of x
-__global__ void __launch_bounds__(THREADS, 2) int4_v3_tensor_cores_kernel(const Product p) {
+__global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
+    int4_v3_tensor_cores_kernel(const Product p) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
   constexpr int BATCH = 8 * COLUMNS;
+  constexpr int STEP = K_WARPS * GROUP_CHUNKS;  // chunks from one group of a warp to its next
   __shared__ Registers ring[STAGES][WARPS][2 * TILES][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int part = warp % K_WARPS, warp_row = warp / K_WARPS * WARP_ROWS;
+  const int groups = static_cast<int>(p.K / GROUP);
   const int64_t n0 = int64_t{blockIdx.x} * BLOCK_ROWS, m0 = int64_t{blockIdx.y} * BATCH;
   const auto row = [&](int r) { return min(n0 + warp_row + r, p.N - 1); };
-  const int64_t groups = p.K / GROUP;
-  const auto* x = reinterpret_cast<const Registers*>(p.x);
-  const auto* chunks = reinterpret_cast<const Registers*>(p.words);
 
-  // Lane (g, t) has chunk t of the group, of the rows g, g + 8, g + 16 …
-  const auto fetch = [&](int64_t group, int stage) {
+  // Lane (g, t) has chunk t of each group of the warp, of the rows g, g + 8, g + 16 and g + 24.
+  const Registers* from[2 * TILES];
+#pragma unroll
+  for (int r = 0; r < 2 * TILES; ++r) {
+    const int64_t chunk = (row(8 * r + g) * groups + part) * GROUP_CHUNKS + t;
+    from[r] = reinterpret_cast<const Registers*>(p.words) + chunk;
+  }
+  const auto fetch = [&](int group, Registers(*to)[32]) {
     if (group < groups) {
 #pragma unroll
       for (int r = 0; r < 2 * TILES; ++r) {
-        ptx::cp_async<16>(&ring[stage][warp][r][lane],
-                          chunks + (row(8 * r + g) * groups + group) * GROUP_CHUNKS + t);
+        ptx::cp_async<16>(&to[r][lane], from[r]);
+        from[r] += STEP;
       }
     }
     ptx::cp_async_commit();  // also an empty group, so that each stage is one
   };
-  for (int stage = 0; stage < STAGES; ++stage) fetch(part + stage * K_WARPS, stage);
-  const int64_t own_row = row(lane);  // whose params this lane loads for its warp
+  for (int stage = 0; stage < STAGES; ++stage) fetch(part + stage * K_WARPS, ring[stage][warp]);
+
+  // Of x, the elements of the rows g and g + 8 that meet these weights.
+  const Registers* x[COLUMNS];
+#pragma unroll
+  for (int c = 0; c < COLUMNS; ++c) {
+    const int64_t chunk = (min(m0 + 8 * c + g, p.M - 1) * groups + part) * GROUP_CHUNKS + t;
+    x[c] = reinterpret_cast<const Registers*>(p.x) + chunk * 4;
+  }
+  const Params* params = p.params + part * p.N + row(lane);  // a lane loads those of one row
   Params next{};
-  if (part < groups) next = p.params[part * p.N + own_row];
+  if (part < groups) next = *params;
 
   float sums[TILES][COLUMNS][4] = {};
   int stage = 0;
-  for (int64_t group = part; group < groups; group += K_WARPS) {
+  for (int group = part; group < groups; group += K_WARPS) {
     const Params own = next;
-    if (group + K_WARPS < groups) next = p.params[(group + K_WARPS) * p.N + own_row];
+    params += K_WARPS * p.N;
+    if (group + K_WARPS < groups) next = *params;
     Params of_row[2 * TILES];
-    __nv_bfloat162 offsets[2 * TILES];
 #pragma unroll
-    for (int r = 0; r < 2 * TILES; ++r) {
-      of_row[r].scale = __shfl_sync(FULL_WARP, own.scale, 8 * r + g);
-      of_row[r].zero = __shfl_sync(FULL_WARP, own.zero, 8 * r + g);
-      offsets[r] = offset_of(of_row[r]);
-    }
+    for (int r = 0; r < 2 * TILES; ++r) of_row[r] = __shfl_sync(FULL_WARP, own, 8 * r + g);
     ptx::cp_async_wait<STAGES - 1>();  // this group has arrived; the later ones may not have
 
     float of_group[TILES][COLUMNS][4] = {};
@@ -248,15 +258,14 @@ __global__ void __launch_bounds__(THREADS, 2) int4_v3_tensor_cores_kernel(const 
       Registers elements[COLUMNS];
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) {
-        const int64_t m = m0 + 8 * c + g;
-        elements[c] = Registers{};
-        if (m < p.M) elements[c] = x[((m * groups + group) * GROUP_CHUNKS + t) * 4 + i];
+        elements[c] = m0 + 8 * c + g < p.M ? x[c][i] : Registers{};
       }
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
-        uint32_t top[4], bottom[4];  // rows g and g + 8
-        unpack(top, ring[stage][warp][2 * tile][lane].at[i], offsets[2 * tile]);
-        unpack(bottom, ring[stage][warp][2 * tile + 1][lane].at[i], offsets[2 * tile + 1]);
+        uint32_t top[4], bottom[4];  // of rows g and g + 8
+        unpack(top, ring[stage][warp][2 * tile][lane].at[i], offset_of(of_row[2 * tile]));
+        unpack(bottom, ring[stage][warp][2 * tile + 1][lane].at[i],
+               offset_of(of_row[2 * tile + 1]));
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           const uint32_t a[4] = {top[j], bottom[j], top[j + 1], bottom[j + 1]};
@@ -269,16 +278,17 @@ __global__ void __launch_bounds__(THREADS, 2) int4_v3_tensor_cores_kernel(const 
       }
     }
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
+    for (int c = 0; c < COLUMNS; ++c) {
+      x[c] += STEP * 4;
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) {
+      for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          sums[tile][c][e] += number(of_row[2 * tile + e / 2].scale) * of_group[tile][c][e];
+          sums[tile][c][e] += __low2float(of_row[2 * tile + e / 2]) * of_group[tile][c][e];
         }
       }
     }
-    fetch(group + STAGES * K_WARPS, stage);
+    fetch(group + STAGES * K_WARPS, ring[stage][warp]);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 

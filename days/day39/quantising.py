@@ -103,3 +103,22 @@ def int_mm(a, b):
 
 def int_mm_scaled(a, b, a_scale, b_scale):
     return (int_mm(a, b) * a_scale[:, None] * b_scale).bfloat16()
+
+
+def row_errors(operators, w):
+    """The median over the rows of w of |error| / |row|, for int8 with one scale, int8 per row, int4
+    per row and int4 per group of 128. w: (N, K) fp32."""
+
+    def error(got):
+        return ((got - w).norm(dim=1) / w.norm(dim=1)).median().item()
+
+    def of_int8(x):
+        q, scale = operators.quantize_int8(x)
+        return (q * scale[:, None]).reshape(w.shape)
+
+    low, high = w.amin(1, keepdim=True).clamp(max=0), w.amax(1, keepdim=True).clamp(min=0)
+    scale = (high - low) / 15
+    zero = (-low / scale).round()
+    per_row = scale * (((w / scale).round() + zero).clamp(0, 15) - zero)
+    per_group = dequantized(*operators.quantize_int4(w)).float()
+    return error(of_int8(w.reshape(1, -1))), error(of_int8(w)), error(per_row), error(per_group)

@@ -93,9 +93,8 @@ __global__ void __launch_bounds__(THREADS)
   low = -warp_max(-low);
   // As it is stored: the quotients must fit the scale that will multiply them. The difference of
   // the two may exceed the largest float, so they are divided first.
-  __nv_bfloat16 stored = __float2bfloat16(high / 15 - low / 15);
-  if (number(stored) == 0) stored = __float2bfloat16(1);
-  const float scale = number(stored);
+  float scale = __bfloat162float(__float2bfloat16(high / 15 - low / 15));
+  if (scale == 0) scale = 1;
   const float zero = fminf(rintf(-low / scale), 15.0f);
   uint32_t half = 0;
   for (int i = 0; i < EACH; ++i) {
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(THREADS)
   }
   const uint32_t word = half | __shfl_xor_sync(FULL_WARP, half, 1);
   if (lane % 2 == 0) words[(index * 32 + lane) / 2] = word;
-  if (lane == 0) params[index % groups * N + index / groups] = {stored, __float2bfloat16(zero)};
+  if (lane == 0) params[index % groups * N + index / groups] = __floats2bfloat162_rn(scale, zero);
 }
 
 // w: (N, K). Returns the words (N, K / 8) int32, and (K / 128, N, 2) bf16: scale, zero point. All
