@@ -27,7 +27,8 @@
 #include <cstdint>
 #include <cstring>
 
-constexpr int CHUNK = 32;  // weights per 16 bytes
+constexpr int CHUNK = 32;            // weights per 16 bytes
+constexpr int WORDS = CHUNK / WORD;  // of a chunk; each meets 16 bytes of x
 constexpr int GROUP_CHUNKS = GROUP / CHUNK;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
@@ -141,12 +142,12 @@ __global__ void __launch_bounds__(THREADS, 3) int4_v2_pairs_kernel(const Product
   if (n0 >= p.N) return;  // the whole warp
   const auto row = [&](int r) { return min(n0 + r, p.N - 1); };
   const int64_t row_chunks = p.K / CHUNK;
-  const auto* x = reinterpret_cast<const Registers*>(p.x) + m * row_chunks * 4;
+  const auto* x = reinterpret_cast<const Registers*>(p.x) + m * row_chunks * WORDS;
   const auto* chunks = reinterpret_cast<const Registers*>(p.words);
 
   float sums[V2_ROWS] = {};
   for (int64_t c = lane; c < row_chunks; c += 32) {
-    Registers weights[V2_ROWS], elements[GROUP_CHUNKS];
+    Registers weights[V2_ROWS], elements[WORDS];
     Params of_group[V2_ROWS];
 #pragma unroll
     for (int r = 0; r < V2_ROWS; ++r) {
@@ -154,12 +155,12 @@ __global__ void __launch_bounds__(THREADS, 3) int4_v2_pairs_kernel(const Product
       of_group[r] = p.params[c / GROUP_CHUNKS * p.N + row(r)];
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) elements[i] = x[c * 4 + i];
+    for (int i = 0; i < WORDS; ++i) elements[i] = x[c * WORDS + i];
 #pragma unroll
     for (int r = 0; r < V2_ROWS; ++r) {
       float part = 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < WORDS; ++i) {
         uint32_t pairs[4];
         unpack(pairs, weights[r].at[i], offset_of(of_group[r]));
 #pragma unroll
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
     const int64_t chunk = (min(m0 + 8 * c + g, p.M - 1) * groups + part) * GROUP_CHUNKS + t;
-    x[c] = reinterpret_cast<const Registers*>(p.x) + chunk * 4;
+    x[c] = reinterpret_cast<const Registers*>(p.x) + chunk * WORDS;
   }
   const Params* params = p.params + part * p.N + row(lane);  // a lane loads those of one row
   Params next{};
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
 
     float of_group[TILES][COLUMNS][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // word i of each chunk: columns 8i to 8i + 7 of it
+    for (int i = 0; i < WORDS; ++i) {  // word i of each chunk: its weights 8i to 8i + 7
       Registers elements[COLUMNS];
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) {
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
     }
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
-      x[c] += STEP * 4;
+      x[c] += STEP * WORDS;
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
