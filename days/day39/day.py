@@ -30,6 +30,17 @@ INTRODUCES = (
     "weight-only quantisation",
     "dp4a",
 )
+EQUIVALENT = {  # mutants that compute the same, and why
+    "int8_matmul.cu: int8_v2_tensor_cores_kernel: bounds check dropped: `step < steps` -> `true`": (
+        "copies zeros into stages that no product reads"
+    ),
+    "int4_matmul.cu: int4_v2_pairs: arithmetic operator: `WARPS * V2_ROWS` -> `WARPS / V2_ROWS`": (
+        "blocks too many do nothing: their rows lie beyond the end"
+    ),
+    "int4_matmul.cu: int4_v3_tensor_cores: comparison: `p.M <= 8` -> `p.M < 8`": (
+        "16 columns of the product instead of 8, of which half are not stored"
+    ),
+}
 
 EXERCISE = Exercise(
     function="unpack",
@@ -49,12 +60,15 @@ EXERCISE = Exercise(
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
-TINY = grid([(4, 256)], ["float32", "bfloat16"], values="tiny")
+UNUSUAL = [
+    case for values in ("tiny", "offset") for case in grid([(5, 256)], FLOATS, values=values)
+]
 
 
 def one_matrix(case, draw):
-    """Every fifth row is 0, which no scale fits."""
+    """Every fifth row is 0, which no scale fits, and the one before it is negated."""
     x = draw(*case.shape)
+    x[3::5] *= -1
     x[4::5] = 0
     return (x,)
 
@@ -86,7 +100,7 @@ def quantiser(rung, idea, reference, cases):
         inputs=one_matrix,
         reference=reference,
         rungs=(Rung(rung, idea),),
-        cases=(*cases, *TINY),
+        cases=(*cases, *UNUSUAL),
         timed=False,
         outputs_exact=True,
     )
@@ -122,7 +136,7 @@ def int4_problem(name, batch, rungs, target, cases):
 
 
 SIZES = [(1, 1, 16), (5, 3, 48), (64, 64, 128), (65, 66, 144), (17, 130, 272), (130, 7, 528)]
-SIZES += [(0, 4, 16), (4, 0, 16), (4, 4, 0)]
+SIZES += [(2, 2, 32), (0, 4, 16), (4, 0, 16), (4, 4, 0)]
 BATCH_1 = [(1, 1, 128), (1, 5, 256), (1, 64, 1152), (1, 65, 512), (1, 131, 1920)]
 BATCH_1 += [(0, 4, 128), (3, 0, 128), (2, 3, 0)]
 
@@ -168,7 +182,16 @@ PROBLEMS = (
         pytorch=quantising.int_mm_scaled,
         libraries=(COMPILE,),
     ),
-    int4_problem("batch 1", 1, (V1, V2), Target(2.0, "pytorch"), grid(BATCH_1, ["bfloat16"])),
+    int4_problem(
+        "batch 1",
+        1,
+        (V1, V2),
+        Target(2.0, "pytorch"),
+        (
+            *grid(BATCH_1, ["bfloat16"]),
+            *grid([(1, 40, 1152)], ["bfloat16"], values="offset"),  # sums beyond fp16
+        ),
+    ),
     int4_problem(
         "batch 16",
         16,

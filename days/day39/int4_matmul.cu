@@ -231,7 +231,8 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
   };
   for (int stage = 0; stage < STAGES; ++stage) fetch(part + stage * K_WARPS, ring[stage][warp]);
 
-  // Of x, the elements of the rows g and g + 8 that meet these weights.
+  // Of x, the elements of the rows g and g + 8 that meet these weights. Beyond the batch it is the
+  // last row again, for columns of the product that are not stored.
   const Registers* x[COLUMNS];
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
@@ -258,9 +259,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
     for (int i = 0; i < WORDS; ++i) {  // word i of each chunk: its weights 8i to 8i + 7
       Registers elements[COLUMNS];
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) {
-        elements[c] = m0 + 8 * c + g < p.M ? x[c][i] : Registers{};
-      }
+      for (int c = 0; c < COLUMNS; ++c) elements[c] = x[c][i];
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         uint32_t top[4], bottom[4];  // of rows g and g + 8

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <typename Epilogue>
 void multiply_int8(const Tensor& a, const Tensor& b, const Epilogue& result) {
   const int64_t M = a.size(0), N = b.size(0);
-  constexpr int64_t SHARED = STAGES * sizeof(Stage);
+  constexpr int SHARED = STAGES * sizeof(Stage);
   require_shared_memory(SHARED, "three stages of tiles");
   allow_shared(int8_v2_tensor_cores_kernel<Epilogue>, SHARED);
   const dim3 grid(grid_size(ceil_div<int64_t>(N, BN), "b"),
