@@ -68,9 +68,11 @@ void check_aligned(const Tensor& t, const char* name, size_t bytes) {
                   " bytes");
 }
 
-// What the launchers share: checks, allocates y, and calls launch(product, stream).
+// What the launchers share: checks, allocates y, and calls launch(product, stream). needs: features
+// of compute capability 8.0, if any.
 template <typename F>
-Tensor multiply_int4(const Tensor& x, const Tensor& words, const Tensor& params, F&& launch) {
+Tensor multiply_int4(const Tensor& x, const Tensor& words, const Tensor& params, const char* needs,
+                     F&& launch) {
   check(x, "x").on_gpu().dtype({ScalarType::BFloat16}).rank(2).contiguous();
   check(words, "words").on_gpu().dtype({ScalarType::Int}).rank(2).contiguous();
   check(params, "params").on_gpu().dtype({ScalarType::BFloat16}).rank(3).contiguous();
@@ -82,6 +84,7 @@ Tensor multiply_int4(const Tensor& x, const Tensor& words, const Tensor& params,
   check_aligned(words, "words", 16);
   check_aligned(params, "params", sizeof(Params));
   const DeviceGuard guard(x);
+  if (needs) require_capability(8, 0, needs);
   Tensor y = torch::stable::new_empty(x, {M, N});
   if (y.numel() == 0) return y;
   launch(Product{data<__nv_bfloat16>(x), data<uint32_t>(words), data<Params>(params),
@@ -97,7 +100,7 @@ dim3 grid_of(const Product& p, int64_t rows, int64_t batch) {
 }
 
 Tensor int4_v1_one_by_one(const Tensor& x, const Tensor& words, const Tensor& params) {
-  return multiply_int4(x, words, params, [](const Product& p, cudaStream_t stream) {
+  return multiply_int4(x, words, params, nullptr, [](const Product& p, cudaStream_t stream) {
     int4_v1_one_by_one_kernel<<<grid_of(p, WARPS, 1), THREADS, 0, stream>>>(p);
   });
 }
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, 3) int4_v2_pairs_kernel(const Product
 }
 
 Tensor int4_v2_pairs(const Tensor& x, const Tensor& words, const Tensor& params) {
-  return multiply_int4(x, words, params, [](const Product& p, cudaStream_t stream) {
+  return multiply_int4(x, words, params, nullptr, [](const Product& p, cudaStream_t stream) {
     int4_v2_pairs_kernel<<<grid_of(p, WARPS * V2_ROWS, 1), THREADS, 0, stream>>>(p);
   });
 }
@@ -320,8 +323,8 @@ __global__ void __launch_bounds__(THREADS, COLUMNS == 1 ? 3 : 2)
 }
 
 Tensor int4_v3_tensor_cores(const Tensor& x, const Tensor& words, const Tensor& params) {
-  return multiply_int4(x, words, params, [](const Product& p, cudaStream_t stream) {
-    require_capability(8, 0, "mma of bf16 and cp.async");
+  constexpr char NEEDS[] = "mma of bf16 and cp.async";
+  return multiply_int4(x, words, params, NEEDS, [](const Product& p, cudaStream_t stream) {
     const auto launch = [&](auto kernel, int64_t batch) {
       kernel<<<grid_of(p, BLOCK_ROWS, batch), THREADS, 0, stream>>>(p);
     };
