@@ -31,12 +31,32 @@ INTRODUCES = (
     "dp4a",
 )
 EQUIVALENT = {  # mutants that compute the same, and why
+    "quantization_ops.cu: block_max: constant off by one: `32 == 0` -> `32 == 1`": (
+        "every lane holds its warp's maximum"
+    ),
+    "quantization_ops.cu: block_max: constant off by one: "
+    "`threadIdx.x % 32` -> `threadIdx.x % 33`": (
+        "another lane of each of the 8 warps, which holds its warp's maximum too"
+    ),
+    "int8_matmul.cu: check_int8: device check dropped: `check(*t, name).on_gpu()` -> "
+    "`check(*t, name)`": (
+        "one tensor on the host fails same_device, and both are refused by PyTorch's dispatcher"
+    ),
+    "int8_matmul.cu: multiply_stage: initial value: `int k = 0` -> `int k = 1`": (
+        "fragments begin at whole pieces: k is divided by 8"
+    ),
+    "int8_matmul.cu: int8_v2_tensor_cores: validation dropped: "
+    "`require_capability(8, 0, NEEDS)` -> ``": (
+        "a card without these has too little shared memory as well, and is refused for that"
+    ),
     "int8_matmul.cu: int8_v2_tensor_cores_kernel: bounds check dropped: `step < steps` -> `true`": (
         "copies zeros into stages that no product reads"
     ),
     "int4_matmul.cu: int4_v2_pairs: arithmetic operator: `WARPS * V2_ROWS` -> `WARPS / V2_ROWS`": (
         "blocks too many do nothing: their rows lie beyond the end"
     ),
+    "int4_matmul.cu: int4_v2_pairs_kernel: bounds check dropped: "
+    "`lane == 0 && n0 + r < p.N` -> `n0 + r < p.N`": "all lanes hold the sum, and store it",
     "int4_matmul.cu: int4_v3_tensor_cores: comparison: `p.M <= 8` -> `p.M < 8`": (
         "16 columns of the product instead of 8, of which half are not stored"
     ),
@@ -61,7 +81,9 @@ EXERCISE = Exercise(
 
 FLOATS = ["float32", "float16", "bfloat16"]
 UNUSUAL = [
-    case for values in ("tiny", "offset") for case in grid([(5, 256)], FLOATS, values=values)
+    case
+    for values in ("tiny", "offset", "uniform")
+    for case in grid([(5, 256)], FLOATS, values=values)
 ]
 
 
