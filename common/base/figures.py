@@ -30,9 +30,9 @@ def rate(timing: Timing) -> str:
     Without a known ceiling, bytes are taken where the day declares any. "" where it declares no
     work.
     """
-    arithmetic = timing.bound in ("fp32", "int32", "tensor") or not timing.gbs
+    arithmetic = timing.bound in ("fp32", "int32", "tensor", "int8") or not timing.gbs
     if arithmetic and timing.tflops:
-        unit = "OP/s" if timing.bound == "int32" else "FLOP/s"
+        unit = "OP/s" if timing.bound in ("int32", "int8") else "FLOP/s"
         if timing.tflops < 0.995:
             return f"{significant(timing.tflops * 1e3)} G{unit}"
         return f"{significant(timing.tflops)} T{unit}"

@@ -24,7 +24,7 @@ class Ceilings:
 
     copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum.
     fp32, int32: TFLOP/s of independent multiply-adds in that type. tensor: TFLOP/s of a large bf16
-    product.
+    product, int8 of one of int8.
     l2_bytes: size of the second-level cache.
     """
 
@@ -33,6 +33,7 @@ class Ceilings:
     fp32: float
     int32: float
     tensor: float
+    int8: float
     l2_bytes: int
 
 
@@ -40,7 +41,7 @@ def ceilings(cache: Path) -> Ceilings:
     """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
     properties = torch.cuda.get_device_properties(0)
     slug = re.sub(r"\W+", "-", properties.name.lower())
-    file = cache / f"ceilings-2-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    file = cache / f"ceilings-3-{slug}-torch{torch.__version__.split('+')[0]}.json"
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
     measured = measure()
@@ -67,7 +68,9 @@ def measure() -> Ceilings:
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
-    return Ceilings(copy, read, fp32, int32, tensor, properties.L2_cache_size)
+    a, b = (torch.ones(n, n, device="cuda", dtype=torch.int8) for _ in range(2))
+    int8 = 2 * n**3 / _best_seconds(lambda: torch._int_mm(a, b.T)) / 1e12
+    return Ceilings(copy, read, fp32, int32, tensor, int8, properties.L2_cache_size)
 
 
 def _multiply_adds(dtype: torch.dtype) -> float:

@@ -189,9 +189,12 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
         return
     if not (cost.bytes or cost.flops):
         return
-    peak_flops = {"tensor": ceilings.tensor, "int32": ceilings.int32, "fp32": ceilings.fp32}[
-        cost.unit
-    ]
+    peak_flops = {
+        "tensor": ceilings.tensor,
+        "int8": ceilings.int8,
+        "int32": ceilings.int32,
+        "fp32": ceilings.fp32,
+    }[cost.unit]
     if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
         if cost.bytes < 4 * ceilings.l2_bytes:
             timing.note += ", mostly in L2"  # so the memory's bandwidth is not its bound

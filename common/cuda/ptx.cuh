@@ -15,6 +15,7 @@
 //   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
 //   ptx/tensor_map.cuh     what the copy engine has to know of a tensor
 //   ptx/tensor_copy.cuh    loads and stores of its boxes: TMA
+//   ptx/lop3.cuh           bitwise functions of three words
 //   ptx/log2.cuh           logarithm and square root as the special function unit gives them
 //   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
 //   ptx/cache.cuh          loads, stores and prefetches that say how long data stay in the caches
@@ -32,6 +33,7 @@
 #include "common/cuda/ptx/integer.cuh"
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/log2.cuh"
+#include "common/cuda/ptx/lop3.cuh"
 #include "common/cuda/ptx/mbarrier.cuh"
 #include "common/cuda/ptx/mma.cuh"
 #include "common/cuda/ptx/movmatrix.cuh"

@@ -87,7 +87,9 @@ def _draw(axis: Axes, title: str, rungs: Sequence[RungOutcome]) -> None:
             color=colour,
         )
     axis.set_xlim(0, 1.1 * longest)
-    unit = ("TOP/s" if timings[-1].bound == "int32" else "TFLOP/s") if arithmetic else "GB/s"
+    unit = (
+        ("TOP/s" if timings[-1].bound in ("int32", "int8") else "TFLOP/s") if arithmetic else "GB/s"
+    )
     axis.set_xlabel(f"{title}, {unit}" if title else unit, color=_INK)
     axis.tick_params(colors=_INK, length=0)
     for side in ("top", "right", "left"):

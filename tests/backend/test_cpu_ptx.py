@@ -243,14 +243,14 @@ def test_log2_and_sqrt(call: Call, generator: torch.Generator) -> None:
     assert call("logarithms", torch.tensor([-1.0, torch.nan]), exact=False).isnan().all()
 
 
-# ---------------------------------------------------------------- redux, dp4a
+# ---------------------------------------------------------------- redux, dp4a, lop3
 
 
 def _bytes(x: np.ndarray, dtype: type) -> np.ndarray:
     return x.view(dtype).reshape(-1, 4).astype(np.int64)
 
 
-def test_redux_and_dp4a(call: Call, generator: torch.Generator) -> None:
+def test_integers(call: Call, generator: torch.Generator) -> None:
     x = torch.randint(-(2**31), 2**31, (96,), generator=generator).int()
     got = call("integer", x).numpy()
     v = x.numpy()
@@ -268,6 +268,10 @@ def test_redux_and_dp4a(call: Call, generator: torch.Generator) -> None:
     for row, (a, b) in enumerate([(np.int8, np.int8), (np.uint8, np.uint8), (np.uint8, np.int8)]):
         want = (_bytes(v, a) * _bytes(other, b)).sum(1) + v
         assert (got[9 + row] == want.astype(np.int32)).all(), row
+    lane = np.arange(v.size, dtype=np.uint32) % 32
+    a, b, c = v.view(np.uint32), other.view(np.uint32), np.uint32(0x0FF0F0F1) * (lane + 1)
+    for row, want in enumerate([a & b | c, a ^ b ^ c, b & c | a & ~c]):
+        assert (got[12 + row].view(np.uint32) == want).all(), row
 
 
 # ---------------------------------------------------------------- named barriers, mbarrier

@@ -350,9 +350,9 @@ Tensor logarithms(Tensor x) {
   return y;
 }
 
-// ---------------------------------------------------------------- redux, dp4a
+// ---------------------------------------------------------------- redux, dp4a, lop3
 
-// y[row][i] for 12 rows; x: int32, a multiple of 32 elements, one warp a block.
+// y[row][i] for 15 rows; x: int32, a multiple of 32 elements, one warp a block.
 __global__ void integer_kernel(const int* x, int* y) {
   const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x),
             n = static_cast<int>(gridDim.x) * 32;
@@ -377,10 +377,14 @@ __global__ void integer_kernel(const int* x, int* y) {
   put(ptx::dp4a(v, next, v));
   put(ptx::dp4a(u, static_cast<unsigned>(next), u));
   put(ptx::dp4a(u, next, v));
+  const unsigned mask = 0x0ff0f0f1u * (threadIdx.x + 1);
+  put(ptx::lop3<0xea>(u, static_cast<unsigned>(next), mask));  // (a & b) | c
+  put(ptx::lop3<0x96>(u, static_cast<unsigned>(next), mask));  // a ^ b ^ c
+  put(ptx::lop3<0xd8>(u, static_cast<unsigned>(next), mask));  // c ? b : a
 }
 Tensor integer(Tensor x) {
   check(x, "x").on_gpu().dtype({ScalarType::Int}).contiguous();
-  Tensor y = torch::stable::new_empty(x, {12, x.numel()}, ScalarType::Int);
+  Tensor y = torch::stable::new_empty(x, {15, x.numel()}, ScalarType::Int);
   integer_kernel<<<grid_size(x.numel() / 32, "x"), 32, 0, current_stream(x)>>>(
       data<int>(x), mutable_data<int>(y));
   check_launch("integer");

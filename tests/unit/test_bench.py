@@ -16,7 +16,7 @@ from common.bench.ceilings import Ceilings
 from common.check.device import Backend
 
 CEILINGS = Ceilings(
-    copy=4000.0, read=4400.0, fp32=60.0, int32=30.0, tensor=800.0, l2_bytes=50 << 20
+    copy=4000.0, read=4400.0, fp32=60.0, int32=30.0, tensor=800.0, int8=1600.0, l2_bytes=50 << 20
 )
 GIGABYTE = 10**9
 
@@ -138,6 +138,7 @@ def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
         (Cost(bytes=4 * GIGABYTE, flops=1), 2.0, "copy", 0.5),
         (Cost(bytes=1, flops=60 * 10**12), 2000.0, "fp32", 0.5),
         (Cost(bytes=1, flops=60 * 10**12, unit="tensor"), 150.0, "tensor", 0.5),
+        (Cost(bytes=1, flops=60 * 10**12, unit="int8"), 75.0, "int8", 0.5),
     ],
 )
 def test_a_rate_is_held_against_the_ceiling_that_bounds_it(

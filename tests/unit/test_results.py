@@ -286,6 +286,7 @@ def test_durations(seconds: float, text: str) -> None:
 def test_rates() -> None:
     assert figures.rate(timing()) == "4000 GB/s"
     assert figures.rate(timing(bound="tensor", tflops=671.4)) == "671 TFLOP/s"
+    assert figures.rate(timing(bound="int8", tflops=671.4)) == "671 TOP/s"
     assert figures.rate(timing(bound="", gbs=None, tflops=0.0123)) == "12.3 GFLOP/s"
     assert figures.rate(timing(bound="", gbs=None, tflops=None)) == ""
     assert figures.share(timing(share=None)) == ""
