@@ -1,0 +1,2 @@
+def show_trained(device):
+    pass
