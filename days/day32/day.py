@@ -15,7 +15,6 @@ from common.day import (
     Problem,
     Rung,
     Target,
-    Tolerance,
     grid,
 )
 

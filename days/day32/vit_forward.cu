@@ -151,7 +151,7 @@ Tensor embed_v1_unfold(const Tensor& images, const Tensor& weight, const Tensor&
 // chunk of the tile: with P a multiple of 8 no chunk crosses the edge of a patch.
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int WARP_ROWS = 2, WARP_COLS = WARPS / WARP_ROWS;  // how the warps share the tile
+constexpr int WARP_ROWS = 4, WARP_COLS = WARPS / WARP_ROWS;  // how the warps share the tile
 constexpr int BM = 128;                                      // patches per block
 constexpr int BK = 64;  // pixels per step: K = C · P², a multiple of 64 where P is one of 8
 constexpr int FRAGMENTS = BM / WARP_ROWS / 16;  // of 16 rows per warp
@@ -171,7 +171,7 @@ __device__ Place place_of_block(const Sizes& n) {
 template <typename T, int COLS>
 __device__ __forceinline__ void multiply(float (&sums)[FRAGMENTS][COLS / 8][4], const T* a,
                                          const T* b, int row, int col) {
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < BK; k += 16) {
     uint32_t left[FRAGMENTS][4];
 #pragma unroll
@@ -187,6 +187,20 @@ __device__ __forceinline__ void multiply(float (&sums)[FRAGMENTS][COLS / 8][4], 
       }
     }
   }
+}
+
+// Two elements side by side, at an address that is a multiple of 4 bytes.
+template <typename T>
+__device__ __forceinline__ float2 two(const T* from) {
+  struct alignas(4) Two {
+    T x, y;
+  };
+  const Two both = *reinterpret_cast<const Two*>(from);
+  return {static_cast<float>(both.x), static_cast<float>(both.y)};
+}
+template <typename T>
+__device__ __forceinline__ void store_two(T* to, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = tiles::pack<T>(x, y);
 }
 
 template <typename T, int BN>
@@ -241,21 +255,19 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int row = warp_row + 8 * r + lane / 4;
     if (row >= rows) break;
     const int64_t b = (at.row + row) / n.N;
-    const int patch_number = static_cast<int>((at.row + row) % n.N);
+    const int s = 1 + static_cast<int>((at.row + row) % n.N),
+              col = at.col + warp_col + lane % 4 * 2;
+    T* token = tokens + (b * (1 + n.N) + s) * n.E + col;
+    const T* position = positions + int64_t{s} * n.E + col;
 #pragma unroll
-    for (int c = 0; c < COLS / 8; ++c) {
-      const int col = at.col + warp_col + 8 * c + lane % 4 * 2;
-      if (col >= n.E) break;
-      const auto store = [&](int s, float left, float right) {  // token s, the position added
-        const T* position = positions + int64_t{s} * n.E + col;
-        *reinterpret_cast<uint32_t*>(tokens + (b * (1 + n.N) + s) * n.E + col) = tiles::pack<T>(
-            left + static_cast<float>(position[0]), right + static_cast<float>(position[1]));
-      };
-      const float* two = &sums[r / 2][c][r % 2 * 2];
-      store(1 + patch_number, two[0] + static_cast<float>(bias[col]),
-            two[1] + static_cast<float>(bias[col + 1]));
-      if (patch_number == 0) {  // the first patch's threads also write the class token
-        store(0, static_cast<float>(class_token[col]), static_cast<float>(class_token[col + 1]));
+    for (int c = 0; c < COLS; c += 8) {
+      if (col + c >= n.E) break;
+      const float* sum = &sums[r / 2][c / 8][r % 2 * 2];
+      const float2 shift = two(bias + col + c), where = two(position + c);
+      store_two(token + c, sum[0] + shift.x + where.x, sum[1] + shift.y + where.y);
+      if (s == 1) {  // the threads of an image's first patch also write the class token above it
+        const float2 own = two(class_token + col + c), first_place = two(positions + col + c);
+        store_two(token - n.E + c, own.x + first_place.x, own.y + first_place.y);
       }
     }
   }
@@ -265,7 +277,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <int BN>
 Tensor embed(const Inputs& in, const char* name) {
   const Sizes n = check_inputs(in);
-  if (n.P % 8 != 0 || n.E % 2 != 0 || !is_aligned(in.images, 16) || !is_aligned(in.weight, 16) ||
+  const bool pairs = n.E % 2 == 0 && is_aligned(in.bias, 4) && is_aligned(in.class_token, 4) &&
+                     is_aligned(in.positions, 4);
+  if (n.P % 8 != 0 || !pairs || !is_aligned(in.images, 16) || !is_aligned(in.weight, 16) ||
       n.N == 0 || n.K == 0) {
     fell_back("embed_v1_unfold", "an odd width, or patches that are not made of aligned chunks");
     return embed_v1_unfold(in.images, in.weight, in.bias, in.class_token, in.positions);
