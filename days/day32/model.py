@@ -1,39 +1,12 @@
-"""The vision transformer twice: by torch.nn, and by the course's operators."""
+"""The vision transformer by the course's operators, with the twin's parameters."""
 
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.func import functional_call
 
-HEAD = 64  # columns per head
-
-
-class ViT(nn.Module):
-    """The twin, of torch.nn alone: images (B, channels, H, W) to logits (B, classes).
-
-    height, width: of the images in patches. embed: the width of a token, a multiple of 64.
-    """
-
-    def __init__(self, channels, patch, height, width, embed, layers, classes, **made):
-        super().__init__()
-        self.patches = nn.Conv2d(channels, embed, patch, patch, **made)
-        self.class_token = nn.Parameter(torch.zeros(embed, **made))
-        self.positions = nn.Parameter(torch.zeros(1 + height * width, embed, **made))
-        layer = nn.TransformerEncoderLayer(
-            embed, embed // HEAD, 4 * embed, 0.0, partial(F.gelu, approximate="tanh"),
-            batch_first=True, norm_first=True, **made,
-        )  # fmt: skip
-        norm = nn.LayerNorm(embed, **made)
-        self.encoder = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
-        self.head = nn.Linear(embed, classes, **made)
-
-    def forward(self, images):
-        rows = self.patches(images).flatten(2).mT
-        first = self.class_token.expand(len(rows), 1, -1)
-        return self.head(self.encoder(torch.cat([first, rows], 1) + self.positions)[:, 0])
-
+from .twin import HEAD, ViT
 
 # What the operators take, and what the twin calls it; * is the number of the layer, and a parameter
 # of the layers is one tensor with the layers in front.
@@ -111,11 +84,15 @@ def check_inputs(images, weights):
             raise ValueError(f"{name}: expected {dims} dimensions, got {given[name].dim()}")
     E, channels, _, P = given["patch_weight"].shape
     if E == 0 or E % HEAD or P == 0:
-        raise ValueError(f"patch_weight: expected a multiple of {HEAD} tokens' columns, got {E}")
+        got = tuple(given["patch_weight"].shape)
+        raise ValueError(f"patch_weight: expected {HEAD} rows per head and pixels, got {got}")
     if images.dim() != 4 or images.numel() == 0 or images.shape[2] % P or images.shape[3] % P:
-        raise ValueError(f"images: expected (B, C, H, W) of whole patches of {P}, not none")
+        got = tuple(images.shape)
+        raise ValueError(f"images: expected (B, C, H, W) of whole patches of {P}, got {got}")
     patches = (images.shape[2] // P) * (images.shape[3] // P)
     L, K = len(given["in_weight"]), len(given["head_weight"])
+    if K == 0:
+        raise ValueError("head_weight: expected one class or more, got none")
     expected = {"images": (len(images), channels, *images.shape[2:])}
     expected |= shapes_of(channels, P, patches, E, L, K)
     for name, tensor in {"images": images, **given}.items():

@@ -6,7 +6,7 @@ import torch
 
 from common.day import print_table, save_pictures
 
-from .model import class_attention, forward, fused, twin
+from .model import class_attention, forward, fused, stacked, twin
 from .shapes import NAMES, draw_shapes
 from .train import PATCH, entry
 
@@ -50,7 +50,7 @@ def show_trained(device):
     if not entry().ready:
         print("no trained weights: python -m days.day32.train makes them, in about a minute")
         return
-    fp32 = [tensor.to(device) for tensor in torch.load(entry().path)]
+    fp32 = [tensor.to(device) for tensor in stacked(torch.load(entry().path))]
     bf16 = [tensor.bfloat16() for tensor in fp32]
     count = 1000 if device.type == "cuda" else 100
     images, labels = draw_shapes(count, torch.Generator().manual_seed(7))

@@ -12,8 +12,8 @@ from torch import nn
 
 from common.day import Entry, cached, digest
 
-from .model import ViT, stacked
 from .shapes import NAMES, SIZE, draw_shapes
+from .twin import ViT
 
 PATCH, WIDTH, LAYERS = 8, 192, 12
 STEPS, BATCH, RATE = 440, 16, 1e-3
@@ -21,7 +21,7 @@ STEPS, BATCH, RATE = 440, 16, 1e-3
 
 def entry():
     """Where the weights are, or will be: another place when the model or the pictures change."""
-    files = [Path(__file__).parent / name for name in ("model.py", "shapes.py", "train.py")]
+    files = [Path(__file__).parent / name for name in ("twin.py", "shapes.py", "train.py")]
     return Entry("day32-weights", digest([torch.__version__], files), "weights.pt")
 
 
@@ -68,10 +68,8 @@ def trained():
 
 
 def store(directory):
-    """Makes the entry: the parameters as `stacked` has them, fp32."""
-    torch.save(
-        [tensor.detach() for tensor in stacked(trained().state_dict())], directory / "weights.pt"
-    )
+    """Makes the entry: the twin's state_dict, fp32."""
+    torch.save(trained().state_dict(), directory / "weights.pt")
 
 
 if __name__ == "__main__":
