@@ -103,8 +103,10 @@ void install_fault_handlers() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     action.sa_sigaction = on_fault;
     for (int signal : kFaults) sigaction(signal, &action, &previous[signal]);
+    // The watchdog's signals queue up while the OS thread is not scheduled. Nested, a few of their
+    // frames overflow the signal stack: one has 11 KB where the registers of AMX are in use.
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     action.sa_sigaction = on_watch;
-    action.sa_flags |= SA_RESTART;
     sigaction(watch_signal(), &action, nullptr);
     return true;
   }();
