@@ -103,10 +103,11 @@ void install_fault_handlers() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     action.sa_sigaction = on_fault;
     for (int signal : kFaults) sigaction(signal, &action, &previous[signal]);
-    // The watchdog's signals queue up while the OS thread is not scheduled. Nested, a few of their
-    // frames overflow the signal stack: one has 11 KB where the registers of AMX are in use.
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    // Without SA_NODEFER. These signals queue up while the OS thread waits for a core, and would be
+    // delivered on top of each other: a frame takes 12 KB where a thread has used AMX (PyTorch's
+    // bf16 products do), and a few of them overflow the signal stack.
     action.sa_sigaction = on_watch;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     sigaction(watch_signal(), &action, nullptr);
     return true;
   }();
