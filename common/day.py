@@ -3,6 +3,7 @@
 Listing days reads day.py without running it. What runs it has imported PyTorch already.
 """
 
+from common.base.cache import Entry, cached, digest
 from common.base.declaration import (
     COMPILE,
     Case,
@@ -38,6 +39,7 @@ __all__ = [
     "Card",
     "Case",
     "Cost",
+    "Entry",
     "Exercise",
     "Library",
     "Problem",
@@ -45,10 +47,12 @@ __all__ = [
     "Skip",
     "Target",
     "Tolerance",
+    "cached",
     "coo_product",
     "csr_product",
     "csr_to_ell",
     "cusparse_product",
+    "digest",
     "draw_on",
     "ell_product",
     "grid",

@@ -79,7 +79,8 @@ def _days_of(item: pytest.Item) -> list[str]:
     call = getattr(item, "callspec", None)
     day = call.params.get("day") if call else None
     mark = item.get_closest_marker("uses_days")
-    return [*([day.name] if day else []), *(mark.args if mark else ())]
+    used = [f"day{number:02d}" for number in day.uses] if day else []
+    return [*([day.name] if day else []), *used, *(mark.args if mark else ())]
 
 
 def key_of(item: pytest.Item) -> str:

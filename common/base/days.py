@@ -36,7 +36,8 @@ class Day:
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
     library; the others are what rungs with a `load` of their own build. introduces: the optional
     constant INTRODUCES, the terms of the glossary that the day explains. exercise: the optional
-    constant EXERCISE, what the learner writes.
+    constant EXERCISE, what the learner writes. uses: the optional constant USES, numbers of days
+    whose operators this day's rungs call; they are built and loaded with its own.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Day:
     introduces: tuple[str, ...] = ()
     exercise: Exercise | None = None
     equivalent: dict[str, str] = field(default_factory=dict, hash=False)
+    uses: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict}
+OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict, "USES": tuple}
 
 
 def read_day(folder: Path) -> Day:
@@ -132,6 +134,7 @@ def read_day(folder: Path) -> Day:
         tuple(found.get("INTRODUCES", ())),
         exercise,
         found.get("EQUIVALENT", {}),
+        tuple(found.get("USES", ())),
     )
 
 

@@ -8,7 +8,7 @@ from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError
 from common.base.days import Day, load_lesson
 from common.base.toolchain import Platform
-from common.build.library import Build, build_library, kind, plan
+from common.build.library import Build, build_library, kind, plan, used
 from common.build.own_way import Builder
 
 
@@ -26,10 +26,11 @@ def ready(day: Day, platform: Platform) -> bool:
     """True where there is nothing to build. Raises OSError if a source cannot be read."""
     try:
         todo = plan(day, platform)
+        own = [todo.entry, *(other.entry for other in used(todo))]
     except BuildError:
         return False  # building says it
     others = extras(todo)
-    return todo.entry.ready and (others is None or others.ready)
+    return all(entry.ready for entry in own) and (others is None or others.ready)
 
 
 def build(day: Day, platform: Platform) -> Path:
@@ -39,6 +40,8 @@ def build(day: Day, platform: Platform) -> Path:
     Raises BuildError with the compiler's message, OSError if the disk is full.
     """
     todo = plan(day, platform)
+    for other in used(todo):
+        build_library(other)
     library = build_library(todo)
     others = extras(todo)
     if others is not None:

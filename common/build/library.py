@@ -24,8 +24,8 @@ from common.base.compiling import (
     sources_of,
     torch_includes,
 )
-from common.base.days import Day
-from common.base.paths import ROOT
+from common.base.days import Day, read_day
+from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform
 from common.build import nvcc
 from common.cpu import backend as cpu
@@ -85,6 +85,12 @@ def plan(day: Day, platform: Platform) -> Build:
         files = [text for source in sources for text in libraries.texts(source)] + [*cpu.HEADERS]
     key = digest([str(day.folder), *compilers(platform)], files)
     return Build(day, platform, sources, Entry(kind(day.kind, platform), key, f"{day.name}.so"))
+
+
+def used(todo: Build) -> list[Build]:
+    """The builds of the days whose operators this one calls. Raises as `plan` does, and DayError
+    where there is no such day."""
+    return [plan(read_day(DAYS / f"day{n:02d}"), todo.platform) for n in todo.day.uses]
 
 
 def build_library(todo: Build) -> Path:
@@ -170,12 +176,16 @@ def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
 
 
 def load(todo: Build) -> Any:
-    """Loads a built day into this process; returns its operators, torch.ops.dayNN.
+    """Loads a built day into this process; returns its operators, torch.ops.dayNN. The operators
+    of the days that it uses are loaded too, and built where they are not there.
 
     A library that does not load is taken out of the cache, so that the next run builds it again.
     """
     import torch
 
+    for other in used(todo):
+        build_library(other)
+        load(other)
     try:
         torch.ops.load_library(str(todo.library))
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,34 @@ def test_an_unsupported_feature_is_a_build_error_with_its_line(day: Day) -> None
     day.source.write_text(SOURCE.replace("  if (i < n)", '  asm("trap;");\n  if (i < n)'))
     _, err = build_in_child(day).communicate(timeout=120)
     assert "BUILD ERROR" in err and "scale.cu:7" in err and "inline PTX" in err
+
+
+def test_the_operators_of_used_days_are_loaded_too(day: Day) -> None:
+    """They are built with the day that uses them, and it is not ready without them."""
+    user = day.folder.parent / "day78"
+    shutil.copytree(day.folder, user)
+    (user / "scale.cu").write_text(SOURCE.replace("day77", "day78"))
+    (user / "day.py").write_text(METADATA + "USES = (77,)\n")
+    assert read_day(user).uses == (77,)
+    code = (
+        "import sys; from pathlib import Path; import torch\n"
+        "from common.base import toolchain; from common.base.days import read_day\n"
+        "from common.build import day_build, library\n"
+        "folder = Path(sys.argv[1]); platform = toolchain.detect('cpu')\n"
+        "library.DAYS = folder.parent; day = read_day(folder)\n"
+        "library.build_library(library.plan(day, platform))\n"
+        "print(day_build.ready(day, platform)); day_build.build(day, platform)\n"
+        "print(day_build.ready(day, platform)); library.load(library.plan(day, platform))\n"
+        "print(torch.ops.day77.scale(torch.ones(1)).item())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(user)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.stdout.split() == ["False", "True", "3.0"], run.stderr
 
 
 def test_a_second_cu_is_part_of_the_library(day: Day) -> None:
