@@ -221,7 +221,8 @@ class Report:
                 self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
-        if not (self._narrow and self._explained):
+        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
+        if not (self._narrow and self._explained) or outcome.problem == "sanitize":
             self.details(outcome.details)
         self._explained = self._explained or bool(outcome.details)
         if remarks:
@@ -243,7 +244,8 @@ class Report:
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:
-            self.line([(f"      … {left} more lines; --json has all", "dim")])
+            where = "" if self._narrow else "; --json has all"
+            self.line([(f"      … {left} more lines{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""
