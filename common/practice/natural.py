@@ -55,6 +55,10 @@ def _change(mutant: Mutant, original: str) -> _Change | None:
         return _without_statement(code, original, start, end)
     if not text:
         return _without_operand(code, original, start, end)
+    if mutant.kind.name == "loop bound off by one":
+        while code.binary(end, "+", "-", "*", "/", "%"):
+            end = code.operand_end(end + 1)
+        text = f"{code.text(start, end)} - 1"
     divides = re.fullmatch(r"\(\((.*)\) / \((.*)\)\)", text)
     if divides:
         text = f"{_factor(divides[1])} / {_factor(divides[2], right=True)}"

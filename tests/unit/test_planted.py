@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,8 @@ every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 # What a compiler takes and nobody writes.
 GIVE_AWAY = re.compile(
     r"""\b(if|while)\ \((true|false)\) | \btrue\ \? | ^\s*; | \s[;,)\]] | [(\[]\s+\S
-      | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | \d\ [-+]\ \d+\b | [-+]\ \d+\ [-+]\ \d
-      | [+-]\ 0\b | \*\ 1\b(?!\.) | \S\ \ +[^\s/] | \(\([\w.]+\)\)""",
+      | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | [-+]\ \d+\ [-+]\ \d
+      | (?<![*/%]\ )(?<![\w.])\d+\ [-+]\ \d+\b | [+-]\ 0\b(?!\.) | \*\ 1\b(?!\.) | \S\ \ +[^\s/] | \(\([\w.]+\)\)""",
     re.VERBOSE,
 )
 
@@ -117,6 +116,12 @@ def planted(body: str, kind: str, which: int = 0) -> str | None:
             "  for (int i = 0; i < 31; i += 4) f(i);\n",
         ),
         (
+            "  for (int i = 0; i < W + 2 * R; ++i) f(i);\n",
+            "loop bound off by one",
+            0,
+            "  for (int i = 0; i < W + 2 * R - 1; ++i) f(i);\n",
+        ),
+        (
             "  for (int i = 0; i < 32; i += 4) f(i);\n",
             "loop stride",
             0,
@@ -196,7 +201,7 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     day, root = day_to_debug(tmp_path)
     journal = Journal(tmp_path / "practice")
     report = Report(colour=False)
-    desk = Desk(replace(Options(), days=root), [day], journal)
+    desk = Desk(Options(selected=("2",), days=root), [day], journal)
     monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
     first, began = desk.begin(desk.challenge(day, "debug"), report)
     assert began and first.file.exists()
