@@ -26,7 +26,8 @@ every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 GIVE_AWAY = re.compile(
     r"""\b(if|while)\ \((true|false)\) | \btrue\ \? | ^\s*; | \s[;,)\]] | [(\[]\s+\S
       | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | [-+]\ \d+\ [-+]\ \d
-      | (?<![*/%]\ )(?<![\w.])\d+\ [-+]\ \d+\b | [+-]\ 0\b(?!\.) | \*\ 1\b(?!\.) | \S\ \ +[^\s/] | \(\([\w.]+\)\)""",
+      | (?<![*/%]\ )(?<![\w.])\d+\ [-+]\ \d+\b | [+-]\ 0\b(?!\.)
+      | \*\ 1\b(?!\.) | \S\ \ +[^\s/] | \(\([\w.]+\)\)""",
     re.VERBOSE,
 )
 
