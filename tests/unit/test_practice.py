@@ -26,6 +26,7 @@ from common.practice.exercise import (
 from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
 from common.practice.repeated import repetitions, share, without
+from common.practice.standing import exercises, standing
 
 ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
 
@@ -268,3 +269,17 @@ def test_sources_include_from_the_repository(day: Day) -> None:
             assert (ROOT / name).is_file(), (
                 f"{source.name} includes {name}: write {day.name}'s path"
             )
+
+
+@pytest.mark.parametrize(("done", "filled"), [(0, 0), (1, 1), (14, 6), (27, 11), (28, 12)])
+def test_a_bar_shows_the_first_and_is_full_at_the_last(
+    tmp_path: Path, done: int, filled: int
+) -> None:
+    days = [day for day in discover()[0] if day.number < 11]
+    journal = Journal(tmp_path)
+    every = exercises(days)
+    assert len(every) == 28
+    for day, kind in every[:done]:
+        journal.entry(day.number, kind).solved = "2026-01-31"
+    bar = standing(days, journal)[0].split()[-5]
+    assert bar == "■" * filled + "□" * (12 - filled)
