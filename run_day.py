@@ -116,7 +116,11 @@ def parser() -> Parser:
         help="with --device cpu: the card that the CPU backend plays, by compute capability: 7.5, "
         "8.0, 8.6, 8.9, 9.0 (default), 10.0 or 12.0",
     )
-    how.add_argument("--quick", action="store_true", help="fewer cases, shorter timing")
+    how.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer cases, shorter timing; with --model no bad input, which no card changes",
+    )
     how.add_argument("--no-bench", action="store_true", help="check, but time nothing")
     how.add_argument(
         "-j",

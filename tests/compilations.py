@@ -7,10 +7,12 @@ neither torch nor pytest, so that such a process starts at once.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from common.build import nvcc
 from common.cpu import backend
 from common.cpu import libraries as shared
 
-ARCHITECTURES = ["8.0", "9.0a"]
+_LOOKS_AT_IT = re.compile(r"^\s*#\s*(?:el)?if\b.*__CUDA_ARCH|NV_IF_TARGET", re.MULTILINE)
 FOLDER = ROOT / "tests" / "cpu_kernels"
 
 
@@ -84,8 +86,14 @@ class Compilations:
         return self._begun[name]
 
     def nvcc(self, name: str, source: Path) -> Future[Any]:
-        """nvcc's compilation of a `.cu` for all ARCHITECTURES."""
+        """nvcc's compilation of a `.cu` for its `architectures`."""
         return self.begin(compile_for_gpus, name, source)
+
+    def wait(self) -> None:
+        """Returns when all that was begun is done, has failed or was given up."""
+        for future in list(self._begun.values()):
+            with contextlib.suppress(CancelledError):
+                future.exception()
 
     def close(self) -> None:
         """Gives up what has not begun."""
@@ -93,6 +101,13 @@ class Compilations:
             self._pool.shutdown(cancel_futures=True)
 
 
+def architectures(source: Path) -> list[str]:
+    """Those that a `.cu` is compiled for: where neither it nor a header of the repository looks at
+    the architecture, 8.0 alone, since newer ones accept what 8.0 does."""
+    texts = (path.read_text(encoding="utf-8") for path in compiling.sources_of(source))
+    return ["8.0", "9.0a"] if any(map(_LOOKS_AT_IT.search, texts)) else ["8.0"]
+
+
 def compile_for_gpus(name: str, source: Path) -> None:
-    """Compiles a `.cu` for all ARCHITECTURES, to see that it compiles. Raises BuildError."""
-    nvcc.compile_source(name, source, ARCHITECTURES, optimised=False)
+    """Compiles a `.cu` for its `architectures`, to see that it compiles. Raises BuildError."""
+    nvcc.compile_source(name, source, architectures(source), optimised=False)

@@ -24,11 +24,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from common.base import toolchain
+from common.base.days import Day
 from common.cpu import backend
 from common.cpu import libraries as shared
-from tests import wrapper_table
+from tests import chance, wrapper_table
 from tests.command_line import FIXTURE_DAYS, CommandLine
 from tests.compilations import Compilations
+from tests.days.runs import DayRuns
 from tests.kernel_files import ORDERS, Call, Libraries
 from tests.remembered import Remembered
 
@@ -42,7 +44,10 @@ _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of ker
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 _COMPILATIONS = pytest.StashKey[Compilations]()
+_DAY_RUNS = pytest.StashKey[DayRuns]()
 _REMEMBERED = pytest.StashKey[Remembered]()
+
+chance.hand_down()
 
 
 class _Noter:
@@ -61,7 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
-    config.stash[_COMPILATIONS] = Compilations()
+    compilations = Compilations()
+    config.stash[_COMPILATIONS] = compilations
+    config.stash[_DAY_RUNS] = DayRuns(compilations.wait)
     config.stash[_REMEMBERED] = Remembered()
     config.pluginmanager.register(_Noter(config.stash[_REMEMBERED]), "remembered")
 
@@ -80,6 +87,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             Libraries(compilations, DEVICES).begin([name])
         if begin := getattr(getattr(item, "function", None), "begin", None):
             begin(compilations, **item.callspec.params)
+    begin_day_runs(config.stash[_DAY_RUNS], items)
+
+
+def begin_day_runs(runs: DayRuns, items: list[pytest.Item]) -> None:
+    """Begins the runs that tests share, over the days of those tests that are to run; these tests
+    come last."""
+    waiting: dict[Any, set[Day]] = {}
+    for item in items:
+        begin = getattr(getattr(item, "function", None), "begin_run", None)
+        if begin and not item.get_closest_marker("skip"):
+            waiting.setdefault(begin, set()).add(item.callspec.params["day"])
+    for begin, days in waiting.items():
+        begin(runs, sorted(days, key=lambda day: day.number))
+    items.sort(key=lambda item: hasattr(getattr(item, "function", None), "begin_run"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,6 +128,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remembers what passed; with --record, stores which files of kernels were proven."""
     session.config.stash[_COMPILATIONS].close()
+    session.config.stash[_DAY_RUNS].close()  # which waited for compilations
     session.config.stash[_REMEMBERED].save()
     if session.config.getoption("--record"):
         proven = [name for name, passed in _outcomes_on_gpu.items() if all(passed)]
@@ -162,6 +184,12 @@ def cpu_ordered(request: pytest.FixtureRequest, cpu_runtime: backend.Runtime) ->
 def compilations(request: pytest.FixtureRequest) -> Compilations:
     """What is being compiled in the background."""
     return request.config.stash[_COMPILATIONS]
+
+
+@pytest.fixture(scope="session")
+def day_runs(request: pytest.FixtureRequest) -> DayRuns:
+    """The runs that tests of all days share."""
+    return request.config.stash[_DAY_RUNS]
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,19 @@ import os
 import random
 import secrets
 from collections.abc import Sequence
+from functools import cache
 
 from common.base.declaration import Case
 
 SEED_VARIABLE = "HUNDRED_DAYS_SEED"
-# Of this process and those that it forks; a failure names it.
-SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
-
 LARGEST = 1 << 14  # elements of the case's shape
 _TILES = (8, 16, 32, 64, 128, 256)
+
+
+@cache
+def session_seed() -> int:
+    """The seed of this process and of those that it forks; a failure names it."""
+    return int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
 
 
 def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:

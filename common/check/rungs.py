@@ -48,7 +48,7 @@ from common.check.expected import (
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import Behaviour, Look, habits
-from common.check.random_case import SEED, SEED_VARIABLE, random_case
+from common.check.random_case import SEED_VARIABLE, random_case, session_seed
 from common.check.refusal import GAVE_UP, names_one_of
 
 if TYPE_CHECKING:
@@ -729,7 +729,7 @@ def _random_case(
     cases: Sequence[Case],
 ) -> Failure | None:
     """A case of a random shape: right, or refused by name."""
-    case = random_case(cases, f"{problem.name} {SEED}")
+    case = random_case(cases, f"{problem.name} {session_seed()}")
     if case is None:
         return None
     try:
@@ -739,7 +739,8 @@ def _random_case(
     failure = check.right_or_refused()
     if failure is None:
         return None
-    return failure.about(f"{case}, a random case ({SEED_VARIABLE}={SEED} repeats it)")
+    again = f"{SEED_VARIABLE}={session_seed()} repeats it"
+    return failure.about(f"{case}, a random case ({again})")
 
 
 def check_outputs(

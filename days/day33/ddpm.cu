@@ -15,23 +15,15 @@
 //
 // Run: python run_day.py 33
 
-#include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/pack.cuh"     // taught in day 2
-#include "common/cuda/ptx.cuh"      // approximations: day 26
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+#include "common/cuda/binding.cuh"           // taught in day 6
+#include "common/cuda/pack.cuh"              // taught in day 2
+#include "common/cuda/ptx.cuh"               // approximations: day 26
+#include "common/cuda/resident_threads.cuh"  // taught in day 21
+#include "common/cuda/tensor.cuh"            // taught in days 6 and 12
 
 #include <type_traits>
 
 constexpr int BLOCK = 128;
-
-// The threads of a multiprocessor, by compute capability.
-#if __CUDA_ARCH__ == 750
-constexpr int RESIDENT = 1024;
-#elif (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100
-constexpr int RESIDENT = 1536;
-#else  // 8.0, 9.0, 10.0
-constexpr int RESIDENT = 2048;
-#endif
 
 // ---------------------------------------------------------------------------------------------
 // Random words. Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (2011).
@@ -338,7 +330,7 @@ template <typename T, typename Operation>
 struct Tuning {
   static constexpr bool DEEP = sizeof(T) == 2 && !Operation::HAS_E;
   static constexpr int PACKS = DEEP ? 4 : Operation::HAS_E ? 1 : 2;
-  static constexpr int BLOCKS = RESIDENT / BLOCK * (DEEP ? 3 : 6) / 8;
+  static constexpr int BLOCKS = RESIDENT_THREADS / BLOCK * (DEEP ? 3 : 6) / 8;
 };
 
 // The packs first, first + BLOCK, … of a row. FULL: all EACH of them exist, so that nothing keeps

@@ -150,6 +150,7 @@ def test_the_command_line_plays_a_model(run_day: CommandLine) -> None:
     done = run_day("1", "--no-bench", "--quick", "--model", "8.6")
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("CPU backend (model 8.6), ")
+    assert "bad input" not in done.stdout
     done = run_day("1", "--model", "8.7")
     assert done.returncode == 2
     assert "--model: '8.7' is no model; did you mean 8.9? there are 7.5 (T4)," in done.stdout

@@ -9,7 +9,7 @@ from tests.compilations import FOLDER, Compilations, source
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.cu")))
-def test_compiles_for_both_architectures(name: str, compilations: Compilations) -> None:
+def test_compiles_for_gpus(name: str, compilations: Compilations) -> None:
     if toolchain.find_toolkit() is None:
         pytest.skip("no nvcc: python -m pip install -r requirements.txt")
     compilations.nvcc(f"test-{name}", source(name)).result()
@@ -21,4 +21,4 @@ def begin(compilations: Compilations, name: str) -> None:
         compilations.nvcc(f"test-{name}", source(name))
 
 
-test_compiles_for_both_architectures.begin = begin  # type: ignore[attr-defined]
+test_compiles_for_gpus.begin = begin  # type: ignore[attr-defined]

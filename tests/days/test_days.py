@@ -5,26 +5,20 @@ Nothing here names a day. A folder that is no proper day is a failure, and so is
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
-import sys
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.base import toolchain
-from common.base.days import Day, discover, load_lesson
+from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.build.narrowing import narrowed
-from common.practice.challenge import write_challenge
-from common.practice.mutants.outline import trimmed
 from common.report import stored
 from tests.compilations import Compilations
+from tests.days.runs import DayRuns
 
 DAYS, ERRORS = discover()
 HEADINGS = [
@@ -50,88 +44,7 @@ def test_days_are_found_and_proper() -> None:
     assert not ERRORS, "\n".join(str(error) for error in ERRORS)
 
 
-Outcomes = dict[int, dict[str, Any]]  # by the day's number
-
 MODELS = ["7.5", "8.6"]  # 9.0 is what an ordinary run plays
-
-
-def _run_on_cpu(items: list[pytest.Item], folder: Path, *options: str) -> Outcomes:
-    """Outcomes of these tests' days on the CPU backend, from one run of the command that a user
-    types."""
-    needed = sorted({item.callspec.params["day"].number for item in items})
-    report = folder / "report.json"
-    command = [sys.executable, "run_day.py", *map(str, needed), "--device", "cpu", "--no-bench"]
-    run = subprocess.run(
-        [*command, *options, "--json", str(report)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    assert report.is_file(), f"run_day.py wrote no report\n{run.stdout}\n{run.stderr}"
-    days = json.loads(report.read_text())["days"]
-    passed = all(day["status"] != "FAIL" for day in days)
-    some = any(day["status"] == "PASS" for day in days)
-    assert (run.returncode == 0) == (passed and some), run.stdout
-    return {day["number"]: day for day in days}
-
-
-def _selected(session: pytest.Session, test: object) -> list[pytest.Item]:
-    """The items of a test that are to run."""
-    return [
-        item
-        for item in session.items
-        if getattr(item, "function", None) is test and not item.get_closest_marker("skip")
-    ]
-
-
-@pytest.fixture(scope="session")
-def on_cpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Outcomes of the days that tests ask for on the CPU backend."""
-    items = _selected(request.session, test_right_on_the_cpu)
-    return _run_on_cpu(items, tmp_path_factory.mktemp("cpu"))
-
-
-@pytest.fixture(scope="session")
-def on_model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Outcomes]:
-    """The same of quick checks on the card of a model: one run for each model."""
-
-    @cache
-    def run(model: str) -> Outcomes:
-        items = [
-            item
-            for item in _selected(request.session, test_right_on_other_cards)
-            if item.callspec.params["model"] == model
-        ]
-        folder = tmp_path_factory.mktemp(f"model-{model}")
-        return _run_on_cpu(items, folder, "--quick", "--model", model)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def on_stubs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Outcomes of quick checks of days whose exercise is still the stub."""
-    items = _selected(request.session, test_the_stub_compiles_and_is_wrong)
-    folder = tmp_path_factory.mktemp("stubs")
-    rungs: list[str] = []
-    for day in {item.callspec.params["day"] for item in items}:
-        challenge = write_challenge(day, ROOT / "days")
-        copy = folder / "days" / day.name
-        shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-        text = challenge.start
-        if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
-            text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
-        (copy / challenge.original.name).write_text(text, encoding="utf-8")
-        rungs += challenge.rungs or _rungs(day)
-    options = ["--days", str(folder / "days"), "--rungs", ",".join(rungs), "--quick"]
-    return _run_on_cpu(items, folder, *options)
-
-
-def _rungs(day: Day) -> list[str]:
-    return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
 
 
 def _lines(outcome: dict[str, Any]) -> str:
@@ -143,8 +56,8 @@ def _lines(outcome: dict[str, Any]) -> str:
 
 
 @every_day
-def test_right_on_the_cpu(day: Day, on_cpu: Outcomes) -> None:
-    outcome = on_cpu[day.number]
+def test_right_on_the_cpu(day: Day, day_runs: DayRuns) -> None:
+    outcome = day_runs.outcomes("cpu")[day.number]
     assert outcome["status"] == "PASS", _lines(outcome)
     assert outcome["rungs"], "no rung ran"
     assert any(rung["status"] == "PASS" for rung in outcome["rungs"]), _lines(outcome)
@@ -156,10 +69,17 @@ def test_right_on_the_cpu(day: Day, on_cpu: Outcomes) -> None:
         assert rung["checked"] > 0, f"{rung['rung']} was checked on no case"
 
 
+def begin_on_cpu(runs: DayRuns, days: list[Day]) -> None:
+    runs.begin("cpu", days)
+
+
+test_right_on_the_cpu.begin_run = begin_on_cpu  # type: ignore[attr-defined]
+
+
 @every_day
-def test_the_stub_compiles_and_is_wrong(day: Day, on_stubs: Outcomes) -> None:
+def test_the_stub_compiles_and_is_wrong(day: Day, day_runs: DayRuns) -> None:
     """A learner who has written nothing sees a result that is wrong, not a compiler's error."""
-    outcome = on_stubs[day.number]
+    outcome = day_runs.outcomes("stubs")[day.number]
     assert outcome["status"] == "FAIL"
     assert outcome["rungs"], _lines(outcome)
     assert outcome["reason"].startswith("failed: "), _lines(outcome)
@@ -168,11 +88,18 @@ def test_the_stub_compiles_and_is_wrong(day: Day, on_stubs: Outcomes) -> None:
             assert rung["details"] or rung["reason"], "it does not say what is wrong"
 
 
+def begin_stubs(runs: DayRuns, days: list[Day]) -> None:
+    runs.begin_stubs("stubs", days)
+
+
+test_the_stub_compiles_and_is_wrong.begin_run = begin_stubs  # type: ignore[attr-defined]
+
+
 @every_day
 @pytest.mark.parametrize("model", MODELS)
-def test_right_on_other_cards(day: Day, model: str, on_model: Callable[[str], Outcomes]) -> None:
+def test_right_on_other_cards(day: Day, model: str, day_runs: DayRuns) -> None:
     """Right, or refused by a launcher that says what the card lacks; nothing else is left out."""
-    outcome = on_model(model)[day.number]
+    outcome = day_runs.outcomes(f"model-{model}")[day.number]
     assert outcome["status"] in ("PASS", "SKIP"), _lines(outcome)
     assert outcome["rungs"], _lines(outcome)
     for rung in outcome["rungs"]:
@@ -181,6 +108,14 @@ def test_right_on_other_cards(day: Day, model: str, on_model: Callable[[str], Ou
             assert rung["checked"] > 0, f"{rung['rung']} was checked on no case"
         else:
             assert rung["reason"], f"{rung['rung']} was skipped and does not say why"
+
+
+def begin_on_models(runs: DayRuns, days: list[Day]) -> None:
+    for model in MODELS:
+        runs.begin(f"model-{model}", days, "--quick", "--model", model)
+
+
+test_right_on_other_cards.begin_run = begin_on_models  # type: ignore[attr-defined]
 
 
 @every_day

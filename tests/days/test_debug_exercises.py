@@ -1,14 +1,9 @@
-"""Every day has three changes or more for its debug exercises, and two days of each date are tried:
-three changes are planted on each, and the checks reject them.
-
-HUNDRED_DAYS_SEED repeats a choice of days.
-"""
+"""Every day has three changes or more for its debug exercises, and on the days in turn
+(tests/chance.py) three changes are planted, and the checks reject them."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 import subprocess
 import sys
@@ -21,13 +16,12 @@ from common.base.paths import ROOT
 from common.practice.natural import natural_text
 from common.practice.planted import ENOUGH, candidates
 from common.report.stored import read_scores
-from common.run.mutate import today_as_seed
+from tests.chance import SEED, in_turn
 
 DAYS, _ = discover()
 LEAST = 3  # changes per day
-SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
 SCORES = read_scores()
-TRIED = sorted(random.Random(SEED).sample(DAYS, 2), key=lambda day: day.number)
+TRIED = in_turn(DAYS, 2, "debug")
 
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 tried_days = pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])

@@ -1,7 +1,6 @@
 """Cases that hypothesis draws: right on every rung, or refused. See tests/random_cases.py.
 
-Few seconds per day, with another seed each date. HUNDRED_DAYS_SEED repeats a run, and
-HUNDRED_DAYS_SECONDS makes it longer.
+A few seconds per day, of the days in turn (tests/chance.py); HUNDRED_DAYS_SECONDS makes it longer.
 """
 
 from __future__ import annotations
@@ -16,18 +15,11 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.paths import ROOT
-from common.check.random_case import SEED_VARIABLE
-from common.run.mutate import today_as_seed
-
-# They draw something else on each date, so a failure may have nothing to do with a change.
-pytestmark = pytest.mark.skipif(
-    "HUNDRED_DAYS_SEED" not in os.environ,
-    reason="random cases: HUNDRED_DAYS_SEED=20260131 python -m pytest runs it",
-)
+from tests.chance import SEED, in_turn
 
 DAYS, _ = discover()
-SECONDS = float(os.environ.get("HUNDRED_DAYS_SECONDS", "1"))
-SEED = int(os.environ.get(SEED_VARIABLE, today_as_seed()))
+SECONDS = float(os.environ.get("HUNDRED_DAYS_SECONDS", "3"))
+TRIED = in_turn(DAYS, 6, "random cases")
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +45,8 @@ def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[s
     return " ".join(["python", *words]), found, run.stderr
 
 
-@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+@pytest.mark.uses_days("all")
+@pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 def test_random_cases(day: Day, explored: tuple[str, dict[int, list[dict[str, Any]]], str]) -> None:
     command, everything, complaints = explored
     *found, end = everything[day.number] or [{}]

@@ -1,12 +1,11 @@
-"""A few mutants of every day, others each date: its checks reject them, or are known not to.
+"""A few mutants of the days in turn: their checks reject them, or are known not to.
 
-HUNDRED_DAYS_SEED repeats a sample; the seed of each is printed and part of a failure's message.
+The seed of a sample is printed and part of a failure's message; see tests/chance.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -16,32 +15,15 @@ import pytest
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report.stored import read_scores
-from common.run.mutate import today_as_seed
-
-# They draw something else on each date, so a failure may have nothing to do with a change.
-pytestmark = pytest.mark.skipif(
-    "HUNDRED_DAYS_SEED" not in os.environ,
-    reason="a sample of mutants: HUNDRED_DAYS_SEED=20260131 python -m pytest runs it",
-)
+from tests.chance import SEED, in_turn
 
 DAYS, _ = discover()
 PER_DAY = 2
-SEED = int(os.environ.get("HUNDRED_DAYS_SEED", today_as_seed()))
-
 SCORES = read_scores()
 
 
-def _held_against(day: Day) -> list[pytest.MarkDecorator]:
-    """A day without a stored score has nothing that its sample could be held against."""
-    if day.number in SCORES:
-        return []
-    reason = f"no score is stored: run_day.py {day.number} --mutants --write"
-    return [pytest.mark.skip(reason=reason)]
-
-
-every_day = pytest.mark.parametrize(
-    "day", [pytest.param(day, id=day.name, marks=_held_against(day)) for day in DAYS]
-)
+# A day without a stored score has nothing that its sample could be held against.
+TRIED = in_turn([day for day in DAYS if day.number in SCORES], 3, "mutants")
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +48,8 @@ def tried(
     return {day["day"]: day for day in json.loads(report.read_text())["mutants"]}
 
 
-@every_day
+@pytest.mark.uses_days("all")
+@pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 def test_a_sample_of_mutants(day: Day, tried: dict[int, dict[str, Any]]) -> None:
     """None survives that the stored score does not know."""
     found = tried[day.number]

@@ -7,7 +7,7 @@ import math
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.random_case import LARGEST, SEED, SEED_VARIABLE, random_case
+from common.check.random_case import LARGEST, SEED_VARIABLE, random_case, session_seed
 from common.check.rungs import check_rung
 from tests.unit.test_check import FakeBackend
 
@@ -55,9 +55,9 @@ def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
         return 2 * x if tuple(x.shape) in known else 3 * x
 
     found = check_rung(problem, problem.rungs[0], learnt_by_heart, FakeBackend())
-    case = random_case(cases, f"double {SEED}")
+    case = random_case(cases, f"double {session_seed()}")
     assert case is not None
     if case.shape not in known:
         assert found.failure is not None
-        assert f"{SEED_VARIABLE}={SEED} repeats it" in str(found.failure)
+        assert f"{SEED_VARIABLE}={session_seed()} repeats it" in str(found.failure)
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None

@@ -56,6 +56,11 @@ class DayUnfit(Exception):
     """The day's mutants cannot be judged; the message says why."""
 
 
+# Mutants of a day from which on headers are precompiled also for the debugger's builds, which takes
+# as long as the headers take in about ten of these.
+MANY = 25
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which mutants are tried. every: more than the standard ones. sample: so many at random, 0 for
@@ -156,6 +161,7 @@ class _DayCampaign:
         self._baselines: dict[tuple[Variant, tuple[Pair, ...]], Future[Result]] = {}
         self._lock = threading.Lock()
         self._building = threading.Lock()
+        self._many = False
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
@@ -163,7 +169,12 @@ class _DayCampaign:
         with self._building:
             if variant not in self._shops:
                 self._shops[variant] = Workshop(
-                    self.day, self.campaign.platform, self.folder, self.campaign.programs, variant
+                    self.day,
+                    self.campaign.platform,
+                    self.folder,
+                    self.campaign.programs,
+                    variant,
+                    many=self._many,
                 )
             return self._shops[variant]
 
@@ -174,6 +185,7 @@ class _DayCampaign:
         report = DayReport(self.day, problems=self._gone(found))
         chosen = self._choose(found)
         report.chosen = len(chosen)
+        self._many = len(chosen) >= MANY
         verdicts: dict[str, Verdict] = {}
 
         def judge(mutant: Mutant) -> Verdict:

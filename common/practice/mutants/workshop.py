@@ -128,7 +128,8 @@ class _Once(Generic[Made]):
 class Workshop:
     """Builds versions of one day's `.cu` files in one variant of the CPU backend.
 
-    folder: for what is built; it must exist. programs: where compilers run.
+    folder: for what is built; it must exist. programs: where compilers run. many: so many builds
+    that precompiled headers pay, also for the variants.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Workshop:
         folder: Path,
         programs: Programs,
         variant: Variant = "plain",
+        many: bool = False,
     ):
         self.day = day
         self.platform = replace(platform, variant=variant)
@@ -147,7 +149,7 @@ class Workshop:
         self._runtime = libraries.build_runtime(self.platform)
         flags = libraries.flags(self.platform)
         includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
-        prelude = libraries.build_prelude(self.platform, for_variants=True)
+        prelude = libraries.build_prelude(self.platform, for_variants=many)
         self._front = [platform.compiler, *prelude, "-fPIC", STABLE_ABI, *flags]
         self._front += [f"-I{ROOT}", *includes, "-x", "c++", "-"]
         stubs = torch_stubs(platform)

@@ -1,0 +1,103 @@
+"""Runs of run_day.py over all days that tests ask for: the command that a user types.
+
+They begin when the compilations that other tests wait for are done, one after the other, and go on
+beside the tests, which keep one core busy.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from common.base.days import Day, load_lesson
+from common.base.paths import ROOT
+from common.practice.challenge import write_challenge
+from common.practice.mutants.outline import trimmed
+
+Outcomes = dict[int, dict[str, Any]]  # by the day's number
+
+LIMIT = 3000  # seconds for one command
+PER_DAY = 900  # seconds: other tests run beside it
+
+
+class DayRuns:
+    """One queue of runs, each begun once."""
+
+    def __init__(self, ready: Callable[[], object]):
+        """ready: returns when the queue may begin."""
+        self._ready = ready
+        self._queue = ThreadPoolExecutor(1)
+        self._begun: dict[str, Future[Outcomes]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="day-runs-")
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def begin(self, name: str, days: Sequence[Day], *options: str) -> None:
+        """Begins a run of these days on the CPU backend; `name` is unique to it."""
+        self._begun[name] = self._queue.submit(self._run, name, days, options)
+
+    def begin_stubs(self, name: str, days: Sequence[Day]) -> None:
+        """Begins a run of quick checks of days whose exercise is still the stub."""
+        self._begun[name] = self._queue.submit(self._run_stubs, name, days)
+
+    def outcomes(self, name: str) -> Outcomes:
+        """Waits for the run. Raises AssertionError where its report or exit code is wrong."""
+        return self._begun[name].result()
+
+    def close(self) -> None:
+        """Ends what runs, and gives up what has not begun."""
+        with self._lock:
+            self._closed = True
+            if self._running is not None:
+                self._running.terminate()
+        self._queue.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    def _run(self, name: str, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
+        self._ready()
+        report = Path(self._folder.name, f"{name}.json")
+        numbers = [str(day.number) for day in days]
+        command = [sys.executable, "run_day.py", *numbers, "--device", "cpu", "--no-bench"]
+        command += ["--time-limit", str(PER_DAY), *options, "--json", str(report)]
+        with self._lock:
+            assert not self._closed
+            self._running = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        try:
+            said, _ = self._running.communicate(timeout=LIMIT)
+        finally:
+            self._running.terminate()
+        assert report.is_file(), f"run_day.py wrote no report\n{said}"
+        outcomes = json.loads(report.read_text())["days"]
+        passed = all(day["status"] != "FAIL" for day in outcomes)
+        some = any(day["status"] == "PASS" for day in outcomes)
+        assert (self._running.returncode == 0) == (passed and some), said
+        return {day["number"]: day for day in outcomes}
+
+    def _run_stubs(self, name: str, days: Sequence[Day]) -> Outcomes:
+        copies = Path(self._folder.name, name, "days")
+        rungs: list[str] = []
+        for day in days:
+            challenge = write_challenge(day, ROOT / "days")
+            copy = copies / day.name
+            shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+            text = challenge.start
+            if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
+                text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
+            (copy / challenge.original.name).write_text(text, encoding="utf-8")
+            rungs += challenge.rungs or _rungs(day)
+        return self._run(name, days, ["--days", str(copies), "--rungs", ",".join(rungs), "--quick"])
+
+
+def _rungs(day: Day) -> list[str]:
+    return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
