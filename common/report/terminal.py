@@ -214,7 +214,8 @@ class Report:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
         line = rung_line(number, outcome)
-        if self._narrow and outcome.status != PASS:
+        too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
+        if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
             self.line(before)
             for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
@@ -227,7 +228,10 @@ class Report:
         self._explained = self._explained or bool(outcome.details)
         if remarks:
             for remark in outcome.remarks:
-                self.line([(f"      note: {remark}", "dim")])
+                note = f"note: {remark}"
+                parts = textwrap.wrap(note, PROSE - _INDENT) if self._narrow else [note]
+                for part in parts:
+                    self.line([(f"{' ' * _INDENT}{part}", "dim")])
 
     def day(self, day: DayOutcome) -> None:
         """A day that failed or was skipped as a whole: why, and the compiler's message if any."""
