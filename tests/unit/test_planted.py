@@ -22,7 +22,7 @@ from common.run.desk import Desk
 DAYS, _ = discover()
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 
-# What a compiler takes and nobody writes.
+# What a compiler accepts and no programmer writes.
 GIVE_AWAY = re.compile(
     r"""\b(if|while)\ \((true|false)\) | \btrue\ \? | ^\s*; | \s[;,)\]] | [(\[]\s+\S
       | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | [-+]\ \d+\ [-+]\ \d
