@@ -19,9 +19,11 @@ from common.practice.exercise import (
     linked_for,
     rungs_that_use,
     stub,
+    with_backward,
 )
 from common.practice.journal import practice_folder
-from common.practice.mutants.outline import outlines_of
+from common.practice.mutants.outline import outlines_of, reached_together
+from common.practice.repeated import repetitions, without
 from common.report.files import write_atomically
 
 
@@ -78,12 +80,17 @@ class Challenge(abc.ABC):
 
     def reset(self) -> Path | None:
         """Begins anew; returns where the old file is kept, None where there was none."""
-        kept = None
-        if self.file.exists():
-            names = (self.file.with_name(f"{self.file.stem}.{n}.cu") for n in itertools.count(1))
-            kept = next(name for name in names if not name.exists())
-            os.replace(self.file, kept)
+        kept = self.keep()
         self.begin()
+        return kept
+
+    def keep(self) -> Path | None:
+        """Moves the learner's file aside; returns where to, None where there is none."""
+        if not self.file.exists():
+            return None
+        names = (self.file.with_name(f"{self.file.stem}.{n}.cu") for n in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
+        os.replace(self.file, kept)
         return kept
 
     def day_to_run(self) -> Day:
@@ -91,8 +98,12 @@ class Challenge(abc.ABC):
         return linked_for(self.day.with_source(self.original, self.file), self.rungs)
 
 
+@dataclass(frozen=True)
 class WriteChallenge(Challenge):
-    """A part of the day's kernel is taken out, for the learner to write."""
+    """A part of the day's kernel is taken out, for the learner to write. solved: the file with it
+    filled in as the day does."""
+
+    solved: str
 
     def state(self) -> State:
         exercise = self.day.exercise
@@ -105,9 +116,8 @@ class WriteChallenge(Challenge):
                 f"{shown(self.file)}: {error}; {self.command} --reset begins anew "
                 "and keeps this file beside the new one"
             ) from None
-        original = self.original.read_text(encoding="utf-8")
         notes: tuple[str, ...] = ()
-        if around := changed_around(original, text, exercise):
+        if around := changed_around(self.start, text, exercise):
             notes = (
                 f"{_lines(around)} differ from {shown(self.original)}, outside the exercise; "
                 "the file is checked as it stands",
@@ -118,6 +128,10 @@ class WriteChallenge(Challenge):
     def explanation(self) -> list[str]:
         return []
 
+    @property
+    def answer(self) -> tuple[str, str]:
+        return shown(self.original), self.solved
+
 
 def write_challenge(day: Day, root: Path) -> WriteChallenge:
     """The exercise to write a part of the day's kernel. Raises ExerciseError where there is none,
@@ -127,6 +141,11 @@ def write_challenge(day: Day, root: Path) -> WriteChallenge:
         raise ExerciseError(f"day {day.number} has no exercise yet")
     original = source_of(day, exercise)
     text = original.read_text(encoding="utf-8")
+    rungs = rungs_to_check(day, original, exercise.function)
+    if rungs:  # what is not checked may be left out
+        text = without(
+            text, repetitions(text, exercise, _needed(day, original, rungs)), shown(original)
+        )
     return WriteChallenge(
         day,
         "write",
@@ -135,8 +154,16 @@ def write_challenge(day: Day, root: Path) -> WriteChallenge:
         stub(text, exercise, day.practice()),
         exercise.task,
         exercise.hints,
-        rungs_to_check(day, original, exercise.function),
+        rungs,
+        text,
     )
+
+
+def _needed(day: Day, source: Path, rungs: Sequence[str]) -> set[str]:
+    """The functions of a source that these rungs use, for their gradients too."""
+    outlines = outlines_of(day)
+    reached = reached_together(outlines, with_backward(outlines, rungs))
+    return {function.name for d in reached.get(source, ()) for function in d.functions}
 
 
 def rungs_to_check(day: Day, source: Path, function: str) -> tuple[str, ...]:

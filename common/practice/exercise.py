@@ -31,7 +31,7 @@ class ExerciseError(Exception):
 
 def place(text: str, exercise: Exercise) -> tuple[int, int]:
     """The offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
-    code, function = _function(text, exercise.function)
+    code, function = function_in(text, exercise.function)
     begin, end = code.offset(function.body) + 1, code.offset(function.end - 1)
     if not exercise.first:
         return _whole_lines(text, begin, end)
@@ -42,7 +42,8 @@ def place(text: str, exercise: Exercise) -> tuple[int, int]:
     return first[0], last[1]
 
 
-def _function(text: str, name: str) -> tuple[Code, Function]:
+def function_in(text: str, name: str) -> tuple[Code, Function]:
+    """The only function of this name, and the code that it stands in. Raises ExerciseError."""
     try:
         read = outline(text)
     except TokenError as error:
@@ -54,9 +55,9 @@ def _function(text: str, name: str) -> tuple[Code, Function]:
     return read.code, found[0]
 
 
-def _returns_value(text: str, name: str) -> bool:
+def returns_value(text: str, name: str) -> bool:
     """Whether a function returns something: only `void` before its name says that it does not."""
-    code, function = _function(text, name)
+    code, function = function_in(text, name)
     for p in range(function.start, function.body):
         if code.code[p].is_word(name):
             break
@@ -127,7 +128,7 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     begin, end = place(text, exercise)
     lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", "  ")
     body = "".join(f"{line}\n" for line in lines)
-    if not exercise.first and _returns_value(text, exercise.function):
+    if not exercise.first and returns_value(text, exercise.function):
         body += "  return {};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
@@ -166,14 +167,14 @@ def solution(text: str, exercise: Exercise) -> str:
     return textwrap.dedent(text[begin:end]).strip("\n")
 
 
-def changed_around(original: str, theirs: str, exercise: Exercise) -> list[int]:
-    """The numbers of lines in `theirs` that differ from the original outside the function."""
-    begin, end = place_in_stub(original, exercise)
+def changed_around(start: str, theirs: str, exercise: Exercise) -> list[int]:
+    """The numbers of lines in `theirs` that differ from those of `start` outside the function."""
+    begin, end = place_in_stub(start, exercise)
     my_begin, my_end = place_in_stub(theirs, exercise)
     found: list[int] = []
     for a, b, offset in (
-        (original[:begin], theirs[:my_begin], 0),
-        (original[end:], theirs[my_end:], theirs.count("\n", 0, my_end)),
+        (start[:begin], theirs[:my_begin], 0),
+        (start[end:], theirs[my_end:], theirs.count("\n", 0, my_end)),
     ):
         matcher = difflib.SequenceMatcher(None, a.splitlines(), b.splitlines(), autojunk=False)
         for tag, _, _, low, high in matcher.get_opcodes():

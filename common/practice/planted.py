@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import re
+import difflib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.days import Day
+from common.cpu.lexer import tokenize
+from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, rungs_to_check, shown
 from common.practice.exercise import ExerciseError
 from common.practice.journal import practice_folder
 from common.practice.mutants.derive import Mutant, balanced, mutants_of
-from common.practice.mutants.outline import outlines_of
+from common.practice.mutants.outline import outline, outlines_of
+from common.practice.natural import natural_text
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
 # Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: of what a
@@ -31,6 +34,7 @@ OF_LAUNCHERS = frozenset(
     )
 )
 ENOUGH = 9  # changes of kernels, of which three are sure to be rejected
+SHOWN = 4  # lines of a change that are shown
 OFFERED = 24  # mutants of a day, among which those are planted that its checks reject
 
 
@@ -41,29 +45,52 @@ class DebugChallenge(Challenge):
     mutant: Mutant
 
     def state(self) -> State:
-        theirs = _lines(self.file.read_text(encoding="utf-8"))
-        planted = _lines(self.start)
-        original = _lines(self.original.read_text(encoding="utf-8"))
-        there = all(theirs[line] >= planted[line] for line in planted - original)
-        missing = any(theirs[line] < original[line] for line in original - planted)
+        theirs = _code_of(self.file.read_text(encoding="utf-8"), self.mutant.function)
+        same = theirs == _code_of(self.start, self.mutant.function)
         still = f"the planted change is still in {shown(self.file)}"
-        return State(shown(self.file), still if there and missing else "")
+        return State(shown(self.file), still if same else "")
 
     def explanation(self) -> list[str]:
         kind = self.mutant.kind
-        name = self.original.name
+        before = self.original.read_text(encoding="utf-8").splitlines()
+        planted, right = _differing(self.start.splitlines(), before)
         return [
-            f"It was in {self.mutant.function}, {name}:{self.mutant.line}, {kind.name}:",
-            f"  planted  {self.mutant.changed or '(nothing)'}",
-            f"  right    {self.mutant.original}",
+            f"It was in {self.mutant.function}, {self.original.name}:{self.mutant.line}, "
+            f"{kind.name}:",
+            *_titled("planted", planted),
+            *_titled("right", right),
             kind.explanation,
         ]
 
 
-def _lines(text: str) -> Counter[str]:
-    """How often each line of code is there, without blanks and comments."""
-    bare = (re.sub(r"\s+", "", line.split("//")[0]) for line in text.splitlines())
-    return Counter(line for line in bare if line)
+def _code_of(text: str, function: str) -> list[list[str]]:
+    """The tokens of the functions of this name; of all of the text where brackets do not match."""
+    try:
+        read = outline(text)
+    except TokenError:
+        return [[token.text for token in tokenize(text) if token.is_code]]
+    found = (f for d in read.declarations for f in d.functions if f.name == function)
+    return [[token.text for token in read.code.code[f.start : f.end]] for f in found]
+
+
+def _differing(mine: Sequence[str], right: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The lines of each that the other one lacks, comments and indentation aside."""
+    matcher = difflib.SequenceMatcher(None, _bare(mine), _bare(right), autojunk=False)
+    changed = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
+    return (
+        [line.strip() for _, low, high, _, _ in changed for line in mine[low:high]],
+        [line.strip() for _, _, _, low, high in changed for line in right[low:high]],
+    )
+
+
+def _bare(lines: Sequence[str]) -> list[str]:
+    return [line.split("//")[0].strip() for line in lines]
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    """These lines behind a title, on one line each."""
+    shown_lines = [*lines[:SHOWN], "…"] if len(lines) > SHOWN else lines or ["(nothing)"]
+    return [f"  {title if not i else '':<8} {line}" for i, line in enumerate(shown_lines)]
 
 
 def candidates(day: Day) -> list[Mutant]:
@@ -83,31 +110,22 @@ def candidates(day: Day) -> list[Mutant]:
     found = [m for m in every if (m.source, m.function) in device]
     if len(found) < ENOUGH:
         found += [m for m in every if m not in found and m.kind.name in OF_LAUNCHERS]
-    return _varied(balanced(found, OFFERED))
+    offered = balanced(found, OFFERED)
+    return _varied([mutant for mutant in offered if natural_text(mutant) is not None])
 
 
 def _varied(found: list[Mutant]) -> list[Mutant]:
-    """In an order in which neighbours are of different kinds, where that is possible."""
+    """In an order in which neighbours are of different kinds and functions, where that is
+    possible."""
     left, ordered = list(found), list[Mutant]()
+    kinds, functions = Counter[str](), Counter[str]()
     while left:
-        kinds = [m.kind.name for m in ordered]
-        best = min(left, key=lambda m: (kinds.count(m.kind.name), m.identity))
+        best = min(left, key=lambda m: (kinds[m.kind.name], functions[m.function], m.identity))
         left.remove(best)
+        kinds[best.kind.name] += 1
+        functions[best.function] += 1
         ordered.append(best)
     return ordered
-
-
-def planted_text(mutant: Mutant) -> str:
-    """The changed file. Where a line has lost all of its code, its comment goes too: it would say
-    what is missing."""
-    original = mutant.source.read_text(encoding="utf-8").split("\n")
-    lines = mutant.text().split("\n")
-    kept = []
-    for before, after in zip(original, lines, strict=True):
-        emptied = before != after and not after.split("//")[0].strip()
-        if not emptied or before.split("//")[0].strip() == "":
-            kept.append(after)
-    return "\n".join(kept)
 
 
 def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) -> DebugChallenge:
@@ -123,12 +141,14 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
         mutant = next((m for m in found if m.identity not in tried), None)
     if mutant is None:
         raise ExerciseError(f"day {day.number} has no other change to plant: all are found")
+    text = natural_text(mutant)
+    assert text is not None, "candidates leaves such out"
     return DebugChallenge(
         day,
         "debug",
         practice_folder(root) / day.name / "debug.cu",
         mutant.source,
-        planted_text(mutant),
+        text,
         f"one change is planted in {mutant.source.name}. Find it, and fix it.",
         (
             f"{day.practice('debug')} --sanitize looks for races, missing barriers and bad "

@@ -17,6 +17,7 @@ from common.practice.journal import practice_folder
 from common.practice.mutants.outline import Outline, outline, outlines_of, reached_together
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
+_LISTED = re.compile(r"^//   \w+  ")  # a line above it about a rung without a version
 
 
 @dataclass(frozen=True)
@@ -163,4 +164,6 @@ def _with_note(text: str, note: Sequence[str]) -> str:
     lines = text.split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     kept = next((i for i in range(end) if _VERSION.match(lines[i])), end)
+    while kept < end and kept and _LISTED.match(lines[kept - 1]):
+        kept -= 1
     return "\n".join([*lines[:kept], *note, *lines[end:]])

@@ -58,7 +58,7 @@ def standing(days: Sequence[Day], journal: Journal) -> list[str]:
     for part in parts:
         all_ = exercises(day for day in days if part_of(day.number) == part)
         done = sum(journal.solved(day.number, kind) for day, kind in all_)
-        filled = round(_BAR * done / len(all_))
+        filled = max(_BAR * done // len(all_), min(done, 1))  # one is seen, and full is all
         bar = _SOLVED * filled + _OPEN * (_BAR - filled)
         lines.append(f"{part!s:<{width}}  {bar}  {done} of {counted(len(all_), 'exercise')}")
     return [*lines, next_line(days, journal)]

@@ -214,19 +214,24 @@ class Report:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
         line = rung_line(number, outcome)
-        if self._narrow and outcome.status != PASS:
+        too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
+        if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
             self.line(before)
             for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
                 self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
-        if not (self._narrow and self._explained):
+        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
+        if not (self._narrow and self._explained) or outcome.problem == "sanitize":
             self.details(outcome.details)
         self._explained = self._explained or bool(outcome.details)
         if remarks:
             for remark in outcome.remarks:
-                self.line([(f"      note: {remark}", "dim")])
+                note = f"note: {remark}"
+                parts = textwrap.wrap(note, PROSE - _INDENT) if self._narrow else [note]
+                for part in parts:
+                    self.line([(f"{' ' * _INDENT}{part}", "dim")])
 
     def day(self, day: DayOutcome) -> None:
         """A day that failed or was skipped as a whole: why, and the compiler's message if any."""
@@ -243,7 +248,8 @@ class Report:
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:
-            self.line([(f"      … {left} more lines; --json has all", "dim")])
+            where = "" if self._narrow else "; --json has all"
+            self.line([(f"      … {left} more lines{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""

@@ -73,16 +73,25 @@ class Desk:
         assert isinstance(challenge, DebugChallenge)
         if entry.planted == challenge.mutant.identity and challenge.file.exists():
             return challenge, False
-        while True:
-            challenge.reset()
-            if self._rejected(challenge, report):
-                break
-            challenge.file.unlink()
-            entry.passed_over.append(challenge.mutant.identity)
-            challenge = self.challenge(challenge.day, "debug")
-            assert isinstance(challenge, DebugChallenge)
-        entry.planted, entry.hints = challenge.mutant.identity, 0
+        challenge.keep()
+        # Nothing is planted until the checks have rejected it, so that an interruption of what
+        # follows does not leave one change in the file and another one in the journal.
+        entry.planted, entry.hints = "", 0
         self.journal.save()
+        try:
+            while True:
+                challenge.begin()
+                if self._rejected(challenge, report):
+                    entry.planted = challenge.mutant.identity
+                    break
+                challenge.file.unlink()
+                entry.passed_over.append(challenge.mutant.identity)
+                challenge = self.challenge(challenge.day, "debug")
+                assert isinstance(challenge, DebugChallenge)
+        finally:
+            if not entry.planted:
+                challenge.file.unlink(missing_ok=True)
+            self.journal.save()
         return challenge, True
 
     def _rejected(self, challenge: Challenge, report: Report) -> bool:

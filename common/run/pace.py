@@ -125,6 +125,8 @@ class Pace:
         if outcome.status != PASS:
             broken = next((rung for rung in outcome.rungs if rung.status != PASS), None)
             why = f"{broken.rung}: {broken.reason}" if broken else outcome.reason
+            if outcome.output:  # of a process that died, the last line of it says why
+                why += f" ({outcome.output.splitlines()[-1]})"
             raise ExerciseError(f"day {day.number} cannot be measured here: {why}")
         return outcome
 

@@ -16,19 +16,18 @@ EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
 INTRODUCES = ("opcheck", "meta function", "graph break")
 
 EXERCISE = Exercise(
-    function="fused_gelu_kernel",
+    function="fused_gelu_backward_kernel",
     task=(
-        "Compute gelu(x + bias) for one column per thread and ROWS rows per block. The bias is "
-        "loaded once per thread."
+        "Compute the gradient of the kernel above, gx = g · gelu'(x + bias), with the same threads "
+        "and rows. The bias is loaded once per thread."
     ),
     hints=(
         "Threads along x own a column c; blocks along y own rows. Which threads have no column, "
         "and which rows are beyond the end?",
-        "Rows go in groups of ROWS: the group of block blockIdx.y begins at ROWS * blockIdx.y, "
-        "and the next one is gridDim.y * ROWS further on.",
-        "A loop over groups, and in it an unrolled loop over k < ROWS that ends at the last row. "
-        "Element (r, c) lies at r * cols + c; from_float<T>(gelu(to_float(x[i]) + b)) is the "
-        "result.",
+        "The chain rule: the derivative of gelu is taken at the same x + bias that the forward "
+        "pass used, and x is read again for it. It does not depend on y.",
+        "Element (r, c) lies at r * cols + c. In fp32, multiply to_float(g[i]) by gelu_derivative "
+        "of to_float(x[i]) + b, and convert the product with from_float<T>.",
     ),
 )
 

@@ -127,8 +127,8 @@ def svg(panels, titles, side=150):
 
 
 def sample_moons(operators, device):
-    """Saves a picture of the samples on their way from noise to moons, and prints how far the
-    last are from the moons. Raises RuntimeError if they are not there."""
+    """Saves a picture of the samples at several steps from noise to moons, and prints the mean
+    distance of the last ones to the moons. Raises RuntimeError where that is too large."""
     found = sampled(operators, device, trained())
     data = distance_to_moons(moons(POINTS, torch.Generator().manual_seed(1)))
     noise, last = (distance_to_moons(found[t]) for t in (STEPS, 0))

@@ -163,13 +163,15 @@ def test_the_page_has_mutants_and_exercises() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("width", [360, 1280])
 def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
     file = tmp_path / "page.html"
     assert run_day.main(["--html", str(file)]) == 0
     probe = (
         "<script>document.title = JSON.stringify({wide: document.documentElement.scrollWidth, "
-        "seen: innerWidth, days: document.querySelectorAll('details').length})</script></body>"
+        "seen: innerWidth, days: document.querySelectorAll('details').length, cut: "
+        "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).length"
+        "})</script></body>"
     )
     file.write_text(file.read_text().replace("</body>", probe))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
@@ -185,3 +187,4 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, wid
     seen = json.loads(title.group(1).replace("&quot;", '"'))
     assert seen["days"] == len(read_stored())
     assert seen["wide"] <= seen["seen"]
+    assert width < 1280 or not seen["cut"], "a table does not fit on a laptop's screen"

@@ -25,6 +25,8 @@ from common.practice.exercise import (
 )
 from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
+from common.practice.repeated import repetitions, share, without
+from common.practice.standing import exercises, standing
 
 ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
 
@@ -138,9 +140,10 @@ def test_unbalanced_code_is_an_error_and_no_crash() -> None:
 def test_every_day_has_an_exercise(day: Day) -> None:
     assert day.exercise, f"{day.name}/day.py has no EXERCISE"
     original = source_of(day, day.exercise).read_text(encoding="utf-8")
-    theirs = write_challenge(day, DAYS).start
+    challenge = write_challenge(day, DAYS)
+    theirs = challenge.start
     assert not is_stub(original, theirs, day.exercise)
-    assert changed_around(original, theirs, day.exercise) == []
+    assert changed_around(challenge.solved, theirs, day.exercise) == []
     answer = solution(original, day.exercise)
     assert 2 <= len(answer.splitlines()) <= 20, f"{len(answer.splitlines())} lines to write"
     assert len(day.exercise.hints) == 3
@@ -148,6 +151,35 @@ def test_every_day_has_an_exercise(day: Day) -> None:
     for hint in (day.exercise.task, *day.exercise.hints):
         assert len(hint) > 40, f"this helps no learner: {hint!r}"
         assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
+
+
+@pytest.mark.parametrize("day", ALL)
+def test_no_exercise_is_solved_further_down(day: Day) -> None:
+    """No kernel that the learner's file holds below the exercise is the exercise again."""
+    assert day.exercise
+    challenge = write_challenge(day, DAYS)
+    answer = [t.text for t in tokenize(solution(challenge.solved, day.exercise)) if t.is_code]
+    read = outline(challenge.start)
+    functions = [function for d in read.declarations for function in d.functions]
+    own = next(f.start for f in functions if f.name == day.exercise.function)
+    for function in functions:
+        if function.start > own:
+            body = [token.text for token in read.code.code[function.body : function.end]]
+            assert share(answer, body) < 0.8, f"{function.name} is nearly the solution"
+
+
+def test_what_repeats_an_exercise_is_left_out() -> None:
+    again = SOURCE + (
+        "template <typename T>\n__device__ T again(T x) {\n  T y = x;\n  return y + x;\n}\n"
+        "template <typename T>\n__device__ T other(T x) {\n  return x;\n}\n"
+    )
+    assert repetitions(again, TWICE, ()) == ["again"]
+    assert repetitions(again, TWICE, ("again",)) == []
+    twin = again[len(SOURCE) :].partition("template <typename T>\n__device__ T other")[0]
+    assert repetitions(SOURCE.replace("namespace {", twin), TWICE, ()) == []
+    left = without(again, ["again"], "x.cu")
+    assert "since it repeats your exercise; x.cu has it\n  return {};\n}" in left
+    assert left.count("return y + x;") == 1
 
 
 def write_day(folder: Path, exercise: str) -> Path:
@@ -237,3 +269,17 @@ def test_sources_include_from_the_repository(day: Day) -> None:
             assert (ROOT / name).is_file(), (
                 f"{source.name} includes {name}: write {day.name}'s path"
             )
+
+
+@pytest.mark.parametrize(("done", "filled"), [(0, 0), (1, 1), (14, 6), (27, 11), (28, 12)])
+def test_a_bar_shows_the_first_and_is_full_at_the_last(
+    tmp_path: Path, done: int, filled: int
+) -> None:
+    days = [day for day in discover()[0] if day.number < 11]
+    journal = Journal(tmp_path)
+    every = exercises(days)
+    assert len(every) == 28
+    for day, kind in every[:done]:
+        journal.entry(day.number, kind).solved = "2026-01-31"
+    bar = standing(days, journal)[0].split()[-5]
+    assert bar == "■" * filled + "□" * (12 - filled)

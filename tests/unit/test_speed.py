@@ -303,3 +303,11 @@ def test_what_needs_a_gpu_is_not_what_comes_next(
     finish(desk, monkeypatch, pace.Verdict(False, ("no goal",), needs="a GPU"))
     assert next_exercise([day], Journal(desk.journal.path.parent)) is None
     assert len(exercises([day])) == 3
+
+
+def test_the_header_lists_no_rung_that_is_not_there() -> None:
+    day = next(day for day in discover()[0] if day.number == 2)
+    text = speed_challenge(day, DAYS).start
+    assert "host_arrays" in day.source.read_text(encoding="utf-8")
+    assert "host_arrays" not in text.partition("#include")[0]
+    assert "Operations: n additions" in text

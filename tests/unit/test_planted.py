@@ -1,0 +1,223 @@
+"""Debug exercises: what is planted reads as if somebody had written it, and when it is found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common.base.days import Day, discover
+from common.practice.journal import Journal
+from common.practice.mutants.derive import mutants
+from common.practice.mutants.outline import outline
+from common.practice.natural import natural_text
+from common.practice.planted import candidates, debug_challenge
+from common.report.terminal import Report
+from common.run.command import Options
+from common.run.desk import Desk
+
+DAYS, _ = discover()
+every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
+
+# What a compiler accepts and no programmer writes.
+GIVE_AWAY = re.compile(
+    r"""\b(if|while)\ \((true|false)\) | \btrue\ \? | ^\s*; | \s[;,)\]] | [(\[]\s+\S
+      | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | [-+]\ \d+\ [-+]\ \d
+      | (?<![*/%]\ )(?<![\w.])\d+\ [-+]\ \d+\b | [+-]\ 0\b(?!\.)
+      | \*\ 1\b(?!\.) | \S\ \ +[^\s/] | \(\([\w.]+\)\)""",
+    re.VERBOSE,
+)
+
+HEAD = "template <typename T>\n__global__ void k(const T* x, T* y, int n, float* sum) {\n"
+
+
+def planted(body: str, kind: str, which: int = 0) -> str | None:
+    """The body of a kernel, with a mutant of that kind as a learner sees it."""
+    text = f"{HEAD}{body}}}\n"
+    found = [m for m in mutants(Path("x.cu"), outline(text)) if m.kind.name == kind]
+    changed = natural_text(found[which])
+    return None if changed is None else changed.removeprefix(HEAD).removesuffix("}\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "which", "expected"),
+    [
+        (
+            "  if (t < n) y[t] = x[t];  // beyond the end\n",
+            "bounds check dropped",
+            0,
+            "  y[t] = x[t];\n",
+        ),
+        (
+            "  // beyond the end\n  if (t >= n) return;\n\n  y[t] = x[t];\n",
+            "bounds check dropped",
+            0,
+            "  y[t] = x[t];\n",
+        ),
+        (
+            "  if (t < n) {  // inside\n    y[t] = x[t];\n"
+            "    y[t] += f(x,\n              n);\n  }\n",
+            "bounds check dropped",
+            0,
+            "  y[t] = x[t];\n  y[t] += f(x,\n            n);\n",
+        ),
+        (
+            "  if (t < n && s < n) y[t] = x[t];\n",
+            "bounds check dropped",
+            1,
+            "  if (s < n) y[t] = x[t];\n",
+        ),
+        (
+            "  if (t < n && s < n) y[t] = x[t];\n",
+            "bounds check dropped",
+            2,
+            "  if (t < n) y[t] = x[t];\n",
+        ),
+        ("  y[t] = t < n ? x[t] : T{0};\n", "bounds check dropped", 0, "  y[t] = x[t];\n"),
+        (
+            "  y[t] = 1;\n  __syncthreads();  // y is complete\n  y[t] += x[t];\n",
+            "barrier removed",
+            0,
+            "  y[t] = 1;\n  y[t] += x[t];\n",
+        ),
+        (
+            "  for (int i = 0; i < n; ++i) {\n    y[t] = x[i];\n\n    __syncthreads();\n  }\n",
+            "barrier removed",
+            0,
+            "  for (int i = 0; i < n; ++i) {\n    y[t] = x[i];\n  }\n",
+        ),
+        ("  if (n) __syncthreads();\n  f();\n", "barrier removed", 0, "  f();\n"),
+        ("  atomicAdd(&sum[n], x[t]);\n", "atomic made plain", 0, "  sum[n] += x[t];\n"),
+        ("  atomicAdd(sum + n, x[t]);\n", "atomic made plain", 0, "  sum[n] += x[t];\n"),
+        ("  atomicMax(sum, x[t]);\n", "atomic made plain", 0, "  *sum = max(*sum, x[t]);\n"),
+        ("  y[t] = atomicAdd(sum, 1);\n", "atomic made plain", 0, "  y[t] = (*sum)++;\n"),
+        (
+            "  __shared__ float a[BLOCK + 1];  // one\n  __shared__ int b[1];     // two\n",
+            "shared memory too small",
+            0,
+            "  __shared__ float a[BLOCK];  // one\n  __shared__ int b[1];        // two\n",
+        ),
+        ("  y[t] = (x[t] * scale);\n", "factor dropped", 0, "  y[t] = x[t];\n"),
+        ("  return (a - b) * scale;\n", "factor dropped", 0, "  return a - b;\n"),
+        ("  f((n + SIZE - 1) / SIZE);\n", "rounded down", 0, "  f(n / SIZE);\n"),
+        ("  f(ceil_div(n - 1, 32));\n", "rounded down", 0, "  f((n - 1) / 32);\n"),
+        (
+            "  f(__shfl_up_sync(M, x, half));\n",
+            "shuffle",
+            1,
+            "  f(__shfl_up_sync(M, x, half + 1));\n",
+        ),
+        (
+            "  for (int i = 0; i < 32; i += 4) f(i);\n",
+            "loop bound off by one",
+            0,
+            "  for (int i = 0; i < 31; i += 4) f(i);\n",
+        ),
+        (
+            "  for (int i = 0; i < W + 2 * R; ++i) f(i);\n",
+            "loop bound off by one",
+            0,
+            "  for (int i = 0; i < W + 2 * R - 1; ++i) f(i);\n",
+        ),
+        (
+            "  for (int i = 0; i < 32; i += 4) f(i);\n",
+            "loop stride",
+            0,
+            "  for (int i = 0; i < 32; i += 8) f(i);\n",
+        ),
+    ],
+)
+def test_a_change_leaves_no_trace(body: str, kind: str, which: int, expected: str) -> None:
+    assert planted(body, kind, which) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("  y[t] = t < n ? n : t;\n", "bounds check dropped"),  # a choice of one word
+        ("  y[t] = atomicCAS(sum, 0, 1);\n", "atomic made plain"),
+        ("  for (;;) __syncthreads();\n", "barrier removed"),
+    ],
+)
+def test_what_would_give_itself_away_is_not_planted(body: str, kind: str) -> None:
+    assert planted(body, kind) is None
+
+
+@every_day
+def test_nothing_gives_a_change_away(day: Day) -> None:
+    """Neither its words nor its place on the page: it is formatted as the rest is."""
+    found = candidates(day)
+    texts = [(mutant, natural_text(mutant)) for mutant in found]
+    for mutant, text in texts:
+        assert text is not None
+        before = set(mutant.source.read_text(encoding="utf-8").splitlines())
+        for line in text.splitlines():
+            code = line.split("  //")[0].rstrip()
+            if line not in before and code.strip():
+                assert not GIVE_AWAY.search(code.lstrip()), f"{mutant.identity}\n{line}"
+    if shutil.which("clang-format"):
+        for mutant, text in texts[:3]:
+            command = ["clang-format", "--assume-filename", str(mutant.source)]
+            run = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+            assert run.stdout == text, mutant.identity
+
+
+def test_the_first_changes_are_of_several_functions() -> None:
+    """Where a day has several: a learner would otherwise know where to look."""
+    day = next(day for day in DAYS if day.number == 8)
+    assert len({mutant.function for mutant in candidates(day)[:3]}) == 3
+
+
+def day_to_debug(tmp_path: Path) -> tuple[Day, Path]:
+    """Day 2 with the learner's files in tmp_path."""
+    return next(day for day in DAYS if day.number == 2), tmp_path / "days"
+
+
+def test_a_change_is_found_in_whatever_way_it_is_fixed(tmp_path: Path) -> None:
+    day, root = day_to_debug(tmp_path)
+    identity = next(m.identity for m in candidates(day) if "`i < n` -> `true`" in m.identity)
+    challenge = debug_challenge(day, root, identity, ())
+    challenge.begin()
+    assert "if (i < n)" not in challenge.start.split("vec_add_v2")[0]
+    assert challenge.state().open
+    for same in ("  // a remark\n  z[i] = x[i] + y[i];", "  z[i] =\n      x[i] + y[i];"):
+        challenge.file.write_text(challenge.start.replace("  z[i] = x[i] + y[i];", same, 1))
+        assert challenge.state().open, "the code is the same"
+    for fixed in ("if (i < n) z[i] = x[i] + y[i];", "if (i >= n) return;\n  z[i] = x[i] + y[i];"):
+        text = challenge.start.replace("z[i] = x[i] + y[i];", fixed, 1)
+        challenge.file.write_text(text)
+        assert not challenge.state().open
+    assert challenge.explanation()[1:3] == [
+        "  planted  z[i] = x[i] + y[i];",
+        "  right    if (i < n) z[i] = x[i] + y[i];  // bounds check: the last block has threads "
+        "beyond the end",
+    ]
+
+
+def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does it leave another change in the file than the journal knows."""
+    day, root = day_to_debug(tmp_path)
+    journal = Journal(tmp_path / "practice")
+    report = Report(colour=False)
+    desk = Desk(Options(selected=("2",), days=root), [day], journal)
+    monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
+    first, began = desk.begin(desk.challenge(day, "debug"), report)
+    assert began and first.file.exists()
+    mine = first.file.read_text() + "// mine\n"
+    first.file.write_text(mine)
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Desk, "_rejected", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        desk.begin(desk.challenge(day, "debug", another=True), report)
+    assert not first.file.exists()
+    assert first.file.with_name("debug.1.cu").read_text() == mine
+    assert Journal(tmp_path / "practice").entry(2, "debug").planted == ""
+    monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
+    second, began = desk.begin(desk.challenge(day, "debug"), report)
+    assert began and second.file.read_text() == second.start != first.start
