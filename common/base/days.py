@@ -123,6 +123,9 @@ def read_day(folder: Path) -> Day:
     for source in sources:
         if not source.is_file():
             raise DayError(f"{file}: names {source.name}, which is not in the folder")
+    for used in found.get("USES", ()):
+        if not any((days / f"day{used:02}").is_dir() for days in (folder.parent, DAYS)):
+            raise DayError(f"{file}: USES names day {used!r}, which does not exist")
     return Day(
         int(number),
         folder,

@@ -88,8 +88,7 @@ def plan(day: Day, platform: Platform) -> Build:
 
 
 def used(todo: Build) -> list[Build]:
-    """The builds of the days whose operators this one calls. Raises as `plan` does, and DayError
-    where there is no such day."""
+    """The builds of the days whose operators this one calls. Raises as `plan` does."""
     return [plan(read_day(DAYS / f"day{n:02d}"), todo.platform) for n in todo.day.uses]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.base.days import load_lesson, read_day
+from common.base.days import DayError, load_lesson, read_day
 from common.run.selection import SelectionError, listing, select
 
 METADATA = 'TITLE = "{}"\nTEACHES = "t"\nTOPICS = ({},)\nSOURCE = "x.cu"\n'
@@ -115,6 +115,15 @@ def test_a_broken_day_is_selected_with_its_error(root: Path) -> None:
     days, _, _ = text.partition("\n\n")  # what follows is where the learner stands
     assert len(days.splitlines()) == len(DAYS) - 1
     assert len(broken) == 1
+
+
+def test_a_day_uses_days_that_exist(root: Path) -> None:
+    declared = root / "day05" / "day.py"
+    declared.write_text(declared.read_text() + "USES = (2, 3)\n")
+    assert read_day(declared.parent).uses == (2, 3)
+    declared.write_text(declared.read_text().replace("(2, 3)", "(2, 99)"))
+    with pytest.raises(DayError, match=r"day\.py: USES names day 99, which does not exist"):
+        read_day(declared.parent)
 
 
 def test_a_day_imports_files_of_its_folder(tmp_path: Path) -> None:
