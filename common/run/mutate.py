@@ -184,7 +184,9 @@ class _Run:
         for verdict in state.verdicts:
             if verdict.status == SURVIVED:
                 place = f"{verdict.source}:{verdict.line}"
-                self.report.line([(f"      {place}", "cyan"), (f" {verdict.identity}", "yellow")])
+                why = f" ({verdict.reason})" if verdict.reason else ""
+                line = [(f"      {place}", "cyan"), (f" {verdict.identity}", "yellow"), (why, "")]
+                self.report.line(line)
         for problem in state.problems:
             self.report.line([(f"      {problem}", "red")])
 

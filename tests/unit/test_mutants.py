@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,12 @@ from common.base.days import Day, discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.cpu.lexer import tokenize
 from common.practice.mutants import derive
+from common.practice.mutants.campaign import Unwatched, _DayCampaign
 from common.practice.mutants.derive import Mutant
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
+from common.practice.mutants.tried import Result
 
 DAYS, _ = discover()
 
@@ -427,3 +431,14 @@ def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert Ledger("day01").verdict("key") == verdict(KILLED, "result")
     assert Ledger("day01").verdict("other") is None
     assert Ledger("day01", fresh=True).verdict("key") is None
+
+
+def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:
+    rung = SimpleNamespace(pair=("problem", "v1"), operators=frozenset({"v1"}))
+    day: Any = SimpleNamespace(
+        campaign=SimpleNamespace(arena=lambda variant: None),
+        _check_original=lambda *_: Result("failed", "v1", "two runs differ"),
+    )
+    mutant: Any = None
+    with pytest.raises(Unwatched, match="where v1 as it is does not pass: two runs differ"):
+        _DayCampaign._watched(day, "trace", mutant, [rung], {"v1"}, "mutant")  # type: ignore[list-item]

@@ -344,10 +344,16 @@ class _DayCampaign:
         if result.status in BAD:
             return _killed(verdict, result, "sanitizer: orders")
         if not folder:  # what a rung builds in a way of its own is not built so
+            left_out = []
             for variant in WATCHING:
-                failed = self._watched(variant, mutant, rungs, operators, name)
+                try:
+                    failed = self._watched(variant, mutant, rungs, operators, name)
+                except Unwatched as why:
+                    left_out.append(f"not tried in the {variant} build, {why}")
+                    continue
                 if failed is not None:
                     return _killed(verdict, failed, _watched_by(failed, variant))
+            verdict.reason = "; ".join(left_out)
         return verdict
 
     def _build(
@@ -373,19 +379,21 @@ class _DayCampaign:
     def _watched(
         self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
     ) -> Result | None:
-        """The failure of a check in a build that watches memory; None if there is none."""
+        """The failure of a check in a build that watches memory; None if there is none. Raises
+        Unwatched."""
         try:
             arena = self.campaign.arena(variant)
-        except FileNotFoundError:
-            return None  # `--sanitize` says what to install
+        except FileNotFoundError as error:
+            raise Unwatched(str(error)) from None
         usual = {r.pair: self._check_original(variant, (r.pair,), r.operators) for r in rungs}
         pairs = tuple(pair for pair, result in usual.items() if result.status == "passed")
         if not pairs:
-            return None
+            rung, why = next((pair[1], result.reason) for pair, result in usual.items())
+            raise Unwatched(f"where {rung} as it is does not pass: {why}")
         try:
             _, library = self._build(self.shop(variant), mutant, operators, name)
-        except BuildError:
-            return None  # it compiles as a plain build: a limit of this one
+        except BuildError as error:  # it compiles as a plain build: a limit of this one
+            raise Unwatched(f"which does not compile: {str(error).splitlines()[0]}") from None
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
         trial = replace(self._trial(library, pairs, limit), quick=_few_cases(variant), watched=True)
         result = arena.run(trial)
@@ -459,6 +467,10 @@ class _DayCampaign:
 
 def _essence(text: str) -> str:
     return " ".join(token.text for token in outline(text).code.tokens if token.is_code)
+
+
+class Unwatched(Exception):
+    """Why a mutant cannot be tried in a build that watches memory."""
 
 
 def _few_cases(variant: Variant) -> bool:
