@@ -375,9 +375,19 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
 
 
 def test_signals_of_the_watchdog_may_queue_up(runtime: backend.Runtime) -> None:
-    x = torch.zeros(1024)
-    torch.ops.test_faults.run(x, 25)  # on top of each other, they would overflow their stack
-    assert x[0].item() == 25
+    """As they do while an OS thread waits for a core. Delivered on top of each other, they would
+    overflow their stack."""
+    runtime.set_threads(1)  # kernels run on this thread
+    assert _healthy()
+    child = os.fork()
+    if not child:
+        watched = signal.SIGRTMIN + 7  # watch_signal() of runtime/faults.cpp
+        signal.pthread_sigmask(signal.SIG_BLOCK, {watched})
+        for _ in range(500):
+            signal.pthread_kill(threading.get_ident(), watched)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {watched})
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

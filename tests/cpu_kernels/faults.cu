@@ -2,10 +2,7 @@
 // carries the fault's name in a comment: "// line: <name>".
 #include "common/cuda/tensor.cuh"
 
-#include <pthread.h>
-
 #include <cassert>
-#include <csignal>
 #include <stdexcept>
 #include <vector>
 
@@ -128,18 +125,6 @@ __global__ void take_turns(int* turns) {
   turns[1 + blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(turns, 1);
 }
 
-// No fault: the watchdog's signals have queued up, as they do while an OS thread waits for a core,
-// and all arrive at once.
-__global__ void queued_signals(float* x) {
-  sigset_t watched;
-  sigemptyset(&watched);
-  sigaddset(&watched, SIGRTMIN + 7);  // watch_signal() of the runtime
-  pthread_sigmask(SIG_BLOCK, &watched, nullptr);
-  for (int i = 0; i < 500; ++i) pthread_kill(pthread_self(), SIGRTMIN + 7);
-  pthread_sigmask(SIG_UNBLOCK, &watched, nullptr);
-  x[0] = 25;
-}
-
 void run(Tensor x, int64_t which) {
   float* p = static_cast<float*>(x.data_ptr());
   int* i = static_cast<int*>(x.data_ptr());
@@ -215,9 +200,6 @@ void run(Tensor x, int64_t which) {
       break;
     case 22:
       take_turns<<<4, 8>>>(i);
-      break;
-    case 25:
-      queued_signals<<<1, 1>>>(p);
       break;
     case 21:
       throw std::runtime_error("thrown by host code");
