@@ -36,18 +36,17 @@ class DayRuns:
         self._ready = ready
         self._queue = ThreadPoolExecutor(1)
         self._begun: dict[str, Future[Outcomes]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="day-runs-")
         self._lock = threading.Lock()
         self._running: subprocess.Popen[str] | None = None
         self._closed = False
 
     def begin(self, name: str, days: Sequence[Day], *options: str) -> None:
         """Begins a run of these days on the CPU backend; `name` is unique to it."""
-        self._begun[name] = self._queue.submit(self._run, name, days, options)
+        self._begun[name] = self._queue.submit(self._run, days, options)
 
     def begin_stubs(self, name: str, days: Sequence[Day]) -> None:
         """Begins a run of quick checks of days whose exercise is still the stub."""
-        self._begun[name] = self._queue.submit(self._run_stubs, name, days)
+        self._begun[name] = self._queue.submit(self._run_stubs, days)
 
     def outcomes(self, name: str) -> Outcomes:
         """Waits for the run. Raises AssertionError where its report or exit code is wrong."""
@@ -60,11 +59,13 @@ class DayRuns:
             if self._running is not None:
                 self._running.terminate()
         self._queue.shutdown(cancel_futures=True)
-        self._folder.cleanup()
 
-    def _run(self, name: str, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
+    def _run(self, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
+        with tempfile.TemporaryDirectory(prefix="day-runs-") as folder:
+            return self._run_into(Path(folder, "report.json"), days, options)
+
+    def _run_into(self, report: Path, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
         self._ready()
-        report = Path(self._folder.name, f"{name}.json")
         numbers = [str(day.number) for day in days]
         command = [sys.executable, "run_day.py", *numbers, "--device", "cpu", "--no-bench"]
         command += ["--time-limit", str(PER_DAY), *options, "--json", str(report)]
@@ -84,19 +85,27 @@ class DayRuns:
         assert (self._running.returncode == 0) == (passed and some), said
         return {day["number"]: day for day in outcomes}
 
-    def _run_stubs(self, name: str, days: Sequence[Day]) -> Outcomes:
-        copies = Path(self._folder.name, name, "days")
-        rungs: list[str] = []
-        for day in days:
-            challenge = write_challenge(day, ROOT / "days")
-            copy = copies / day.name
-            shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-            text = challenge.start
-            if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
-                text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
-            (copy / challenge.original.name).write_text(text, encoding="utf-8")
-            rungs += challenge.rungs or _rungs(day)
-        return self._run(name, days, ["--days", str(copies), "--rungs", ",".join(rungs), "--quick"])
+    def _run_stubs(self, days: Sequence[Day]) -> Outcomes:
+        with tempfile.TemporaryDirectory(prefix="day-stubs-") as folder:
+            copies = Path(folder, "days")
+            rungs = _write_stubs(days, copies)
+            options = ["--days", str(copies), "--rungs", ",".join(rungs), "--quick"]
+            return self._run(days, options)
+
+
+def _write_stubs(days: Sequence[Day], copies: Path) -> list[str]:
+    """Writes copies of the days with their exercises as stubs; returns the rungs to check."""
+    rungs: list[str] = []
+    for day in days:
+        challenge = write_challenge(day, ROOT / "days")
+        copy = copies / day.name
+        shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+        text = challenge.start
+        if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
+            text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
+        (copy / challenge.original.name).write_text(text, encoding="utf-8")
+        rungs += challenge.rungs or _rungs(day)
+    return rungs
 
 
 def _rungs(day: Day) -> list[str]:
