@@ -32,11 +32,16 @@ def rate(timing: Timing) -> str:
     """
     arithmetic = timing.bound in ("fp32", "int32", "tensor", "int8") or not timing.gbs
     if arithmetic and timing.tflops:
-        unit = "OP/s" if timing.bound in ("int32", "int8") else "FLOP/s"
+        unit = operations(timing)
         if timing.tflops < 0.995:
             return f"{significant(timing.tflops * 1e3)} G{unit}"
         return f"{significant(timing.tflops)} T{unit}"
     return f"{significant(timing.gbs)} GB/s" if timing.gbs else ""
+
+
+def operations(timing: Timing) -> str:
+    """What is counted where arithmetic is the bound: "FLOP/s", or "OP/s" of integers."""
+    return "OP/s" if timing.bound in ("int32", "int8") else "FLOP/s"
 
 
 def share(timing: Timing) -> str:

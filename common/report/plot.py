@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.base.figures import rate
+from common.base.figures import operations, rate
 from common.base.outcome import RungOutcome, Timing
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def _draw(axis: Axes, title: str, rungs: Sequence[RungOutcome]) -> None:
             color=colour,
         )
     axis.set_xlim(0, 1.1 * longest)
-    unit = (
-        ("TOP/s" if timings[-1].bound in ("int32", "int8") else "TFLOP/s") if arithmetic else "GB/s"
-    )
+    unit = f"T{operations(timings[-1])}" if arithmetic else "GB/s"
     axis.set_xlabel(f"{title}, {unit}" if title else unit, color=_INK)
     axis.tick_params(colors=_INK, length=0)
     for side in ("top", "right", "left"):

@@ -17,9 +17,9 @@
 
 #include "common/cuda/binding.cuh"
 #include "common/cuda/flash_attention.cuh"  // taught in day 26; strides and padding are new
+#include "common/cuda/linear.cuh"           // calls PyTorch from C++; new here
 #include "common/cuda/tensor.cuh"
 
-#include <array>
 #include <optional>
 #include <tuple>
 
@@ -67,15 +67,6 @@ Sizes check_inputs(const Tensor& x, const Weights& w, int64_t heads,
   check(w.out, "out_weight").size(0, n.E).size(1, n.E);
   check(w.out_bias, "out_bias").size(0, n.E);
   return n;
-}
-
-// x · weightᵀ + bias by PyTorch, which calls cuBLASLt with the bias in its epilogue (day 25).
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  using torch::stable::detail::from;
-  std::array<StableIValue, 3> stack{from(x), from(weight), from(std::optional<Tensor>(bias))};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // ---------------------------------------------------------------------------------------------

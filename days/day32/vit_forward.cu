@@ -19,12 +19,10 @@
 
 #include "common/cuda/binding.cuh"        // taught in day 6
 #include "common/cuda/capability.cuh"     // taught in day 26
+#include "common/cuda/linear.cuh"         // taught in day 28
 #include "common/cuda/mma_tiles.cuh"      // taught in day 26
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
-
-#include <array>
-#include <optional>
 
 // Older cards get an empty kernel, which is never launched.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -105,15 +103,6 @@ __global__ void add_positions_kernel(const T* __restrict__ products,
   const int64_t s = at / n.E % (1 + n.N), b = at / n.E / (1 + n.N);
   const T own = s == 0 ? class_token[e] : products[(b * n.N + s - 1) * n.E + e];
   tokens[at] = static_cast<T>(static_cast<float>(own) + static_cast<float>(positions[s * n.E + e]));
-}
-
-// x · weightᵀ + bias by PyTorch (day 28).
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  using torch::stable::detail::from;
-  std::array<StableIValue, 3> stack{from(x), from(weight), from(std::optional<Tensor>(bias))};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 Tensor embed_v1_unfold(const Tensor& images, const Tensor& weight, const Tensor& bias,
