@@ -21,14 +21,26 @@ from common.report.columns import TERMINAL
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.theme import Theme
 
 Line = list[tuple[str, str]]  # (text, style as rich names them)
 
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
+# By the number of a terminal of 256 colours: readable on a light and on a dark background. Of the
+# sixteen that a terminal chooses itself, yellow vanishes on white, and bold often means brighter.
+COLOURS = {"red": 196, "green": 29, "yellow": 136, "cyan": 31, "dim": 243}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 PROSE = 78  # characters per line of a text in sentences
 _INDENT = 6  # of lines that explain a rung
+
+
+def _theme() -> Theme:
+    """The styles that lines have, in our colours."""
+    from rich.theme import Theme
+
+    plain = {name: f"color({number})" for name, number in COLOURS.items()}
+    return Theme(plain | {f"bold {name}": f"bold {colour}" for name, colour in plain.items()})
 
 
 def header_line() -> Line:
@@ -111,19 +123,26 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     return [counts, [(times, "dim")]]
 
 
-def _wrapped_hint(line: str) -> list[str]:
-    """A hint in lines that fit below a rung; any other line as it is."""
-    if not line.startswith("hint:"):
+def _wrapped(line: str) -> list[str]:
+    """A sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
+    if "  " in line or line.startswith(" "):
         return [line]
-    return textwrap.wrap(line, PROSE - _INDENT, subsequent_indent="      ")
+    indent = "      " if line.startswith("hint:") else "  "
+    return textwrap.wrap(
+        line,
+        PROSE - _INDENT,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure. narrow: why a rung failed is wrapped, and so
-    are hints, of which every line counts; only the first failure is explained.
+    shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
+    of which every line counts; only the first failure is explained.
     """
 
     def __init__(
@@ -147,7 +166,11 @@ class Report:
 
             no_colour = not colour or bool(os.environ.get("NO_COLOR"))
             self._console = Console(
-                file=self._stream, no_color=no_colour, highlight=False, soft_wrap=True
+                file=self._stream,
+                no_color=no_colour,
+                highlight=False,
+                soft_wrap=True,
+                theme=_theme(),
             )
 
     def line(self, line: Line) -> None:
@@ -244,7 +267,7 @@ class Report:
     def details(self, lines: Sequence[str]) -> None:
         """Lines that explain, not without end: templates can bring hundreds."""
         if self._narrow:
-            lines = [part for line in lines for part in _wrapped_hint(line)]
+            lines = [part for line in lines for part in _wrapped(line)]
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:

@@ -50,14 +50,15 @@ def practise(options: Options, wish: Wish) -> int:
         challenge = desk.challenge(day, kind, another=wish.next and kind == "debug")
         if wish.reset:
             return desk.reset(challenge, report)
-        challenge, began = desk.begin(challenge, report)
-        if wish.hint:
-            return desk.hint(challenge, report)
-        if wish.solution:
-            return desk.solution(challenge, report)
-        if wish.watch:
-            return watch(desk, challenge)
         with signals_raise():
+            challenge, began = desk.begin(challenge, report)
+            if wish.hint:
+                return desk.hint(challenge, report)
+            if wish.solution:
+                return desk.solution(challenge, report)
+            if wish.watch:
+                report.close()
+                return watch(desk, challenge)
             return desk.check(challenge, report, began)
     except (SelectionError, ExerciseError, JournalError) as error:
         report.close()
