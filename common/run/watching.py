@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select as posix
 import signal
 import sys
@@ -27,6 +28,7 @@ SETTLED = 0.2  # seconds that a file must stay as it is: an editor may write it 
 SAVED = "saved"  # what `_Watch` takes like a key
 KEYS = {"h": "hint", "n": "next exercise", "s": "solution", "q": "quit"}
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
+_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.?|O.?|.)?")  # what an arrow or F2 sends, or Alt with a key
 
 Stamp = tuple[int, int]  # when a file was changed, in nanoseconds, and its bytes
 
@@ -190,8 +192,7 @@ class _Watch:
             data = os.read(sys.stdin.fileno(), 64)
             if not data:
                 return "q"
-            if not data.startswith(b"\x1b"):  # an arrow, or another key of several characters
-                self._typed = data.decode("ascii", "ignore").lower()
+            self._typed = _SEQUENCE.sub("", data.decode("ascii", "ignore")).lower()
         if self._typed:
             key, self._typed = self._typed[0], self._typed[1:]
             return key
