@@ -218,6 +218,8 @@ def rows(wrong: Wrong) -> str:
     if not _part(wrong) or len(wrong.shape) < 2:
         return ""
     height = wrong.total // wrong.width
+    if height == 1:
+        return ""
     found = torch.unique(wrong.places // wrong.width)
     if found.numel() == 1:
         row = int(found[0])

@@ -125,13 +125,15 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
 
 def _wrapped(line: str) -> list[str]:
     """A sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
-    if "  " in line or line.startswith(" "):
+    words = line.strip()
+    margin = " " * (len(line) - len(words))
+    if "  " in words or len(margin) > 2 or re.match(r"\d* \|", words):
         return [line]
-    indent = "      " if line.startswith("hint:") else "  "
     return textwrap.wrap(
-        line,
+        words,
         PROSE - _INDENT,
-        subsequent_indent=indent,
+        initial_indent=margin,
+        subsequent_indent="      " if line.startswith("hint:") else f"{margin}  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -187,9 +189,11 @@ class Report:
         for each in text.splitlines():
             self.line([(each, style)])
 
-    def prose(self, text: str, style: str = "") -> None:
-        """Prints a text of any length, in lines of 78 characters."""
-        for each in textwrap.wrap(text, PROSE):
+    def prose(self, text: str, style: str = "", indent: int = 0) -> None:
+        """Prints a text of any length, in lines of 78 characters; indent: of those after the
+        first."""
+        margin = " " * indent
+        for each in textwrap.wrap(text, PROSE, subsequent_indent=margin):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:
@@ -237,16 +241,20 @@ class Report:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
         line = rung_line(number, outcome)
+        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
+        alike = self._narrow and self._explained and outcome.problem != "sanitize"
         too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
         if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
             self.line(before)
-            for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
+            parts = textwrap.wrap(reason.strip(), PROSE - _INDENT)
+            if alike and len(parts) > 1:
+                parts = [f"{parts[0]} …"]
+            for part in parts:
                 self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
-        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
-        if not (self._narrow and self._explained) or outcome.problem == "sanitize":
+        if not alike:
             self.details(outcome.details)
         self._explained = self._explained or bool(outcome.details)
         if remarks:

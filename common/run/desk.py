@@ -212,7 +212,7 @@ class Desk:
         if challenge.kind == "write" and (waste := self._waste(challenge, report)):
             report.prose(f"right, but wasteful: {waste}", "yellow")
         for line in challenge.explanation():
-            report.prose(line)
+            report.prose(line, indent=13 if line.startswith("  ") else 0)  # code goes on so
         if challenge.kind == "debug":
             report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def failed(problem: str, name: str) -> RungOutcome:
 def test_of_rungs_that_fail_alike_one_is_explained() -> None:
     shown = "\n".join(lines(failed("p", "v1"), failed("p", "v2")))
     assert "at v1.cu:7" in shown and "at v2.cu:7" not in shown
+
+
+def test_of_a_long_reason_that_comes_again_one_line_is_shown() -> None:
+    one = RungOutcome("p", "v1", "", FAIL, f"it raised: {LONG}", details=["  in kernel k"])
+    shown = lines(one, replace(one, rung="v2"))
+    assert "in memory" in shown[3] and shown[-1].endswith(" …"), shown
+    assert len(shown) == 7
 
 
 def test_each_tool_of_the_sanitizer_explains_what_it_found() -> None:
