@@ -52,7 +52,9 @@ def changes(old: RungOutcome | None, new: RungOutcome | None) -> list[str]:
         (rung("a", 1.0), rung("a", 1.04), "same"),
         (rung("a", 1.0), rung("a", 1.06), "slower"),
         (rung("a", 1.06), rung("a", 1.0), "faster"),
-        (rung("a", 1.0, spread=0.02), rung("a", 1.06, spread=0.02), "same"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.04, spread=0.02), "same"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.06, spread=0.02), "unclear"),
+        (rung("a", 1.06, spread=0.02), rung("a", 1.0, spread=0.02), "unclear"),
         (rung("a", 1.0, spread=0.02), rung("a", 1.09, spread=0.02), "slower"),
         (rung("a", 1.0), rung("a", status=FAIL), "fails now"),
         (rung("a", status=FAIL), rung("a", 1.0), "passes now"),
@@ -65,6 +67,24 @@ def test_a_change_is_named(old: RungOutcome | None, new: RungOutcome | None, wha
     assert changes(old, new) == [what]
 
 
+def test_what_is_unclear_is_said_and_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (
+        report(tmp_path / f"{ms}.json", ms, spread) for ms, spread in ((1.0, 0.2), (1.4, 0.1))
+    )
+    assert run_day.main(["--compare", old, new]) == 0
+    out = capsys.readouterr().out
+    assert "1 a  unclear" in out and "+40.0 %" in out and "measure again" in out
+    assert "2 rungs compared: 1 unclear, 1 same" in out
+
+
+def test_rungs_of_one_name_are_told_apart() -> None:
+    both = [day(1, rung("a", ms), replace(rung("a", 1.0), problem="q")) for ms in (1.0, 2.0)]
+    found = compare(both[:1], both[1:], 0.05)
+    assert [change.rung for change in found] == ["a (p)", "a (q)"]
+
+
 def test_a_day_that_does_not_build_any_more_is_worse() -> None:
     broken = replace(day(1), status=FAIL, reason="does not build")
     found = compare([day(1, rung("a", 1.0))], [broken], 0.05)
@@ -75,8 +95,9 @@ def test_days_of_one_report_only_are_left_out() -> None:
     assert compare([day(1, rung("a", 1.0))], [day(2, rung("b", 1.0))], 0.05) == []
 
 
-def report(path: Path, ms: float) -> str:
-    write_json(path, [describe(WHERE, [day(1, rung("a", ms), rung("b", 1.0))], True)])
+def report(path: Path, ms: float, spread: float = 0.0) -> str:
+    outcome = day(1, rung("a", ms, spread=spread), rung("b", 1.0))
+    write_json(path, [describe(WHERE, [outcome], True)])
     return str(path)
 
 
