@@ -23,7 +23,7 @@ from common.run.command import (
 )
 from common.run.desk import EXPLAINED, Desk
 from common.run.selection import SelectionError, select
-from common.run.watching import watch
+from common.run.watching import in_words, watch
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ def practise(options: Options, wish: Wish) -> int:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:
+        raise  # the reader (head, less) has gone
     except (OSError, ResultsError) as error:
         report.close()
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        print(f"run_day.py: {text}", file=sys.stderr)
+        print(f"run_day.py: {in_words(error)}", file=sys.stderr)
         return EXIT_FAILED
     except Refused as refused:
         report.close()

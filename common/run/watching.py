@@ -123,7 +123,7 @@ class _Watch:
                 return stopped.key
             except (ExerciseError, OSError) as error:
                 report.close()
-                report.text(_words(error), "red")
+                report.text(in_words(error), "red")
         self._complete = True
         sys.stdout.write("\n" + "".join(f"[{key}] {word}  " for key, word in KEYS.items()))
         sys.stdout.write("- checked at every save\n")
@@ -169,7 +169,7 @@ class _Watch:
                 return stopped.key
             except ExerciseError as error:
                 report.close()
-                report.text(_words(error), "red")
+                report.text(in_words(error), "red")
                 return None
         return SAVED
 
@@ -182,7 +182,7 @@ class _Watch:
         try:
             self._desk.solution(self._challenge, self._report)
         except OSError as error:
-            self._report.text(_words(error), "red")
+            self._report.text(in_words(error), "red")
         return None
 
     def _next(self, seconds: float) -> str | None:
@@ -204,7 +204,8 @@ class _Watch:
         return SAVED if time.monotonic() - self._changed[1] >= SETTLED else None
 
 
-def _words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """What went wrong, with the file that it is about."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)

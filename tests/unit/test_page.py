@@ -79,7 +79,7 @@ def test_what_is_unclear_is_said_and_is_no_failure(
     assert "2 rungs compared: 1 unclear, 1 same" in out
 
 
-def test_rungs_of_one_name_are_told_apart() -> None:
+def test_rungs_of_one_name_are_distinguished() -> None:
     both = [day(1, rung("a", ms), replace(rung("a", 1.0), problem="q")) for ms in (1.0, 2.0)]
     found = compare(both[:1], both[1:], 0.05)
     assert [change.rung for change in found] == ["a (p)", "a (q)"]
