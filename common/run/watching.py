@@ -63,12 +63,12 @@ def _keys() -> Iterator[None]:
     def take(*_: object) -> None:
         tty.setcbreak(descriptor, termios.TCSANOW)
 
-    take()
     # After Ctrl-Z the shell uses the terminal in its own way, and leaves it so at `fg`.
     handler = signal.signal(signal.SIGCONT, take)
     # Ctrl-\ would end the process at once, and leave the terminal as it is.
     quitting = signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
+        take()
         yield
     finally:
         signal.signal(signal.SIGCONT, handler)
