@@ -16,7 +16,6 @@
 
 #include "common/cuda/binding.cuh"        // taught in day 6
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
-#include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 
 #include <algorithm>
