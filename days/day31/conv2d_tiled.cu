@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(BLOCK_V1)
                            float* __restrict__ y, Conv conv, int64_t count) {
   const int64_t index = int64_t{blockIdx.x} * BLOCK_V1 + threadIdx.x;
   if (index >= count) return;
-  const int j = index % conv.OW, i = index / conv.OW % conv.OH;
+  const int j = static_cast<int>(index % conv.OW), i = static_cast<int>(index / conv.OW % conv.OH);
   const int64_t plane = index / conv.OW / conv.OH;  // n · O + o
-  const int o = plane % conv.O;
+  const int o = static_cast<int>(plane % conv.O);
   const int64_t n = plane / conv.O;
   const int first = o / conv.outputs() * conv.channels();
 
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(TILE* TILE)
   const int across = (conv.OW + TILE - 1) / TILE, down = (conv.OH + TILE - 1) / TILE;
   const int i0 = blockIdx.x / across % down * TILE, j0 = blockIdx.x % across * TILE;
   const int64_t plane = blockIdx.x / across / down;  // n · O + o
-  const int o = plane % conv.O, first = o / conv.outputs() * conv.channels();
+  const int o = static_cast<int>(plane % conv.O), first = o / conv.outputs() * conv.channels();
   const float* image = x + (plane / conv.O * conv.C + first) * conv.H * conv.W;
   const float* taps = w + int64_t{o} * conv.channels() * conv.KH * conv.KW;
   const int tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
