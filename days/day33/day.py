@@ -23,6 +23,9 @@ TEACHES = "Counter-based random numbers, drawn in the kernel that uses them; wha
 TOPICS = ("diffusion", "DDPM", "random numbers", "Philox", "Box-Muller", "fusion")
 SOURCE = "ddpm.cu"
 INTRODUCES = ("counter-based generator", "Box-Muller transform")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "rows_grid: comparison: `rows < most` -> `rows <= most`": ("both are the same number then"),
+}
 
 EXERCISE = Exercise(
     function="philox4x32_10",
