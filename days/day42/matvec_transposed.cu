@@ -8,6 +8,7 @@
 //   v1 thread    one thread per column: coalesced, but only K threads
 //   v2 block     one block per tile of columns: 16 bytes per load, rows shared out among threads
 //   v3 split_m   several blocks per tile of columns; a second kernel adds up their partial sums
+//   v4 chosen    v2 or v3, by the number of tiles
 //
 // Run: python run_day.py 42
 
@@ -145,29 +146,27 @@ __global__ void __launch_bounds__(BLOCK)
                        [=](int64_t k, float sum) { to[k] = sum; });
 }
 
-constexpr int ADD_BLOCK = 1024;
-constexpr int ADD_WARPS = ADD_BLOCK / 32;
+constexpr int ADD_WARPS = 32;  // at most
 
 // y[k] = the sum of partial[s, k] over all splits, always in the same order: a block takes 32
 // columns, and its warps take the splits in turns.
 template <typename T>
-__global__ void __launch_bounds__(ADD_BLOCK)
+__global__ void __launch_bounds__(32 * ADD_WARPS)
     add_splits_kernel(const float* __restrict__ partial, T* __restrict__ y, int64_t K,
                       int64_t splits) {
   __shared__ float sums[ADD_WARPS][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t k = int64_t{blockIdx.x} * 32 + lane;
   float sum = 0;
   if (k < K) {
-#pragma unroll 4
-    for (int64_t s = warp; s < splits; s += ADD_WARPS) sum += partial[s * K + k];
+#pragma unroll 8
+    for (int64_t s = warp; s < splits; s += warps) sum += partial[s * K + k];
   }
   sums[warp][lane] = sum;
   __syncthreads();  // warp 0 waits for the sums of all warps
   if (warp != 0 || k >= K) return;
   float total = 0;
-#pragma unroll
-  for (int w = 0; w < ADD_WARPS; ++w) total += sums[w][lane];
+  for (int w = 0; w < warps; ++w) total += sums[w][lane];
   y[k] = static_cast<T>(total);
 }
 
@@ -186,10 +185,20 @@ Tensor matvec_t_v3_split_m(const Tensor& a, const Tensor& x) {
       kernel<<<grid_size(tiles * splits, "a"), BLOCK, 0, current_stream(a)>>>(
           data<Chunk<T, size>>(a), data<T>(x), mutable_data<float>(partial), M, chunks, tiles,
           ceil_div<int64_t>(M, splits));
-      add_splits_kernel<<<grid_size(ceil_div<int64_t>(K, 32), "a"), ADD_BLOCK, 0,
+      const int threads = static_cast<int>(32 * std::min<int64_t>(ADD_WARPS, splits));
+      add_splits_kernel<<<grid_size(ceil_div<int64_t>(K, 32), "a"), threads, 0,
                           current_stream(a)>>>(data<float>(partial), y, K, splits);
     });
   });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4: v2 where every multiprocessor gets a tile of columns, else v3.
+
+Tensor matvec_t_v4_chosen(const Tensor& a, const Tensor& x) {
+  check(a, "a").on_gpu().floating().rank(2).contiguous();
+  const int64_t tiles = a.size(1) * a.element_size() / (32 * 16);  // of 32 chunks of 16 bytes
+  return tiles >= multiprocessor_count(a) ? matvec_t_v2_block(a, x) : matvec_t_v3_split_m(a, x);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -197,3 +206,4 @@ Tensor matvec_t_v3_split_m(const Tensor& a, const Tensor& x) {
 RUNG(day42, matvec_t_v1_thread, "(Tensor a, Tensor x) -> Tensor");
 RUNG(day42, matvec_t_v2_block, "(Tensor a, Tensor x) -> Tensor");
 RUNG(day42, matvec_t_v3_split_m, "(Tensor a, Tensor x) -> Tensor");
+RUNG(day42, matvec_t_v4_chosen, "(Tensor a, Tensor x) -> Tensor");
