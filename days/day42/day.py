@@ -1,6 +1,10 @@
 """Day 42: matrix-vector products."""
 
-from common.day import Exercise
+from functools import partial
+
+import torch
+
+from common.day import Exercise, print_table, seconds
 
 from . import products
 
@@ -30,3 +34,20 @@ EXERCISE = Exercise(
 )
 
 PROBLEMS = products.problems
+
+
+def show(operators, device):
+    """Prints the rates for 2^28 elements of bf16, from 16 rows to a million."""
+    if device.type != "cuda":
+        return
+    names = ("v2_warp", "v3_block", "v4_split_k", "v5_rows", "v6_cluster", "v7_chosen")
+    table = []
+    for bits in range(4, 21, 4):
+        rows, columns = 1 << bits, 1 << (28 - bits)
+        a = torch.randn(rows, columns, device=device).bfloat16()
+        x = torch.randn(columns, device=device).bfloat16()
+        calls = [partial(getattr(operators, f"matvec_{name}"), a, x) for name in names]
+        rates = [a.nbytes / seconds(call) / 1e9 for call in [*calls, partial(torch.mv, a, x)]]
+        table.append([f"{rows} × {columns}", *(f"{rate:.0f}" for rate in rates)])
+    print("2^28 elements of bf16, GB/s")
+    print_table(["A", *names, "torch.mv"], table)
