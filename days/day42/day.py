@@ -14,6 +14,10 @@ TOPICS = ("GEMV", "matrix-vector product", "split-K", "cluster", "bf16", "bytes 
 SOURCE = "matvec.cu"
 EXTRA_SOURCES = ("matvec_transposed.cu",)
 INTRODUCES = ("split-K",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "matvec.cu: matvec_v4_split_k: rounded down: `ceil_div<int64_t>(p.chunks, BLOCK * STEPS)` "
+    "-> `((p.chunks) / (BLOCK * STEPS))`": "fewer splits compute the same, with more rounds each",
+}
 
 EXERCISE = Exercise(
     function="multiply_rows",
