@@ -1,0 +1,266 @@
+// Day 44: the backward pass of the norms of rows
+//
+//   g = gy · weight      D[r] = sum_c g[r, c] · x[r, c]      s: what the forward pass returned
+//   RMSNorm  gx = s · (g - x · s · s · D · s / cols)         gw[c] = sum_r gy[r, c] · x[r, c] ·
+//   s[r] L2       gx = s · (g - x · s · s · D)                    L1  gx = s · (g - sign(x) · s ·
+//   D)
+//
+// gy, x, gx: (rows, cols) in fp32, fp16 or bf16; weight, gw: (cols,); s: (rows,) in fp32.
+// Bytes: 3 · rows · cols · sizeof(T). Operations: 9 per element.
+//
+//   v1 two_kernels  gx by one block per row, gw by one block per 32 columns: 5 passes
+//   v2 one_pass     a block takes many rows, and its threads keep gw of their columns in registers
+//
+// Run: python run_day.py 44
+
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "days/day44/column_sums.cuh"
+#include "days/day44/rows.cuh"
+
+#include <algorithm>
+#include <tuple>
+
+constexpr int BLOCK = 512;
+
+// A backward pass, with rows of `chunks` chunks of N elements.
+template <typename T, int N>
+struct Backward {
+  const Chunk<T, N>*gy, *x;   // (rows, chunks)
+  const float* scale;         // (rows,)
+  const Chunk<T, N>* weight;  // (chunks,), or null
+  Chunk<T, N>* gx;            // (rows, chunks)
+  int64_t rows, chunks;
+  float eps;
+
+  __device__ float cols() const { return static_cast<float>(chunks * N); }
+};
+
+// The upstream gradient times the weight, element i of a chunk.
+template <typename Norm, typename T, int N>
+__device__ float weighted(const Chunk<T, N>& gy, const Chunk<T, N>& weight, int i) {
+  const float g = static_cast<float>(gy.at[i]);
+  return Norm::WEIGHTED ? g * static_cast<float>(weight.at[i]) : g;
+}
+
+// A chunk's part of D.
+template <typename Norm, typename T, int N>
+__device__ float dot(float sum, const Chunk<T, N>& gy, const Chunk<T, N>& x,
+                     const Chunk<T, N>& weight) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += weighted<Norm>(gy, weight, i) * static_cast<float>(x.at[i]);
+  return sum;
+}
+
+// gx of a chunk. pull: Norm::pull · D.
+template <typename Norm, typename T, int N>
+__device__ Chunk<T, N> gradient(const Chunk<T, N>& gy, const Chunk<T, N>& x,
+                                const Chunk<T, N>& weight, float s, float pull) {
+  Chunk<T, N> gx;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float along = Norm::direction(static_cast<float>(x.at[i]), s) * pull;
+    gx.at[i] = static_cast<T>(s * (weighted<Norm>(gy, weight, i) - along));
+  }
+  return gx;
+}
+
+// Checks the arguments, allocates gx, and calls launch(pass, gx's dtype as zero).
+template <typename Launch>
+Tensor go_back(const Tensor& gy, const Tensor& x, const Tensor& scale, const Tensor* weight,
+               double eps, const char* kernel, Launch&& launch) {
+  check(gy, "gy").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().like(gy, "gy").contiguous();
+  check(scale, "scale").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  check(scale, "scale").same_device(gy, "gy").size(0, gy.size(0));
+  if (weight) {
+    check(*weight, "weight").on_gpu().dtype({gy.scalar_type()}).rank(1).contiguous();
+    check(*weight, "weight").same_device(gy, "gy").size(0, gy.size(1));
+  }
+  check_eps(eps);
+  const DeviceGuard guard(gy);
+  Tensor gx = torch::stable::empty_like(gy);
+  const int64_t rows = gy.size(0), cols = gy.size(1);
+  if (cols == 0) return gx;
+  dispatch_floating(gy, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_chunk<T>(cols, {&gy, &x, weight ? weight : &x}, [&](auto size) {
+      using C = Chunk<T, size>;
+      launch(Backward<T, size>{data<C>(gy), data<C>(x), data<float>(scale),
+                               weight ? data<C>(*weight) : nullptr, mutable_data<C>(gx), rows,
+                               cols / size, static_cast<float>(eps)});
+    });
+  });
+  check_launch(kernel);
+  return gx;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: gx needs a sum over the row; gw needs sums over columns. One kernel for each. L1 and L2 have
+// no weight, so this is all that they need.
+
+template <typename Norm, typename T, int N>
+__global__ void __launch_bounds__(BLOCK) norm_gx_kernel(Backward<T, N> b) {
+  __shared__ float sums[BLOCK / 32];
+  const int64_t row = blockIdx.x;
+  const Chunk<T, N>*gy = b.gy + row * b.chunks, *x = b.x + row * b.chunks;
+  const auto weight = [&](int64_t c) {
+    if constexpr (Norm::WEIGHTED) return b.weight[c];
+    return Chunk<T, N>{};
+  };
+  float sum = 0;
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < b.chunks; c += blockDim.x) {
+    sum = dot<Norm>(sum, gy[c], x[c], weight(c));
+  }
+  const float s = b.scale[row];
+  const float pull = Norm::pull(s, b.cols(), b.eps) * block_sum(sum, sums);
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < b.chunks; c += blockDim.x) {
+    b.gx[row * b.chunks + c] = gradient<Norm>(gy[c], x[c], weight(c), s, pull);
+  }
+}
+
+template <typename Norm, typename T, int N>
+void launch_gx(const Tensor& gy, const Backward<T, N>& b) {
+  if (b.rows == 0) return;
+  const int64_t warps = std::min<int64_t>(BLOCK / 32, ceil_div<int64_t>(b.chunks, 32));
+  norm_gx_kernel<Norm>
+      <<<grid_size(b.rows, "gy"), static_cast<int>(32 * warps), 0, current_stream(gy)>>>(b);
+}
+
+// A block of 32 × 16 threads sums 32 columns; thread row y takes the rows y, y + 16 …
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    norm_gw_kernel(const T* __restrict__ gy, const T* __restrict__ x,
+                   const float* __restrict__ scale, T* __restrict__ gw, int64_t rows,
+                   int64_t cols) {
+  __shared__ float sums[BLOCK / 32][32];
+  const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
+  float sum = 0;
+  for (int64_t r = threadIdx.y; r < rows && c < cols; r += BLOCK / 32) {
+    sum += static_cast<float>(gy[r * cols + c]) * static_cast<float>(x[r * cols + c]) * scale[r];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();  // the first row of threads waits for the sums of all rows
+  if (threadIdx.y > 0 || c >= cols) return;
+  for (int y = 1; y < BLOCK / 32; ++y) sum += sums[y][threadIdx.x];
+  gw[c] = static_cast<T>(sum);
+}
+
+using Gradients = std::tuple<Tensor, Tensor>;  // gx, gw
+
+Gradients rms_norm_backward_v1_two_kernels(const Tensor& gy, const Tensor& x, const Tensor& scale,
+                                           const Tensor& weight) {
+  Tensor gw = torch::stable::empty_like(weight);
+  Tensor gx = go_back(gy, x, scale, &weight, 0, "rms_norm_backward_v1", [&](auto b) {
+    using T = std::decay_t<decltype(b.x->at[0])>;
+    launch_gx<Rms>(gy, b);
+    norm_gw_kernel<T><<<grid_size(ceil_div<int64_t>(gy.size(1), 32), "gy"), dim3(32, BLOCK / 32), 0,
+                        current_stream(gy)>>>(data<T>(gy), data<T>(x), b.scale, mutable_data<T>(gw),
+                                              b.rows, gy.size(1));
+  });
+  return {gx, gw};
+}
+
+Tensor l1_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& scale, double eps) {
+  return go_back(gy, x, scale, nullptr, eps, "l1_norm_backward",
+                 [&](auto b) { launch_gx<L1>(gy, b); });
+}
+
+Tensor l2_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& scale, double eps) {
+  return go_back(gy, x, scale, nullptr, eps, "l2_norm_backward",
+                 [&](auto b) { launch_gx<L2>(gy, b); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: gy and x are read once. A block takes the rows blockIdx.x, + gridDim.x …, holds a
+// row in registers, and each of its threads keeps gw of its columns over all these rows. At the end
+// it stores these sums in a workspace, and a second kernel adds them up.
+
+constexpr int PACKS = 2;      // per thread and tensor: rows of up to 16 KB
+constexpr int MIN_ROWS = 16;  // per block, where there are few rows
+
+template <typename T, int N>
+__global__ void __launch_bounds__(BLOCK, 2)
+    rms_norm_backward_v2_one_pass_kernel(Backward<T, N> b, float* __restrict__ partial) {
+  __shared__ float sums[2][BLOCK / 32];  // rows in turns, so that one barrier per row is enough
+  const int first = threadIdx.x, stride = blockDim.x;
+  Chunk<T, N> weight[PACKS];
+  float gw[PACKS][N] = {};
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (first + k * stride < b.chunks) weight[k] = b.weight[first + k * stride];
+  }
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < b.rows; row += gridDim.x, turn ^= 1) {
+    Chunk<T, N> gy[PACKS], x[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int c = first + k * stride;
+      if (c < b.chunks) {
+        gy[k] = b.gy[row * b.chunks + c];
+        x[k] = b.x[row * b.chunks + c];
+      }
+    }
+    const float s = b.scale[row];
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (first + k * stride >= b.chunks) break;
+      sum = dot<Rms>(sum, gy[k], x[k], weight[k]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        gw[k][i] += static_cast<float>(gy[k].at[i]) * static_cast<float>(x[k].at[i]) * s;
+      }
+    }
+    const float pull = Rms::pull(s, b.cols(), b.eps) * block_sum(sum, sums[turn]);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int c = first + k * stride;
+      if (c >= b.chunks) break;
+      b.gx[row * b.chunks + c] = gradient<Rms>(gy[k], x[k], weight[k], s, pull);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int c = first + k * stride;
+    if (c >= b.chunks) break;
+#pragma unroll
+    for (int i = 0; i < N; ++i) partial[(blockIdx.x * b.chunks + c) * N + i] = gw[k][i];
+  }
+}
+
+Gradients rms_norm_backward_v2_one_pass(const Tensor& gy, const Tensor& x, const Tensor& scale,
+                                        const Tensor& weight) {
+  const int64_t bytes = gy.dim() == 2 ? gy.size(1) * gy.element_size() : 0;
+  const bool whole =
+      bytes % 16 == 0 && is_aligned(gy, 16) && is_aligned(x, 16) && is_aligned(weight, 16);
+  if (gy.numel() == 0 || bytes / (whole ? 16 : gy.element_size()) > BLOCK * PACKS) {
+    fell_back("rms_norm_backward_v1_two_kernels",
+              "no elements, rows above 16 KB, or not made of aligned packs of 16 bytes");
+    return rms_norm_backward_v1_two_kernels(gy, x, scale, weight);
+  }
+  Tensor gw = torch::stable::empty_like(weight);
+  Tensor gx = go_back(gy, x, scale, &weight, 0, "rms_norm_backward_v2", [&](auto b) {
+    using T = std::decay_t<decltype(b.x->at[0])>;
+    constexpr int N = sizeof(b.x->at) / sizeof(T);
+    const auto kernel = rms_norm_backward_v2_one_pass_kernel<T, N>;
+    const int block = static_cast<int>(32 * ceil_div<int64_t>(b.chunks, 32 * PACKS));
+    const unsigned grid = resident_grid(gy, kernel, block, 0, ceil_div<int64_t>(b.rows, MIN_ROWS));
+    const Tensor partial =
+        torch::stable::new_empty(gy, {int64_t{grid}, gy.size(1)}, ScalarType::Float);
+    kernel<<<grid, block, 0, current_stream(gy)>>>(b, mutable_data<float>(partial));
+    add_columns(partial, gw);
+  });
+  return {gx, gw};
+}
+
+// ---------------------------------------------------------------------------------------------
+
+#define RMS_BACKWARD "(Tensor gy, Tensor x, Tensor scale, Tensor weight) -> (Tensor, Tensor)"
+RUNG(day44, rms_norm_backward_v1_two_kernels, RMS_BACKWARD);
+RUNG(day44, rms_norm_backward_v2_one_pass, RMS_BACKWARD);
+RUNG(day44, l1_norm_backward, "(Tensor gy, Tensor x, Tensor scale, float eps=1e-12) -> Tensor");
+RUNG(day44, l2_norm_backward, "(Tensor gy, Tensor x, Tensor scale, float eps=1e-12) -> Tensor");
