@@ -29,7 +29,9 @@ constexpr int BLOCK = 256;
 // terms of the series are exact enough.
 __device__ inline float fast_tanh(float x) {
   const float square = x * x;
-  if (square < 0.0064f) return x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));
+  if (square < 0.04f) {
+    return x * (1.0f - square * (1.0f / 3 - square * (2.0f / 15 - square * (17.0f / 315))));
+  }
   return 1.0f - __fdividef(2.0f, __expf(2.0f * x) + 1.0f);
 }
 

@@ -49,6 +49,21 @@ __device__ float add_terms(float sum, const Chunk<T, N>& x) {
   return sum;
 }
 
+// The sum of the terms of the elements first, first + stride … of a row of n elements. Runs of RUN
+// terms are added first: a single accumulator would lose a digit in rows of 64k elements.
+constexpr int RUN = 128;
+template <typename Norm, typename T>
+__device__ float add_row(const Chunk<T, 1>* x, int64_t first, int stride, int64_t n) {
+  float sum = 0;
+  for (int64_t begin = first; begin < n; begin += RUN * stride) {
+    float of_run = 0;
+    const int64_t end = min(begin + RUN * stride, n);
+    for (int64_t c = begin; c < end; c += stride) of_run = add_terms<Norm>(of_run, x[c]);
+    sum += of_run;
+  }
+  return sum;
+}
+
 // x · s · weight at chunk c of a row.
 template <typename Norm, typename T, int N>
 __device__ Chunk<T, N> scaled(const Chunk<T, N>& x, float s, const Matrix<T, N>& m, int64_t c) {
@@ -103,9 +118,7 @@ __global__ void norm_v1_naive_kernel(Matrix<T, 1> m) {
   const int64_t row = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (row >= m.rows) return;
   const Chunk<T, 1>* x = m.x + row * m.chunks;
-  float sum = 0;
-  for (int64_t c = 0; c < m.chunks; ++c) sum = add_terms<Norm>(sum, x[c]);
-  const float s = Norm::scale(sum, m.cols(), m.eps);
+  const float s = Norm::scale(add_row<Norm>(x, 0, 1, m.chunks), m.cols(), m.eps);
   for (int64_t c = 0; c < m.chunks; ++c) m.y[row * m.chunks + c] = scaled<Norm>(x[c], s, m, c);
   m.scale[row] = s;
 }
@@ -140,9 +153,8 @@ __global__ void norm_v2_warp_kernel(Matrix<T, 1> m) {
   const int64_t row = (int64_t{blockIdx.x} * BLOCK + threadIdx.x) / 32;
   if (row >= m.rows) return;  // the whole warp
   const Chunk<T, 1>* x = m.x + row * m.chunks;
-  float sum = 0;
-  for (int64_t c = lane; c < m.chunks; c += 32) sum = add_terms<Norm>(sum, x[c]);
-  const float s = Norm::scale(warp_sum(sum), m.cols(), m.eps);
+  const float sum = warp_sum(add_row<Norm>(x, lane, 32, m.chunks));
+  const float s = Norm::scale(sum, m.cols(), m.eps);
   for (int64_t c = lane; c < m.chunks; c += 32) {
     m.y[row * m.chunks + c] = scaled<Norm>(x[c], s, m, c);
   }

@@ -53,7 +53,7 @@ __device__ float dot(float sum, const Chunk<T, N>& gy, const Chunk<T, N>& x,
   return sum;
 }
 
-// gx of a chunk. pull: Norm::pull · D.
+// gx of a chunk. pull: what Norm::pull makes of D.
 template <typename Norm, typename T, int N>
 __device__ Chunk<T, N> gradient(const Chunk<T, N>& gy, const Chunk<T, N>& x,
                                 const Chunk<T, N>& weight, float s, float pull) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(BLOCK) norm_gx_kernel(Backward<T, N> b) {
     sum = dot<Norm>(sum, gy[c], x[c], weight(c));
   }
   const float s = b.scale[row];
-  const float pull = Norm::pull(s, b.cols(), b.eps) * block_sum(sum, sums);
+  const float pull = Norm::pull(block_sum(sum, sums), s, b.cols(), b.eps);
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < b.chunks; c += blockDim.x) {
     b.gx[row * b.chunks + c] = gradient<Norm>(gy[c], x[c], weight(c), s, pull);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(BLOCK, 2)
         gw[k][i] += static_cast<float>(gy[k].at[i]) * static_cast<float>(x[k].at[i]) * s;
       }
     }
-    const float pull = Rms::pull(s, b.cols(), b.eps) * block_sum(sum, sums[turn]);
+    const float pull = Rms::pull(block_sum(sum, sums[turn]), s, b.cols(), b.eps);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       const int c = first + k * stride;

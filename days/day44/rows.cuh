@@ -5,7 +5,7 @@
 // The gradient has a second part, because s depends on all elements of the row. With g = gy ·
 // weight and D = sum of g[c] · x[c], it is the same for all three:
 //
-//   gx[c] = s · (g[c] - direction(x[c], s) · pull · D)
+//   gx[c] = s · (g[c] - direction(x[c], s) · pull(D))
 #pragma once
 
 #include "common/cuda/tensor.cuh"
@@ -23,7 +23,7 @@ struct Rms {
     return rsqrtf(sum / cols + eps);
   }
   static __device__ float direction(float x, float s) { return x * s; }
-  static __device__ float pull(float s, float cols, float) { return s / cols; }
+  static __device__ float pull(float D, float s, float cols, float) { return D * s / cols; }
 };
 
 // Where the norm is below eps, the row is divided by eps, which does not depend on the row. The
@@ -31,8 +31,8 @@ struct Rms {
 __device__ inline float inverse(float norm, float eps) {
   return 1.0f / (norm < eps ? eps : norm);
 }
-__device__ inline float pull_of(float s, float eps) {
-  return s * eps >= 1.0f ? 0.0f : s;
+__device__ inline float pull_of(float D, float s, float eps) {
+  return s * eps >= 1.0f ? 0.0f : D * s;
 }
 
 // The row is divided by the sum of its absolute values.
@@ -43,7 +43,7 @@ struct L1 {
   static __device__ float direction(float x, float) {
     return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f;
   }
-  static __device__ float pull(float s, float, float eps) { return pull_of(s, eps); }
+  static __device__ float pull(float D, float s, float, float eps) { return pull_of(D, s, eps); }
 };
 
 // The row is divided by the root of the sum of its squares.
@@ -52,7 +52,7 @@ struct L2 {
   static __device__ float term(float x) { return x * x; }
   static __device__ float scale(float sum, float, float eps) { return inverse(sqrtf(sum), eps); }
   static __device__ float direction(float x, float s) { return x * s; }
-  static __device__ float pull(float s, float, float eps) { return pull_of(s, eps); }
+  static __device__ float pull(float D, float s, float, float eps) { return pull_of(D, s, eps); }
 };
 
 inline void check_eps(double eps) {

@@ -10,7 +10,7 @@ FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (2, 1025), (0, 8), (4, 0)]
 LONG = [(2, 8200), (1, 16392), (5, 32768), (2, 65536), (1, 70000)]
 EPS = 1e-6
-LONG_SUMS = Tolerance(factor=16, why="v1 adds a whole row in one fp32 accumulator")
+LONG_SUMS = Tolerance(factor=16, why="v1 adds a row in runs of 128 terms, one after the other")
 
 NAIVE = Rung("rms_norm_v1_naive", "one thread per row")
 WARP = Rung("rms_norm_v2_warp", "one warp per row")
@@ -71,7 +71,9 @@ def rms_backward(gy, x, scale, weight):
 
 
 def fused_rms_backward(gy, x, scale, weight):
-    """What autograd calls for F.rms_norm."""
+    """What autograd calls for F.rms_norm on a GPU; the CPU has no such operator."""
+    if x.device.type == "cpu":
+        return rms_backward(gy, x, scale, weight)
     shape = [x.shape[1]]
     return torch.ops.aten._fused_rms_norm_backward(
         gy, x, shape, scale[:, None], weight, [True, True]
