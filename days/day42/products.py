@@ -69,6 +69,7 @@ def any_shape(name, inputs, reference, rungs):
 
 def timed(shape, dtype, *rungs, of="A · x"):
     plain = of == "A · x"
+    matmul = Library("mm", by_matmul if plain else by_matmul_transposed)
     return Problem(
         name=f"{of}, {shape[0]} × {shape[1]}" + (", fp32" if dtype == "float32" else ""),
         inputs=inputs if plain else inputs_transposed,
@@ -79,7 +80,7 @@ def timed(shape, dtype, *rungs, of="A · x"):
         bench_cpu=Case((min(shape[0], 128), min(shape[1], 2048)), dtype),
         cost=cost,
         pytorch=torch.mv if plain else transposed,  # cuBLAS
-        libraries=(Library("mm", by_matmul if plain else by_matmul_transposed), COMPILE),
+        libraries=(matmul, COMPILE) if dtype == "bfloat16" else (matmul,),
         tolerance=LONG_SUMS,
     )
 
