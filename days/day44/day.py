@@ -12,21 +12,18 @@ EXTRA_SOURCES = ("norms_backward.cu", "dyt.cu")
 INTRODUCES = ("RMSNorm", "dynamic tanh")
 
 EXERCISE = Exercise(
-    function="norm_v3_vectorised_kernel",
-    first="Chunk<T, N> x[PACKS];",
-    last="const float s = Norm::scale",
+    function="gradient",
+    source="norms_backward.cu",
     task=(
-        "Load this thread's chunks of the row into x[k], all before the first is used, and compute "
-        "the factor s of the row from the sum of their terms."
+        "Return the gradient gx of a chunk of x. s is the factor of the row, and pull is what the "
+        "norm makes of D, the sum of g · x over the row."
     ),
     hints=(
-        "Two loops over k, one for the loads and one for the sums. What does a thread do whose "
-        "chunk lies beyond the end of the row?",
-        "Chunk k of this thread is first + k * stride; add_terms<Norm> adds the terms of one "
-        "chunk. block_sum gives every thread the sum of the row.",
-        "if (first + k * stride < m.chunks) x[k] = m.x[row * m.chunks + first + k * stride]; then "
-        "sum = add_terms<Norm>(sum, x[k]) under the same condition; s = Norm::scale(block_sum(sum, "
-        "sums), m.cols(), m.eps).",
+        "Were s a constant, gx would be g · s. What else does an element of x change?",
+        "It changes s, and s scales the whole row: that part is proportional to D and to the "
+        "derivative of the element's term, which is Norm::direction(x, s).",
+        "gx.at[i] = s * (weighted<Norm>(gy, weight, i) - Norm::direction(x.at[i] as float, s) * "
+        "pull), rounded to T.",
     ),
 )
 

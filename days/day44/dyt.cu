@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(BLOCK)
     gw[blockIdx.y * chunks * N + c * N + i] = total[0];
     gb[blockIdx.y * chunks * N + c * N + i] = total[1];
   }
-  if (threadIdx.x == 0) galpha[blockIdx.y * gridDim.x + blockIdx.x] = of_alpha;
+  if (threadIdx.x == 0) galpha[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = of_alpha;
 }
 
 using DytGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // gx, galpha, gw, gb
