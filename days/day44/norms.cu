@@ -216,7 +216,7 @@ int64_t chunks_of(const Tensor& x, const Tensor* weight) {
 
 template <typename Norm>
 Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
-  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   if (chunks_of(x, weight) > MAX_CHUNKS) {
     fell_back("norm_v2_warp", TOO_LONG);
     return norm_v2<Norm>(x, weight, eps);
@@ -293,7 +293,7 @@ bool fits_shared(const Tensor& x, const Tensor* weight) {
 
 template <typename Norm, int CHUNKS, int RING>
 Normed norm_in_shared(const Tensor& x, const Tensor* weight, double eps) {
-  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   require_capability(8, 0, "cp.async");
   if (!fits_shared<Norm, CHUNKS, RING>(x, weight)) {
@@ -320,7 +320,7 @@ Normed norm_in_shared(const Tensor& x, const Tensor* weight, double eps) {
 
 template <typename Norm>
 Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
-  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   const int64_t chunks = chunks_of(x, weight);
   if (chunks > MAX_CHUNKS / 2 && has_capability(8, 0)) {
