@@ -237,6 +237,7 @@ Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
 template <typename Norm, int CHUNKS, int RING, typename T, int N>
 __global__ void __launch_bounds__(MAX_BLOCK, CHUNKS == RING ? 2 : 1)
     norm_v4_shared_kernel(Matrix<T, N> m) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
   __shared__ float sums[2][MAX_BLOCK / 32];  // rows in turns, so that one barrier per row is enough
   auto* ring = reinterpret_cast<Chunk<T, N>*>(memory) + threadIdx.x;  // place p: ring[p * stride]
@@ -278,6 +279,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, CHUNKS == RING ? 2 : 1)
     if (first == 0) m.scale[row] = s;
     begin = place(CHUNKS);
   }
+#endif
 }
 
 constexpr int SHARED_CHUNKS = 4, RING_CHUNKS = 8, RING_PLACES = 12;
