@@ -11,7 +11,7 @@
 //   v4 split_k   several blocks per row; a second kernel adds up their partial sums
 //   v5 rows      4 or 8 rows per group of 8 to 32 lanes: short rows, and x is loaded once for all
 //   v6 cluster   the blocks of a cluster share 4 rows: split-K in one launch
-//   v7 chosen    v5 where rows are many, v6 or v4 where they are few
+//   v7 chosen    v3 or v5 where rows are many, v6 or v4 where they are few
 //
 // y = Aᵀ · x is in matvec_transposed.cu. Run: python run_day.py 42
 
@@ -93,14 +93,23 @@ Tensor multiply(const Tensor& a, const Tensor& x, const char* kernel, Launch&& l
 // v1: one thread per row. At each step a warp reads one element of each of 32 rows, and uses only
 // these bytes of 32 sectors.
 
+// Terms that are added up before the next ones: a single accumulator for a whole row would round
+// once per term, always to the precision of the large sum.
+constexpr int64_t RUN = 256;
+
 template <typename T>
 __global__ void matvec_v1_thread_kernel(const T* __restrict__ a, const T* __restrict__ x,
                                         T* __restrict__ y, int64_t M, int64_t K) {
   const int64_t m = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (m >= M) return;
   float sum = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    sum += static_cast<float>(a[m * K + k]) * static_cast<float>(x[k]);
+  for (int64_t begin = 0; begin < K; begin += RUN) {
+    float of_run = 0;
+    const int64_t end = min(begin + RUN, K);
+    for (int64_t k = begin; k < end; ++k) {
+      of_run += static_cast<float>(a[m * K + k]) * static_cast<float>(x[k]);
+    }
+    sum += of_run;
   }
   y[m] = static_cast<T>(sum);
 }
@@ -313,16 +322,22 @@ Tensor matvec_v6_cluster(const Tensor& a, const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v7: one launcher that chooses by the blocks that each kernel has for the shape.
+// v7: one launcher that chooses, by what was faster on an H200.
 
 Tensor matvec_v7_chosen(const Tensor& a, const Tensor& x) {
   check(a, "a").on_gpu().rank(2);  // the chosen launcher checks the rest
   const DeviceGuard guard(a);
-  const int64_t rows = a.size(0), enough = 2 * multiprocessor_count(a);
-  const bool is_short = a.size(1) * a.element_size() <= 512;  // a row of one chunk per lane
-  if (is_short || rows >= 32 * enough) return matvec_v5_rows(a, x);
-  const bool fills = CLUSTER * ceil_div<int64_t>(rows, CLUSTER_ROWS) >= enough / 2;
-  return fills && has_capability(9, 0) ? matvec_v6_cluster(a, x) : matvec_v4_split_k(a, x);
+  const int64_t rows = a.size(0), bytes = a.size(1) * a.element_size();
+  const int64_t blocks = FULL * multiprocessor_count(a);  // that fill the GPU
+  if (bytes <= 512) return matvec_v5_rows(a, x);          // one chunk per lane
+  if (rows >= blocks) {  // enough rows for a block each, if a row has a round of loads for it
+    return bytes >= 16 * BLOCK * STEPS ? matvec_v3_block(a, x) : matvec_v5_rows(a, x);
+  }
+  // A second launch weighs little in a long product.
+  const bool fills = 4 * CLUSTER * ceil_div<int64_t>(rows, CLUSTER_ROWS) >= blocks / 2;
+  const bool is_small = rows * bytes <= int64_t{1} << 27;
+  return fills && is_small && has_capability(9, 0) ? matvec_v6_cluster(a, x)
+                                                   : matvec_v4_split_k(a, x);
 }
 
 // ---------------------------------------------------------------------------------------------
