@@ -77,7 +77,7 @@ def timed(shape, dtype, *rungs, of="A · x"):
         rungs=rungs,
         cases=(Case((9, 264), dtype),),  # the timed size is compared after it was timed
         bench=Case(shape, dtype),
-        bench_cpu=Case((min(shape[0], 128), min(shape[1], 2048)), dtype),
+        bench_cpu=Case((min(shape[0], 64), min(shape[1], 240)), dtype),
         cost=cost,
         pytorch=torch.mv if plain else transposed,  # cuBLAS
         libraries=(matmul, COMPILE) if dtype == "bfloat16" else (matmul,),
