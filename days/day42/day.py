@@ -17,6 +17,9 @@ INTRODUCES = ("split-K",)
 EQUIVALENT = {  # mutants that compute the same, and why
     "matvec.cu: matvec_v4_split_k: rounded down: `ceil_div<int64_t>(p.chunks, BLOCK * STEPS)` "
     "-> `((p.chunks) / (BLOCK * STEPS))`": "fewer splits compute the same, with more rounds each",
+    "matvec.cu: matvec_v5_rows: constant off by one: `p.chunks <= 16` -> `p.chunks <= 17`": (
+        "a group of 16 lanes takes a row of 17 chunks in two rounds"
+    ),
 }
 
 EXERCISE = Exercise(
