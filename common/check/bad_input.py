@@ -214,10 +214,13 @@ def bad_inputs(
                 yield BadInput(name, "on another GPU", args, tensors, other_device=place)
         for how, value in _index_variants(good, [args[other] for other in places]):
             yield BadInput(name, how, changed(place, value), tensors, index=True)
+    lists = tuple(names[place] for place, value in enumerate(args) if _are_tensors(value))
     for place, value in enumerate(args):
         name = names[place]
         for how, other in _scalar_variants(value):
             yield BadInput(name, how, changed(place, other), (name,))
+        for how, other in _list_variants(value):
+            yield BadInput(name, how, changed(place, other), lists)
     yield from _together(args, names, places, tensors, signature, backend)
 
 
@@ -362,6 +365,19 @@ def _scalar_variants(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"= {_brief(other)} instead of {_brief(value)}", other
 
 
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value)
+
+
+def _list_variants(value: Any) -> Iterator[tuple[str, list[Tensor]]]:
+    """(how, tensors) for one argument that is a list of tensors: its first or its last changed."""
+    if not _are_tensors(value):
+        return
+    for place in dict.fromkeys((0, len(value) - 1)):
+        for how, other in _tensor_variants(value[place], written=False):
+            yield f"with tensor {place} {how}", [*value[:place], other, *value[place + 1 :]]
+
+
 def _together(
     args: tuple[Any, ...],
     names: tuple[str, ...],
@@ -400,7 +416,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _brief(value: Any) -> str:
     """A value in a few characters: a list of tensors as their number."""
-    if isinstance(value, (list, tuple)) and any(torch.is_tensor(each) for each in value):
+    if _are_tensors(value):
         return f"{len(value)} tensors"
     return repr(value)
 

@@ -30,6 +30,7 @@ NUMBERS = 4  # bytes per element, while random numbers are drawn
 PART = 1 << 20  # elements that are compared at a time
 # Why there is no such case, where nothing is missing.
 UNTIMED, UNLIMITED = "nothing of it is timed", "it is not limited by memory"
+OWN_NUMBERS = "PyTorch draws random numbers of its own"
 ERROR = 0.02  # of an element and of the usual size: what is wrong here is another element
 
 
@@ -41,6 +42,8 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     """
     if not problem.timed or problem.pytorch is None or not problem.bench.shape:
         return None, UNTIMED
+    if problem.own_numbers:
+        return None, OWN_NUMBERS
     cost = problem.cost(problem.bench)
     if not cost.bytes or cost.flops > MOST_WORK * cost.bytes:
         return None, UNLIMITED

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from common.base.declaration import Case, Problem, Rung
+from common.base.paths import ROOT
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Watched
 from common.check.expected import Expected, Signature, map_tensors, message_of, tensors_of
@@ -290,7 +291,7 @@ def raised(error: Exception, where: str = "") -> Failure:
     """
     if lacks := lacking(message_of(error)):
         raise Lacking(lacks) from error
-    lines = message_of(error).splitlines()
+    lines = message_of(error).replace(f"{ROOT}/", "").splitlines()
     kind = "" if type(error) in (RuntimeError, Exception) else f"{type(error).__name__}: "
     return Failure(f"{where}it raised {kind}{lines[0]}", lines[1:])
 

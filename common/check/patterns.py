@@ -218,6 +218,8 @@ def rows(wrong: Wrong) -> str:
     if not _part(wrong) or len(wrong.shape) < 2:
         return ""
     height = wrong.total // wrong.width
+    if height == 1:
+        return ""
     found = torch.unique(wrong.places // wrong.width)
     if found.numel() == 1:
         row = int(found[0])
@@ -440,13 +442,19 @@ def lower_precision(wrong: Wrong) -> str:
     if int(normal.sum()) < 8:
         return ""
     relative = float(((g - t).abs() / t.abs())[normal].median())
-    kinds = (("float32", 2.0**-23), ("float16 or tf32", 2.0**-10), ("bfloat16", 2.0**-7))
-    for narrow, eps in kinds:
+    # A long sum in float16 errs as much as one rounding to bfloat16.
+    kinds = (
+        ("float32", "float32", 2.0**-23),
+        ("float16 or tf32", "float16 or tf32", 2.0**-10),
+        ("bfloat16", "16 bits", 2.0**-7),
+    )
+    for narrow, kept, eps in kinds:
         # One rounding errs by a sixth of eps in the median, several by a little more.
         if eps > limits.eps and eps / 16 < relative <= eps / 2:
             return (
-                f"the errors are the size of {narrow}'s rounding: is something on the way kept in "
-                f"{narrow}, although the result is {str(wrong.got.dtype).removeprefix('torch.')}?"
+                f"the errors are the size of {narrow}'s rounding: is a value kept, or a sum added "
+                f"up, in {kept}, although the result is "
+                f"{str(wrong.got.dtype).removeprefix('torch.')}?"
             )
     return ""
 

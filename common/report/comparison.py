@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.base.figures import duration
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
@@ -15,8 +16,9 @@ WORSE = ("slower", "fails now", "gone")  # what makes a comparison fail
 class Change:
     """One rung in both reports.
 
-    what: "slower", "faster", "fails now", "passes now", "gone", "new" or "same". before, after:
-    times as text, or states. factor: the new time over the old one, None where one is missing.
+    rung: its name, with its problem's where the day has several of this name. what: "slower",
+    "faster", "unclear", "fails now", "passes now", "gone", "new" or "same". before, after: times as
+    text, or states. factor: the new time over the old one, None where one is missing.
     """
 
     day: int
@@ -42,14 +44,19 @@ Key = tuple[int, str, str]
 def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: float) -> list[Change]:
     """Every rung of either report, in the order of the days.
 
-    threshold: by how much a time must change to count, e.g. 0.05; more where the two measurements
-    spread more than that. Days that only one of the reports has are left out: one may have run
-    fewer days.
+    threshold: by how much a time must change to count, e.g. 0.05; where the two measurements spread
+    more than that, a change within their spread is "unclear". Days that only one of the reports
+    has are left out: one may have run fewer days.
     """
     days = {o.number for o in old} & {o.number for o in new}
     before, after = _rungs(old, days), _rungs(new, days)
     keys = sorted({*before, *after}, key=lambda key: (key[0], _place(key, after, before)))
-    return [_change(key, before.get(key), after.get(key), threshold) for key in keys]
+    named = Counter((day, rung) for day, _, rung in keys)
+    changes = [_change(key, before.get(key), after.get(key), threshold) for key in keys]
+    return [
+        replace(change, rung=f"{rung} ({problem})") if named[day, rung] > 1 else change
+        for (day, problem, rung), change in zip(keys, changes, strict=True)
+    ]
 
 
 def _rungs(outcomes: Sequence[DayOutcome], days: set[int]) -> dict[Key, RungOutcome]:
@@ -85,8 +92,13 @@ def _change(key: Key, old: RungOutcome | None, new: RungOutcome | None, threshol
     if old.timing is None or new.timing is None:
         return Change(key[0], name, "same", before, after)
     factor = new.timing.ms / old.timing.ms
-    noise = max(threshold, 2 * (old.timing.spread + new.timing.spread))
-    what = "slower" if factor > 1 + noise else "faster" if factor < 1 / (1 + noise) else "same"
+    change = max(factor, 1 / factor) - 1
+    if change <= threshold:
+        what = "same"
+    elif change <= 2 * (old.timing.spread + new.timing.spread):
+        what = "unclear"
+    else:
+        what = "slower" if factor > 1 else "faster"
     return Change(key[0], name, what, before, after, factor)
 
 
@@ -104,12 +116,16 @@ def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
     for change in sorted(shown, key=lambda change: not change.worse):
         text = f"{change.day:>3} {change.rung:<{width}}  {change.what:<10}"
         text += f"  {change.before:>9} -> {change.after:<9} {change.percent}"
-        style = "red" if change.worse else "dim" if change.what == "new" else "green"
+        style = "red" if change.worse else _STYLES.get(change.what, "green")
         lines.append((text.rstrip(), style))
+    if any(change.what == "unclear" for change in shown):
+        lines.append((_UNCLEAR, "yellow"))
     counts = [f"{sum(c.what == what for c in changes)} {what}" for what in _ORDER]
     counted = ", ".join(text for text in counts if not text.startswith("0 "))
     lines.append((f"{len(changes)} rungs compared: {counted or 'none in both reports'}", "bold"))
     return lines
 
 
-_ORDER = ("slower", "fails now", "gone", "faster", "passes now", "new", "same")
+_ORDER = ("slower", "fails now", "gone", "unclear", "faster", "passes now", "new", "same")
+_STYLES = {"new": "dim", "unclear": "yellow"}
+_UNCLEAR = "unclear: the times of one report spread as much as the two differ; measure again"

@@ -4,6 +4,7 @@ machine's ceiling, as an SVG that follows the reader's light or dark theme."""
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,8 @@ def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
         _draw_roofline(figure.subplots(), points)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = _themed(file.getvalue())
+    # It stands in a page, which has variables of these names for its own colours.
+    svg = _themed(file.getvalue()).replace(":root {", "svg {")
     return svg[svg.index("<svg") :]
 
 
@@ -173,11 +175,16 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
         end = 1e3 * highest / bandwidth
         slope = bandwidth / 1e3
         axis.plot([left, end], [left * slope, end * slope], color=_GOAL, linewidth=1.2)
-        axis.annotate(
+        at = 0.8 * end  # along the line, where it is above what most kernels reach
+        axis.text(
+            at,
+            at * slope,
             "memory bandwidth",
-            (left, left * slope),
-            xytext=(4, 14),
-            textcoords="offset points",
+            rotation=math.degrees(math.atan2(slope, 1)),
+            rotation_mode="anchor",
+            transform_rotates_text=True,
+            ha="right",
+            va="bottom",
             fontsize=8,
             color=_GOAL,
         )

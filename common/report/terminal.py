@@ -21,14 +21,26 @@ from common.report.columns import TERMINAL
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.theme import Theme
 
 Line = list[tuple[str, str]]  # (text, style as rich names them)
 
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
+# By the number of a terminal of 256 colours: readable on a light and on a dark background. Of the
+# sixteen that a terminal chooses itself, yellow vanishes on white, and bold often means brighter.
+COLOURS = {"red": 196, "green": 29, "yellow": 136, "cyan": 31, "dim": 243}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 PROSE = 78  # characters per line of a text in sentences
 _INDENT = 6  # of lines that explain a rung
+
+
+def _theme() -> Theme:
+    """The styles that lines have, in our colours."""
+    from rich.theme import Theme
+
+    plain = {name: f"color({number})" for name, number in COLOURS.items()}
+    return Theme(plain | {f"bold {name}": f"bold {colour}" for name, colour in plain.items()})
 
 
 def header_line() -> Line:
@@ -111,19 +123,28 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     return [counts, [(times, "dim")]]
 
 
-def _wrapped_hint(line: str) -> list[str]:
-    """A hint in lines that fit below a rung; any other line as it is."""
-    if not line.startswith("hint:"):
+def _wrapped(line: str) -> list[str]:
+    """A sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
+    words = line.strip()
+    margin = " " * (len(line) - len(words))
+    if "  " in words or len(margin) > 2 or re.match(r"\d* \|", words):
         return [line]
-    return textwrap.wrap(line, PROSE - _INDENT, subsequent_indent="      ")
+    return textwrap.wrap(
+        words,
+        PROSE - _INDENT,
+        initial_indent=margin,
+        subsequent_indent="      " if line.startswith("hint:") else f"{margin}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure. narrow: why a rung failed is wrapped, and so
-    are hints, of which every line counts; only the first failure is explained.
+    shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
+    of which every line counts; only the first failure is explained.
     """
 
     def __init__(
@@ -147,7 +168,11 @@ class Report:
 
             no_colour = not colour or bool(os.environ.get("NO_COLOR"))
             self._console = Console(
-                file=self._stream, no_color=no_colour, highlight=False, soft_wrap=True
+                file=self._stream,
+                no_color=no_colour,
+                highlight=False,
+                soft_wrap=True,
+                theme=_theme(),
             )
 
     def line(self, line: Line) -> None:
@@ -164,9 +189,11 @@ class Report:
         for each in text.splitlines():
             self.line([(each, style)])
 
-    def prose(self, text: str, style: str = "") -> None:
-        """Prints a text of any length, in lines of 78 characters."""
-        for each in textwrap.wrap(text, PROSE):
+    def prose(self, text: str, style: str = "", indent: int = 0) -> None:
+        """Prints a text of any length, in lines of 78 characters; indent: of those after the
+        first."""
+        margin = " " * indent
+        for each in textwrap.wrap(text, PROSE, subsequent_indent=margin):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:
@@ -214,16 +241,20 @@ class Report:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
         line = rung_line(number, outcome)
+        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
+        alike = self._narrow and self._explained and outcome.problem != "sanitize"
         too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
         if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
             self.line(before)
-            for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
+            parts = textwrap.wrap(reason.strip(), PROSE - _INDENT)
+            if alike and len(parts) > 1:
+                parts = [f"{parts[0]} …"]
+            for part in parts:
                 self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
-        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
-        if not (self._narrow and self._explained) or outcome.problem == "sanitize":
+        if not alike:
             self.details(outcome.details)
         self._explained = self._explained or bool(outcome.details)
         if remarks:
@@ -244,7 +275,7 @@ class Report:
     def details(self, lines: Sequence[str]) -> None:
         """Lines that explain, not without end: templates can bring hundreds."""
         if self._narrow:
-            lines = [part for line in lines for part in _wrapped_hint(line)]
+            lines = [part for line in lines for part in _wrapped(line)]
         for text in lines[: self._shown_details]:
             self.line(detail_line(text))
         if (left := len(lines) - self._shown_details) > 0:

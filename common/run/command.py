@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from common.report import stored
 from common.report.comparison import Change, compare, compared_lines
 from common.report.files import ResultsError, write_atomically
 from common.report.terminal import Report
-from common.run.runner import BUILD_GRACE, Runner, Step, jobs_allowed
+from common.run.runner import BUILD_GRACE, POLL, Runner, Step, jobs_allowed, no_attention
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -50,7 +50,8 @@ class Options:
     days are. in_process: run in this process (for tools that watch one process). watched: such
     a tool looks at every access. rungs: run only these. alone: time them without libraries.
     These three: see `common.process.worker.Work`. swap: a day's source, and the file that takes
-    its place."""
+    its place. attend: called again and again while something is waited for; what it raises ends
+    the run."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -72,6 +73,7 @@ class Options:
     rungs: tuple[str, ...] = ()
     alone: bool = False
     swap: tuple[Path, Path] | None = None
+    attend: Callable[[], None] = no_attention
 
 
 class Refused(Exception):
@@ -143,9 +145,11 @@ class _Import(threading.Thread):
         except Exception as error:
             self.error = error
 
-    def wait(self) -> None:
-        """Returns when the import is over; raises what it raised."""
-        self.join()
+    def wait(self, attend: Callable[[], None]) -> None:
+        """Returns when the import is over; raises what it raised, and what `attend` raises."""
+        while self.is_alive():
+            self.join(POLL)
+            attend()
         if self.error is not None:
             raise self.error
 
@@ -249,7 +253,7 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
     for note in selection.notes:
         report.text(note, "yellow")
     try:
-        importing.wait()
+        importing.wait(options.attend)
     except (ImportError, OSError) as error:
         raise Refused(
             [
@@ -338,6 +342,7 @@ def make_runner(
             report,
             jobs,
             work.time_limit,
+            options.attend,
         )
     return Runner(
         days,
@@ -349,6 +354,7 @@ def make_runner(
         report,
         jobs,
         work.time_limit * (1 if options.mode == "run" else SANITIZER_SLOWDOWN),
+        options.attend,
     )
 
 

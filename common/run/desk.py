@@ -139,8 +139,7 @@ class Desk:
         entry.hints = number + 1
         self.journal.save()
         if number + 1 == len(challenge.hints):
-            last = f"that is the last one; {challenge.command} --solution shows the code"
-            report.text(last, "dim")
+            report.line([("the code  ", "dim"), (f"{challenge.command} --solution", "")])
         return EXIT_PASSED
 
     def solution(self, challenge: Challenge, report: Report) -> int:
@@ -180,7 +179,7 @@ class Desk:
             _say_how_to_go_on(challenge, entry.hints, now, report)
             return EXIT_FAILED
         if not complete:
-            report.text(f"not all was checked: {challenge.command} says whether it is solved")
+            report.prose(f"not all was checked: {challenge.command} says whether it is solved")
             return EXIT_PASSED
         self._solved(challenge, outcome, entry, report)
         return EXIT_PASSED
@@ -213,7 +212,7 @@ class Desk:
         if challenge.kind == "write" and (waste := self._waste(challenge, report)):
             report.prose(f"right, but wasteful: {waste}", "yellow")
         for line in challenge.explanation():
-            report.prose(line)
+            report.prose(line, indent=13 if line.startswith("  ") else 0)  # code goes on so
         if challenge.kind == "debug":
             report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
         else:

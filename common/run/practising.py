@@ -23,7 +23,7 @@ from common.run.command import (
 )
 from common.run.desk import EXPLAINED, Desk
 from common.run.selection import SelectionError, select
-from common.run.watching import watch
+from common.run.watching import in_words, watch
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,25 @@ def practise(options: Options, wish: Wish) -> int:
         challenge = desk.challenge(day, kind, another=wish.next and kind == "debug")
         if wish.reset:
             return desk.reset(challenge, report)
-        challenge, began = desk.begin(challenge, report)
-        if wish.hint:
-            return desk.hint(challenge, report)
-        if wish.solution:
-            return desk.solution(challenge, report)
-        if wish.watch:
-            return watch(desk, challenge)
         with signals_raise():
+            challenge, began = desk.begin(challenge, report)
+            if wish.hint:
+                return desk.hint(challenge, report)
+            if wish.solution:
+                return desk.solution(challenge, report)
+            if wish.watch:
+                report.close()
+                return watch(desk, challenge)
             return desk.check(challenge, report, began)
     except (SelectionError, ExerciseError, JournalError) as error:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:
+        raise  # the reader (head, less) has gone
     except (OSError, ResultsError) as error:
         report.close()
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        print(f"run_day.py: {text}", file=sys.stderr)
+        print(f"run_day.py: {in_words(error)}", file=sys.stderr)
         return EXIT_FAILED
     except Refused as refused:
         report.close()

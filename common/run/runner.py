@@ -90,6 +90,10 @@ def free_memory() -> int | None:
     return min(found) if found else None
 
 
+def no_attention() -> None:
+    """For a run that nothing from outside is to end, but a signal."""
+
+
 class Runner:
     """One run over some days."""
 
@@ -104,14 +108,16 @@ class Runner:
         report: Report,
         jobs: int,
         time_limit: float,
+        attend: Callable[[], None] = no_attention,
     ):
         """step: what runs a built day (None: building is all). build: builds a day, in a child.
 
-        ready: whether there is nothing to build. work: handed to `step`.
+        ready: whether there is nothing to build. work: handed to `step`. attend: called every
+        POLL seconds at least; what it raises ends the run.
         """
         self._platform, self._step, self._work, self._report = platform, step, work, report
         self._build, self._ready = build, ready
-        self._jobs, self._time_limit = jobs, time_limit
+        self._jobs, self._time_limit, self._attention = jobs, time_limit, attend
         self._tasks = [
             _Task(day, Progress(DayOutcome(day.number, day.name, day.title, PASS))) for day in days
         ]
@@ -138,6 +144,7 @@ class Runner:
                 self._start()
                 self._show()
                 self._wait()
+                self._attention()
                 for task in self._tasks:
                     if task.child is not None:
                         self._attend(task)

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import select as posix
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+from common.base.days import Day
 from common.practice.challenge import Challenge
 from common.practice.exercise import ExerciseError
 from common.practice.standing import next_exercise
 from common.report.terminal import Report
-from common.run.command import EXIT_PASSED, EXIT_USAGE, signals_raise
+from common.run.command import EXIT_PASSED, EXIT_USAGE
 from common.run.desk import EXPLAINED, Desk
 
 POLL = 0.2  # seconds between looks at the file: no service of the system's, so it works anywhere
 SETTLED = 0.2  # seconds that a file must stay as it is: an editor may write it in two goes
+SAVED = "saved"  # what `_Watch` takes like a key
+KEYS = {"h": "hint", "n": "next exercise", "s": "solution", "q": "quit"}
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
+_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.?|O.?|.)?")  # what an arrow or F2 sends, or Alt with a key
 
 Stamp = tuple[int, int]  # when a file was changed, in nanoseconds, and its bytes
+
+
+class Stopped(Exception):
+    """A key or a save ended a check, or a planting. key: one of KEYS, or SAVED."""
+
+    def __init__(self, key: str):
+        super().__init__(key)
+        self.key = key
 
 
 def watch(desk: Desk, challenge: Challenge) -> int:
@@ -35,8 +50,8 @@ def watch(desk: Desk, challenge: Challenge) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    with signals_raise(), _keys():
-        return _watch(desk, challenge)
+    with _keys():
+        return _Watch(desk, challenge).run()
 
 
 @contextmanager
@@ -44,60 +59,156 @@ def _keys() -> Iterator[None]:
     """Keys arrive one by one and are not shown; whatever ends it, the terminal is as before."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
+
+    def take(*_: object) -> None:
+        tty.setcbreak(descriptor, termios.TCSANOW)
+
+    # After Ctrl-Z the shell uses the terminal in its own way, and leaves it so at `fg`.
+    handler = signal.signal(signal.SIGCONT, take)
+    # Ctrl-\ would end the process at once, and leave the terminal as it is.
+    quitting = signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
+        take()
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGCONT, handler)
+        with suppress(termios.error):  # the terminal itself is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        signal.signal(signal.SIGQUIT, quitting)
 
 
-def _watch(desk: Desk, challenge: Challenge) -> int:
-    while True:
-        seen = stamp(challenge.file)
-        _check(desk, challenge)
-        while True:
-            key = _key_or_change(challenge.file, seen)
-            if key == "":
-                break
-            report = Report(colour=desk.options.colour)
-            if key == "h":
-                desk.hint(challenge, report)
-            elif key == "s":
-                _solution(desk, challenge, report)
-            elif key == "n":
-                if following := next_exercise(
-                    desk.days, desk.journal, (challenge.day, challenge.kind)
-                ):
-                    challenge, _ = desk.begin(desk.challenge(*following), report)
-                    break
-                report.text("there is no other exercise that is not solved")
-            elif key == "q":
-                return EXIT_PASSED
+class _Watch:
+    """The loop of `--watch`. Keys and saves count at once, also while a check runs."""
+
+    def __init__(self, desk: Desk, challenge: Challenge):
+        desk.options = replace(desk.options, attend=self._attend)
+        self._desk, self._challenge = desk, challenge
+        self._report = Report()  # the one of what is being done
+        self._heeded: tuple[str, ...] = ()  # what counts while something is being done
+        self._typed = ""  # keys that have been read, and are still to be taken
+        self._seen: Stamp | None = None  # the file that was checked last
+        self._changed: tuple[Stamp | None, float] = (None, 0.0)  # another one, and since when
+        self._complete = False  # whether the last check ran to its end
+
+    def run(self) -> int:
+        """Until q is pressed; returns the exit code."""
+        key: str | None = SAVED
+        while key != "q":
+            key = self._check() if key == SAVED else self._answer(key) if key else None
+            key = key or self._next(POLL)
+        return EXIT_PASSED
+
+    @contextmanager
+    def _doing(self, *heeded: str) -> Iterator[Report]:
+        """Something is being done, and reported; these keys may stop it."""
+        self._report = Report(
+            colour=self._desk.options.colour, shown_details=EXPLAINED, narrow=True
+        )
+        self._heeded = heeded
+        try:
+            yield self._report
+        finally:
+            self._heeded = ()
+            self._report.close()
+
+    def _check(self) -> str | None:
+        """One check, on a cleared screen, and the line of keys below it. Returns what stopped it,
+        None where it ran to its end."""
+        sys.stdout.write(_CLEAR)
+        self._seen, self._complete = stamp(self._challenge.file), False
+        with self._doing(*KEYS, SAVED) as report:
+            try:
+                self._desk.check(self._challenge, report)
+            except Stopped as stopped:
+                return stopped.key
+            except (ExerciseError, OSError) as error:
+                report.close()
+                report.text(in_words(error), "red")
+        self._complete = True
+        sys.stdout.write("\n" + "".join(f"[{key}] {word}  " for key, word in KEYS.items()))
+        sys.stdout.write("- checked at every save\n")
+        sys.stdout.flush()
+        return None
+
+    def _attend(self) -> None:
+        """Takes a key or a save while something is being done. Raises Stopped if it is to end."""
+        key = self._next(0.0)
+        if key is None or key not in self._heeded:
+            return
+        if key == "h" or (key == "n" and self._following() is None):
+            self._answer(key)  # says something, and what is being done goes on
+        else:
+            raise Stopped(key)
+
+    def _answer(self, key: str) -> str | None:
+        """Does what a key asks for. Returns what follows at once, if anything."""
+        report = self._report
+        if key == "h":
+            self._desk.hint(self._challenge, report)
+        elif key == "s":
+            return self._solution()
+        elif key == "n":
+            if self._following() is not None:
+                return self._go_on()
+            report.text("there is no other exercise that is not solved")
+        return None
+
+    def _following(self) -> tuple[Day, str] | None:
+        here = self._challenge.day, self._challenge.kind
+        return next_exercise(self._desk.days, self._desk.journal, here)
+
+    def _go_on(self) -> str | None:
+        """The next exercise takes the place of this one."""
+        following = self._following()
+        assert following
+        with self._doing("q") as report:
+            try:
+                found = self._desk.challenge(*following)
+                self._challenge, _ = self._desk.begin(found, report)
+            except Stopped as stopped:
+                return stopped.key
+            except ExerciseError as error:
+                report.close()
+                report.text(in_words(error), "red")
+                return None
+        return SAVED
+
+    def _solution(self) -> str | None:
+        self._report.text("show the day's own version? y shows it, any other key does not")
+        while (answer := self._next(POLL)) in (None, SAVED):
+            pass
+        if answer != "y":
+            return None if self._complete else SAVED
+        try:
+            self._desk.solution(self._challenge, self._report)
+        except OSError as error:
+            self._report.text(in_words(error), "red")
+        return None
+
+    def _next(self, seconds: float) -> str | None:
+        """The next key, in lower case, q where the terminal is gone; SAVED where the file is
+        another than it was and has settled; None where nothing comes in so many seconds."""
+        if not self._typed and posix.select([sys.stdin], [], [], seconds)[0]:
+            data = os.read(sys.stdin.fileno(), 64)
+            if not data:
+                return "q"
+            self._typed = _SEQUENCE.sub("", data.decode("ascii", "ignore")).lower()
+        if self._typed:
+            key, self._typed = self._typed[0], self._typed[1:]
+            return key
+        now = stamp(self._challenge.file)
+        if now is None or now == self._seen:
+            return None
+        if now != self._changed[0]:
+            self._changed = now, time.monotonic()
+        return SAVED if time.monotonic() - self._changed[1] >= SETTLED else None
 
 
-def _check(desk: Desk, challenge: Challenge) -> None:
-    """One check, on a cleared screen, and the line of keys below it."""
-    sys.stdout.write(_CLEAR)
-    report = Report(colour=desk.options.colour, shown_details=EXPLAINED, narrow=True)
-    try:
-        desk.check(challenge, report)
-    except ExerciseError as error:
-        report.close()
-        report.text(str(error), "red")
-    finally:
-        report.close()
-    report.text("")
-    keys = (("h", "hint"), ("n", "next exercise"), ("s", "solution"), ("q", "quit"))
-    for key, word in keys:
-        sys.stdout.write(f"[{key}] {word}  ")
-    sys.stdout.write("- checked at every save\n")
-    sys.stdout.flush()
-
-
-def _solution(desk: Desk, challenge: Challenge, report: Report) -> None:
-    report.text("show the day's own version? y shows it, any other key does not")
-    if _key() == "y":
-        desk.solution(challenge, report)
+def in_words(error: Exception) -> str:
+    """What went wrong, with the file that it is about."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def stamp(file: Path) -> Stamp | None:
@@ -108,28 +219,3 @@ def stamp(file: Path) -> Stamp | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
-
-
-def _key_or_change(file: Path, seen: Stamp | None) -> str:
-    """The key that is pressed, or "" when the file is another than it was and has settled."""
-    changed: tuple[Stamp | None, float] = (seen, 0.0)
-    while True:
-        if posix.select([sys.stdin], [], [], POLL)[0]:
-            if key := _key():
-                return key
-            continue
-        now = stamp(file)
-        if now is None or now == seen:
-            continue
-        if now != changed[0]:
-            changed = now, time.monotonic()
-        elif time.monotonic() - changed[1] >= SETTLED:
-            return ""
-
-
-def _key() -> str:
-    """The next key, in lower case; "q" where the terminal is gone."""
-    data = os.read(sys.stdin.fileno(), 16)
-    if not data:
-        return "q"
-    return data[:1].decode("ascii", "ignore").lower()

@@ -9,6 +9,11 @@ TEACHES = "Reuse through tiles in shared memory and registers; edges; static and
 TOPICS = ("matmul", "GEMM", "shared memory", "tiling")
 SOURCE = "tiled_matmul.cu"
 INTRODUCES = ("tile", "register tile")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "matmul_v2_dynamic_tile: 64-bit index in 32 bits: `int64_t tile` -> `int tile`": (
+        "a tile of 2^32 + 8 is taken as 8, and the product is the same"
+    ),
+}
 
 EXERCISE = Exercise(
     function="matmul_v1_static_tile_kernel",

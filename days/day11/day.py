@@ -11,6 +11,14 @@ TEACHES = (
 TOPICS = ("convolution", "conv1d", "constant memory", "halo", "shared memory", "registers")
 SOURCE = "conv1d.cu"
 INTRODUCES = ("constant memory", "halo", "CUDA event")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "element: bounds check dropped: `mode == Mode::ZEROS || q < -padding || q >= n + "
+    "padding` -> `mode == Mode::ZEROS || q >= n + padding`": ("no tile begins before -padding"),
+    "element: comparison: `q < 0` -> `q <= 0`, 2nd": ("0 is inside the row and does not come here"),
+    "element: constant off by one: `q < 0` -> `q < 1`, 4th": (
+        "0 is inside the row and does not come here"
+    ),
+}
 
 EXERCISE = Exercise(
     function="conv1d_v3_shared_halo_kernel",

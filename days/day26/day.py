@@ -26,6 +26,20 @@ TEACHES = "mma.sync, ldmatrix and cp.async: FlashAttention at the speed of the t
 TOPICS = ("attention", "FlashAttention", "tensor cores", "mma", "ldmatrix", "cp.async", "bf16")
 SOURCE = "flash_attention_forward.cu"
 INTRODUCES = ("tensor core", "mma", "matrix fragment", "ldmatrix")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "multiply_values: initial value: `int d = 0` -> `int d = 1`": (
+        "fragments begin at whole pieces: d is divided by 8"
+    ),
+    "softmax_step: comparison: `x > rows.max[m][h] + n.slack` -> `x >= rows.max[m][h] + n.slack`": (
+        "a maximum that is larger by exactly the slack may be taken or left"
+    ),
+    "attend: bounds check dropped: `j0 + BN > n.T || (n.causal && j0 + BN - 1 > i0 + "
+    "n.ahead)` -> `true`": ("a tile without hidden keys stays as it is"),
+    "Work::Work: comparison: `seen < n.T` -> `seen <= n.T`": ("both are the same number then"),
+    "attention_pipelined_kernel: bounds check dropped: `j0 + BN < work.end` -> `true`": (
+        "copies keys that no product reads, zeros beyond the last"
+    ),
+}
 
 EXERCISE = Exercise(
     function="multiply_values",

@@ -506,8 +506,8 @@ struct PointerBatch {
 Tensor bmm_v3_pointers(std::vector<Tensor> a, std::vector<Tensor> b) {
   STD_TORCH_CHECK(!a.empty() && a.size() == b.size(), "'a' and 'b': expected as many tensors in ",
                   "one as in the other, at least one, got ", a.size(), " and ", b.size());
-  check(a[0], "a").dtype({ScalarType::Half, ScalarType::BFloat16}).rank(2).contiguous();
-  check(b[0], "b").rank(2).contiguous();
+  check(a[0], "a").dtype({ScalarType::Half, ScalarType::BFloat16}).rank(2);
+  check(b[0], "b").rank(2);
   check_operands(a[0], b[0]);
   const DeviceGuard guard(a[0]);
   require_capability(8, 0, "mma of 16-bit types and cp.async");

@@ -266,15 +266,6 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v2_one_pass(const Tensor& gy, cons
 // the products (cuBLASLt, day 25). For the backward pass the first epilogue also stores x · W1ᵀ +
 // b1 in an auxiliary matrix.
 
-template <typename Handle, cublasStatus_t (*destroy)(Handle)>
-struct Owned {
-  Handle it = nullptr;
-  ~Owned() {
-    if (it) destroy(it);
-  }
-};
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-
 // c (M, N) = epilogue(a (M, K) · b), b stored as (K, N), or as (N, K) if b_transposed. bias: (N,),
 // read or written by the epilogue. aux: (M, N), likewise. In column-major terms (day 25): Cᵀ = Bᵀ
 // Aᵀ.

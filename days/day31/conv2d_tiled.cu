@@ -11,13 +11,10 @@
 //   v1 naive            one thread per output, all operands from global memory
 //   v2 tiled            a tile of x with its halo in shared memory: each input is loaded once
 //   v3 register_blocked 8 × 8 outputs per thread: 8 output channels share every loaded input
-//   v4 pipelined        the next channels come by cp.async while these are multiplied
 //
 // Run: python run_day.py 31
 
 #include "common/cuda/binding.cuh"        // taught in day 6
-#include "common/cuda/capability.cuh"     // taught in day 24
-#include "common/cuda/ptx.cuh"            // cp.async: day 20
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 
@@ -148,7 +145,6 @@ struct Halo {
   // Loads it: `channels` planes of x from `image` on. (top, left): its first element in x, which
   // may lie in the padding. A thread has the same elements of each plane: it divides and compares
   // once, and its loads from all planes are in flight together.
-  template <bool ASYNC>
   __device__ void load(float* tile, const float* image, const Conv& conv, int top, int left,
                        int channels) const {
     const int64_t next = int64_t{conv.H} * conv.W;
@@ -159,11 +155,7 @@ struct Halo {
       float* to = tile + r * pitch + q;
 #pragma unroll 8
       for (int c = 0; c < channels; ++c) {
-        if constexpr (ASYNC) {
-          ptx::cp_async_zero_fill<4>(to + c * plane(), from + c * next, inside ? 4 : 0);
-        } else {
-          to[c * plane()] = inside ? from[c * next] : 0.0f;
-        }
+        to[c * plane()] = inside ? from[c * next] : 0.0f;
       }
     }
   }
@@ -185,8 +177,8 @@ __global__ void __launch_bounds__(TILE* TILE)
   float sum = 0;
   for (int c = 0; c < conv.channels(); ++c) {
     __syncthreads();  // all threads are done with the tile of the previous channel
-    halo.load<false>(tile, image + int64_t{c} * conv.H * conv.W, conv,
-                     i0 * conv.stride - conv.padding, j0 * conv.stride - conv.padding, 1);
+    halo.load(tile, image + int64_t{c} * conv.H * conv.W, conv, i0 * conv.stride - conv.padding,
+              j0 * conv.stride - conv.padding, 1);
     __syncthreads();  // the tile is complete
     for (int p = 0; p < conv.KH; ++p) {
       const float* row = tile + (ty * conv.stride + p * conv.dilation) * halo.pitch;
@@ -220,15 +212,28 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: a block computes BO output channels × BI rows × BJ columns, a thread TO × TJ of
-// them in registers. Each input serves TO weights, each weight TJ inputs: 64 multiply-adds for 16
-// values from shared memory.
+// v3 against v2: a block computes BO output channels × ROWS × COLS outputs, a thread OUTPUTS ×
+// WIDTH of them in registers. Each input serves OUTPUTS weights, each weight WIDTH inputs.
 
-constexpr int BO = 64, BI = 8, BJ = 16;
-constexpr int TO = 8, TJ = 8;
-constexpr int BLOCK = BO / TO * BI * BJ / TJ;  // 128
-constexpr int CHANNELS = 8;                    // input channels per step, at most
-static_assert(BO / TO == 8, "lanes l and l + 8 of a warp share the output channels");
+constexpr int BO = 64;
+constexpr int BLOCK = 128;
+constexpr int CHANNELS = 16;             // input channels per step, at most
+constexpr size_t STEP_BYTES = 56 << 10;  // of shared memory for them: four blocks on 9.0
+
+template <int ROWS_, int COLS_, int OUTPUTS_, int WIDTH_>
+struct Shape {
+  static constexpr int ROWS = ROWS_, COLS = COLS_, OUTPUTS = OUTPUTS_, WIDTH = WIDTH_;
+  static constexpr int LANES = BO / OUTPUTS;  // neighbouring threads with the same outputs
+  static_assert(BLOCK == LANES * ROWS * COLS / WIDTH, "each thread has its part of the tile");
+  static_assert(OUTPUTS % 4 == 0 && WIDTH % 2 == 0, "loads of 4 weights and 2 inputs");
+
+  static int64_t tiles(const Conv& conv) {  // that cover a channel of an image
+    return int64_t{ceil_div(conv.OH, ROWS)} * ceil_div(conv.OW, COLS);
+  }
+};
+
+using Wide = Shape<8, 16, 8, 8>;    // 64 multiply-adds for 16 values from shared memory
+using Exact = Shape<4, 28, 4, 14>;  // 56 for 18; covers images of 28, 56, 112 and 224 exactly
 
 // The weights as the blocks read them: (strips of BO output channels of a group, C / groups · KH ·
 // KW, BO). A thread loads four neighbouring output channels at once. Zeros fill up the last strip.
@@ -244,61 +249,64 @@ __global__ void arrange_weights_kernel(const float* __restrict__ w, float* __res
 }
 
 // Where a thread works: the block's image, group, strip of output channels and tile of outputs; the
-// thread's TJ outputs of a row, and its output channels.
+// thread's outputs of a row, and its output channels.
+template <typename S>
 struct Place {
   int i0, j0, ti, tj, og, o0, outputs;
   int64_t n, strip;
   const float* image;  // of the group's first channel
 
   __device__ Place(const Conv& conv, const float* x) {
-    const int across = (conv.OW + BJ - 1) / BJ, down = (conv.OH + BI - 1) / BI;
+    const int across = (conv.OW + S::COLS - 1) / S::COLS, down = (conv.OH + S::ROWS - 1) / S::ROWS;
     const int strips = (conv.outputs() + BO - 1) / BO, group = blockIdx.y / strips;
-    j0 = blockIdx.x % across * BJ;
-    i0 = blockIdx.x / across % down * BI;
+    j0 = blockIdx.x % across * S::COLS;
+    i0 = blockIdx.x / across % down * S::ROWS;
     n = blockIdx.x / across / down;
     strip = blockIdx.y;
     o0 = group * conv.outputs() + blockIdx.y % strips * BO;
     outputs = min(BO, conv.outputs() - static_cast<int>(blockIdx.y % strips) * BO);
     image = x + (n * conv.C + group * conv.channels()) * conv.H * conv.W;
-    og = threadIdx.x % 8;
-    ti = threadIdx.x / 8 / (BJ / TJ);
-    tj = threadIdx.x / 8 % (BJ / TJ) * TJ;
+    og = threadIdx.x % S::LANES;
+    ti = threadIdx.x / S::LANES / (S::COLS / S::WIDTH);
+    tj = threadIdx.x / S::LANES % (S::COLS / S::WIDTH) * S::WIDTH;
   }
+
+  // A thread's output channels: og · 4 + {0 … 3}, and as many LANES · 4 further on. The float4 of
+  // neighbouring lanes then lie side by side, without bank conflicts.
+  __device__ int channel(int a) const { return a / 4 * (S::LANES * 4) + og * 4 + a % 4; }
 };
 
-// Output channels of og: og · 4 + {0 … 3} and BO / 2 + og · 4 + {0 … 3}. The float4 of eight lanes
-// then lie side by side, without bank conflicts.
-__device__ inline int channel_of(int og, int a) {
-  return a / 4 * (BO / 2) + og * 4 + a % 4;
-}
-
-__device__ __forceinline__ void multiply_add(float (&sums)[TO][TJ], const float* weights,
+template <int OUTPUTS, int WIDTH>
+__device__ __forceinline__ void multiply_add(float (&sums)[OUTPUTS][WIDTH], const float* weights,
                                              const float* inputs, int step) {
-  const float4 low = *reinterpret_cast<const float4*>(weights);
-  const float4 high = *reinterpret_cast<const float4*>(weights + BO / 2);
-  const float a[TO] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  float4 a[OUTPUTS / 4];
 #pragma unroll
-  for (int o = 0; o < TO; ++o) {
+  for (int f = 0; f < OUTPUTS / 4; ++f) {
+    a[f] = *reinterpret_cast<const float4*>(weights + f * (BO * 4 / OUTPUTS));
+  }
 #pragma unroll
-    for (int j = 0; j < TJ; ++j) sums[o][j] += a[o] * inputs[j * step];
+  for (int o = 0; o < OUTPUTS; ++o) {
+    const float weight = reinterpret_cast<const float*>(a)[o];
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) sums[o][j] += weight * inputs[j * step];
   }
 }
 
 // Adds the products of `channels` input channels. PLAIN: 3 × 3, stride 1 and dilation 1, known at
-// compile time; the thread then loads the TJ + 2 inputs of a row once for all three taps of it.
-template <bool PLAIN>
-__device__ void multiply_channels(float (&sums)[TO][TJ], const float* weights, const float* tile,
-                                  const Halo<BI, BJ>& halo, const Conv& conv, const Place& place,
-                                  int channels) {
+// compile time; the thread then loads the WIDTH + 2 inputs of a row once for all three taps of it.
+template <typename S, bool PLAIN>
+__device__ void multiply_channels(float (&sums)[S::OUTPUTS][S::WIDTH], const float* weights,
+                                  const float* tile, const Halo<S::ROWS, S::COLS>& halo,
+                                  const Conv& conv, const Place<S>& place, int channels) {
   if constexpr (PLAIN) {
-    constexpr int PITCH = (BJ + 2 + 3) / 4 * 4;
+    constexpr int PITCH = (S::COLS + 2 + 3) / 4 * 4;
     for (int c = 0; c < channels; ++c) {
 #pragma unroll
       for (int p = 0; p < 3; ++p) {
-        const float* from = tile + (c * (BI + 2) + place.ti + p) * PITCH + place.tj;
-        float row[TJ + 2];
+        const float* from = tile + (c * (S::ROWS + 2) + place.ti + p) * PITCH + place.tj;
+        float row[S::WIDTH + 2];
 #pragma unroll
-        for (int q = 0; q < TJ + 2; q += 2) {
+        for (int q = 0; q < S::WIDTH + 2; q += 2) {
           const float2 pair = *reinterpret_cast<const float2*>(from + q);
           row[q] = pair.x;
           row[q + 1] = pair.y;
@@ -321,44 +329,43 @@ __device__ void multiply_channels(float (&sums)[TO][TJ], const float* weights, c
   }
 }
 
-__device__ void store_outputs(const float (&sums)[TO][TJ], float* y, const Conv& conv,
-                              const Place& place) {
-  const int i = place.i0 + place.ti;
+template <typename S>
+__device__ void store_outputs(const float (&sums)[S::OUTPUTS][S::WIDTH], float* y, const Conv& conv,
+                              const Place<S>& place) {
+  const int i = place.i0 + place.ti, j0 = place.j0 + place.tj;
   if (i >= conv.OH) return;
 #pragma unroll
-  for (int a = 0; a < TO; ++a) {
-    const int o = channel_of(place.og, a), j0 = place.j0 + place.tj;
+  for (int a = 0; a < S::OUTPUTS; ++a) {
+    const int o = place.channel(a);
     if (o >= place.outputs) continue;
     float* row = y + ((place.n * conv.O + place.o0 + o) * conv.OH + i) * conv.OW + j0;
 #pragma unroll
-    for (int j = 0; j < TJ; j += 4) {
-      if (conv.OW % 4 == 0 && j0 + j < conv.OW) {  // whole packs: one store for four
-        *reinterpret_cast<float4*>(row + j) =
-            make_float4(sums[a][j], sums[a][j + 1], sums[a][j + 2], sums[a][j + 3]);
+    for (int j = 0; j < S::WIDTH; j += 2) {
+      if (conv.OW % 2 == 0 && j0 + j < conv.OW) {  // one store for two
+        *reinterpret_cast<float2*>(row + j) = make_float2(sums[a][j], sums[a][j + 1]);
       } else {
-#pragma unroll
-        for (int e = j; e < j + 4; ++e) {
-          if (j0 + e < conv.OW) row[e] = sums[a][e];
-        }
+        if (j0 + j < conv.OW) row[j] = sums[a][j];
+        if (j0 + j + 1 < conv.OW) row[j + 1] = sums[a][j + 1];
       }
     }
   }
 }
 
-// chunk: input channels per step.
-template <bool PLAIN>
-__global__ void __launch_bounds__(BLOCK)
+// chunk: input channels per step. While one of the four blocks of a multiprocessor loads, the
+// others multiply: that takes at most 128 registers per thread.
+template <typename S, bool PLAIN>
+__global__ void __launch_bounds__(BLOCK, 4)
     conv2d_v3_register_blocked_kernel(const float* __restrict__ x,
                                       const float* __restrict__ arranged, float* __restrict__ y,
                                       Conv conv, int chunk) {
   extern __shared__ __align__(16) float shared[];
-  const Halo<BI, BJ> halo(conv);
-  const Place place(conv, x);
+  const Halo<S::ROWS, S::COLS> halo(conv);
+  const Place<S> place(conv, x);
   const int taps = conv.KH * conv.KW, length = conv.channels() * taps;
   float *weights = shared, *tile = shared + chunk * taps * BO;
   const auto* from = reinterpret_cast<const float4*>(arranged + place.strip * length * BO);
 
-  float sums[TO][TJ] = {};
+  float sums[S::OUTPUTS][S::WIDTH] = {};
   for (int c0 = 0; c0 < conv.channels(); c0 += chunk) {
     const int channels = min(chunk, conv.channels() - c0);
     __syncthreads();  // all threads are done with the previous channels
@@ -366,124 +373,62 @@ __global__ void __launch_bounds__(BLOCK)
     for (int e = threadIdx.x; e < channels * taps * BO / 4; e += BLOCK) {
       reinterpret_cast<float4*>(weights)[e] = from[c0 * taps * BO / 4 + e];
     }
-    halo.load<false>(tile, place.image + int64_t{c0} * conv.H * conv.W, conv,
-                     place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
-                     channels);
+    halo.load(tile, place.image + int64_t{c0} * conv.H * conv.W, conv,
+              place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
+              channels);
     __syncthreads();  // weights and tile are complete
-    multiply_channels<PLAIN>(sums, weights, tile, halo, conv, place, channels);
+    multiply_channels<S, PLAIN>(sums, weights, tile, halo, conv, place, channels);
   }
   store_outputs(sums, y, conv, place);
 }
 
-// Bytes of shared memory for the weights and the inputs of one input channel.
-size_t bytes_per_channel(const Conv& conv) {
-  return sizeof(float) * (size_t(conv.KH) * conv.KW * BO +
-                          size_t(Halo<BI, BJ>(conv).rows) * Halo<BI, BJ>(conv).pitch);
-}
-
-// Input channels per step: as many as fit in `bytes`, at most CHANNELS; 0 if the rung is no use.
-int channels_per_step(const Conv& conv, size_t bytes) {
-  if (conv.outputs() < TO) return 0;
-  return static_cast<int>(
-      std::min<size_t>({CHANNELS, bytes / bytes_per_channel(conv), size_t(conv.channels())}));
-}
-
-constexpr char UNFIT[] = "few output channels per group, or a filter too large for a tile";
-
-// Launches `plain` or `general` after the weights have been arranged for it.
-template <typename Kernel>
-Tensor launch_blocked(const Tensor& x, const Tensor& w, const Conv& conv, Kernel plain,
-                      Kernel general, int chunk, size_t bytes) {
-  const DeviceGuard guard(x);
-  Tensor y = new_output(x, conv);
-  if (y.numel() == 0) return y;
-  const int64_t strips = int64_t{conv.groups} * ceil_div(conv.outputs(), BO);
+Tensor arrange_weights(const Tensor& w, const Conv& conv, int64_t strips) {
   const int64_t count = strips * conv.channels() * conv.KH * conv.KW * BO;
-  Tensor arranged = torch::stable::new_empty(x, {count});
+  Tensor arranged = torch::stable::new_empty(w, {count});
   arrange_weights_kernel<<<grid_size(ceil_div<int64_t>(count, BLOCK), "w"), BLOCK, 0,
-                           current_stream(x)>>>(data<float>(w), mutable_data<float>(arranged), conv,
+                           current_stream(w)>>>(data<float>(w), mutable_data<float>(arranged), conv,
                                                 count);
   check_launch("arrange_weights");
-  const int64_t tiles = int64_t{ceil_div(conv.OH, BI)} * ceil_div(conv.OW, BJ);
-  const dim3 grid(grid_size(conv.N * tiles, "x"), grid_size_y(strips, "w"));
-  const bool is_plain = conv.KH == 3 && conv.KW == 3 && conv.stride == 1 && conv.dilation == 1;
-  const auto kernel = is_plain ? plain : general;
-  allow_shared(kernel, bytes);
-  kernel<<<grid, BLOCK, bytes, current_stream(x)>>>(data<float>(x), data<float>(arranged),
-                                                    mutable_data<float>(y), conv, chunk);
-  check_launch("conv2d, register-blocked");
-  return y;
+  return arranged;
+}
+
+// Whether y was written: a filter whose halo is too large for S is left to other rungs.
+template <typename S>
+bool launch_blocked(const Tensor& x, const Tensor& w, Tensor& y, const Conv& conv) {
+  const Halo<S::ROWS, S::COLS> halo(conv);
+  const size_t bytes =  // of shared memory, per input channel
+      sizeof(float) * (size_t(conv.KH) * conv.KW * BO + size_t(halo.rows) * halo.pitch);
+  const int chunk = static_cast<int>(
+      std::min<size_t>({CHANNELS, STEP_BYTES / bytes, static_cast<size_t>(conv.channels())}));
+  if (chunk == 0) return false;
+  if (y.numel() == 0) return true;
+  const int64_t strips = int64_t{conv.groups} * ceil_div(conv.outputs(), BO);
+  const Tensor arranged = arrange_weights(w, conv, strips);
+  const dim3 grid(grid_size(conv.N * S::tiles(conv), "x"), grid_size_y(strips, "w"));
+  const bool plain = conv.KH == 3 && conv.KW == 3 && conv.stride == 1 && conv.dilation == 1;
+  const auto kernel = plain ? conv2d_v3_register_blocked_kernel<S, true>
+                            : conv2d_v3_register_blocked_kernel<S, false>;
+  allow_shared(kernel, bytes * chunk);
+  kernel<<<grid, BLOCK, bytes * chunk, current_stream(x)>>>(data<float>(x), data<float>(arranged),
+                                                            mutable_data<float>(y), conv, chunk);
+  check_launch("conv2d_v3_register_blocked");
+  return true;
 }
 
 Tensor conv2d_v3_register_blocked(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
                                   int64_t dilation, int64_t groups) {
   const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
-  const int chunk = channels_per_step(conv, SHARED);
-  if (chunk == 0) {
-    fell_back("conv2d_v2_tiled", UNFIT);
-    return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
-  }
-  return launch_blocked(x, w, conv, conv2d_v3_register_blocked_kernel<true>,
-                        conv2d_v3_register_blocked_kernel<false>, chunk,
-                        chunk * bytes_per_channel(conv));
-}
-
-// ---------------------------------------------------------------------------------------------
-// v4 against v3: two buffers. cp.async fills one with the next channels while the threads multiply
-// those in the other; where an input lies in the padding, it stores zeros.
-
-constexpr size_t BUFFER = 26 << 10;  // bytes, at most: 8 channels of a 3×3 filter
-
-template <bool PLAIN>
-__global__ void __launch_bounds__(BLOCK)
-    conv2d_v4_pipelined_kernel(const float* __restrict__ x, const float* __restrict__ arranged,
-                               float* __restrict__ y, Conv conv, int chunk) {
-  extern __shared__ __align__(16) float shared[];
-  const Halo<BI, BJ> halo(conv);
-  const Place place(conv, x);
-  const int taps = conv.KH * conv.KW, length = conv.channels() * taps;
-  const int buffer = chunk * (taps * BO + halo.plane());  // elements
-  const float* from = arranged + place.strip * length * BO;
-
-  const auto copy = [&](int c0, float* to) {
-    const int channels = min(chunk, conv.channels() - c0);
-    for (int e = threadIdx.x * 4; e < channels * taps * BO; e += BLOCK * 4) {
-      ptx::cp_async<16>(to + e, from + c0 * taps * BO + e);
-    }
-    halo.load<true>(to + chunk * taps * BO, place.image + int64_t{c0} * conv.H * conv.W, conv,
-                    place.i0 * conv.stride - conv.padding, place.j0 * conv.stride - conv.padding,
-                    channels);
-  };
-  float sums[TO][TJ] = {};
-  copy(0, shared);
-  ptx::cp_async_commit();
-  for (int c0 = 0, turn = 0; c0 < conv.channels(); c0 += chunk, turn ^= 1) {
-    const float* weights = shared + turn * buffer;
-    if (c0 + chunk < conv.channels()) copy(c0 + chunk, shared + (turn ^ 1) * buffer);
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<1>();  // this thread's copies for c0; the group of the next channels may run
-    __syncthreads();          // those of all threads
-    multiply_channels<PLAIN>(sums, weights, weights + chunk * taps * BO, halo, conv, place,
-                             min(chunk, conv.channels() - c0));
-    __syncthreads();  // all threads are done with the buffer that is filled next
-  }
-  store_outputs(sums, y, conv, place);
-}
-
-Tensor conv2d_v4_pipelined(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
-                           int64_t dilation, int64_t groups) {
-  const Conv conv = check_conv(x, w, stride, padding, dilation, groups);
-  const int chunk = channels_per_step(conv, BUFFER);
-  if (chunk == 0) {
-    fell_back("conv2d_v2_tiled", UNFIT);
-    return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
-  }
   const DeviceGuard guard(x);
-  require_capability(8, 0, "cp.async");
-  require_shared_memory(2 * chunk * bytes_per_channel(conv), "two buffers");
-  return launch_blocked(x, w, conv, conv2d_v4_pipelined_kernel<true>,
-                        conv2d_v4_pipelined_kernel<false>, chunk,
-                        2 * chunk * bytes_per_channel(conv));
+  Tensor y = new_output(x, conv);
+  // The shape whose tiles cover fewer outputs that are not there.
+  const bool exact =
+      Exact::tiles(conv) * Exact::ROWS * Exact::COLS < Wide::tiles(conv) * Wide::ROWS * Wide::COLS;
+  if (conv.outputs() >= Wide::OUTPUTS) {
+    if (exact ? launch_blocked<Exact>(x, w, y, conv) : launch_blocked<Wide>(x, w, y, conv))
+      return y;
+  }
+  fell_back("conv2d_v2_tiled", "few output channels per group, or a filter too large for a tile");
+  return conv2d_v2_tiled(x, w, stride, padding, dilation, groups);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -492,4 +437,3 @@ Tensor conv2d_v4_pipelined(const Tensor& x, const Tensor& w, int64_t stride, int
 RUNG(day31, conv2d_v1_naive, ARGUMENTS " -> Tensor");
 RUNG(day31, conv2d_v2_tiled, ARGUMENTS " -> Tensor");
 RUNG(day31, conv2d_v3_register_blocked, ARGUMENTS " -> Tensor");
-RUNG(day31, conv2d_v4_pipelined, ARGUMENTS " -> Tensor");

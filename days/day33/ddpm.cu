@@ -12,6 +12,7 @@
 //   v2 in_registers    one thread per four elements draws its own z
 //   v3 packs           16 bytes per load and store
 //   v4 fast_math       the special function unit instead of exact functions
+//   v5 half_words      16 bits per number, so half as many words, for 16-bit types
 //
 // Run: python run_day.py 33
 
@@ -93,7 +94,10 @@ Tensor philox_words(const Tensor& seed, const Tensor& step, const Tensor& group)
 // The order, sine first, and the half that keeps the logarithm's argument above 0 are cuRAND's.
 
 struct Exact {
-  // Two numbers with this standard deviation.
+  static constexpr int COUNT = 4;  // numbers of four words
+
+  // Two numbers with this standard deviation. T: the type that they are rounded to.
+  template <typename T>
   static __device__ float2 normal2(uint32_t first, uint32_t second, float deviation) {
     const float u = fmaf(static_cast<float>(first), 0x1p-32f, 0x1p-33f);  // (0, 1]
     const float radius = deviation * sqrtf(-2.0f * logf(u));              // at most 6.8 deviations
@@ -103,18 +107,22 @@ struct Exact {
   }
 };
 
+// sqrt(-2 ln u) by the special function unit. Near u = 1 the approximated logarithm has few digits,
+// perhaps not even the right sign; 16-bit types do not see that.
+__device__ float radius_approx(float u) {
+  constexpr float MINUS_2_LN_2 = -1.38629436f;
+  return ptx::sqrt_approx(fabsf(MINUS_2_LN_2 * ptx::log2_approx(u)));
+}
+
 // The same by the special function unit. Its sine is accurate to 2^-21 in [-pi, pi] (CUDA's guide),
-// so the word counts as signed: an angle less 2 pi. Near u = 1 the approximated logarithm has few
-// digits, perhaps not even the right sign; 16-bit types do not see that. fp32 takes the exact one,
-// as cuRAND does.
-template <typename T>
+// so the word counts as signed: an angle less 2 pi. fp32 takes the exact radius, as cuRAND does.
 struct Fast {
+  static constexpr int COUNT = 4;
+
+  template <typename T>
   static __device__ float2 normal2(uint32_t first, uint32_t second, float deviation) {
     const float u = fmaf(static_cast<float>(first), 0x1p-32f, 0x1p-33f);
-    constexpr float MINUS_2_LN_2 = -1.38629436f;
-    const float radius = sizeof(T) == 4
-                             ? sqrtf(-2.0f * logf(u))
-                             : ptx::sqrt_approx(fabsf(MINUS_2_LN_2 * ptx::log2_approx(u)));
+    const float radius = sizeof(T) == 4 ? sqrtf(-2.0f * logf(u)) : radius_approx(u);
     const float angle = static_cast<float>(static_cast<int32_t>(second)) * (3.14159265f * 0x1p-31f);
     float sine, cosine;
     __sincosf(angle, &sine, &cosine);
@@ -122,17 +130,35 @@ struct Fast {
   }
 };
 
-// Elements 4 · group to 4 · group + 3 of a row's noise.
-template <typename Math>
-__device__ void normal4(const State& state, uint32_t row, uint32_t group, float deviation,
-                        float* z) {
-  const uint4 words = random4(state, row, group);
-  const float2 a = Math::normal2(words.x, words.y, deviation);
-  const float2 b = Math::normal2(words.z, words.w, deviation);
-  z[0] = a.x;
-  z[1] = a.y;
-  z[2] = b.x;
-  z[3] = b.y;
+// The same of 16-bit words: 65,536 radii, of which the largest is 4.85, and as many angles.
+struct HalfWords {
+  static constexpr int COUNT = 8;
+
+  template <typename T>
+  static __device__ float2 normal2(uint32_t first, uint32_t second, float deviation) {
+    const float radius = radius_approx(fmaf(static_cast<float>(first), 0x1p-16f, 0x1p-17f));
+    constexpr float STEP = 3.14159265f * 0x1p-15f;
+    const float angle = fmaf(static_cast<float>(static_cast<int16_t>(second)), STEP, STEP / 2);
+    float sine, cosine;
+    __sincosf(angle, &sine, &cosine);
+    return make_float2(deviation * radius * sine, deviation * radius * cosine);
+  }
+};
+
+// Elements COUNT · group to COUNT · (group + 1) - 1 of a row's noise.
+template <typename Math, typename T>
+__device__ void draw(const State& state, uint32_t row, uint32_t group, float deviation, float* z) {
+  const uint4 four = random4(state, row, group);
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+  for (int k = 0; k < Math::COUNT; k += 2) {
+    const bool halves = Math::COUNT == 8;
+    const uint32_t first = halves ? words[k / 2] & 0xffff : words[k];
+    const uint32_t second = halves ? words[k / 2] >> 16 : words[k + 1];
+    const float2 pair = Math::template normal2<T>(first, second, deviation);
+    z[k] = pair.x;
+    z[k + 1] = pair.y;
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -179,7 +205,7 @@ __global__ void noise_kernel(const State* __restrict__ state, T* __restrict__ z,
   const uint32_t g = blockIdx.x * BLOCK + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     float drawn[4];
-    normal4<Exact>(*state, low(row), g, 1, drawn);
+    draw<Exact, T>(*state, low(row), g, 1, drawn);
     for (int k = 0; k < 4; ++k) {
       const int64_t col = int64_t{g} * 4 + k;
       if (col < cols) z[row * cols + col] = static_cast<T>(drawn[k]);
@@ -284,19 +310,19 @@ Tensor ddpm_step_v1_separate(const Tensor& x, const Tensor& predicted, const Ten
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a thread draws the noise of its four elements and adds it at once. Which thread
+// v2 against v1: a thread draws the noise of its elements and adds it at once. Which thread
 // draws has no influence on the numbers, because they depend on the element's place alone.
 
-template <typename T, typename Operation>
+template <typename Math, typename T, typename Operation>
 __global__ void in_registers_kernel(Operation o, const State* __restrict__ state, T* __restrict__ y,
                                     int64_t rows, int64_t cols) {
   const uint32_t g = blockIdx.x * BLOCK + threadIdx.x;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
     const Weights w = o.weights(row);
-    float z[4];
-    normal4<Exact>(*state, low(row), g, w.z, z);
-    for (int k = 0; k < 4; ++k) {
-      const int64_t col = int64_t{g} * 4 + k, i = row * cols + col;
+    float z[Math::COUNT];
+    draw<Math, T>(*state, low(row), g, w.z, z);
+    for (int k = 0; k < Math::COUNT; ++k) {
+      const int64_t col = int64_t{g} * Math::COUNT + k, i = row * cols + col;
       if (col >= cols) break;
       const float e = Operation::HAS_E ? static_cast<float>(o.e[i]) : 0.0f;
       y[i] = static_cast<T>(combined<Operation::HAS_E>(w, static_cast<float>(o.x[i]), e, z[k]));
@@ -304,19 +330,20 @@ __global__ void in_registers_kernel(Operation o, const State* __restrict__ state
   }
 }
 
+template <typename Math>
 struct InRegisters {
   template <typename T, typename Operation>
   static void launch(const Operation& o, const Tensor& x, const Tensor& state, T* y, int64_t rows,
                      int64_t cols) {
-    in_registers_kernel<T>
-        <<<rows_grid(rows, ceil_div<int64_t>(cols, 4)), BLOCK, 0, current_stream(x)>>>(
+    in_registers_kernel<Math, T>
+        <<<rows_grid(rows, ceil_div<int64_t>(cols, Math::COUNT)), BLOCK, 0, current_stream(x)>>>(
             o, data<State>(state), y, rows, cols);
   }
 };
 
 Tensor add_noise_v2_in_registers(const Tensor& x, const Tensor& signal, const Tensor& noise,
                                  const Tensor& state) {
-  return add_noise<InRegisters>(x, signal, noise, state, "add_noise_v2_in_registers");
+  return add_noise<InRegisters<Exact>>(x, signal, noise, state, "add_noise_v2_in_registers");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -357,8 +384,8 @@ __device__ void combine_packs(const Operation& o, const State& state, T* __restr
     if (!FULL && pack >= packs) break;
     float z[N];
 #pragma unroll
-    for (int k = 0; k < N; k += 4) {
-      normal4<Math>(state, low(row), pack * (N / 4) + k / 4, w.z, z + k);
+    for (int k = 0; k < N; k += Math::COUNT) {
+      draw<Math, T>(state, low(row), (pack * N + k) / Math::COUNT, w.z, z + k);
     }
     Pack<T> result;
 #pragma unroll
@@ -386,7 +413,7 @@ __global__ void __launch_bounds__(BLOCK, Tuning<T, Operation>::BLOCKS)
   }
 }
 
-template <bool FAST>
+template <typename Math>
 struct InPacks {
   template <typename T, typename Operation>
   static void launch(const Operation& o, const Tensor& x, const Tensor& state, T* y, int64_t rows,
@@ -395,31 +422,38 @@ struct InPacks {
         reinterpret_cast<uintptr_t>(o.x) % 16 == 0 && reinterpret_cast<uintptr_t>(o.e) % 16 == 0;
     if (cols % Pack<T>::N != 0 || !aligned) {
       fell_back("v2_in_registers", "rows that are not in packs of 16 bytes");
-      return InRegisters::launch<T>(o, x, state, y, rows, cols);
+      using SameNumbers = std::conditional_t<Math::COUNT == 4, Exact, Math>;
+      return InRegisters<SameNumbers>::template launch<T>(o, x, state, y, rows, cols);
     }
     const int64_t packs = cols / Pack<T>::N, each = Tuning<T, Operation>::PACKS;
     const dim3 grid = rows_grid(rows, ceil_div(packs, each));
-    packs_kernel<T, std::conditional_t<FAST, Fast<T>, Exact>>
-        <<<grid, BLOCK, 0, current_stream(x)>>>(o, data<State>(state), y, rows,
-                                                static_cast<uint32_t>(packs));
+    packs_kernel<T, Math><<<grid, BLOCK, 0, current_stream(x)>>>(o, data<State>(state), y, rows,
+                                                                 static_cast<uint32_t>(packs));
   }
 };
 
 Tensor add_noise_v3_packs(const Tensor& x, const Tensor& signal, const Tensor& noise,
                           const Tensor& state) {
-  return add_noise<InPacks<false>>(x, signal, noise, state, "add_noise_v3_packs");
+  return add_noise<InPacks<Exact>>(x, signal, noise, state, "add_noise_v3_packs");
 }
 
 // v4 against v3: Fast instead of Exact.
 Tensor add_noise_v4_fast_math(const Tensor& x, const Tensor& signal, const Tensor& noise,
                               const Tensor& state) {
-  return add_noise<InPacks<true>>(x, signal, noise, state, "add_noise_v4_fast_math");
+  return add_noise<InPacks<Fast>>(x, signal, noise, state, "add_noise_v4_fast_math");
 }
 
-// The denoising step with all three changes at once.
+// v5 against v4: a word makes two numbers instead of one, so Philox runs half as often.
+Tensor add_noise_v5_half_words(const Tensor& x, const Tensor& signal, const Tensor& noise,
+                               const Tensor& state) {
+  check(x, "x").dtype({ScalarType::Half, ScalarType::BFloat16});
+  return add_noise<InPacks<HalfWords>>(x, signal, noise, state, "add_noise_v5_half_words");
+}
+
+// The denoising step with v2's to v4's changes at once.
 Tensor ddpm_step_v2_fused(const Tensor& x, const Tensor& predicted, const Tensor& coefficients,
                           const Tensor& state) {
-  return ddpm_step<InPacks<true>>(x, predicted, coefficients, state, "ddpm_step_v2_fused");
+  return ddpm_step<InPacks<Fast>>(x, predicted, coefficients, state, "ddpm_step_v2_fused");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -432,6 +466,8 @@ RUNG(day33, add_noise_v2_in_registers,
      "(Tensor x, Tensor signal, Tensor noise, Tensor state) -> Tensor");
 RUNG(day33, add_noise_v3_packs, "(Tensor x, Tensor signal, Tensor noise, Tensor state) -> Tensor");
 RUNG(day33, add_noise_v4_fast_math,
+     "(Tensor x, Tensor signal, Tensor noise, Tensor state) -> Tensor");
+RUNG(day33, add_noise_v5_half_words,
      "(Tensor x, Tensor signal, Tensor noise, Tensor state) -> Tensor");
 RUNG(day33, ddpm_step_v1_separate,
      "(Tensor x, Tensor predicted, Tensor coefficients, Tensor state) -> Tensor");

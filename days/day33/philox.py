@@ -86,18 +86,22 @@ def words_reference(seed, step, group):
     return (found - (found >> 31 << 32)).to(torch.int32)
 
 
-def normals(state, rows, cols, dtype):
-    """The noise of (rows, cols) for a state (seed, step): Box and Muller's formula in `dtype`."""
+def normals(state, rows, cols, dtype, bits=32):
+    """The noise of (rows, cols) for a state (seed, step): Box and Muller's formula in `dtype`, on
+    the four words of a group or, with 16 bits, on their eight halves, lower ones first."""
     proven(state.device)
-    groups = (cols + 3) // 4
+    count = 4 * 32 // bits
+    groups = (cols + count - 1) // count
     row = torch.arange(rows, device=state.device)[:, None]
     group = ((row << 32) + torch.arange(groups, device=state.device)).flatten()
     drawn = words(state[0].expand_as(group), state[1].expand_as(group), group)
+    if bits == 16:
+        drawn = torch.stack([drawn & 0xFFFF, drawn >> 16], -1)
     first, second = drawn.view(-1, 2).to(dtype).unbind(-1)
-    radius = (-2 * (first * 2**-32 + 2**-33).log()).sqrt()
-    angle = (second + 0.5) * (torch.pi * 2**-31)
+    radius = (-2 * (first * 2**-bits + 2 ** -(bits + 1)).log()).sqrt()
+    angle = (second + 0.5) * (torch.pi * 2 ** (1 - bits))
     z = torch.stack([radius * angle.sin(), radius * angle.cos()], -1)
-    return z.view(rows, 4 * groups)[:, :cols]
+    return z.view(rows, count * groups)[:, :cols]
 
 
 def words_inputs(case, draw):

@@ -25,6 +25,16 @@ TEACHES = "Crop, flip, bilinear resize and colours in one pass, around a mean of
 TOPICS = ("images", "augmentation", "resize", "bilinear", "colour", "fusion", "clusters")
 SOURCE = "image_augmentation.cu"
 INTRODUCES = ("bilinear interpolation", "hue", "thread block cluster")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "shift_hue: bounds check dropped: `range > 0 ? __fdividef(1.0f, range)` -> `true ? "
+    "__fdividef(1.0f, range)`": ("the hue of grey is multiplied by its range, which is 0"),
+    "neighbours: arithmetic operator: `length - 1` -> `length + 1`": (
+        "the place is below length - 0.5 anyway"
+    ),
+    "augment_v1_separate: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`, 3rd": (
+        "a block takes every gridDim.y-th image"
+    ),
+}
 
 EXERCISE = Exercise(
     function="resized",

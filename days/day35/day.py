@@ -5,7 +5,7 @@ from common.day import Exercise
 from . import norm, softmax
 
 TITLE = "Softmax at the speed of light"
-TEACHES = "Bytes in flight, rings, clusters of blocks; layer norm's gradients in one kernel"
+TEACHES = "Bytes in flight, clusters of blocks; layer norm's gradients in one kernel"
 TOPICS = ("softmax", "cluster", "distributed shared memory", "layer norm", "backward", "bf16")
 SOURCE = "softmax_optimized.cu"
 EXTRA_SOURCES = ("fused_layer_norm_backward.cu",)

@@ -9,22 +9,21 @@
 //   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier
 //   v3 online    one block per row, the row read twice: rows of any length
 //   v4 shared    one block per row, the row in shared memory: up to 64 KB
-//   v5 ring      persistent blocks, the next rows come during this one: up to 128 KB
-//   v6 cluster   up to 16 such blocks per row: up to 2 MB
-//   v7 chosen    the fastest of these for the shape, the alignment and the card
+//   v5 cluster   up to 16 blocks per row, in the shared memory of all of them: up to 1 MB
+//   v6 chosen    the fastest of these for the shape, the alignment and the card
 //
 // Run: python run_day.py 35
 
-#include "common/cuda/binding.cuh"          // taught in day 6
-#include "common/cuda/capability.cuh"       // taught in day 24
-#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: day 34
-#include "common/cuda/shared_memory.cuh"    // taught in day 15
-#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
-#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+#include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/ptx.cuh"            // cp.async: day 20; clusters: day 34
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
+#include "common/cuda/tensor.cuh"         // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"    // taught in day 23
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 // Packs of 16 bytes per thread, all loaded before the first is used. They become 32 exponentials in
 // fp32. With 64 registers per thread, a multiprocessor holds 1024 threads: 64 KB in flight.
@@ -317,177 +316,152 @@ Tensor softmax_v3_online(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v2: a row waits in shared memory, where cp.async brings it, and the exponentials are
-// computed twice. With 32 registers per thread, two blocks with 64 KB each are resident.
+// computed twice. A thread needs few registers, so two blocks with 64 KB each are resident.
 //
-// v5 against v4: persistent blocks (day 24), whose shared memory is a ring. As soon as a chunk has
-// been stored as softmax, its place takes a chunk of a later row: loads are in flight all the time.
+// v5 against v4: the blocks of a cluster share a row. Each warp stores its pair in the shared
+// memory of every block of the cluster, and one barrier of the cluster later each block has all of
+// them.
 
-constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
+constexpr int SHARED_PACKS = 4096;  // of a block: 64 KB
+constexpr int MAX_CLUSTER = 16;     // blocks; more than 8 have to be allowed per kernel
 
-// CHUNKS: of 16 bytes, of a row, per thread. RING: places for chunks per thread. A thread reads
-// only what it copied itself, so the ring needs no barrier. CLUSTER: whether the blocks of a
-// cluster share each row; `length` is the number of packs per block.
-template <typename T, int CHUNKS, int RING, bool CLUSTER>
-__global__ void __launch_bounds__(MAX_BLOCK, CHUNKS == RING ? 2 : 1)
+// Makes each element of `most` the larger one of the two; 16-bit types by two at a time.
+template <typename T, int N>
+__device__ void take_larger(Chunk<T, N>& most, const Chunk<T, N>& other) {
+  if constexpr (sizeof(T) == 2) {
+    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    for (int i = 0; i < N; i += 2) {
+      Two a = *reinterpret_cast<const Two*>(&most.at[i]);
+      a = __hmax2(a, *reinterpret_cast<const Two*>(&other.at[i]));
+      *reinterpret_cast<Two*>(&most.at[i]) = a;
+    }
+  } else {
+    for (int i = 0; i < N; ++i) most.at[i] = fmaxf(most.at[i], other.at[i]);
+  }
+}
+
+// Blocks of `length` packs of a row each; EACH: packs per thread, one after the other. A thread
+// reads only what it copied itself, so no barrier has to come before that.
+template <typename T, int EACH, bool CLUSTER>
+__global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
     softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
-                          Chunk<T, 16 / sizeof(T)>* __restrict__ y, int64_t rows, int packs,
-                          int length) {
-  constexpr int N = 16 / sizeof(T);
+                          Chunk<T, 16 / sizeof(T)>* __restrict__ y, int packs, int length) {
+  constexpr int N = 16 / sizeof(T), WARPS = SHARED_PACKS / EACH / 32;  // at most
   extern __shared__ __align__(16) char memory[];
-  __shared__ Partial pairs[2][(CLUSTER ? MAX_CLUSTER : 1) * MAX_BLOCK / 32];  // rows in turns
-  auto* ring = reinterpret_cast<Chunk<T, N>*>(memory) + threadIdx.x;  // place p: ring[p * stride]
+  __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
+  auto* row = reinterpret_cast<Chunk<T, N>*>(memory);
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
   const int first = threadIdx.x, stride = blockDim.x;
   const int lane = first % 32, warp = first / 32, warps = stride / 32;
   const int count = min(length, packs - rank * length);
-  const int64_t start = blockIdx.x / blocks, step = gridDim.x / blocks;
+  const int64_t start = int64_t{blockIdx.x / blocks} * packs + rank * length;
 
-  int64_t next_row = start;  // of the chunk to copy next
-  int next_chunk = 0, next_place = 0;
-  const auto copy_next = [&] {
-    const int c = first + next_chunk * stride;
-    if (next_row < rows && c < count) {
-      ptx::cp_async<16>(ring + next_place * stride, x + next_row * packs + rank * length + c);
-    }
-    ptx::cp_async_commit();  // also an empty group, so that each chunk is one
-    next_place = next_place + 1 == RING ? 0 : next_place + 1;
-    next_chunk = next_chunk + 1 == CHUNKS ? 0 : next_chunk + 1;
-    if (next_chunk == 0) next_row += step;
-  };
 #pragma unroll
-  for (int p = 0; p < RING; ++p) copy_next();
+  for (int k = 0; k < EACH; ++k) {
+    const int c = first + k * stride;
+    if (c < count) ptx::cp_async<16>(row + c, x + start + c);
+  }
+  ptx::cp_async_commit();
   if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+  ptx::cp_async_wait_all();
 
-  int begin = 0, turn = 0;  // begin: the place of the row's first chunk
-  for (int64_t row = start; row < rows; row += step, turn ^= 1) {
-    Part<T, N, 1> part;
-    const auto take = [&](int k) {  // chunk k of the row
-      const int place = begin + k < RING ? begin + k : begin + k - RING;
-      part.set(0, first + k * stride < count ? ring[place * stride] : part.nothing());
-    };
-    ptx::cp_async_wait<RING -
-                       CHUNKS>();  // this row has come; the RING - CHUNKS later chunks may not
-    Partial mine{-INFINITY, 0};
+  using P = Part<T, N, 1>;
+  Chunk<T, N> most = P::nothing();
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-      take(k);
-      mine.max = fmaxf(mine.max, part.maximum());
-    }
-    mine.max = warp_max(mine.max);
+  for (int k = 0; k < EACH; ++k) {
+    if (first + k * stride < count) take_larger(most, row[first + k * stride]);
+  }
+  P part;
+  part.set(0, most);
+  Partial mine{warp_max(part.maximum()), 0};
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-      take(k);
-      mine.sum += part.exponentials(mine.max);
-    }
-    mine.sum = warp_sum(mine.sum);
-    if constexpr (CLUSTER) {
-      if (lane < blocks) *ptx::map_to_rank(&pairs[turn][rank * warps + warp], lane) = mine;
-      ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
-    } else {
-      if (lane == 0) pairs[turn][warp] = mine;
-      __syncthreads();  // every warp waits for the pairs of all warps
-    }
-    const Partial all = merge_all(pairs[turn], blocks * warps);
-    const float scale = 1.0f / all.sum;
+  for (int k = 0; k < EACH; ++k) {
+    if (first + k * stride >= count) break;
+    part.set(0, row[first + k * stride]);
+    mine.sum += part.exponentials(mine.max);
+  }
+  mine.sum = warp_sum(mine.sum);
+  if constexpr (CLUSTER) {
+    if (lane < blocks) *ptx::map_to_rank(&pairs[rank * warps + warp], lane) = mine;
+    ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
+  } else {
+    if (lane == 0) pairs[warp] = mine;
+    __syncthreads();  // every warp waits for the pairs of all warps
+  }
+  const Partial all = merge_all(pairs, blocks * warps);
+  const float scale = 1.0f / all.sum;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-      take(k);
-      part.exponentials(all.max);
-      part.store(y + row * packs + rank * length, scale, 1.0f, first + k * stride, stride, count);
-      if (RING > CHUNKS) copy_next();
-    }
-    begin = begin + CHUNKS < RING ? begin + CHUNKS : begin + CHUNKS - RING;
+  for (int k = 0; k < EACH; ++k) {
+    if (first + k * stride >= count) break;
+    part.set(0, row[first + k * stride]);
+    part.exponentials(all.max);
+    part.store(y + start, scale, 1.0f, first + k * stride, stride, count);
   }
 }
 
-// How a block of one of these kernels is shaped, for `packs` packs of a row.
-struct Ring {
-  int chunks, places, threads;
-  size_t bytes;  // of dynamic shared memory
-
-  Ring(int chunks, int places, int64_t packs)
-      : chunks(chunks),
-        places(places),
-        threads(static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * chunks))),
-        bytes(size_t(threads) * places * 16) {}
-
-  bool fits(const Tensor& x, int blocks) const {  // this GPU, and rows of whole packs
-    const int64_t pairs = 2 * sizeof(Partial) * blocks * MAX_BLOCK / 32;
-    return has_packs(x) && threads <= MAX_BLOCK &&
-           static_cast<int64_t>(bytes) + pairs <= shared_limit(x);
-  }
-};
-
-constexpr char NO_RING[] = "a row too long for shared memory, or not made of aligned packs";
+constexpr char NO_SHARED[] = "a row too long for shared memory, or not made of aligned packs";
 
 int64_t packs_of(const Tensor& x) {
   return x.size(1) * x.element_size() / 16;
 }
 
-constexpr int SHARED_CHUNKS = 4, RING_CHUNKS = 8, RING_PLACES = 12;
+// Whether this GPU has room for so many packs of each row in a block, beside `pairs`.
+bool fits_shared(const Tensor& x, int64_t packs, int64_t pairs) {
+  const int64_t bytes = packs * 16 + pairs * static_cast<int64_t>(sizeof(Partial));
+  return has_packs(x) && packs <= SHARED_PACKS && bytes <= shared_limit(x);
+}
 
-template <int CHUNKS, int PLACES>
-Tensor softmax_in_shared(const Tensor& x, const char* name) {
-  check_rows(x);
-  const DeviceGuard guard(x);
-  require_capability(8, 0, "cp.async");
-  const int64_t packs = packs_of(x), rows = x.size(0);
-  const Ring ring(CHUNKS, PLACES, packs);
-  if (!ring.fits(x, 1)) {
-    fell_back("softmax_v3_online", NO_RING);
-    return softmax_v3_online(x);
-  }
-  return output_like(x, name, [&](auto zero, auto* y) {
-    using T = decltype(zero);
-    using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_shared_kernel<T, CHUNKS, PLACES, false>;
-    allow_shared(kernel, ring.bytes);
-    const unsigned grid = CHUNKS == PLACES
-                              ? grid_size(rows, "x")
-                              : resident_grid(x, kernel, ring.threads, ring.bytes, rows);
-    const int count = static_cast<int>(packs);
-    kernel<<<grid, ring.threads, ring.bytes, current_stream(x)>>>(
-        data<C>(x), reinterpret_cast<C*>(y), rows, count, count);
-  });
+bool fits_block_memory(const Tensor& x) {
+  return fits_shared(x, packs_of(x), 32);
 }
 
 Tensor softmax_v4_shared(const Tensor& x) {
-  return softmax_in_shared<SHARED_CHUNKS, SHARED_CHUNKS>(x, "softmax_v4_shared");
+  check_rows(x);
+  const DeviceGuard guard(x);
+  require_capability(8, 0, "cp.async");
+  if (!fits_block_memory(x)) {
+    fell_back("softmax_v3_online", NO_SHARED);
+    return softmax_v3_online(x);
+  }
+  return output_like(x, "softmax_v4_shared", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const auto kernel = softmax_shared_kernel<T, 4, false>;
+    const int packs = static_cast<int>(packs_of(x)), threads = 32 * ceil_div(packs, 32 * 4);
+    allow_shared(kernel, packs * 16);
+    kernel<<<grid_size(x.size(0), "x"), threads, packs * 16, current_stream(x)>>>(
+        data<C>(x), reinterpret_cast<C*>(y), packs, packs);
+  });
 }
-
-Tensor softmax_v5_ring(const Tensor& x) {
-  return softmax_in_shared<RING_CHUNKS, RING_PLACES>(x, "softmax_v5_ring");
-}
-
-// ---------------------------------------------------------------------------------------------
-// v6 against v5: the blocks of a cluster share a row. Each warp stores its pair in the shared
-// memory of every block of the cluster, and one barrier of the cluster later each block has all of
-// them.
 
 // The smallest power of two of blocks that hold a row, or MAX_CLUSTER.
 int64_t cluster_for(int64_t packs) {
   int64_t blocks = 1;
-  while (blocks < MAX_CLUSTER && packs > blocks * MAX_BLOCK * RING_CHUNKS) blocks *= 2;
+  while (blocks < MAX_CLUSTER && packs > blocks * SHARED_PACKS) blocks *= 2;
   return blocks;
 }
 
-Tensor softmax_v6_cluster(const Tensor& x) {
+bool fits_cluster(const Tensor& x) {
+  const int64_t packs = packs_of(x);
+  return fits_shared(x, ceil_div(packs, cluster_for(packs)), 16 * MAX_CLUSTER);
+}
+
+Tensor softmax_v5_cluster(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
   require_capability(9, 0, "clusters");
-  const int64_t packs = packs_of(x), blocks = cluster_for(packs), rows = x.size(0);
-  const int64_t length = ceil_div(packs, blocks);
-  const Ring ring(RING_CHUNKS, RING_PLACES, length);
-  if (!ring.fits(x, MAX_CLUSTER)) {
-    fell_back("softmax_v3_online", NO_RING);
+  if (!fits_cluster(x)) {
+    fell_back("softmax_v3_online", NO_SHARED);
     return softmax_v3_online(x);
   }
-  return output_like(x, "softmax_v6_cluster", [&](auto zero, auto* y) {
+  return output_like(x, "softmax_v5_cluster", [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_shared_kernel<T, RING_CHUNKS, RING_PLACES, true>;
-    allow_shared(kernel, ring.bytes);
+    const auto kernel = softmax_shared_kernel<T, 8, true>;
+    const int packs = static_cast<int>(packs_of(x)), blocks = static_cast<int>(cluster_for(packs));
+    const int length = ceil_div(packs, blocks);  // packs per block
+    allow_shared(kernel, length * 16);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "cudaFuncSetAttribute");
     cudaLaunchAttribute attribute = {};
@@ -495,39 +469,29 @@ Tensor softmax_v6_cluster(const Tensor& x) {
     attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_size(rows * blocks, "x"));
-    config.blockDim = dim3(ring.threads);
-    config.dynamicSmemBytes = ring.bytes;
+    config.gridDim = dim3(grid_size(x.size(0) * blocks, "x"));
+    config.blockDim = dim3(32 * ceil_div(length, 32 * 8));
+    config.dynamicSmemBytes = length * 16;
     config.stream = current_stream(x);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    int clusters = 0;  // that are resident at one time
-    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-               "cudaOccupancyMaxActiveClusters");
-    config.gridDim.x = static_cast<unsigned>(std::min<int64_t>(rows, clusters) * blocks);
-    check_cuda(cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), rows,
-                                  static_cast<int>(packs), static_cast<int>(length)),
-               "cudaLaunchKernelEx");
+    check_cuda(
+        cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), packs, length),
+        "cudaLaunchKernelEx");
   });
 }
 
 // ---------------------------------------------------------------------------------------------
-// v7: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
-// shared memory up to 64 KB, the ring up to 128 KB, clusters above, and v3 where nothing holds the
-// row.
+// v6: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
+// shared memory up to 64 KB, a cluster above, and v3 where nothing holds the row.
 
-Tensor softmax_v7_chosen(const Tensor& x) {
+Tensor softmax_v6_chosen(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
   if (fits_warp(x)) return softmax_v1_warp(x);
-  const int64_t packs = packs_of(x);
-  if (fits_block(x) && packs <= 2048) return softmax_v2_block(x);
-  if (has_capability(8, 0)) {
-    if (Ring(SHARED_CHUNKS, SHARED_CHUNKS, packs).fits(x, 1)) return softmax_v4_shared(x);
-    if (Ring(RING_CHUNKS, RING_PLACES, packs).fits(x, 1)) return softmax_v5_ring(x);
-  }
-  const Ring part(RING_CHUNKS, RING_PLACES, ceil_div(packs, cluster_for(packs)));
-  if (has_capability(9, 0) && part.fits(x, MAX_CLUSTER)) return softmax_v6_cluster(x);
+  if (fits_block(x) && packs_of(x) <= 2048) return softmax_v2_block(x);
+  if (has_capability(8, 0) && fits_block_memory(x)) return softmax_v4_shared(x);
+  if (has_capability(9, 0) && fits_cluster(x)) return softmax_v5_cluster(x);
   return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
 }
 
@@ -537,6 +501,5 @@ RUNG(day35, softmax_v1_warp, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v2_block, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v3_online, "(Tensor x) -> Tensor");
 RUNG(day35, softmax_v4_shared, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v5_ring, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v6_cluster, "(Tensor x) -> Tensor");
-RUNG(day35, softmax_v7_chosen, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v5_cluster, "(Tensor x) -> Tensor");
+RUNG(day35, softmax_v6_chosen, "(Tensor x) -> Tensor");

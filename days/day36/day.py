@@ -32,6 +32,12 @@ SOURCE = "spmv_ell.cu"
 EXTRA_SOURCES = ("spmv_coo.cu",)
 INTRODUCES = ("CSR", "ELL", "COO", "SpMV", "gather", "segmented scan")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "spmv_ell.cu: csr_v1_scalar: constant off by one: `grid_for(a.rows, 1)` -> "
+    "`grid_for(a.rows, 2)`": ("blocks too many do nothing: their rows lie beyond the end"),
+    'spmv_ell.cu: multiply_ell: device check dropped: `check(ell_col, "ell_col").on_gpu()` '
+    '-> `check(ell_col, "ell_col")`': (
+        "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
+    ),
     "spmv_ell.cu: csr_v3_sub_warp: arithmetic operator: `a.nnz / a.rows` -> `a.nnz * a.rows`": (
         "more lanes per row leave some of them idle"
     ),

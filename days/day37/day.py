@@ -24,6 +24,16 @@ TEACHES = "Equal work where rows are not equal: a hybrid of ELL and COO, the mer
 TOPICS = ("sparse", "SpMV", "CSR", "hybrid", "load balance", "merge path", "binary search")
 SOURCE = "spmv_hybrid.cu"
 INTRODUCES = ("hybrid format", "load balance", "merge path")
+EQUIVALENT = {  # mutants that compute the same, and why
+    'hybrid: device check dropped: `check(ell_col, "ell_col").on_gpu()` -> `check(ell_col, '
+    '"ell_col")`': (
+        "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
+    ),
+    "merge_v2_threads_kernel: loop bound off by one: `step < begin + ITEMS && step < steps` "
+    "-> `step < begin + ITEMS && step < steps - 1`": (
+        "the last step is the end of the last row, whose sum is added after the loop"
+    ),
+}
 
 EXERCISE = Exercise(
     function="merge_path",

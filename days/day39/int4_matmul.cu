@@ -196,7 +196,7 @@ Tensor int4_v2_pairs(const Tensor& x, const Tensor& words, const Tensor& params)
 // that are adjacent in its own 16 bytes. A ring in shared memory holds groups that cp.async copies
 // ahead; a lane reads only what it copied itself, so the ring needs no barrier.
 
-constexpr int K_WARPS = 4;  // warps that share the rows, each with a part of the groups
+constexpr int K_WARPS = 8;  // warps that share the rows, each with a part of the groups
 constexpr int TILES = 2;    // of 16 rows, per warp: they share the elements of x
 constexpr int WARP_ROWS = 16 * TILES;
 constexpr int BLOCK_ROWS = WARP_ROWS * WARPS / K_WARPS;

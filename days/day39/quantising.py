@@ -15,7 +15,7 @@ def scaled_int8(x):
     """In fp32, as the kernel computes: x (rows, cols) -> (rows, cols) int8, (rows) scales."""
     x = x.float()
     largest = x.abs().amax(1) if x.shape[1] else x.new_zeros(x.shape[0])
-    scale = largest / 127
+    scale = largest / torch.tensor(127.0, device=x.device)  # on a GPU, "/ 127" is "* (1 / 127)"
     scale[scale == 0] = 1
     return (x / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
@@ -26,7 +26,8 @@ def grouped_int4(w):
         raise ValueError(f"w: expected rows of a multiple of {GROUP} weights, got {w.shape[1]}")
     groups = w.float().reshape(len(w), w.shape[1] // GROUP, GROUP)
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-    scale = (high / 15 - low / 15).bfloat16().float()
+    steps = torch.tensor(15.0, device=w.device)  # on a GPU, "/ 15" is "* (1 / 15)"
+    scale = (high / steps - low / steps).bfloat16().float()
     scale[scale == 0] = 1
     zero = (-low / scale).round().clamp(max=15)
     q = ((groups / scale[..., None]).round() + zero[..., None]).clamp(0, 15)

@@ -75,6 +75,21 @@ def test_careful_rung_passes() -> None:
     assert result.checked > 50
 
 
+def test_tensors_of_a_list_are_changed() -> None:
+    def summed(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(tensors).sum(0)
+
+    args = ([torch.ones(3, 5), torch.ones(3, 5), torch.ones(3, 5)],)
+    tried = [str(bad) for bad in bad_inputs(args, signature_of(summed), FakeBackend())]
+    assert len(set(tried)) == len(tried)
+    for words in (
+        "tensors with tensor 0 as float64",
+        "tensors with tensor 2 with dimension 1 one longer",
+        "tensors with tensor 2 not contiguous, every second element",
+    ):
+        assert any(words in bad for bad in tried), words
+
+
 def test_what_is_tried() -> None:
     args = ADD.inputs(Case((3, 5)), Draw(Case((3, 5)), FakeBackend(), 0))
     tried = [str(bad) for bad in bad_inputs(args, signature_of(add), FakeBackend())]

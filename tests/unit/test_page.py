@@ -52,7 +52,9 @@ def changes(old: RungOutcome | None, new: RungOutcome | None) -> list[str]:
         (rung("a", 1.0), rung("a", 1.04), "same"),
         (rung("a", 1.0), rung("a", 1.06), "slower"),
         (rung("a", 1.06), rung("a", 1.0), "faster"),
-        (rung("a", 1.0, spread=0.02), rung("a", 1.06, spread=0.02), "same"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.04, spread=0.02), "same"),
+        (rung("a", 1.0, spread=0.02), rung("a", 1.06, spread=0.02), "unclear"),
+        (rung("a", 1.06, spread=0.02), rung("a", 1.0, spread=0.02), "unclear"),
         (rung("a", 1.0, spread=0.02), rung("a", 1.09, spread=0.02), "slower"),
         (rung("a", 1.0), rung("a", status=FAIL), "fails now"),
         (rung("a", status=FAIL), rung("a", 1.0), "passes now"),
@@ -65,6 +67,24 @@ def test_a_change_is_named(old: RungOutcome | None, new: RungOutcome | None, wha
     assert changes(old, new) == [what]
 
 
+def test_what_is_unclear_is_said_and_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (
+        report(tmp_path / f"{ms}.json", ms, spread) for ms, spread in ((1.0, 0.2), (1.4, 0.1))
+    )
+    assert run_day.main(["--compare", old, new]) == 0
+    out = capsys.readouterr().out
+    assert "1 a  unclear" in out and "+40.0 %" in out and "measure again" in out
+    assert "2 rungs compared: 1 unclear, 1 same" in out
+
+
+def test_rungs_of_one_name_are_distinguished() -> None:
+    both = [day(1, rung("a", ms), replace(rung("a", 1.0), problem="q")) for ms in (1.0, 2.0)]
+    found = compare(both[:1], both[1:], 0.05)
+    assert [change.rung for change in found] == ["a (p)", "a (q)"]
+
+
 def test_a_day_that_does_not_build_any_more_is_worse() -> None:
     broken = replace(day(1), status=FAIL, reason="does not build")
     found = compare([day(1, rung("a", 1.0))], [broken], 0.05)
@@ -75,8 +95,9 @@ def test_days_of_one_report_only_are_left_out() -> None:
     assert compare([day(1, rung("a", 1.0))], [day(2, rung("b", 1.0))], 0.05) == []
 
 
-def report(path: Path, ms: float) -> str:
-    write_json(path, [describe(WHERE, [day(1, rung("a", ms), rung("b", 1.0))], True)])
+def report(path: Path, ms: float, spread: float = 0.0) -> str:
+    outcome = day(1, rung("a", ms, spread=spread), rung("b", 1.0))
+    write_json(path, [describe(WHERE, [outcome], True)])
     return str(path)
 
 
@@ -162,19 +183,49 @@ def test_the_page_has_mutants_and_exercises() -> None:
     assert "mutants killed" not in shown
 
 
+# Puts the lowest contrast of a text against what is behind it into the title, and whether a link
+# opens its day, also when it is followed again. Contrast: see test_terminal.py.
+PROBE = """<script>
+const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const linear = (c) => c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
+const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+function behind(element) {
+  for (; element; element = element.parentElement) {
+    const colour = numbers(getComputedStyle(element).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+}
+function contrast(element) {
+  const style = getComputedStyle(element);
+  const ink = numbers(element.namespaceURI.endsWith("svg") ? style.fill : style.color);
+  const [low, high] = [luminance(ink), luminance(behind(element))].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}
+const wide = (element) => element.scrollWidth > element.clientWidth;
+const texts = [...document.body.querySelectorAll(":not(script, style, metadata *)")].filter(
+  (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+const link = document.querySelector("td a"), day = document.querySelector(link.hash);
+const opened = [1, 2].map(() => { day.open = false; link.click(); return day.open; });
+document.title = JSON.stringify({
+  wide: document.documentElement.scrollWidth, seen: innerWidth, opened,
+  days: document.querySelectorAll("details").length,
+  cut: [...document.querySelectorAll(".wide")].filter(wide).length,
+  contrast: Math.min(...texts.map(contrast)),
+  dark: luminance(behind(document.body)) < 0.1,
+});
+</script></body>"""
+
+
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1280, False)])
+def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> None:
+    """On a phone and on a laptop, light and dark: nothing is cut off, all can be read, and links
+    open what they lead to."""
     file = tmp_path / "page.html"
     assert run_day.main(["--html", str(file)]) == 0
-    probe = (
-        "<script>document.title = JSON.stringify({wide: document.documentElement.scrollWidth, "
-        "seen: innerWidth, days: document.querySelectorAll('details').length, cut: "
-        "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).length"
-        "})</script></body>"
-    )
-    file.write_text(file.read_text().replace("</body>", probe))
+    file.write_text(file.read_text().replace("</body>", PROBE))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
+    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     shown = subprocess.run(
         ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", str(file)],
         capture_output=True,
@@ -188,3 +239,6 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, wid
     assert seen["days"] == len(read_stored())
     assert seen["wide"] <= seen["seen"]
     assert width < 1280 or not seen["cut"], "a table does not fit on a laptop's screen"
+    assert seen["dark"] == dark
+    assert seen["contrast"] >= 4.5
+    assert seen["opened"] == [True, True]

@@ -145,6 +145,31 @@ def test_rows_may_have_factors_of_their_own() -> None:
     assert "of its own" not in said((matrix() * 2).float(), matrix())
 
 
+def test_of_one_row_none_is_the_last() -> None:
+    truth = matrix(1, 20)
+    got = truth.float()
+    got[0, ::7] = 0
+    assert "row" not in said(got, truth)
+
+
+def test_digits_that_are_lost_name_the_type_that_loses_them() -> None:
+    truth = matrix(30, 1000).sum(1).view(5, 6)
+    rounded = matrix(5, 6).to(torch.bfloat16)
+    assert "bfloat16's rounding: is a value kept, or a sum added up, in 16 bits" in said(
+        rounded.float(), matrix(5, 6)
+    )
+    text = said(_sum_in_half(matrix(30, 1000)).view(5, 6), truth)
+    assert "or a sum added up, in 16 bits, although the result is float32?" in text
+    assert "rounding" not in said((matrix() * torch.linspace(0.7, 1.3, 20)).float(), matrix())
+
+
+def _sum_in_half(rows: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(rows.shape[0], dtype=torch.half)
+    for column in rows.t():
+        total = (total.float() + column.float()).half()
+    return total.float()
+
+
 def test_a_matrix_of_each_batch_may_be_transposed() -> None:
     truth = torch.stack([matrix(6, 6), 2 * matrix(6, 6)])
     assert "transpose of each matrix" in said(truth.mT.float(), truth)

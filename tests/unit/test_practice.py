@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -231,6 +235,17 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     challenge.file.write_text("int x;\n")
     with pytest.raises(ExerciseError, match=r"twice is not there; .* --reset begins anew"):
         challenge.state()
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    """As with `--solution | head`."""
+    script = [sys.executable, ROOT / "run_day.py", "3", "--solution", "--days", tmp_path / "days"]
+    shutil.copytree(DAYS / "day03", tmp_path / "days" / "day03")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(script, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_journal_survives(tmp_path: Path) -> None:

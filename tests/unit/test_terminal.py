@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
+from pathlib import Path
 
-from common.base.outcome import FAIL, PASS, RungOutcome
-from common.report.terminal import Report
+import pytest
+
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.base.paths import ROOT
+from common.report.terminal import COLOURS, STYLES, Report, rung_line
 
 LONG = "a row that is too long for the registers, or a row whose packs are not aligned in memory"
 
@@ -27,6 +33,13 @@ def test_of_rungs_that_fail_alike_one_is_explained() -> None:
     assert "at v1.cu:7" in shown and "at v2.cu:7" not in shown
 
 
+def test_of_a_long_reason_that_comes_again_one_line_is_shown() -> None:
+    one = RungOutcome("p", "v1", "", FAIL, f"it raised: {LONG}", details=["  in kernel k"])
+    shown = lines(one, replace(one, rung="v2"))
+    assert "in memory" in shown[3] and shown[-1].endswith(" …"), shown
+    assert len(shown) == 7
+
+
 def test_each_tool_of_the_sanitizer_explains_what_it_found() -> None:
     shown = "\n".join(lines(failed("sanitize", "orders"), failed("sanitize", "addresses")))
     assert "at orders.cu:7" in shown and "at addresses.cu:7" in shown
@@ -44,3 +57,106 @@ def test_what_is_left_out_can_be_had_where_the_remark_says_so() -> None:
     long = RungOutcome("p", "v1", "", FAIL, "wrong", details=[f"line {i}" for i in range(99)])
     assert "--json has all" in "\n".join(lines(long, narrow=False))
     assert "--json" not in "\n".join(lines(long)), "--practice takes no --json"
+
+
+def test_a_narrow_terminal_leaves_tables_and_code_as_they_are() -> None:
+    table = "(0, 0)  " + "1.5  " * 30 + "end"
+    code = "   12 | " + "x + " * 30 + "end"
+    message = f"days/day02/write.cu:64:15: error: {LONG}"
+    shown = lines(RungOutcome("p", "v1", "", FAIL, "wrong", details=[message, table, code]))
+    assert f"      {table}" in shown and f"      {code}" in shown
+    assert message in " ".join(" ".join(shown).split())
+    assert sum(len(line) > 80 for line in shown) == 2
+
+
+# ---------------------------------------------------------------- colours
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal's."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(colour: bool = True) -> str:
+    stream = Terminal()
+    report = Report(stream, colour=colour)
+    for status in (PASS, FAIL, SKIP):
+        report.line(rung_line(5, RungOutcome("p", "v1", "", status, "a reason")))
+    report.text("a remark", "dim")
+    report.close()
+    return stream.getvalue()
+
+
+@pytest.fixture
+def coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def luminance(colour: tuple[int, int, int]) -> float:
+    """Relative luminance, 0 to 1 (W3C, Web Content Accessibility Guidelines 2.2)."""
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def of_number(number: int) -> tuple[int, int, int]:
+    """A colour of xterm's 256: a cube of 6 levels from 16 on, and greys from 232 on."""
+    if number >= 232:
+        return (8 + 10 * (number - 232),) * 3
+    levels = (0, 95, 135, 175, 215, 255)
+    return levels[(number - 16) // 36], levels[(number - 16) // 6 % 6], levels[(number - 16) % 6]
+
+
+BACKGROUNDS = {
+    "white": (255, 255, 255),
+    "Solarized light": (253, 246, 227),
+    "black": (0, 0, 0),
+    "GitHub dark": (13, 17, 23),
+    "VS Code dark": (30, 30, 30),
+    "Solarized dark": (0, 43, 54),
+    "One Dark": (40, 44, 52),
+}
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_every_colour_is_readable_on_light_and_dark(background: str) -> None:
+    for name, number in COLOURS.items():
+        assert contrast(of_number(number), BACKGROUNDS[background]) >= 3, name
+
+
+@pytest.mark.usefixtures("coloured")
+def test_all_that_is_drawn_is_in_our_colours() -> None:
+    codes = re.findall(r"\x1b\[([0-9;]*)m", drawn())
+    allowed = {f"38;5;{number}" for number in COLOURS.values()}
+    used = {code.removeprefix("1;") for code in codes} - {"0", "1"}
+    assert used == {f"38;5;{COLOURS[name]}" for name in ("green", "red", "yellow", "dim")}
+    assert used <= allowed
+
+
+def test_every_style_of_a_line_is_one_of_ours() -> None:
+    known = {"", "bold", *COLOURS, *(f"bold {name}" for name in COLOURS)}
+    assert set(STYLES.values()) <= known
+    other = re.compile(r'"(?:bold |dim )?(?:magenta|blue|white|black|bright_\w+|italic|underline)"')
+    sources = [
+        *Path(ROOT, "common", "run").glob("*.py"),
+        *Path(ROOT, "common", "report").glob("*.py"),
+    ]
+    assert not [path.name for path in sources if other.search(path.read_text())]
+
+
+@pytest.mark.usefixtures("coloured")
+def test_no_colour_is_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "38;5" not in drawn(colour=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "38;5" not in drawn() and "FAIL a reason" in re.sub(r"\x1b\[[0-9;]*m", "", drawn())
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in drawn()

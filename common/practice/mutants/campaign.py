@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,10 +50,15 @@ _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two ru
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
+_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str]]  # of the original, and its operators
 
 
 class DayUnfit(Exception):
     """The day's mutants cannot be judged; the message says why."""
+
+
+class _TooFew(DayUnfit):
+    """The check of some rungs fails where only the operators are built that a quick one called."""
 
 
 # Mutants of a day from which on headers are precompiled also for the debugger's builds, which takes
@@ -158,10 +163,11 @@ class _DayCampaign:
         self.campaign, self.day, self.folder = campaign, day, folder
         self.ledger = Ledger(day.name, campaign.choice.fresh)
         self._shops: dict[Variant, Workshop] = {}
-        self._baselines: dict[tuple[Variant, tuple[Pair, ...]], Future[Result]] = {}
+        self._baselines: dict[_Checked, Future[Result]] = {}
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._many = False
+        self._whole: set[tuple[Pair, ...]] = set()  # rungs that need all of the day's operators
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
@@ -284,7 +290,6 @@ class _DayCampaign:
 
     def _judge(self, mutant: Mutant, rungs: list[_Rung]) -> Verdict:
         tried = self._rungs_of(mutant, rungs)
-        operators = {name for rung in tried for name in rung.operators}
         key = self._mutant_key(mutant, tried)
         verdict = self.ledger.verdict(key)
         if verdict is not None:
@@ -292,7 +297,7 @@ class _DayCampaign:
         else:
             name = f"mutant-{key}"
             try:
-                verdict = self._try(mutant, tried, operators, name)
+                verdict = self._try_with_enough(mutant, tried, name)
             finally:
                 for shop in self._shops.values():
                     shop.remove(name)
@@ -302,7 +307,20 @@ class _DayCampaign:
             verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)
         return verdict
 
-    def _try(self, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str) -> Verdict:
+    def _try_with_enough(self, mutant: Mutant, rungs: list[_Rung], name: str) -> Verdict:
+        """With the operators that quick checks of these rungs called or, where the whole check
+        needs others as well, with all of the day."""
+        pairs = tuple(rung.pair for rung in rungs)
+        if pairs not in self._whole:
+            try:
+                return self._try(mutant, rungs, name)
+            except _TooFew:
+                self._whole.add(pairs)
+        every = frozenset(n for bound in self.shop().operators.values() for n in bound)
+        return self._try(mutant, [replace(rung, operators=every) for rung in rungs], name)
+
+    def _try(self, mutant: Mutant, rungs: list[_Rung], name: str) -> Verdict:
+        operators = {operator for rung in rungs for operator in rung.operators}
         verdict = Verdict(
             mutant.identity, mutant.kind.name, mutant.source.name, mutant.line, SURVIVED
         )
@@ -329,7 +347,7 @@ class _DayCampaign:
         pairs = tuple(rung.pair for rung in rungs)
         usual = self._check_original("plain", pairs, operators)
         if usual.status != "passed":
-            raise DayUnfit(f"{usual.rung}, built without other rungs, fails: {usual.reason}")
+            raise _TooFew(f"{usual.rung or 'the day'}, built otherwise, fails: {usual.reason}")
         limit = min(LONGEST, 30 + SLOWER * sum(rung.seconds for rung in rungs))
         folder = self._moved(mutant, name) if self.day.other_sources else ""
         plain = self.campaign.arena("plain")
@@ -400,10 +418,10 @@ class _DayCampaign:
         return result if result.status in BAD else None
 
     def _check_original(
-        self, variant: Variant, pairs: tuple[Pair, ...], operators: Iterable[str]
+        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str]
     ) -> Result:
         """What a check gives of the original, built as mutants are in this variant."""
-        key = (variant, pairs)
+        key = (variant, pairs, frozenset(operators))
         with self._lock:
             future = self._baselines.get(key)
             mine = future is None
@@ -417,12 +435,13 @@ class _DayCampaign:
         return future.result()
 
     def _try_original(
-        self, variant: Variant, pairs: tuple[Pair, ...], operators: Iterable[str]
+        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str]
     ) -> Result:
         shop = self.shop(variant)
         objects = [shop.original(s, mine) for s, mine in shop.needed(operators).items()]
         objects = objects or [shop.original(s, frozenset()) for s in self.day.library_sources]
-        library = shop.library(objects, f"original-{digest([word for p in pairs for word in p])}")
+        words = [word for pair in pairs for word in pair]
+        library = shop.library(objects, f"original-{digest([*words, *sorted(operators)])}")
         trial = self._trial(library, pairs, 300.0)
         return self.campaign.arena(variant).run(
             replace(trial, quick=_few_cases(variant), watched=variant != "plain")

@@ -422,7 +422,12 @@ _FACTOR = re.compile(
 _DIVISOR = re.compile(r"(\w*_)?(sum|total|count|mean|length|denominator|norm|cols|rows)(_\w*)?")
 
 
-@_kind("factor dropped", "device", "A scale is left out, or the maximum that keeps exp in range.")
+@_kind(
+    "factor dropped",
+    "device",
+    "A factor or a divisor of a value or of an index is left out, or the maximum that keeps exp "
+    "in range.",
+)
 def _factor(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
         if code.binary(p, "*"):
