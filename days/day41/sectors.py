@@ -10,7 +10,7 @@ from pathlib import Path
 from common.day import print_table
 
 STRIDES = (1, 2, 8, 16, 32)  # in elements
-COUNTED = Path(__file__).with_name("sectors.json")  # what the CPU backend counted
+STORED = Path(__file__).with_name("sectors.json")  # the last column of each device
 LIMIT = 13  # seconds that ncu may take
 SECTOR = 32  # bytes
 LANES = range(32)
@@ -80,34 +80,45 @@ def per_request(counts):
     return [mean("global load"), mean("global store")]
 
 
-def count_on_cpu(names):
-    """Counts on the CPU backend, from the address of every access, and keeps that in COUNTED.
+def counted_on_cpu(names):
+    """[per load, per store] by name, from the address of every access on the CPU backend.
 
     Raises RuntimeError where a count is not as predicted.
     """
     rungs = {f"{r['problem']}: {r['rung']}": per_request(r["counts"]) for r in profile("cpu")}
-    counted = {name: rungs[name] for name in names}
     for name in names:
-        if shown(counted[name]) != shown(PREDICTED[name]):
+        if shown(rungs[name]) != shown(PREDICTED[name]):
             raise RuntimeError(
                 f"{name}: {shown(PREDICTED[name])} sectors per load and store are predicted, "
-                f"the CPU backend counts {shown(counted[name])}"
+                f"the CPU backend counts {shown(rungs[name])}"
             )
-    lines = (f" {json.dumps(name)}: {json.dumps(pair)}" for name, pair in counted.items())
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
-    if not COUNTED.is_file() or COUNTED.read_text() != text:
-        COUNTED.write_text(text)
+    return {name: rungs[name] for name in names}
 
 
 def measured_by_ncu(names):
-    """[per load, per store] by the GPU's counters. names: of the last rungs, one kernel each; the
-    problem that is only checked comes before them. Raises NotCounted."""
+    """The same by the GPU's counters. names: of the last rungs, one kernel each; the problem that
+    is only checked comes before them. Raises NotCounted."""
     (outcome,) = profile("cuda")
-    kernels = outcome["counts"]
-    if len(kernels) != 2 * (len(names) + 1):  # loads and stores of each
+    return by_name(names, outcome["counts"])
+
+
+def by_name(names, kernels):
+    """ncu's counts of loads and stores, kernel after kernel, as [per load, per store] by name."""
+    if len(kernels) != 2 * (len(names) + 1):
         raise NotCounted(f"ncu saw {len(kernels) // 2} kernels, expected {len(names) + 1}")
     pairs = zip(kernels[2::2], kernels[3::2], strict=True)
     return {name: per_request(pair) for name, pair in zip(names, pairs, strict=True)}
+
+
+def store(columns):
+    """Writes the columns to STORED, a line per rung, if they changed."""
+    parts = []
+    for title, column in columns.items():
+        lines = (f"  {json.dumps(name)}: {json.dumps(pair)}" for name, pair in column.items())
+        parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
+    text = "{\n" + ",\n".join(parts) + "\n}\n"
+    if not STORED.is_file() or STORED.read_text() != text:
+        STORED.write_text(text)
 
 
 def shown(pair):
@@ -117,17 +128,21 @@ def shown(pair):
 
 def print_sectors(problems, device):
     """Prints a row per rung with the predicted sectors per request, those that the CPU backend
-    counts and, on a GPU, those that ncu measures there, and says where they differ: a compiler may
-    choose other instructions. Raises RuntimeError where the CPU backend differs."""
+    counts and those that ncu measures. The column of this device is taken anew and stored, the
+    other one is the stored one. Says where they differ: a compiler may choose other instructions.
+    Raises RuntimeError where the CPU backend differs."""
     names = [f"{problem.name}: {rung.name}" for problem in problems for rung in problem.rungs]
+    stored = json.loads(STORED.read_text())
     if device.type == "cpu":
-        count_on_cpu(names)
-    columns = {"predicted": PREDICTED, "CPU backend": json.loads(COUNTED.read_text())}
-    if device.type == "cuda":
+        stored["CPU backend"] = counted_on_cpu(names)
+        store(stored)
+    else:
         try:
-            columns["ncu"] = measured_by_ncu(names)
+            stored["ncu"] = measured_by_ncu(names)
+            store(stored)
         except NotCounted as reason:
-            print(f"no column of ncu: {reason}")
+            print(f"the column of ncu is the stored one: {reason}")
+    columns = {"predicted": PREDICTED, **stored}
     rows = [[name, *(shown(column[name]) for column in columns.values())] for name in names]
     print("sectors per request, loads / stores")
     print_table(["", *columns], rows)
