@@ -41,7 +41,7 @@ def ceilings(cache: Path) -> Ceilings:
     """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
     properties = torch.cuda.get_device_properties(0)
     slug = re.sub(r"\W+", "-", properties.name.lower())
-    file = cache / f"ceilings-3-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    file = cache / f"ceilings-4-{slug}-torch{torch.__version__.split('+')[0]}.json"
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
     measured = measure()
@@ -93,12 +93,18 @@ def _multiply_adds(dtype: torch.dtype) -> float:
     return 2 * steps * chains * count / _best_seconds(lambda: chained(lanes)) / 1e12
 
 
+WAITED = 2_000_000  # clocks, about a millisecond: longer than a busy host takes to launch
+
+
 def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:
+    """The shortest of some calls, without what the host takes to launch them: the GPU first waits
+    until the call and both events are in its queue."""
     for _ in range(3):
         call()
     times = []
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(WAITED)
         start.record()
         call()
         stop.record()

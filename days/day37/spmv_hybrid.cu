@@ -22,7 +22,7 @@
 
 #include <tuple>
 
-constexpr int BLOCK = 256;
+constexpr int BLOCK = 128;
 constexpr int WARPS = BLOCK / 32;
 
 // ---------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ Tensor csr_v1_warp(const Tensor& row_ptr, const Tensor& col, const Tensor& value
 // entries gives one list of rows + nnz steps: "entry k" and "row r ends". Every thread takes
 // ITEMS steps of it, and finds by binary search where they begin.
 
-constexpr int ITEMS = 9;  // steps per thread; odd, so that lanes which walk use different banks
+constexpr int ITEMS = 7;  // steps per thread; odd, so that lanes which walk use different banks
 
 // The number of row ends among the first `diagonal` steps; the others are entries. ends(r) is where
 // row r ends, for r in [0, rows). The result and `diagonal` minus it stay in [0, rows] and [0,

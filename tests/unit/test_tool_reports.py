@@ -12,6 +12,7 @@ from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import DAYS
 from common.cpu.findings import LineCounts
 from common.process import worker
+from common.process.events import Finished
 from common.process.worker import Work
 from common.report.terminal import Report
 from common.tools import access_profile, compute_sanitizer, nsight
@@ -51,6 +52,13 @@ FOUND = """========= COMPUTE-SANITIZER
 """
 OTHERS = FOUND.replace("twice_v1_kernel", "at::native::sort_kernel")
 HAZARDS = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+BROKEN = """========= COMPUTE-SANITIZER
+ 1 twice_v1                      PASS 3 cases
+========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception.
+=========
+========= Target application returned an error
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
 NO_HAZARDS = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
 
 
@@ -64,6 +72,7 @@ NO_HAZARDS = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warn
         (OTHERS, 99, PASS, ""),
         (OTHERS + FOUND, 99, FAIL, "1 error"),
         (HAZARDS, 99, FAIL, "2 hazards"),
+        (BROKEN, 99, FAIL, "itself failed"),
         (CLEAN, 1, FAIL, "checks failed"),
         ("Error: Device not supported\n", 1, FAIL, "no report"),
         ("", 0, FAIL, "no report"),
@@ -90,6 +99,18 @@ def test_a_problem_that_the_tools_cannot_run_is_left_out_and_reported() -> None:
     under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
     call, outcome = worker.check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
     assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
+
+
+def test_a_day_whose_problems_are_all_left_out_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    day = read_day(DAYS / "day32")
+    assert len(compute_sanitizer.left_out(day)) == len(load_lesson(day).problems)
+    monkeypatch.setattr(compute_sanitizer, "find_tool", lambda *_: "compute-sanitizer")
+    told: list[object] = []
+    channel = SimpleNamespace(emit=told.append)
+    compute_sanitizer.run_day(day, None, Work(), channel)  # type: ignore[arg-type]
+    outcomes = [event.outcome for event in told if isinstance(event, Finished)]
+    assert {outcome.status for outcome in outcomes} == {SKIP}
+    assert all("left out" in outcome.reason for outcome in outcomes)
 
 
 def test_findings_that_are_alike_are_reported_once() -> None:
