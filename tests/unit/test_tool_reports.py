@@ -105,10 +105,10 @@ def test_a_day_whose_problems_are_all_left_out_is_skipped(monkeypatch: pytest.Mo
     day = read_day(DAYS / "day32")
     assert len(compute_sanitizer.left_out(day)) == len(load_lesson(day).problems)
     monkeypatch.setattr(compute_sanitizer, "find_tool", lambda *_: "compute-sanitizer")
-    told: list[object] = []
-    channel = SimpleNamespace(emit=told.append)
+    reported: list[object] = []
+    channel = SimpleNamespace(emit=reported.append)
     compute_sanitizer.run_day(day, None, Work(), channel)  # type: ignore[arg-type]
-    outcomes = [event.outcome for event in told if isinstance(event, Finished)]
+    outcomes = [event.outcome for event in reported if isinstance(event, Finished)]
     assert {outcome.status for outcome in outcomes} == {SKIP}
     assert all("left out" in outcome.reason for outcome in outcomes)
 
