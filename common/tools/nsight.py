@@ -14,9 +14,18 @@ from common.base.toolchain import Platform
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
+from common.cpu.findings import LineCounts
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
 from common.process.worker import Work, load_rung, run_this
 from common.tools.nvidia import find_tool
+
+# Kind of access: the counters of its sectors and of its requests.
+SECTORS = {
+    f"global {access}": tuple(
+        f"l1tex__t_{what}_pipe_lsu_mem_global_op_{short}.sum" for what in ("sectors", "requests")
+    )
+    for access, short in (("load", "ld"), ("store", "st"))
+}
 
 # Column of the table: counters of ncu; its unit, or what is made of two counters.
 METRICS = {
@@ -26,20 +35,8 @@ METRICS = {
     "L2 hit %": (("lts__t_sector_hit_rate.pct",), "percent"),
     "occup. %": (("sm__warps_active.avg.pct_of_peak_sustained_active",), "percent"),
     "regs": (("launch__registers_per_thread",), "count"),
-    "sect/ld": (
-        (
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-            "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-        ),
-        "ratio",
-    ),
-    "sect/st": (
-        (
-            "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-            "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-        ),
-        "ratio",
-    ),
+    "sect/ld": (SECTORS["global load"], "ratio"),
+    "sect/st": (SECTORS["global store"], "ratio"),
     # From the addresses of each instruction. The counters l1tex__data_bank_conflicts_… also count
     # waiting for other traffic, so that they are never quite 0 and differ from run to run.
     "bank confl.": (
@@ -98,11 +95,13 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         outcome.status, outcome.reason = SKIP, INSTALL
     else:
         try:
-            rows = parse(_measure(ncu, day, work))
+            text = _measure(ncu, day, work)
+            rows = parse(text)
         except ProfileError as error:
             first, *rest = str(error).splitlines()
             outcome.status, outcome.reason, outcome.details = FAIL, first, rest
         else:
+            outcome.counts = [sums.to_json() for sums in counts(text)]
             header = ["kernel", *METRICS]
             channel.emit(Table(f"day {day.number}, kernels", header, rows))
             outcome.remarks.append(LEGEND)
@@ -131,19 +130,48 @@ def parse(text: str) -> list[list[str]]:
 
     Raises ProfileError where it holds no kernel.
     """
+    return [
+        [kernel_name(record["Kernel Name"]), *(_value(record, *m) for m in METRICS.values())]
+        for record in _records(text)
+    ]
+
+
+def counts(text: str) -> list[LineCounts]:
+    """Requests and sectors of ncu's raw CSV: for each kernel, in the order of the launches, those
+    of its global loads and then those of its global stores. A counter that is missing is 0.
+
+    Raises ProfileError where it holds no kernel.
+    """
+    return [
+        LineCounts(
+            kernel_name(record["Kernel Name"]),
+            file="",
+            line=0,
+            kind=kind,
+            requests=_count(record, requests),
+            sectors=_count(record, sectors),
+        )
+        for record in _records(text)
+        for kind, (sectors, requests) in SECTORS.items()
+    ]
+
+
+def _records(text: str) -> list[dict[str, str]]:
+    """The kernels of ncu's raw CSV. Raises ProfileError where it holds none."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         raise ProfileError("ncu's output holds no table")
-    records = list(csv.DictReader(lines[start:]))
-    rows = [
-        [kernel_name(record["Kernel Name"]), *(_value(record, *m) for m in METRICS.values())]
-        for record in records
-        if record["ID"]  # the line below the header gives the units and has no ID
-    ]
-    if not rows:
+    # The line below the header gives the units and has no ID.
+    records = [record for record in csv.DictReader(lines[start:]) if record["ID"]]
+    if not records:
         raise ProfileError("ncu saw no kernel: the rungs launched none")
-    return rows
+    return records
+
+
+def _count(record: dict[str, str], name: str) -> int:
+    text = record.get(name, "").replace(",", "")
+    return int(float(text)) if text.replace(".", "", 1).isdecimal() else 0
 
 
 def kernel_name(text: str) -> str:

@@ -126,17 +126,24 @@ def test_findings_that_are_alike_are_reported_once() -> None:
 # --- Nsight Compute ---------------------------------------------------------------------------
 
 
+def raw_csv(*kernels: dict[str, str]) -> str:
+    """ncu's raw CSV, a line per kernel with these values; every other counter is 7."""
+    counters = [name for names, _ in nsight.METRICS.values() for name in names]
+    lines = [["ID", "Kernel Name", *counters], [""] * (2 + len(counters))]
+    for number, values in enumerate(kernels):
+        name = "void twice_v1_kernel<float>(int)"
+        lines.append([str(number), name, *(values.get(counter, "7") for counter in counters)])
+    text = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+    return f"==PROF== noise\n{text}\n"
+
+
 def test_profiles_are_read() -> None:
     counters = [name for names, _ in nsight.METRICS.values() for name in names]
-    header = ",".join(f'"{name}"' for name in ["ID", "Kernel Name", *counters])
-    units = ",".join('""' for _ in range(2 + len(counters)))
     values = {"gpu__time_duration.sum": "12,345", "lts__t_sector_hit_rate.pct": "33.333"}
     values |= {name: "400" for name in counters if "sectors" in name}
     values |= {name: "100" for name in counters if "requests" in name}
     values |= {"memory_l1_wavefronts_shared": "1,054"}
-    cells = [values.get(name, "7") for name in counters]
-    line = ",".join(f'"{cell}"' for cell in ["0", "void twice_v1_kernel<float>(int)", *cells])
-    (row,) = nsight.parse(f"==PROF== noise\n{header}\n{units}\n{line}\n")
+    (row,) = nsight.parse(raw_csv(values))
     shown = dict(zip(["kernel", *nsight.METRICS], row, strict=True))
     assert shown["kernel"] == "twice_v1_kernel<float>"
     assert shown["µs"] == "12.3"
@@ -146,10 +153,24 @@ def test_profiles_are_read() -> None:
     assert shown["regs"] == "7"
 
 
+def test_a_profile_gives_the_sectors_of_each_kernel() -> None:
+    first = {name: "1,024" for name in nsight.SECTORS["global load"]}
+    first |= {name: "n/a" for name in nsight.SECTORS["global store"]}
+    found = nsight.counts(raw_csv(first, {}))
+    assert {sums.kernel for sums in found} == {"twice_v1_kernel<float>"}
+    assert [(sums.kind, sums.sectors, sums.requests) for sums in found] == [
+        ("global load", 1024, 1024),
+        ("global store", 0, 0),
+        ("global load", 7, 7),
+        ("global store", 7, 7),
+    ]
+
+
 @pytest.mark.parametrize("text", ["", '"ID","Kernel Name"\n"",""\n'])
 def test_a_profile_of_nothing_is_an_error(text: str) -> None:
-    with pytest.raises(nsight.ProfileError):
-        nsight.parse(text)
+    for read in (nsight.parse, nsight.counts):
+        with pytest.raises(nsight.ProfileError):
+            read(text)
 
 
 def test_names_of_kernels() -> None:
