@@ -197,9 +197,10 @@ def gradients_in(dtype, ulps):
     )
 
 
+SHORT = "tanh.approx.bf16"
 FORMULAS = {
     "tanh.approx": "tanh",
-    "tanh.approx.bf16": "tanh",
+    SHORT: "tanh",
     "tanh_by_exp": "tanh",
     "sigmoid_by_tanh": "sigmoid",
     "gelu_by_erf": "gelu",
@@ -220,6 +221,21 @@ def around_zero(name, case, draw):
     return draw(*case.shape, values="uniform") * 2 - 1, name
 
 
+def other_formulas(name, formulas, **options):
+    return Problem(
+        name,
+        chosen(around_zero, False, formulas),
+        formula_reference,
+        rungs=(Rung("formula", "measured below"),),
+        # Two numbers alone may have results that are nearly equal: no case of one element.
+        cases=cases(
+            BF16, lengths=LENGTHS[1:], before=[(number,) for number in range(len(formulas))]
+        ),
+        timed=False,
+        **options,
+    )
+
+
 PROBLEMS = (
     *(forward(function) for function in FUNCTIONS),
     *(training(function) for function in FUNCTIONS),
@@ -232,13 +248,10 @@ PROBLEMS = (
         for dtype, ulps in (("float32", 256), ("float16", 16), ("bfloat16", 4))
         for problem in gradients_in(dtype, ulps)
     ),
-    Problem(
-        "other formulas",
-        chosen(around_zero, False, tuple(FORMULAS)),
-        formula_reference,
-        rungs=(Rung("formula", "measured below"),),
-        cases=cases(BF16, before=[(number,) for number in range(len(FORMULAS))]),
-        timed=False,
+    other_formulas("other formulas", tuple(name for name in FORMULAS if name != SHORT)),
+    other_formulas(
+        "tanh in bf16 throughout",
+        (SHORT,),
         tolerance=Tolerance(16, why="tanh.approx.bf16 leans to zero by 0.3 % on an H200"),
     ),
 )
