@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from common.bench.showing import gpu_times
+
 GIB = 1 << 30
 
 
@@ -93,21 +95,8 @@ def _multiply_adds(dtype: torch.dtype) -> float:
     return 2 * steps * chains * count / _best_seconds(lambda: chained(lanes)) / 1e12
 
 
-WAITED = 2_000_000  # clocks, about a millisecond: longer than a busy host takes to launch
-
-
 def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """The shortest of some calls, without what the host takes to launch them: the GPU first waits
-    until the call and both events are in its queue."""
+    """The shortest of some calls."""
     for _ in range(3):
         call()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(WAITED)
-        start.record()
-        call()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
-    return min(times)
+    return min(gpu_times(call, repeats))

@@ -33,21 +33,29 @@ def seconds(call: Callable[[], object], repeats: int = 10) -> float:
     kept busy until the call's launches are queued, so that they follow each other at once.
     """
     call()
+    if torch.cuda.is_available():
+        return statistics.median(gpu_times(call, repeats))
     times = []
     for _ in range(repeats):
-        if torch.cuda.is_available():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(HEAD_START)
-            start.record()
-            call()
-            stop.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(stop) / 1e3)
-        else:
-            began = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each of so many calls, by events of the GPU, which waits until the call and both
+    events are in its queue: what a busy host takes to launch them does not count."""
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START)
+        start.record()
+        call()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return times
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
