@@ -289,16 +289,19 @@ void rope_packs(const Rotation& r, const Tensor& q, const Tensor& k, const Tenso
   check_launch("rope_v3_vectorised");
 }
 
+// By packs where they fit, else as v2.
+void rope_fastest(const Rotation& r, const Tensor& q, const Tensor& k, const Tensor& cos,
+                  const Tensor& sin, const Tensor& q_out, const Tensor& k_out, bool interleaved) {
+  if (fits_packs(r, q, k, cos, sin)) return rope_packs(r, q, k, q_out, k_out, interleaved);
+  fell_back("rope_v2_fused", "a head that is not made of whole packs, or is not aligned");
+  rope_pairs(r, q, k, q_out, k_out, interleaved);
+}
+
 void rope_v3_vectorised(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                         int64_t offset, bool interleaved) {
   const Rotation r = check_rotation(q, k, cos, sin, offset, false);
   const DeviceGuard guard(q);
-  if (fits_packs(r, q, k, cos, sin)) {
-    rope_packs(r, q, k, q, k, interleaved);
-  } else {
-    fell_back("rope_v2_fused", "a head that is not made of whole packs, or is not aligned");
-    rope_pairs(r, q, k, q, k, interleaved);
-  }
+  rope_fastest(r, q, k, cos, sin, q, k, interleaved);
 }
 
 // The same into new tensors. A rotation is orthogonal, so the gradient is the rotation back.
@@ -308,12 +311,7 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
   const Rotation r = check_rotation(q, k, cos, sin, offset, inverse);
   const DeviceGuard guard(q);
   const Tensor q_out = torch::stable::empty_like(q), k_out = torch::stable::empty_like(k);
-  if (fits_packs(r, q, k, cos, sin)) {
-    rope_packs(r, q, k, q_out, k_out, interleaved);
-  } else {
-    fell_back("rope_v2_fused", "a head that is not made of whole packs, or is not aligned");
-    rope_pairs(r, q, k, q_out, k_out, interleaved);
-  }
+  rope_fastest(r, q, k, cos, sin, q_out, k_out, interleaved);
   return {q_out, k_out};
 }
 
