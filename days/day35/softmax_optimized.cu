@@ -16,6 +16,7 @@
 
 #include "common/cuda/binding.cuh"        // taught in day 6
 #include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/chunk.cuh"          // 16 bytes or one element; new here
 #include "common/cuda/ptx.cuh"            // cp.async: day 20; clusters: day 34
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
@@ -31,12 +32,6 @@ constexpr int PACKS = 4;
 constexpr int WARP_BLOCK = 128;  // v1: 4 rows per block
 constexpr int MAX_BLOCK = 1024;
 constexpr float LOG2_E = 1.44269504f;
-
-// N elements that one instruction loads: 16 bytes, or a single element where rows are not aligned.
-template <typename T, int N>
-struct alignas(N * sizeof(T)) Chunk {
-  T at[N];
-};
 
 // ---------------------------------------------------------------------------------------------
 // What all rungs share: a thread's part of a row, and pairs of maximum and sum.

@@ -1,16 +1,11 @@
-// Chunks of a row that one instruction loads, and their product. Shared by the files of day 42.
+// Products of chunks, and the choice of their size. Shared by the files of day 42.
 #pragma once
 
+#include "common/cuda/chunk.cuh"  // taught in day 35
 #include "common/cuda/tensor.cuh"
 
 #include <initializer_list>
 #include <type_traits>
-
-// N elements that one instruction loads: 16 bytes, or a single element where rows are not aligned.
-template <typename T, int N>
-struct alignas(N * sizeof(T)) Chunk {
-  T at[N];
-};
 
 // sum += a · x, in fp32.
 template <typename T, int N>
