@@ -50,13 +50,14 @@ def compiler_message(text: str) -> str:
     return message.replace(f"{ROOT}/", "")
 
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)
 
 
 def sources_of(file: Path, roots: Sequence[Path] = (ROOT,)) -> list[Path]:
-    """`file` and every project header that it reaches by #include "…", sorted.
+    """`file` and every project header that it reaches by #include, sorted.
 
-    A header is looked for beside the including file, then from `roots`, by default the repository.
+    A header is looked for beside the including file, unless it is in angle brackets, then from
+    `roots`, by default the repository.
     What is in no such place belongs to the toolkit or to torch, whose versions are in the key.
     """
     found: set[Path] = set()
@@ -66,8 +67,8 @@ def sources_of(file: Path, roots: Sequence[Path] = (ROOT,)) -> list[Path]:
         if current in found:
             continue
         found.add(current)
-        for name in _INCLUDE.findall(current.read_bytes()):
-            for base in (current.parent, *roots):
+        for bracket, name in _INCLUDE.findall(current.read_bytes()):
+            for base in (current.parent, *roots) if bracket == b'"' else roots:
                 candidate = (base / os.fsdecode(name)).resolve()
                 if candidate.is_file():
                     todo.append(candidate)

@@ -33,7 +33,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", type=Path, help="the program's .cu")
+    parser.add_argument(
+        "source", type=Path, nargs="+", help="the program's .cu files, and other C++ files of it"
+    )
     parser.add_argument("-o", dest="out", type=Path, help="write the program there, and do not run")
     orders = ["forward", "reverse", "random"]
     parser.add_argument("--order", choices=orders, help="of threads and blocks")
@@ -48,7 +50,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-I", action="append", default=[], metavar="DIR", help="look for headers")
     parser.add_argument("-D", action="append", default=[], metavar="NAME", help="define a macro")
     parser.add_argument("-l", action="append", default=[], metavar="LIB", help="link a library")
+    parser.add_argument("-L", action="append", default=[], metavar="DIR", help="look for libraries")
+    parser.add_argument("-std", metavar="=c++20", help="the C++ standard (default: c++17, as nvcc)")
+    parser.add_argument(
+        "-Xcompiler",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="flags for the compiler, separated by commas",
+    )
     return parser
+
+
+def _joined(words: list[str]) -> list[str]:
+    """`-Xcompiler -fopenmp`, as nvcc has it, in one word: its value begins with a dash."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "-Xcompiler":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def main(words: list[str]) -> int:
@@ -57,10 +79,13 @@ def main(words: list[str]) -> int:
     if "--" in words:
         own, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     parser = _parser()
-    args = parser.parse_args(own)
-    if not args.source.is_file():
-        parser.error(f"source: {args.source} is not a file")
-    flags = [f"-{kind}{value}" for kind in "IDl" for value in getattr(args, kind)]
+    args = parser.parse_args(_joined(own))
+    for source in args.source:
+        if not source.is_file():
+            parser.error(f"source: {source} is not a file")
+    flags = [f"-{kind}{value}" for kind in "IDlL" for value in getattr(args, kind)]
+    flags += [f"-std={args.std.removeprefix('=')}"] if args.std else []
+    flags += [flag for words in args.Xcompiler for flag in words.split(",")]
     try:
         model = models.chosen(args.model or os.environ.get("CUDACPU_MODEL", ""))
     except models.ModelError as error:
@@ -79,7 +104,7 @@ def main(words: list[str]) -> int:
             os.environ[f"CUDACPU_{name.upper()}"] = str(getattr(args, name))
     os.environ["CUDACPU_MODEL"] = model
     sys.stdout.flush()
-    os.execv(built, [str(args.source.with_suffix("")), *arguments])
+    os.execv(built, [str(args.source[0].with_suffix("")), *arguments])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ compiles them, and then contain what only nvcc can compile. A file that does not
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.cpu.lexer import Directive, Token, directives, tokenize
@@ -48,21 +48,38 @@ _CONDITIONALS = ("if", "ifdef", "ifndef", "elif", "elifdef", "elifndef")
 _DEVICE_WORDS = frozenset(("__device__", "__global__"))
 
 
-def read(text: str, arch: int, device_words: Iterable[str] = ()) -> list[Token]:
-    """The tokens of a file, `active` set on each for a model with this `__CUDA_ARCH__`.
+@dataclass(frozen=True, slots=True)
+class Macros:
+    """What is known of macros beside the text.
+
+    given: defined from outside, with their values as numbers, None for any other value. possible:
+    all that some file defines; what is neither of the two is undefined. None: anything may be.
+    """
+
+    given: Mapping[str, int | None] = field(default_factory=dict)
+    possible: frozenset[str] | None = None
+
+
+_NOTHING_KNOWN = Macros()
+
+
+def read(text: str, arch: int, macros: Macros = _NOTHING_KNOWN) -> list[Token]:
+    """The tokens of a file, `active` set on each for a model with this `__CUDA_ARCH__`."""
+    return resolve(text, arch, macros=macros)[0]
+
+
+def resolve(
+    text: str, arch: int, device_words: Iterable[str] = (), macros: Macros = _NOTHING_KNOWN
+) -> tuple[list[Token], Edits]:
+    """The same, and the edits that replace conditions and names by their values.
 
     device_words: macros that stand for `__device__` or `__global__`, of files read before; the
     file's own are found by `device_macros`.
     """
-    return resolve(text, arch, device_words)[0]
-
-
-def resolve(text: str, arch: int, device_words: Iterable[str] = ()) -> tuple[list[Token], Edits]:
-    """The same, and the edits that replace conditions and names by their values."""
     tokens = tokenize(text)
     edits = Edits()
     words = _DEVICE_WORDS | set(device_words) | device_macros(tokens)
-    _Reader(tokens, edits, arch, words).run()
+    _Reader(tokens, edits, arch, words, macros).run()
     return tokens, edits
 
 
@@ -83,17 +100,25 @@ class _Names:
 
     known: dict[str, int]
     undefined: set[str]
+    macros: Macros
     vague: set[str] = field(default_factory=set)  # undefined, and not to be compared with
 
     def is_defined(self, word: str) -> bool | None:
         if word in self.known:
             return True
-        return False if word in self.undefined or word in self.vague else None
+        if word in self.undefined or word in self.vague:
+            return False
+        if word in self.macros.given:
+            return True
+        possible = self.macros.possible
+        return False if possible is not None and word not in possible else None
 
     def get(self, word: str) -> int | None:
         if word in self.vague:
             return None
-        return 0 if word in self.undefined else self.known.get(word)
+        if word in self.known:
+            return self.known[word]
+        return 0 if self.is_defined(word) is False else self.macros.given.get(word)
 
 
 @dataclass(slots=True)
@@ -112,14 +137,17 @@ class _Scope:
 
 
 class _Reader:
-    def __init__(self, tokens: list[Token], edits: Edits, arch: int, words: frozenset[str]) -> None:
+    def __init__(
+        self, tokens: list[Token], edits: Edits, arch: int, words: frozenset[str], macros: Macros
+    ) -> None:
         self.tokens, self.edits, self.words = tokens, edits, words
         self.arch = arch
         specific = {name: 1 for name, model in _SPECIFIC.items() if model == arch}
         without = _UNDEFINED | set(_SPECIFIC)
-        self.device = _Names(_DEFINED | _NVCC | specific | {_ARCH: arch}, without - set(specific))
-        self.host = _Names(_DEFINED | _NVCC, without | {_ARCH})
-        self.on_host = _Names(_DEFINED | _NVCC, without, {_ARCH})
+        on_device = _DEFINED | _NVCC | specific | {_ARCH: arch}
+        self.device = _Names(on_device, without - set(specific), macros)
+        self.host = _Names(_DEFINED | _NVCC, without | {_ARCH}, macros)
+        self.on_host = _Names(_DEFINED | _NVCC, without, macros, {_ARCH})
         self.lines = {line.start: line for line in directives(tokens)}
         self.alone = _without_alternative(self.lines.values())
         self.groups: list[_Group] = []

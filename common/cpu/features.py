@@ -14,6 +14,7 @@ _RUNTIME_API = """
     cudaDeviceGetStreamPriorityRange cudaDeviceCanAccessPeer cudaDeviceGetPCIBusId
     cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaSetDeviceFlags cudaGetDeviceFlags
     cudaInitDevice cudaDeviceSetCacheConfig cudaDeviceGetCacheConfig
+    cudaDeviceGetSharedMemConfig cudaDeviceSetSharedMemConfig cudaFuncSetSharedMemConfig
     cudaMalloc cudaFree cudaMallocHost cudaHostAlloc cudaFreeHost cudaMallocManaged
     cudaMallocAsync cudaFreeAsync cudaHostRegister cudaHostUnregister cudaHostGetDevicePointer
     cudaMallocPitch cudaMemcpy cudaMemcpyAsync cudaMemcpy2D cudaMemcpy2DAsync cudaMemset
@@ -29,10 +30,12 @@ _RUNTIME_API = """
     cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
     cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaStreamGetPriority
     cudaStreamGetFlags cudaStreamGetId cudaStreamAddCallback cudaLaunchHostFunc
+    cudaStreamSetAttribute cudaStreamCopyAttributes cudaStreamAttachMemAsync
     cudaStreamBeginCapture cudaStreamEndCapture cudaStreamIsCapturing cudaStreamGetCaptureInfo
     cudaThreadExchangeStreamCaptureMode
     cudaGraphCreate cudaGraphDestroy cudaGraphClone cudaGraphNodeFindInClone
-    cudaGraphAddKernelNode cudaGraphAddMemcpyNode1D cudaGraphAddMemsetNode cudaGraphAddHostNode
+    cudaGraphAddKernelNode cudaGraphAddMemcpyNode cudaGraphAddMemcpyNode1D cudaGraphAddMemsetNode
+    cudaGraphAddHostNode
     cudaGraphAddEmptyNode cudaGraphAddChildGraphNode cudaGraphChildGraphNodeGetGraph
     cudaGraphAddDependencies cudaGraphGetNodes cudaGraphGetRootNodes cudaGraphGetEdges
     cudaGraphNodeGetType cudaGraphKernelNodeGetParams cudaGraphKernelNodeSetParams
@@ -57,6 +60,7 @@ RUNTIME_API = frozenset(_RUNTIME_API.split())
 _TYPES = (
     *("cudaDeviceProp", "cudaExtent", "cudaPos", "cudaPitchedPtr", "cudaFuncAttributes"),
     *("cudaPointerAttributes", "cudaLaunchAttribute", "cudaMemcpy3DParms", "cudaUUID"),
+    *("cudaDeviceAttr", "cudaError", "cudaMemcpyKind", "cudaFuncCache", "cudaLimit"),
 )
 
 _RUNTIME_CALL = re.compile(r"cuda[A-Z]\w*")

@@ -1,22 +1,26 @@
-"""`#include` lines: each project header is replaced by its rewritten copy."""
+"""`#include` lines: each project header, in quotes or angle brackets, is replaced by its rewritten
+copy."""
 
 from collections.abc import Mapping
 
 from common.cpu import features
-from common.cpu.lexer import Token, directives
+from common.cpu.lexer import Directive, Token, directives
 from common.cpu.stream import Edits
 from common.cpu.syntax import TokenError
 
 
-def quoted(tokens: list[Token]) -> list[str]:
-    """The names of each `#include "…"` that may be compiled."""
-    names = []
-    for line in directives(tokens):
-        if line.name == "include" and line.rest:
-            name = tokens[line.rest[0]]
-            if name.active and name.kind == "string":
-                names.append(name.text[1:-1])
-    return names
+def named(tokens: list[Token]) -> list[str]:
+    """What each `#include` names that may be compiled, as it is written: "…" or <…>."""
+    return [
+        _written(tokens, line)
+        for line in directives(tokens)
+        if line.name == "include" and line.rest and tokens[line.start].active
+    ]
+
+
+def _written(tokens: list[Token], line: Directive) -> str:
+    first = tokens[line.rest[0]]
+    return first.text if first.kind == "string" else "".join(tokens[i].text for i in line.rest)
 
 
 def edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str]) -> None:
@@ -27,14 +31,13 @@ def edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str]) -> None:
     for line in directives(tokens):
         if line.name != "include" or not line.rest or not tokens[line.start].active:
             continue
-        first = tokens[line.rest[0]]
-        if first.kind == "string":
-            path = first.text[1:-1]
-            if path in copies:
-                edits.instead[line.rest[0]] = f'"{copies[path]}"'
-                continue
-        else:
-            path = "".join(tokens[i].text for i in line.rest[1:-1])
+        name = _written(tokens, line)
+        if name in copies:
+            for place in line.rest:
+                edits.instead[place] = ""
+            edits.instead[line.rest[0]] = f'"{copies[name]}"'
+            continue
+        path = name[1:-1]
         reason = features.missing_header(path)
         if reason is not None:
-            raise TokenError(first, f"#include <{path}>: {reason}")
+            raise TokenError(tokens[line.rest[0]], f"#include <{path}>: {reason}")

@@ -19,6 +19,7 @@ from common.cpu.syntax import (
     closing,
     flat,
     is_op_at,
+    opening,
     split,
     statement_start,
 )
@@ -42,9 +43,21 @@ def edit(stream: Stream) -> None:
             kernels.append((p, *_identity(tokens, head, p)))
     for p, name, specialised, limits in kernels:
         overloads = sum(other[1] == name for other in kernels)
-        known = name and (overloads == 1 or specialised)
+        hidden = _has_parameter(tokens, p, name)
+        known = name and (overloads == 1 or specialised) and not hidden
         address = f"(&{name})" if known else "(nullptr)"
         stream.insert_after(p, f" CUDACPU_ENTRY({', '.join([address, *limits])})")
+
+
+def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
+    """Whether a parameter of the function whose body opens there hides a name."""
+    if not tokens[body - 1].is_op(")"):
+        return False
+    start = opening(tokens, body - 1)
+    return any(
+        token.is_word(name) and tokens[p + 1].is_op(",", ")", "[")
+        for p, token in enumerate(tokens[start:body], start)
+    )
 
 
 def _refuse_copied_maps(head: Sequence[Token]) -> None:

@@ -25,15 +25,16 @@ def edit(stream: Stream) -> None:
     """Turns each launch into a call of the object that `cudacpu::launcher` makes."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
-        if not token.is_op("<<<") or (p > 0 and tokens[p - 1].is_word("operator")):
+        opening = _opening_tokens(tokens, p)
+        if not opening or (p > 0 and tokens[p - 1].is_word("operator")):
             continue
         if stream.on_device(p):
             raise TokenError(token, "a launch from device code is not supported on the CPU backend")
         if p == 0:
             raise TokenError(token, "a launch without a kernel")
         start = expression_start(tokens, p - 1)
-        close = configuration(tokens, p)
-        if len(split(tokens, p + 1, close)) < 2:
+        close, closing_tokens = configuration(tokens, p, opening)
+        if len(split(tokens, p + opening, close)) < 2:
             raise TokenError(token, "a launch needs a grid and a block: <<<grid, block>>>")
         kernel = flat(tokens[start:p])
         line = stream.line_of(start)
@@ -48,8 +49,31 @@ def edit(stream: Stream) -> None:
             start,
             f"::cudacpu::launcher({{CUDACPU_TEXT({kernel}), __FILE__, {line}}}, {head}",
         )
+        for q in (*range(p, p + opening), *range(close, close + closing_tokens)):
+            stream.replace(q, "")
         stream.replace(p, call)
         stream.replace(close, ")")
+
+
+def _opening_tokens(tokens: Sequence[Token], p: int) -> int:
+    """How many tokens of a `<<<` begin at p; 0 for none. Some formatters write `<< <`, which means
+    nothing else."""
+    if tokens[p].is_op("<<<"):
+        return 1
+    return 2 if tokens[p].is_op("<<") and is_op_at(tokens, p + 1, "<") else 0
+
+
+# How `>>>` may be written with blanks.
+_SPACED = ((">>", ">"), (">", ">>"), (">", ">", ">"))
+
+
+def _closing_tokens(tokens: Sequence[Token], q: int) -> int:
+    """How many tokens of a `>>>` with blanks, before a parenthesis, begin at q; 0 for none."""
+    for parts in _SPACED:
+        matches = all(is_op_at(tokens, q + k, text) for k, text in enumerate(parts))
+        if matches and is_op_at(tokens, q + len(parts), "("):
+            return len(parts)
+    return 0
 
 
 def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
@@ -66,21 +90,24 @@ def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
     return True
 
 
-def configuration(tokens: Sequence[Token], p: int) -> int:
-    """The position of the `>>>` that ends the launch configuration opened at p."""
+def configuration(tokens: Sequence[Token], p: int, opening: int) -> tuple[int, int]:
+    """The position of the `>>>` that ends the launch configuration opened at p by so many tokens,
+    and how many tokens it has."""
     templates = 0  # open template brackets within the configuration
-    q = p + 1
+    q = p + opening
     while q < len(tokens) and not tokens[q].is_op(";", "<<<"):
         token = tokens[q]
         if token.is_op("(", "[", "{"):
             q = closing(tokens, q)
         elif token.is_op("<") and tokens[q - 1].is_word():
             templates += 1
+        elif not templates and (spaced := _closing_tokens(tokens, q)):
+            return q, spaced
         elif token.is_op(">", ">>"):
             templates = max(0, templates - len(token.text))
         elif token.is_op(">>>") and is_op_at(tokens, q + 1, "("):
             if templates < 3:
-                return q
+                return q, 1
             templates -= 3
         q += 1
     raise TokenError(tokens[p], "this launch has no matching '>>>(…)'")

@@ -10,6 +10,7 @@ from common.base.cache import Entry, cached, digest
 from common.base.compiling import STABLE_ABI, BuildError, run_compiler, torch_includes
 from common.base.toolchain import Platform
 from common.cpu import backend, models
+from common.cpu.conditions import Macros
 from common.cpu.rewrite import RewriteError, rewrite_tree
 
 _KEPT_PRELUDES = 2  # of 105 MB each
@@ -115,17 +116,24 @@ def link_flags(platform: Platform) -> list[str]:
 
 
 def rewritten(
-    name: str, source: Path, files: list[Path], roots: list[Path], model: str = ""
+    name: str,
+    source: Path,
+    files: list[Path],
+    roots: list[Path],
+    model: str = "",
+    macros: Macros | None = None,
 ) -> Path:
     """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
     name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
     headers are looked for. model: the card that is played. The text, and what is built of it, is
-    the same for all models unless one of the files asks for __CUDA_ARCH__. Raises BuildError with
-    the line of a feature that is missing.
+    the same for all models unless one of the files asks for __CUDA_ARCH__. macros: what is known
+    of them. Raises BuildError with the line of a feature that is missing.
     """
     model = models.chosen(model)
     parts = [model, *(str(file) for file in (*files, *roots))]
+    if macros:
+        parts += [repr(sorted(macros.given.items())), repr(sorted(macros.possible or ()))]
     entry = Entry(
         f"{name}-rewritten",
         digest(parts, [*files, *backend.REWRITER, models.TABLE]),
@@ -135,7 +143,7 @@ def rewritten(
 
     def make(directory: Path) -> None:
         try:
-            rewrite_tree(source, directory, roots, model)
+            rewrite_tree(source, directory, roots, model, macros)
         except RewriteError as error:
             raise BuildError(str(error)) from None
 

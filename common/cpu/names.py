@@ -67,6 +67,8 @@ def edit(stream: Stream) -> None:
         if token.text == "__noinline__" and not (before and before.is_op("(")):
             # No macro can do this: libstdc++ itself writes __attribute__((__noinline__)).
             stream.replace(p, "__attribute__((noinline))")
+        elif token.is_word("main") and called and before and before.is_word("int"):
+            _complete_returns(stream, p)
         elif called and token.is_word("printf"):
             _call_backend(stream, p)
         elif called and token.is_word(*_LAUNCH_FUNCTIONS):
@@ -80,6 +82,17 @@ def edit(stream: Stream) -> None:
             for q in range(p + 1, min(p + 5, len(tokens))):
                 if tokens[q].is_word("CUDA"):
                     stream.replace(q, "CPU")
+
+
+def _complete_returns(stream: Stream, p: int) -> None:
+    """Lets main(), whose name is at p, `return;` where it means 0, as nvcc does."""
+    tokens = stream.tokens
+    body = closing(tokens, p + 1) + 1
+    if not is_op_at(tokens, body, "{"):
+        return
+    for q in range(body, closing(tokens, body, or_last=True)):
+        if tokens[q].is_word("return") and is_op_at(tokens, q + 1, ";"):
+            stream.insert_after(q, " 0")
 
 
 def _call_backend(stream: Stream, p: int) -> bool:

@@ -3,6 +3,7 @@
 //
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
+//   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +16,8 @@ void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed
 void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
+void cudacpu_refuse_host_pointers(int on);
+const char* cudacpu_unchecked_launch();
 }
 
 namespace {
@@ -55,6 +58,27 @@ int order() {
   _Exit(1);
 }
 
+}  // namespace
+
+// The compiler's check of a function that ends without a value (-fsanitize=return). nvcc's host
+// code is not optimised and goes on; optimised code would run into whatever follows.
+extern "C" [[noreturn]] void __ubsan_handle_missing_return(const void* data) {
+  struct Place {
+    const char* file;
+    uint32_t line;
+  };
+  const auto& place = *static_cast<const Place*>(data);
+  fflush(stdout);
+  fprintf(stderr, "%s:%u: this function has to return a value, and ended without one\n", place.file,
+          place.line);
+  _Exit(1);
+}
+extern "C" [[noreturn]] void __ubsan_handle_missing_return_abort(const void* data) {
+  __ubsan_handle_missing_return(data);
+}
+
+namespace {
+
 struct Start {
   Start() {
     const int chosen = order(), mixed = 2;  // asynchronous copies: at once or late, in random order
@@ -67,7 +91,15 @@ struct Start {
     if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
     if (!cudacpu_set_model(model))
       refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
+    const char* pointers = getenv("CUDACPU_HOST_POINTERS");
+    if (pointers && *pointers && strcmp(pointers, "allow") != 0 && strcmp(pointers, "refuse") != 0)
+      refuse("CUDACPU_HOST_POINTERS", pointers, "refuse or allow");
+    cudacpu_refuse_host_pointers(!pointers || strcmp(pointers, "allow") != 0);
     std::set_terminate(end_with_message);
+  }
+  ~Start() {
+    if (const char* text = cudacpu_unchecked_launch(); *text)
+      fprintf(stderr, "CUDA on CPU: %s; the program never asked for the error\n", text);
   }
 } start;
 

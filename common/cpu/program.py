@@ -1,45 +1,118 @@
-"""A whole CUDA program, a `.cu` with a main(), built to run on the CPU.
+"""A whole CUDA program, one or several `.cu` files with a main(), built to run on the CPU.
 
-Like a day, it is rewritten, with the headers that it includes by #include "…", and kept in the
-cache until one of them, the backend or the compiler changes.
+Like a day, it is rewritten, with the headers of its own that it includes, and kept in the cache
+until one of them, the backend or the compiler changes.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
-from common.base.compiling import run_compiler, sources_of
+from common.base.compiling import BuildError, run_compiler, sources_of
 from common.base.toolchain import Platform
-from common.cpu import backend, libraries, models
+from common.cpu import backend, features, libraries, models
+from common.cpu.conditions import Macros
 
 _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the environment
+_STANDARD = "-std=c++17"  # nvcc's own
+_RETURNS = "-fsanitize=return"  # ends with a message of program.cpp
+
+_DEFINE = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+_SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
 
 
-def executable(source: Path, platform: Platform, flags: Sequence[str] = ()) -> Path:
+def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Path:
     """Builds the program if necessary, and returns its path.
 
-    flags: further ones for the compiler: -I (also where headers to be rewritten are looked for),
-    -D, -l and their like. Raises BuildError with the compiler's message, or with the file and
-    line of a feature that the CPU backend does not have; OSError if a source cannot be read.
+    sources: those that end in .cu are rewritten, others compiled as they are. flags: further ones
+    for the compiler: -I (also where headers to be rewritten are looked for), -D, -l and their like.
+    Raises BuildError with the compiler's message, or with the file and line of a feature that the
+    CPU backend does not have; OSError if a source cannot be read.
     """
-    source = source.resolve()
-    roots = [source.parent, *(Path(f[2:]).resolve() for f in flags if f.startswith("-I"))]
+    sources = [source.resolve() for source in sources]
+    stem = sources[0].stem
+    folders = list(dict.fromkeys(source.parent for source in sources))
+    roots = [*folders, *(Path(f[2:]).resolve() for f in flags if f.startswith("-I"))]
     runtime = libraries.build_runtime(platform)
-    cpp = libraries.rewritten(
-        f"program-{source.stem}", source, sources_of(source, roots), roots, platform.model
-    )
-    command = [platform.compiler, *libraries.flags(platform)]
-    command += [f"-I{source.parent}", "-pthread", *flags]
+    command = [platform.compiler, *libraries.flags(platform), _STANDARD]
+    command += [*(f"-I{folder}" for folder in folders), "-pthread", _RETURNS, *flags]
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
+    files: list[Path] = []
+    compiled: list[Path] = []
+    for source in sources:
+        if source.suffix == ".cu":
+            cpp = _rewritten(source, roots, platform, command)
+            files += libraries.texts(cpp)
+            compiled.append(cpp)
+        else:
+            files += sources_of(source, roots)
+            compiled.append(source)
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
-    parts = [platform.compiler_version, str(runtime), str(source), *command]
-    files = [_SUPPORT, *libraries.texts(cpp), *backend.HEADERS]
-    entry = Entry(f"program-{source.stem}", digest(parts, files), source.stem)
+    parts = [platform.compiler_version, str(runtime), *map(str, sources), *command]
+    key = digest(parts, [_SUPPORT, *files, *backend.HEADERS])
+    entry = Entry(f"program-{stem}", key, stem)
 
     def make(directory: Path) -> None:
-        objects: list[str | Path] = [cpp, _SUPPORT, "-o", directory / entry.product]
+        objects: list[str | Path] = [*compiled, _SUPPORT, "-o", directory / entry.product]
         run_compiler([*command, *objects, *backend.ldflags(runtime), *linked])
 
     return cached(entry, make)
+
+
+def _rewritten(source: Path, roots: list[Path], platform: Platform, command: Sequence[str]) -> Path:
+    """The `.cpp` of a `.cu`. Raises BuildError.
+
+    What is refused may stand under a condition that only the preprocessor can decide: then it is
+    made to say which macros there are, which costs about half a second.
+    """
+    name = f"program-{source.stem}"
+    files = sources_of(source, roots)
+    given = _given(command)
+    try:
+        return libraries.rewritten(name, source, files, roots, platform.model, Macros(given))
+    except BuildError:
+        possible = _possible(files, command)
+        if possible is None:
+            raise
+        macros = Macros(given, possible)
+        return libraries.rewritten(name, source, files, roots, platform.model, macros)
+
+
+def _given(command: Sequence[str]) -> dict[str, int | None]:
+    """The macros that a compiler's command defines by -D, with the values that are numbers."""
+    given: dict[str, int | None] = {}
+    for flag in command:
+        if flag.startswith("-D"):
+            name, equals, value = flag[2:].partition("=")
+            try:
+                given[name] = int(value, 0) if equals else 1
+            except ValueError:
+                given[name] = None
+    return given
+
+
+def _possible(files: Sequence[Path], command: Sequence[str]) -> frozenset[str] | None:
+    """All macros that these files or the headers of the system that they include may define; None
+    where the preprocessor does not find a header."""
+    texts = [file.read_bytes() for file in files]
+    headers = {
+        name.decode(errors="replace") for text in texts for name in _SYSTEM_INCLUDE.findall(text)
+    }
+    lines = [f"#include <{name}>" for name in sorted(headers) if not features.missing_header(name)]
+    done = subprocess.run(
+        [*command, "-dM", "-E", "-x", "c++", "-"],
+        input="\n".join([*lines, ""]),
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode != 0:
+        return None
+    own = {name.decode() for text in texts for name in _DEFINE.findall(text)}
+    return frozenset(
+        own.union(line.split()[1].partition("(")[0] for line in done.stdout.splitlines())
+    )

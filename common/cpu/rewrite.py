@@ -30,6 +30,9 @@ from common.cpu.lexer import Token
 from common.cpu.stream import Edits, macro_streams, main_stream
 from common.cpu.syntax import TokenError
 
+# Bytes that are not UTF-8, in a comment or a string, stay what they are.
+_AS_IT_IS = "surrogateescape"
+
 
 class RewriteError(Exception):
     """The file uses something that the CPU backend cannot run; `file` and `line` say where."""
@@ -50,15 +53,23 @@ def rewrite(text: str, filename: str, model: str = "") -> str:
     return _rewrite_file(text, filename, copies={}, project=_Project(models.architecture(model)))
 
 
-def rewrite_tree(source: Path, out_dir: Path, roots: Sequence[Path], model: str = "") -> Path:
+def rewrite_tree(
+    source: Path,
+    out_dir: Path,
+    roots: Sequence[Path],
+    model: str = "",
+    macros: conditions.Macros | None = None,
+) -> Path:
     """Rewrites a source and every project header that it reaches, and returns the `.cpp`.
 
-    An `#include "…"` is looked for beside the including file, then in each of `roots`; what is
-    found is a project header, and the rewritten include names its rewritten copy in `out_dir`.
-    Raises RewriteError for a feature that the backend does not have.
+    An `#include "…"` is looked for beside the including file, then in each of `roots`, an
+    `#include <…>` in the roots; what is found is a project header, and the rewritten include names
+    its rewritten copy in `out_dir`.
+    macros: what is known of them, by default nothing. Raises RewriteError for a feature that the
+    backend does not have.
     """
-    arch = models.architecture(model)
-    tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots], _Project(arch))
+    project = _Project(models.architecture(model), macros or conditions.Macros())
+    tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots], project)
     return tree.add(source.resolve(), is_source=True)
 
 
@@ -85,14 +96,16 @@ class _Project:
     """What the files rewritten so far have, for those that include them; and __CUDA_ARCH__."""
 
     arch: int
+    macros: conditions.Macros = field(default_factory=conditions.Macros)
     declared: set[str] = field(default_factory=set)  # with CUDA-like names
     volatile_readers: set[str] = field(default_factory=set)  # see waiting_loops
     device_macros: set[str] = field(default_factory=set)  # see conditions
+    shared_variables: dict[str, str] = field(default_factory=dict)  # at file scope
 
 
 def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: _Project) -> str:
     """The rewritten text of one file; copies: the rewritten copy of each header that it names."""
-    tokens, edits = conditions.resolve(text, project.arch, project.device_macros)
+    tokens, edits = conditions.resolve(text, project.arch, project.device_macros, project.macros)
     project.device_macros |= conditions.device_macros(tokens)
     try:
         _edit(tokens, edits, copies, project)
@@ -113,11 +126,16 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
     for stream in streams:
         names.refuse_missing(stream, project.declared)
         names.edit(stream)
-        shared_variables.edit(stream, numbers)
+        shared_variables.edit(stream, numbers, project.shared_variables)
         braced_pairs.edit(stream)
         launches.edit(stream)
     kernels.edit(code)
     waiting_loops.edit(code, project.volatile_readers)
+
+
+def _text_of(path: Path) -> str:
+    """A file's text without a byte order mark, which may stand at the start of a file only."""
+    return path.read_text(encoding="utf-8", errors=_AS_IT_IS).removeprefix("\ufeff")
 
 
 class _Tree:
@@ -135,26 +153,27 @@ class _Tree:
             return self.outputs[path]
         output = self._output_path(path, is_source)
         self.outputs[path] = output
-        text = path.read_text(encoding="utf-8")
+        text = _text_of(path)
         copies = self.copies(text, path, output.parent)
         rewritten = _rewrite_file(text, str(path), copies, self.project)
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(rewritten, encoding="utf-8")
+        output.write_text(rewritten, encoding="utf-8", errors=_AS_IT_IS)
         return output
 
     def copies(self, text: str, path: Path, directory: Path) -> dict[str, str]:
         """The rewritten copy of each project header that this text of `path` includes, as a path
         from `directory`: relative, so that the text is the same wherever it is written."""
         found = {}
-        for name in includes.quoted(conditions.read(text, self.project.arch)):
+        for name in includes.named(conditions.read(text, self.project.arch, self.project.macros)):
             header = self._find(name, path.parent)
             if header is not None:
                 found[name] = os.path.relpath(self.add(header), directory)
         return found
 
     def _find(self, name: str, beside: Path) -> Path | None:
-        for folder in (beside, *self.roots):
-            candidate = (folder / name).resolve()
+        """The project header of an include as it is written, None for another's."""
+        for folder in (beside, *self.roots) if name.startswith('"') else self.roots:
+            candidate = (folder / name[1:-1]).resolve()
             if candidate.is_file():
                 return candidate
         return None

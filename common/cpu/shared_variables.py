@@ -3,14 +3,16 @@
 __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
 extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
 
-A lambda that captures by value captures them by reference.
+A declaration at file scope leaves its type and its place there, and each function of device code
+that uses the name begins with the reference. A lambda that captures by value captures them by
+reference.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from common.cpu.lexer import Token
-from common.cpu.stream import Stream
+from common.cpu.stream import Scope, Stream
 from common.cpu.syntax import (
     ATTRIBUTE_WORDS,
     TokenError,
@@ -32,10 +34,11 @@ class _Variable:
     end: int
 
 
-def edit(stream: Stream, numbers: Iterator[int]) -> None:
+def edit(stream: Stream, numbers: Iterator[int], of_files: dict[str, str]) -> None:
     """Edits every declaration, and the lambdas that would copy what it declares.
 
-    numbers: of the file; each declaration takes one, for the names of its types.
+    numbers: of the file; each declaration takes one, for the names of its types. of_files: the
+    declarations of references to variables at file scope, by name; this file's are added.
     """
     tokens = stream.tokens
     variables: list[_Variable] = []
@@ -44,23 +47,72 @@ def edit(stream: Stream, numbers: Iterator[int]) -> None:
         if not token.is_word("__shared__") or p < end:  # or repeated in one declaration
             continue
         scope = stream.scopes[p]
-        if not stream.is_macro and not (scope and scope.in_function):
-            raise TokenError(
-                token,
-                "a __shared__ variable outside of a function is not supported on the CPU "
-                "backend: declare it in the kernel",
-            )
         start = statement_start(tokens, p)
         if stream.is_macro:
             start = _macro_statement_start(tokens, start, p)
         end = next(semicolons(tokens, p, len(tokens)), len(tokens))
         if end == len(tokens):
             raise TokenError(token, "this __shared__ declaration has no ';'")
+        if not stream.is_macro and not (scope and scope.in_function):
+            if scope and not _is_namespace(tokens, scope):
+                raise TokenError(token, "a member of a class cannot be __shared__")
+            _edit_file_scope(stream, start, end, of_files)
+            continue
         names = _edit_declaration(stream, start, end, next(numbers))
         scope_end = closing(tokens, scope.start) if scope else len(tokens)
         variables += [_Variable(name, p, scope_end) for name in names]
+    if of_files and not stream.is_macro:
+        variables += _declare_in_functions(stream, of_files)
     if variables:
         _edit_copying_lambdas(stream, variables)
+
+
+def _is_namespace(tokens: Sequence[Token], scope: Scope) -> bool:
+    head = tokens[statement_start(tokens, scope.start) : scope.start]
+    return any(token.is_word("namespace", "extern") for token in head)
+
+
+def _edit_file_scope(stream: Stream, start: int, end: int, of_files: dict[str, str]) -> None:
+    """Leaves the type of a variable at file scope, and its place, as `_edit_declaration` does."""
+    tokens = stream.tokens
+    words = {token.text for token in tokens[start:end] if token.kind == "word"}
+    places = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
+    if len(places) > 1:
+        raise TokenError(tokens[start], "a declaration at file scope may have one variable")
+    name = tokens[places[0]].text
+    for p in range(start, end):
+        if tokens[p].is_word("__shared__", "extern", "static"):
+            stream.replace(p, "")
+    if "extern" in words:
+        _drop_alignment(stream, start, end)
+        stream.insert_before(start, "typedef ")
+        stream.replace(places[0], f"cudacpu_type_of_{name}")
+        value = f"dynamic_shared<cudacpu_type_of_{name}>()"
+    else:
+        stream.insert_before(start, f"CUDACPU_SHARED_PLACE(of_{name}, ")
+        stream.replace(end, ")")
+        value = f"shared<cudacpu_type_of_{name}>(cudacpu_variable_of_{name}).{name}"
+    of_files[name] = f" auto& {name} = ::cudacpu::{value}; "
+
+
+def _declare_in_functions(stream: Stream, of_files: dict[str, str]) -> list[_Variable]:
+    """Declares a reference at the start of each function of device code that uses the name of a
+    variable at file scope, unless a parameter has that name."""
+    tokens = stream.tokens
+    found = []
+    for p, token in enumerate(tokens):
+        outer = stream.scopes[p]
+        if not token.is_op("{") or (outer and outer.in_function):
+            continue
+        head = {t.text for t in tokens[statement_start(tokens, p) : p]}
+        if not head & {"__global__", "__device__"}:
+            continue
+        end = closing(tokens, p, or_last=True)
+        used = {t.text for t in tokens[p:end] if t.is_word()} & set(of_files) - head
+        for name in sorted(used):
+            stream.insert_before(p + 1, of_files[name])
+            found.append(_Variable(name, p, end))
+    return found
 
 
 def _macro_statement_start(tokens: Sequence[Token], start: int, shared: int) -> int:

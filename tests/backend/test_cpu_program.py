@@ -156,4 +156,116 @@ def test_bad_usage_is_explained() -> None:
     done = _run("nowhere.cu")
     assert done.returncode == 2 and "source: nowhere.cu is not a file" in done.stderr
     done = _run(PROGRAMS / "order.cu", "extra")
-    assert done.returncode == 2 and "unrecognized arguments: extra" in done.stderr
+    assert done.returncode == 2 and "source: extra is not a file" in done.stderr
+    done = _run(PROGRAMS / "order.cu", "--extra")
+    assert done.returncode == 2 and "unrecognized arguments: --extra" in done.stderr
+
+
+SPELLINGS = """\
+// café, in Latin-1
+#include <part.cuh>
+#ifdef NOT_THERE
+#include <cufft.h>
+#endif
+extern __shared__ int numbers[];
+struct Pair { int a, b; };
+__global__ void fill(int* fill, const Pair& pair) {
+  numbers[threadIdx.x] = reversed<8>(threadIdx.x) + pair.b;
+  __syncthreads();
+  fill[threadIdx.x] = numbers[threadIdx.x];
+}
+float lerp(float a) { return a; }
+int main() {
+  int* x;
+  cudaMallocManaged(&x, 32);
+  fill << <1, 8, 32, NULL >> >(x, Pair{0, SHIFT});
+  cudaSharedMemConfig banks;
+  int mode = -1, missing = -1;
+  cudaDeviceGetSharedMemConfig(&banks);
+  cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, 0);
+  printf("%d %d %d %d %s\\n", x[0], x[7], mode, helper(int(lerp(2))),
+         cudaGetErrorString(cudaDeviceGetAttribute(&missing, cudaDeviceAttr(9999), 0)));
+  return;
+}
+"""
+SPELLED_HEADER = """\
+#include <cstdio>
+int helper(int);
+template <int N> __device__ int reversed(int v) {
+  __shared__ int s[N];
+  s[threadIdx.x] = v;
+  __syncthreads();
+  return s[N - 1 - threadIdx.x];
+}
+"""
+
+
+def test_spellings_that_nvcc_takes(tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "part.cuh").write_text(SPELLED_HEADER)
+    (tmp_path / "main.cu").write_text(SPELLINGS, encoding="latin-1")
+    (tmp_path / "more.cpp").write_text("int helper(int x) {\n#ifdef _OPENMP\nreturn x;\n#endif\n}")
+    words = [tmp_path / "main.cu", tmp_path / "more.cpp", "-I", tmp_path / "include", "-DSHIFT=100"]
+    done = _run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
+    assert (done.stdout, done.stderr) == ("107 100 0 2 invalid argument\n", "")
+
+
+SILENT = """\
+#include <cstdio>
+__global__ void count(int* x, int n) {
+  if (threadIdx.x <= n) x[threadIdx.x] = 1;
+}
+int forgets(int x) { printf("in it\\n"); }
+int main(int argc, char** argv) {
+  int here = 0, *x, *end;
+  cudaMalloc(&x, 40);
+  end = x + 10;
+  switch (argv[1][0]) {
+    case 'b': count<<<1, 32>>>(x, 10); break;
+    case 'e': count<<<1, 0>>>(end, 0); count<<<1, 2048>>>(x, 0); break;
+    case 'c': count<<<1, 2048>>>(x, 0); cudaGetLastError(); break;
+    case 'd': puts(cudaGetErrorName(cudaMemcpy(&here, x, 4, cudaMemcpyHostToDevice))); break;
+    case 'h': count<<<1, 1>>>(new int[4], 1); break;
+    case 's': count<<<1, 1>>>(&here, 0); break;
+    case 'r': {
+      int* mine = new int[4];
+      cudaHostRegister(mine, 16, 0);
+      count<<<1, 1>>>(mine, 0);
+      printf("%d\\n", mine[0]);
+      break;
+    }
+    case 'f': forgets(1); break;
+  }
+}
+"""
+
+
+def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
+    """Wrong programs that would print a wrong result, or nothing, without a word."""
+    source = tmp_path / "silent.cu"
+    source.write_text(SILENT)
+
+    def run(case: str, **environment: str) -> tuple[int, str, str]:
+        done = _run(source, "--", case, **environment)
+        return done.returncode, done.stdout, done.stderr
+
+    code, _, text = run("beyond")
+    assert code == 0 and "right beyond the end of an allocation of 40 bytes" in text
+    assert "in kernel count, launched at" in text and "silent.cu:11" in text
+    code, _, text = run("error nobody looks at")
+    assert code == 0 and text.count("\n") == 1, text
+    assert "count did not run: invalid configuration argument, launched at" in text
+    assert "silent.cu:12; the program never asked for the error" in text, "the first, of two"
+    assert run("checked") == (0, "", "")
+    assert run("direction") == (0, "cudaErrorInvalidValue\n", "")
+    for case, line in (("heap", 15), ("stack", 16)):
+        code, _, text = run(case)
+        assert code == 1 and "argument 1 of kernel count points to host memory" in text, text
+        assert f"silent.cu:{line}" in text
+    assert run("heap", CUDACPU_HOST_POINTERS="allow")[0] == 0
+    assert run("registered") == (0, "1\n", "")
+    code, output, text = run("forgets")
+    assert (code, output) == (1, "in it\n")
+    assert text.endswith(
+        "silent.cu:5: this function has to return a value, and ended without one\n"
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from common.base.paths import ROOT
 from common.cpu import backend
+from common.cpu.conditions import Macros
 from common.cpu.lexer import tokenize
 from common.cpu.rewrite import RewriteError, rewrite, rewrite_tree
 
@@ -124,6 +125,7 @@ LAUNCHES = {
     "void f() { CHECK(k<T><<<1, 2>>>(x), y); }": "k<T>",
     "void f() { auto r = [&] { k<<<1, 2>>>(x); }; }": "k",
     "void f() { k // why <<<\n <<<1,\n 2>>>(\n x); }": "k",
+    "int main() { k<<<1, 2>>>(x); return; }": "k",
     "#define LAUNCH(k, ...) \\\n  k<<<1, 2>>>(__VA_ARGS__)": "k",
 }
 
@@ -165,6 +167,17 @@ def test_the_configuration_of_a_launch(config: str, expected: str) -> None:
     assert "l(cudacpu_args...); }, 3, 4)(y)" in got
 
 
+@pytest.mark.parametrize(
+    "launch",
+    ["k << <3, 4 >> >(x)", "k << < 3, 4 > > >(x)", "k<T> << <3, f<int>(4) > >> (x)"],
+)
+def test_launches_written_with_blanks(launch: str) -> None:
+    got = _rewritten(f"void f() {{ {launch}; int y = a >> 2; }}")
+    assert re.search(
+        r"\(cudacpu_args\.\.\.\); }, +3, (4|f<int>\(4\)) *\) *\(x\); int y = a >> 2", got
+    )
+
+
 def test_lines_of_launches() -> None:
     got = _rewritten("void f() {\n  k\n  <<<1, 2>>>(x);\n}\n#define L k<<<1, 2>>>(x)")
     assert "__FILE__, 2}" in got
@@ -202,6 +215,24 @@ def test_dynamic_shared_variables() -> None:
         "auto& v = ::cudacpu::dynamic_shared<cudacpu_type_0>(); "
         "typedef double cudacpu_type_1[]; auto& d = ::cudacpu::dynamic_shared<cudacpu_type_1>(); }"
     )
+
+
+def test_shared_variables_at_file_scope() -> None:
+    got = _rewritten(
+        "extern __shared__ float dyn[];\nnamespace a {\nstatic __shared__ int s[4];\n"
+        "__device__ int f() { return s[0]; }\n}\n"
+        "__global__ void k() { auto g = [=] { return dyn[0]; }; }\n"
+        "__global__ void hides(int dyn) { dyn = 1; }\nvoid host() { int dyn; }\n"
+    )
+    got = re.sub(r" +", " ", got)
+    assert " typedef float cudacpu_type_of_dyn[];" in " " + got
+    assert "CUDACPU_SHARED_PLACE(of_s, int s[4])" in got
+    assert (
+        "int f() { auto& s = ::cudacpu::shared<cudacpu_type_of_s>(cudacpu_variable_of_s).s; return"
+        in got
+    )
+    assert "auto& dyn = ::cudacpu::dynamic_shared<cudacpu_type_of_dyn>(); auto g = [=, &dyn]" in got
+    assert got.count("auto& dyn") == 1
 
 
 def test_lambdas_that_copy_see_shared_variables() -> None:
@@ -336,8 +367,7 @@ def test_branches_that_each_open_a_brace() -> None:
     text = (
         "#ifdef A\nvoid f() {\n#else\nvoid g() {\n#endif\n  k<<<1, 2>>>(x);\n}\n__shared__ int y;"
     )
-    error = _refusal(text)  # not in a function again
-    assert error.line == 8
+    assert "CUDACPU_SHARED_PLACE(of_y" in _rewritten(text)  # not in a function again
 
 
 def test_a_macro_before_a_kernel_is_not_its_name() -> None:
@@ -355,8 +385,8 @@ REFUSED = [
     ("__device__ void f() { if (a) { g<<<1, 2>>>(); } }", 1, "device code"),
     ("void f() { k<<<1>>>(x); }", 1, "a grid and a block"),
     ("void f() { k<<<1, 2; }", 1, "no matching"),
-    ("__shared__ int x;", 1, "outside of a function"),
-    ("namespace a {\nextern __shared__ int x[];\n}", 2, "outside of a function"),
+    ("__shared__ int x, y;", 1, "one variable"),
+    ("struct S {\n__shared__ int x;\n};", 2, "a member of a class"),
     ("__device__ void f() { __shared__ int x = 3; }", 1, "initialiser"),
     ("__device__ void f() { __shared__ int x[2] = {1, 2}; }", 1, "initialiser"),
     ("texture<float, 2> t;", 1, "textures"),
@@ -426,6 +456,47 @@ def test_the_text_does_not_depend_on_where_it_is_written(project: Path, tmp_path
         files = sorted(path for path in cpp.parent.rglob("*") if path.is_file())
         texts.append([(path.name, path.read_text()) for path in files])
     assert texts[0] == texts[1] and len(texts[0]) == 4
+
+
+def test_headers_in_angle_brackets_are_looked_for_in_the_roots(
+    project: Path, tmp_path: Path
+) -> None:
+    day = project / "day" / "day.cu"
+    day.write_text("#include <common/deep.cuh>\n#include <vector>\n#include <local.cuh>\n")
+    text = rewrite_tree(day, tmp_path / "out", [project]).read_text()
+    assert '#include "common/deep.cuh"' in text
+    assert "#include <vector>\n#include <local.cuh>" in text, "which lies beside it, in no root"
+
+
+def test_bytes_that_are_no_utf_8_stay(project: Path, tmp_path: Path) -> None:
+    day = project / "day" / "day.cu"
+    day.write_bytes(b'\xef\xbb\xbf// caf\xe9\nauto s = "\xff";\n')
+    text = rewrite_tree(day, tmp_path / "out", [project]).read_bytes()
+    assert text.endswith(b'"\n// caf\xe9\nauto s = "\xff";\n')
+
+
+@pytest.mark.parametrize(
+    ("condition", "macros", "refused"),
+    [
+        ("#ifdef USE_IT", Macros(), True),  # a header may define it
+        ("#ifdef USE_IT", Macros(possible=frozenset({"OTHER"})), False),
+        ("#if USE_IT > 2", Macros(possible=frozenset({"OTHER"})), False),
+        ("#ifdef USE_IT", Macros(possible=frozenset({"USE_IT"})), True),
+        ("#if USE_IT > 2", Macros({"USE_IT": 3}), True),
+        ("#if USE_IT > 2", Macros({"USE_IT": 2}), False),
+        ("#ifndef USE_IT", Macros({"USE_IT": None}), False),
+    ],
+)
+def test_what_is_known_of_macros(
+    project: Path, tmp_path: Path, condition: str, macros: Macros, refused: bool
+) -> None:
+    day = project / "day" / "day.cu"
+    day.write_text(f"{condition}\n#include <cufft.h>\n#endif\n")
+    if refused:
+        with pytest.raises(RewriteError, match="cuFFT"):
+            rewrite_tree(day, tmp_path / "out", [project], macros=macros)
+    else:
+        rewrite_tree(day, tmp_path / "out", [project], macros=macros)
 
 
 def test_an_error_in_a_header_names_the_header(project: Path, tmp_path: Path) -> None:

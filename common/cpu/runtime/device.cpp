@@ -197,19 +197,16 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrCooperativeLaunch:
       *value = p.cooperativeLaunch;
       break;
-    // What the emulation has no notion of, or does not do.
-    case cudaDevAttrClockRate:
-    case cudaDevAttrMemoryClockRate:
-    case cudaDevAttrGlobalMemoryBusWidth:
-    case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrAsyncEngineCount:
-    case cudaDevAttrEccEnabled:
-    case cudaDevAttrPciBusId:
-    case cudaDevAttrPciDeviceId:
-      *value = 0;
+    case cudaDevAttrMaxPitch:
+      *value = static_cast<int>(p.memPitch);
+      break;
+    case cudaDevAttrHostRegisterSupported:
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      *value = 1;
       break;
     default:
-      return set_error(cudaErrorNotSupported);
+      if (attribute <= 0 || attribute >= cudaDevAttrMax) return set_error(cudaErrorInvalidValue);
+      *value = 0;  // what the emulation has no notion of, such as clocks, or does not do
   }
   return cudaSuccess;
 }
@@ -243,6 +240,15 @@ cudaError_t cudaDeviceGetCacheConfig(cudaFuncCache* config) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) {
+  return cudaSuccess;
+}
+// Banks have four bytes on every card since Maxwell, whatever is set.
+cudaError_t cudaDeviceGetSharedMemConfig(cudaSharedMemConfig* config) {
+  if (!config) return set_error(cudaErrorInvalidValue);
+  *config = cudaSharedMemBankSizeFourByte;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) {
   return cudaSuccess;
 }
 

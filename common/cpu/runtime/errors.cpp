@@ -8,6 +8,8 @@ namespace {
 CUDACPU_THREAD_LOCAL cudaError_t last_error = cudaSuccess;
 CUDACPU_THREAD_LOCAL cudaError_t last_text_code = cudaSuccess;
 thread_local std::string last_text;  // of that code, with the reason, where there is one
+std::mutex unchecked_mutex;
+std::string unchecked;  // the first launch that was refused since somebody looked
 
 struct ErrorText {
   cudaError_t code;
@@ -110,16 +112,40 @@ cudaError_t set_error(cudaError_t code) {
   return set_error(code, "");
 }
 
+void note_refused_launch(const LaunchSite& site, cudaError_t code) {
+  std::lock_guard lock(unchecked_mutex);
+  if (!unchecked.empty()) return;
+  unchecked = format("kernel %s did not run: %s, launched at %s:%d",
+                     site.kernel ? site.kernel : "(unknown)", cudaGetErrorString(code), site.file,
+                     site.line);
+}
+
+namespace {
+
+void looked_at_errors() {
+  std::lock_guard lock(unchecked_mutex);
+  unchecked.clear();
+}
+
+}  // namespace
+
 }  // namespace cudacpu
 
 using namespace cudacpu;
 
 extern "C" {
 
+// The first launch that was refused while nobody asked for the last error, or "".
+const char* cudacpu_unchecked_launch() {
+  return unchecked.c_str();
+}
+
 cudaError_t cudaGetLastError() {
+  looked_at_errors();
   return std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaPeekAtLastError() {
+  looked_at_errors();
   return last_error;
 }
 

@@ -244,6 +244,15 @@ cudaError_t cudaGraphNodeFindInClone(cudaGraphNode_t* found, cudaGraphNode_t ori
   return *found ? cudaSuccess : set_error(cudaErrorInvalidValue);
 }
 
+cudaError_t cudaGraphAddMemcpyNode(cudaGraphNode_t* node, cudaGraph_t graph,
+                                   const cudaGraphNode_t* dependencies, size_t count,
+                                   const cudaMemcpy3DParms* copy) {
+  std::vector<Copy> slices;
+  if (cudaError_t error = slices_of(copy, slices); error != cudaSuccess) return error;
+  if (slices.size() != 1)
+    return set_error(cudaErrorNotSupported, "a node that copies more than one slice");
+  return add_checked(node, graph, dependencies, count, slices[0]);
+}
 cudaError_t cudaGraphAddMemcpyNode1D(cudaGraphNode_t* node, cudaGraph_t graph,
                                      const cudaGraphNode_t* dependencies, size_t count, void* to,
                                      const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -149,6 +149,9 @@ W* work_of(CUgraphNode_st* node) {
 inline Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return {to, bytes, from, bytes, bytes, 1, kind};
 }
+// Appends the copies of two dimensions that make up one of three (volume.cpp). Arrays, which are
+// for textures, do not exist.
+cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices);
 inline Fill fill_of(const cudaMemsetParams& p) {
   return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};
 }

@@ -158,6 +158,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
     run_on_workers(launch);
     trace::launch_ends();
   }
+  if (!probe) report_writes_beyond_allocations(launch);
   if (!probe) note_launch(config.grid, config.block);
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {
@@ -193,14 +194,38 @@ cudaError_t probe(KernelWork& work) {
   return outcome.status;
 }
 
+namespace {
+
+// Throws where an argument points to memory that a kernel cannot access on a GPU, if that is looked
+// for.
+void refuse_host_pointers(const LaunchSite& site, const CallType& type, void* call) {
+  if (!refuses_host_pointers()) return;
+  std::vector<void*> arguments(type.count + 1);
+  type.find_arguments(call, arguments.data());
+  for (size_t i = 0; i < type.count; ++i) {
+    if (type.arguments[i].kind != ArgumentKind::kPointer) continue;
+    const void* pointer = *static_cast<void**>(arguments[i]);
+    if (!is_host_memory(pointer)) continue;
+    throw KernelError(format(
+        "CUDA on CPU: argument %zu of kernel %s points to host memory, which a kernel cannot "
+        "access: allocate it by cudaMalloc and copy, or by cudaMallocManaged "
+        "(CUDACPU_HOST_POINTERS=allow lets it pass)\n  at %s:%d",
+        i + 1, site.kernel ? site.kernel : "(unknown)", site.file, site.line));
+  }
+}
+
+}  // namespace
+
 cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
                      void* call) {
   if (current) trap({site.file, site.line}, "a kernel was launched from device code");
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
+  refuse_host_pointers(site, type, call);
   KernelWork work{site, config, type.loop, call, type.bytes};
-  if (nobody_captures()) [[likely]]
-    return perform(work);
-  return submit_launch(std::move(work), type);
+  const cudaError_t status =
+      nobody_captures() ? perform(work) : submit_launch(std::move(work), type);
+  if (status != cudaSuccess) note_refused_launch(site, status);
+  return status;
 }
 
 void enter_kernel(const KernelType* type, const char* signature, unsigned max_threads,

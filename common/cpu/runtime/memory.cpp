@@ -1,6 +1,7 @@
 // Device memory, which is host memory here, and work on it: copies and fills.
 #include "graph.h"
 
+#include <link.h>
 #include <map>
 
 namespace cudacpu {
@@ -10,6 +11,8 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 4096;
 constexpr size_t kPitch = 512;
+constexpr size_t kBeyond = 64;  // bytes behind an allocation that are watched
+constexpr unsigned char kFresh = 0xff;
 constexpr char kFreed[] = "of memory that a graph has freed";
 
 enum class Owner : uint8_t {
@@ -26,7 +29,8 @@ struct Allocation {
 
 struct Memory {
   std::mutex mutex;
-  std::map<char*, Allocation> allocations;  // by address
+  std::map<char*, Allocation> allocations;   // by address
+  std::map<const char*, size_t> registered;  // the program's own memory: bytes, by address
 };
 
 Memory& memory() {
@@ -59,9 +63,15 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (bytes >= size_t{64} << 20 && (cudaMemGetInfo(&free, nullptr), bytes > free))
     return set_error(cudaErrorMemoryAllocation);
   const size_t alignment = alignment_of(type);
-  void* block = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (!block) return set_error(cudaErrorMemoryAllocation);
-  memset(block, 0xff, bytes);  // fresh device memory holds anything: here NaN
+  // Where addresses are watched, not a byte more. (aligned_alloc takes multiples only.)
+  const size_t room = kWatchesAddresses ? bytes : bytes + kBeyond;
+  void* block = nullptr;
+  if (posix_memalign(&block, alignment,
+                     (type == cudaMemoryTypeDevice && !kWatchesAddresses)
+                         ? (room + alignment - 1) / alignment * alignment
+                         : room))
+    return set_error(cudaErrorMemoryAllocation);
+  memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
   *address = block;
@@ -109,6 +119,13 @@ bool fits(const void* address, size_t bytes) {
          static_cast<const char*>(address) + bytes <= holder->first + holder->second.bytes;
 }
 
+// Whether it was allocated for the device alone.
+bool is_device_memory(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  return holder && holder->second.type == cudaMemoryTypeDevice;
+}
+
 // Bytes from the first of a row to the last of the last row.
 size_t extent(size_t pitch, size_t width, size_t height) {
   return (height - 1) * pitch + width;
@@ -136,6 +153,23 @@ void leave_to_program(void* address) {
   allow(address, found->second.bytes);
   memory().allocations.erase(found);
   free(address);
+}
+
+std::atomic<bool> host_pointers_refused{false};
+
+// Whether an address is in a segment of the program or of one of its libraries.
+bool is_in_module(uintptr_t address) {
+  auto look = [](dl_phdr_info* info, size_t, void* data) {
+    const uintptr_t address = *static_cast<uintptr_t*>(data);
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+      const auto& segment = info->dlpi_phdr[i];
+      const uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
+      if (segment.p_type == PT_LOAD && begin <= address && address <= begin + segment.p_memsz)
+        return 1;
+    }
+    return 0;
+  };
+  return dl_iterate_phdr(look, &address) != 0;
 }
 
 // For a function that allocates at once, which a capture may forbid.
@@ -195,6 +229,47 @@ cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation loc
 
 }  // namespace
 
+bool refuses_host_pointers() {
+  return host_pointers_refused.load(std::memory_order_relaxed);
+}
+
+bool is_host_memory(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (address < kPage) return false;  // null, or an offset from it
+  {
+    // Programs that count from 1 pass the address before the first element, others the end.
+    std::lock_guard lock(memory().mutex);
+    auto& allocations = memory().allocations;
+    auto after = allocations.upper_bound(static_cast<char*>(const_cast<void*>(pointer)));
+    if (after != allocations.end() &&
+        reinterpret_cast<uintptr_t>(after->first) - address <= kBeyond)
+      return false;
+    if (after != allocations.begin()) {
+      const auto& [begin, allocation] = *std::prev(after);
+      if (address <= reinterpret_cast<uintptr_t>(begin) + allocation.bytes) return false;
+    }
+    for (const auto& [begin, bytes] : memory().registered)
+      if (begin <= pointer && pointer <= begin + bytes) return false;
+  }
+  return !is_in_module(address);
+}
+
+void report_writes_beyond_allocations(const Launch& launch) {
+  if (kWatchesAddresses) return;  // which are found one by one
+  std::lock_guard lock(memory().mutex);
+  for (auto& [begin, allocation] : memory().allocations) {
+    if (allocation.owner != Owner::kProgram) continue;
+    auto* beyond = reinterpret_cast<unsigned char*>(begin) + allocation.bytes;
+    auto* changed =
+        std::find_if(beyond, beyond + kBeyond, [](auto byte) { return byte != kFresh; });
+    if (changed == beyond + kBeyond) continue;
+    fprintf(stderr, "CUDA on CPU: written %s beyond the end of an allocation of %s\n%s\n",
+            changed == beyond ? "right" : in_bytes(static_cast<size_t>(changed - beyond)).c_str(),
+            in_bytes(allocation.bytes).c_str(), launch.describe().c_str());
+    memset(beyond, kFresh, kBeyond);
+  }
+}
+
 cudaError_t check(const Copy& copy) {
   if (copy.kind < cudaMemcpyHostToHost || copy.kind > cudaMemcpyDefault)
     return set_error(cudaErrorInvalidMemcpyDirection);
@@ -204,6 +279,12 @@ cudaError_t check(const Copy& copy) {
   if (!copy.to || !copy.from || !fits(copy.to, extent(copy.to_pitch, copy.width, copy.height)) ||
       !fits(copy.from, extent(copy.from_pitch, copy.width, copy.height)))
     return set_error(cudaErrorInvalidValue);
+  // The host's side cannot be device memory; what the other side is cannot be judged.
+  const bool from_host = copy.kind == cudaMemcpyHostToDevice || copy.kind == cudaMemcpyHostToHost;
+  const bool to_host = copy.kind == cudaMemcpyDeviceToHost || copy.kind == cudaMemcpyHostToHost;
+  if ((from_host && is_device_memory(copy.from)) || (to_host && is_device_memory(copy.to)))
+    return set_error(cudaErrorInvalidValue,
+                     "the direction of this copy is not that of its pointers");
   return cudaSuccess;
 }
 
@@ -303,6 +384,10 @@ using namespace cudacpu;
 
 extern "C" {
 
+void cudacpu_refuse_host_pointers(int on) {
+  host_pointers_refused.store(on);
+}
+
 // How many allocations of the runtime API are not freed yet.
 size_t cudacpu_allocations() {
   std::lock_guard lock(memory().mutex);
@@ -343,11 +428,17 @@ cudaError_t cudaFreeHost(void* address) {
 
 cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
   if (cudaError_t error = refuse_unsafe("cudaHostRegister"); error != cudaSuccess) return error;
-  return address && bytes ? cudaSuccess : set_error(cudaErrorInvalidValue);
+  if (!address || !bytes) return set_error(cudaErrorInvalidValue);
+  std::lock_guard lock(memory().mutex);
+  memory().registered[static_cast<char*>(address)] = bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* address) {
   if (cudaError_t error = refuse_unsafe("cudaHostUnregister"); error != cudaSuccess) return error;
-  return address ? cudaSuccess : set_error(cudaErrorInvalidValue);
+  if (!address) return set_error(cudaErrorInvalidValue);
+  std::lock_guard lock(memory().mutex);
+  memory().registered.erase(static_cast<char*>(address));
+  return cudaSuccess;
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   if (!device || !host) return set_error(cudaErrorInvalidValue);

@@ -669,6 +669,8 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
+// A launch by <<<>>> was refused: only cudaGetLastError tells.
+void note_refused_launch(const LaunchSite& site, cudaError_t code);
 
 // ------------------------------------------------------------------ pytorch.cpp
 
@@ -695,6 +697,15 @@ void note_launch(const dim3& grid, const dim3& block);
 
 // ------------------------------------------------------------------ memory.cpp
 
+// Whether kernels may get no pointers to host memory, as in whole programs; a tensor is host
+// memory.
+bool refuses_host_pointers();
+// Whether an address is neither null, nor in or right behind what this runtime has allocated or
+// registered, nor in a variable or function of the program or a library.
+bool is_host_memory(const void* address);
+// Prints a line for each allocation of which a byte right behind its end was changed since the last
+// launch: a GPU lets that pass.
+void report_writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);

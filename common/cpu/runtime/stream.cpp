@@ -84,6 +84,18 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
   *flags = is_default(stream) ? 0 : stream->flags;
   return cudaSuccess;
 }
+// Hints about caches and priorities have no effect here, and are not kept.
+cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID,
+                                   const cudaStreamAttrValue* value) {
+  return value ? cudaSuccess : set_error(cudaErrorInvalidValue);
+}
+cudaError_t cudaStreamCopyAttributes(cudaStream_t, cudaStream_t) {
+  return cudaSuccess;
+}
+// Managed memory can be accessed from everywhere at all times.
+cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void* memory, size_t, unsigned) {
+  return memory ? cudaSuccess : set_error(cudaErrorInvalidValue);
+}
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
   if (!callback) return set_error(cudaErrorInvalidValue);

@@ -1,6 +1,6 @@
 // 3D memory and copies: slices of rows, each slice as a 2D copy; and copies between devices, of
 // which there is one.
-#include "runtime.h"
+#include "graph.h"
 
 using namespace cudacpu;
 
@@ -12,6 +12,22 @@ char* slice(const cudaPitchedPtr& memory, const cudaPos& at, size_t z) {
 }
 
 }  // namespace
+
+namespace cudacpu {
+
+cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices) {
+  if (!copy) return set_error(cudaErrorInvalidValue);
+  if (copy->srcArray || copy->dstArray)
+    return set_error(cudaErrorNotSupported, "arrays, which are for textures");
+  for (size_t z = 0; z < copy->extent.depth; ++z) {
+    slices.push_back({slice(copy->dstPtr, copy->dstPos, z), copy->dstPtr.pitch,
+                      slice(copy->srcPtr, copy->srcPos, z), copy->srcPtr.pitch, copy->extent.width,
+                      copy->extent.height, copy->kind});
+  }
+  return cudaSuccess;
+}
+
+}  // namespace cudacpu
 
 extern "C" {
 
@@ -34,17 +50,14 @@ cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent) {
 }
 
 cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream) {
-  if (!copy) return set_error(cudaErrorInvalidValue);
-  if (copy->srcArray || copy->dstArray)
-    return set_error(cudaErrorNotSupported, "arrays, which are for textures");
-  for (size_t z = 0; z < copy->extent.depth; ++z) {
-    cudaError_t status =
-        cudaMemcpy2DAsync(slice(copy->dstPtr, copy->dstPos, z), copy->dstPtr.pitch,
-                          slice(copy->srcPtr, copy->srcPos, z), copy->srcPtr.pitch,
-                          copy->extent.width, copy->extent.height, copy->kind, stream);
-    if (status != cudaSuccess) return status;
+  std::vector<Copy> slices;
+  cudaError_t status = slices_of(copy, slices);
+  for (size_t z = 0; status == cudaSuccess && z < slices.size(); ++z) {
+    const Copy& c = slices[z];
+    status = cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.width, c.height, c.kind,
+                               stream);
   }
-  return cudaSuccess;
+  return status;
 }
 cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy) {
   return cudaMemcpy3DAsync(copy, nullptr);

@@ -647,7 +647,7 @@ def _launches(code: Code, function: Function) -> Iterator[list[tuple[int, int]]]
     """The parts of each launch's configuration: grid, block, bytes, stream."""
     for p in _body(code, function):
         if code.code[p].is_op("<<<"):
-            yield split(code.code, p + 1, configuration(code.code, p))
+            yield split(code.code, p + 1, configuration(code.code, p, 1)[0])
 
 
 @_kind("grid or block size", "host", "Blocks or threads are missing, and what they should write.")

@@ -89,11 +89,12 @@ template <class... P, void (*kernel)(P...)>
 struct KernelTypeOf<kernel> {
   template <size_t... I>
   static void call_with(void** arguments, std::index_sequence<I...>) {
-    kernel(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+    kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<P>>*>(arguments[I])...);
   }
   static void call(void** arguments) { call_with(arguments, std::index_sequence_for<P...>{}); }
-  static inline const ArgumentType parameters[] = {argument_type<std::remove_cv_t<P>>()...,
-                                                   argument_type<std::nullptr_t>()};
+  static inline const ArgumentType parameters[] = {
+      argument_type<std::remove_cv_t<std::remove_reference_t<P>>>()...,
+      argument_type<std::nullptr_t>()};
   static inline const KnownKernel type{
       KernelType{reinterpret_cast<const void*>(kernel), &call, parameters, sizeof...(P)}};
 };

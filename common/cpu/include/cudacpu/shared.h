@@ -7,12 +7,16 @@
 #include "cudacpu/thread.h"
 
 // One static declaration: the structure has its declarators as members, exactly as written.
-#define CUDACPU_SHARED(n, ...)                                                                    \
-  struct cudacpu_type_##n {                                                                       \
-    __VA_ARGS__;                                                                                  \
-  };                                                                                              \
-  static ::cudacpu::SharedVariable cudacpu_variable_##n(sizeof(cudacpu_type_##n),                 \
-                                                        alignof(cudacpu_type_##n), #__VA_ARGS__); \
+#define CUDACPU_SHARED_PLACE(n, ...)                                              \
+  struct cudacpu_type_##n {                                                       \
+    __VA_ARGS__;                                                                  \
+  };                                                                              \
+  static ::cudacpu::SharedVariable cudacpu_variable_##n(sizeof(cudacpu_type_##n), \
+                                                        alignof(cudacpu_type_##n), #__VA_ARGS__);
+
+// The same in a function, which uses it.
+#define CUDACPU_SHARED(n, ...)         \
+  CUDACPU_SHARED_PLACE(n, __VA_ARGS__) \
   auto& cudacpu_shared_##n = ::cudacpu::shared<cudacpu_type_##n>(cudacpu_variable_##n);
 
 namespace cudacpu {
