@@ -11,13 +11,18 @@ from pathlib import Path
 
 from common.base import toolchain
 from common.base.compiling import BuildError
-from common.cpu import models, program
+from common.base.outcome import FAIL
+from common.cpu import models, program, program_debugger, program_profile
+
+_RUN_LIMIT = 120.0  # seconds of one run of --sanitize
 
 _EPILOG = """examples:
   python -m common.cpu vector_add.cu                    build, kept in the cache, and run
   python -m common.cpu reduce.cu -- 1000000             with an argument of the program
   python -m common.cpu reduce.cu --order reverse        threads and blocks from last to first
   python -m common.cpu reduce.cu --model 8.6            on a card like an RTX 3090
+  python -m common.cpu reduce.cu --sanitize -- 1000     look for mistakes: races, bad addresses
+  python -m common.cpu reduce.cu --profile -- 1000      count sectors and bank conflicts per line
   python -m common.cpu reduce.cu -o reduce              build only; run it as ./reduce
 
 The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
@@ -46,6 +51,15 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         default="",
         help=f"the card to play: {models.listing()}; default {models.default()}",
+    )
+    parser.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="run it in several orders and with every access watched; exit code 1 if that found "
+        "something. --time-limit is for each run then",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="run it, and count what its accesses cost on a GPU"
     )
     parser.add_argument("-I", action="append", default=[], metavar="DIR", help="look for headers")
     parser.add_argument("-D", action="append", default=[], metavar="NAME", help="define a macro")
@@ -92,6 +106,18 @@ def main(words: list[str]) -> int:
         parser.error(f"--model: {error}")
     try:
         platform = replace(toolchain.detect("cpu"), model=model)
+        if args.sanitize:
+            seconds = args.time_limit or _RUN_LIMIT
+            rows = program_debugger.report(args.source, platform, flags, arguments, seconds)
+            print(program_debugger.show(rows))
+            return int(any(row.status == FAIL for row in rows))
+        if args.profile:
+            seconds = args.time_limit or _RUN_LIMIT
+            done, tables = program_profile.report(args.source, platform, flags, arguments, seconds)
+            print(done.output, end="")
+            print(done.errors, end="", file=sys.stderr)
+            print(tables)
+            return done.code or 0
         built = program.executable(args.source, platform, flags)
     except (BuildError, toolchain.ToolchainError) as error:
         print(error, file=sys.stderr)

@@ -45,6 +45,24 @@ _MANY_BLOCKS = (
     "cuda::atomic that one releases and the other acquires"
 )
 
+# The questions that the debugger answers, of a day or a program.
+ROWS = {
+    "orders": "the same result, whichever thread, block or copy comes first",
+    "waits": "barriers that all reach, masks that are full, no wait without an end",
+    "addresses": "no access beyond an array: global, shared or local",
+    "locals": "no local variable read before it is set",
+    "indices": "no size or index of 64 bits kept in 32",
+    "races": "no two threads at one place without a barrier between them",
+    "unwritten": "no shared memory read that no thread has written",
+}
+
+# What the runtime throws begins with this. Of that, these are about addresses; the rest is about
+# threads that wait in vain.
+THROWN = "CUDA on CPU: "
+ABOUT_ADDRESSES = re.compile(
+    r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|beyond the end"
+)
+
 # The kinds of findings about the order of accesses; the other kind is "unwritten".
 RACES = ("race", "copy", "fence", "mbarrier")
 # Of two findings about the same lines, the heavier one is reported.
@@ -197,7 +215,12 @@ class Trace:
 
 def take(runtime: Runtime) -> Trace:
     """What the tracer found since the last call; `runtime` is of the variant "trace"."""
-    report = json.loads(runtime.take_trace())
+    return read(runtime.take_trace())
+
+
+def read(text: str) -> Trace:
+    """What the tracer found, from the JSON that the runtime makes of it."""
+    report = json.loads(text)
     lines = _lines(report["sites"])
     kernels = [(_kernel_name(k["name"]), _relative(k["launched_at"])) for k in report["kernels"]]
 

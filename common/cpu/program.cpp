@@ -17,7 +17,12 @@ void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
+void cudacpu_set_strict_barriers(int on);
 const char* cudacpu_unchecked_launch();
+#ifdef CUDACPU_TRACE
+void cudacpu_set_trace(int mode);
+const char* cudacpu_take_trace();
+#endif
 }
 
 namespace {
@@ -46,8 +51,20 @@ int order() {
   refuse("CUDACPU_ORDER", value, "forward, reverse or random");
 }
 
+// For the debugger and the profiler: what was traced goes to this file.
+void write_trace() {
+#ifdef CUDACPU_TRACE
+  const char* path = getenv("CUDACPU_TRACE_FILE");
+  FILE* file = path ? fopen(path, "w") : nullptr;
+  if (!file) return;
+  fputs(cudacpu_take_trace(), file);
+  fclose(file);
+#endif
+}
+
 [[noreturn]] void end_with_message() {
   fflush(stdout);
+  write_trace();
   try {
     if (auto error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::exception& error) {
@@ -95,9 +112,14 @@ struct Start {
     if (pointers && *pointers && strcmp(pointers, "allow") != 0 && strcmp(pointers, "refuse") != 0)
       refuse("CUDACPU_HOST_POINTERS", pointers, "refuse or allow");
     cudacpu_refuse_host_pointers(!pointers || strcmp(pointers, "allow") != 0);
+    cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
+#ifdef CUDACPU_TRACE
+    cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
+#endif
     std::set_terminate(end_with_message);
   }
   ~Start() {
+    write_trace();
     if (const char* text = cudacpu_unchecked_launch(); *text)
       fprintf(stderr, "CUDA on CPU: %s; the program never asked for the error\n", text);
   }

@@ -58,7 +58,8 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
 
     def make(directory: Path) -> None:
         objects: list[str | Path] = [*compiled, _SUPPORT, "-o", directory / entry.product]
-        run_compiler([*command, *objects, *backend.ldflags(runtime), *linked])
+        linking = backend.ldflags(runtime, platform.variant)
+        run_compiler([*command, *objects, *linking, *linked])
 
     return cached(entry, make)
 

@@ -6,7 +6,6 @@ time in it: a CPU's says nothing of a GPU's. Counts are those of ncu, by the sam
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from common.base.days import Day, load_lesson
@@ -16,18 +15,10 @@ from common.base.toolchain import Platform
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
-from common.cpu.findings import LineCounts, source_text
+from common.cpu.access_table import KERNEL_HEADER, LINE_HEADER, kernel_rows, line_rows
+from common.cpu.findings import LineCounts
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
 from common.process.worker import Work, load_rung
-
-LINE_HEADER = ("line", "access", "requests", "lanes", "sect/req", "wavef/req", "bank confl.")
-KERNEL_HEADER = ("kernel", "sect/ld", "sect/st", "bank confl.")
-LEGEND = (
-    "request: what a warp does at once; lanes: of 32 that take part, on average; sect: 32-byte "
-    "sectors of global memory (4 for coalesced 4-byte accesses); wavef: passes over the banks of "
-    "shared memory; bank confl.: passes that conflicts add"
-)
-_SOURCE_SHOWN = 60  # characters of a line
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
@@ -69,48 +60,3 @@ def _tell_tables(
     channel.emit(Table(title, list(KERNEL_HEADER), rows))
     if counts:
         channel.emit(Table("", list(LINE_HEADER), line_rows(counts)))
-
-
-def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
-    """A row for each kernel: sectors per global load and store, and bank conflicts, as in the table
-    of a GPU's counters."""
-    kernels: dict[str, list[LineCounts]] = defaultdict(list)
-    for sums in counts:
-        kernels[sums.kernel].append(sums)
-    return [
-        [
-            kernel,
-            _per_request([c for c in lines if c.kind == "global load"], "sectors"),
-            _per_request([c for c in lines if c.kind == "global store"], "sectors"),
-            str(sum(c.conflicts for c in lines)),
-        ]
-        for kernel, lines in kernels.items()
-    ]
-
-
-def line_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
-    """A row for each line and kind of access."""
-    rows = []
-    for sums in counts:
-        text = source_text(sums.file, sums.line)
-        if len(text) > _SOURCE_SHOWN:
-            text = text[: _SOURCE_SHOWN - 1] + "…"
-        shared = sums.kind.startswith("shared")
-        passes = shared and sums.wavefronts > 0
-        rows.append(
-            [
-                f"{sums.line:4}  {text}",
-                sums.kind,
-                str(sums.requests),
-                f"{sums.lanes / sums.requests:.1f}",
-                "" if shared else _per_request([sums], "sectors"),
-                _per_request([sums], "wavefronts") if passes else "",
-                str(sums.conflicts) if passes else "",
-            ]
-        )
-    return rows
-
-
-def _per_request(counts: Sequence[LineCounts], what: str) -> str:
-    requests = sum(sums.requests for sums in counts)
-    return f"{sum(getattr(sums, what) for sums in counts) / requests:.2f}" if requests else "–"

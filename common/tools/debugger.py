@@ -8,7 +8,6 @@ with an ordinary build, `_watching_memory` with one whose accesses are checked.
 from __future__ import annotations
 
 import os
-import re
 import select
 import subprocess
 import tempfile
@@ -25,26 +24,13 @@ from common.build.library import unset_locals
 from common.build.narrowing import narrowed
 from common.cpu import findings
 from common.cpu.backend import preloaded
+from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 from common.process.child import Child, describe_exit, fork
 from common.process.events import Channel, Ended, Finished, Over, Planned, Progress, Stage
 from common.process.worker import Work, run_this
 from common.process.worker import run_day as check_day
 from common.report.runs import outcomes_of, read_json
 
-ROWS = {
-    "orders": "the same result, whichever thread, block or copy comes first",
-    "waits": "barriers that all reach, masks that are full, no wait without an end",
-    "addresses": "no access beyond an array: global, shared or local",
-    "locals": "no local variable read before it is set",
-    "indices": "no size or index of 64 bits kept in 32",
-    "races": "no two threads at one place without a barrier between them",
-    "unwritten": "no shared memory read that no thread has written",
-}
-
-# What the runtime throws begins with this. Of that, these are about addresses; the rest is about
-# threads that wait in vain.
-_THROWN = "CUDA on CPU: "
-_ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
 _SHOWN = 40  # lines of a row's details
 _SHOWN_OUTPUT = 15  # lines of what a process printed that died
 
@@ -187,8 +173,8 @@ def _of_report(days: Sequence[DayOutcome], output: list[str]) -> Pass:
 def _first_finding(lines: Sequence[str], code: int) -> str:
     """Why a process ended without a report: what the sanitizer's own library or ours said last."""
     for line in lines:
-        if "ERROR: AddressSanitizer" in line or line.startswith(_THROWN):
-            return line.split("ERROR: ")[-1].removeprefix(_THROWN)
+        if "ERROR: AddressSanitizer" in line or line.startswith(THROWN):
+            return line.split("ERROR: ")[-1].removeprefix(THROWN)
     return f"the process died: {describe_exit(code)}"
 
 
@@ -213,15 +199,15 @@ def _row(found: Pass, failures: Sequence[RungOutcome]) -> RungOutcome:
 
 
 def _words(reason: str) -> str:
-    return reason.replace("it raised " + _THROWN, "").replace(_THROWN, "")
+    return reason.replace("it raised " + THROWN, "").replace(THROWN, "")
 
 
 def _thrown(rung: RungOutcome) -> bool:
-    return _THROWN in rung.reason
+    return THROWN in rung.reason
 
 
 def _about_addresses(rung: RungOutcome) -> bool:
-    return _thrown(rung) and bool(_ADDRESSES.search(rung.reason))
+    return _thrown(rung) and bool(ABOUT_ADDRESSES.search(rung.reason))
 
 
 def _dead(found: Pass) -> RungOutcome:

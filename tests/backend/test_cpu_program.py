@@ -20,7 +20,7 @@ PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 def _run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "common.cpu", *map(str, words)]
     env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
 def _line_of(program: str, marker: str) -> int:
@@ -269,3 +269,87 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     assert text.endswith(
         "silent.cu:5: this function has to return a value, and ended without one\n"
     )
+
+
+FAULTY = """\
+#include <cstdio>
+__device__ int sum;
+__global__ void faulty(int* x, int n, char fault) {
+  __shared__ int s[64];
+  const int i = threadIdx.x;
+  if (fault != 'u') s[i] = i;
+  if (fault == 'd' && i >= 40) return;
+  if (fault == 'd' && i < 20) __syncthreads();
+  if (fault != 'r' && fault != 'd') __syncthreads();
+  x[i] = s[63 - i];
+  if (fault == 'b' && i <= n) x[4 * i] = i;
+  if (fault == 'o') sum = i;
+  if (fault == 'w') while (atomicAdd(&sum, 0) == 0);
+  if (fault == 'h') x[1 << 30] = 1;
+}
+int main(int argc, char** argv) {
+  int *x, h = 0;
+  cudaMalloc(&x, 256);
+  faulty<<<1, 64>>>(x, 16, argv[1][0]);
+  cudaMemcpyFromSymbol(&h, sum, 4);
+  printf("%d\\n", h);
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin); cudaEventCreate(&end);
+  cudaEventRecord(begin); cudaEventRecord(end);
+  float ms = 0;
+  cudaEventElapsedTime(&ms, begin, end);
+  printf("took %.9f ms\\n", ms);
+}
+"""
+
+# What is planted, the row that finds it, and words of the report.
+FAULTS = {
+    "race": ("races", "faulty.cu:10 and"),
+    "diverges": ("waits", "barrier"),
+    "unwritten": ("unwritten", "faulty.cu:10 reads"),
+    "beyond": ("addresses", "4 bytes beyond the end of an allocation of 256 bytes"),
+    "order": ("orders", "another output in reverse order"),
+    "waits": ("waits", "makes progress"),
+    "hole": ("addresses", "faulty.cu:14"),
+}
+
+
+def test_the_debugger_finds_what_is_planted_in_a_program(tmp_path: Path) -> None:
+    source = tmp_path / "faulty.cu"
+    source.write_text(FAULTY)
+
+    def rows(fault: str) -> dict[str, tuple[str, str]]:
+        done = _run("--sanitize", source, "--", fault)
+        found: dict[str, tuple[str, str]] = {}
+        for line in done.stdout.splitlines():
+            if not line.startswith(" "):
+                name, status, text = line.split(None, 2)
+                found[name] = (status, text)
+            else:
+                found[name] = (status, found[name][1] + line)
+        failed = [name for name, (status, _) in found.items() if status == "FAIL"]
+        assert done.returncode == (1 if failed else 0), done.stdout + done.stderr
+        return found
+
+    good = rows("nothing")
+    assert {status for status, _ in good.values()} == {"PASS"}, good
+    assert list(good) == ["orders", "waits", "addresses", "races", "unwritten"]
+    for fault, (row, words) in FAULTS.items():
+        status, text = rows(fault)[row]
+        assert status == "FAIL" and words in text, f"{fault}: {rows(fault)}"
+
+
+def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:
+    source = tmp_path / "strided.cu"
+    source.write_text(
+        "#include <cstdio>\n__global__ void copy(const float* x, float* y) {\n"
+        "  y[threadIdx.x] =\n      x[8 * threadIdx.x];\n}\n"
+        "int main() { float *x, *y; cudaMalloc(&x, 1024); cudaMalloc(&y, 128);\n"
+        '  copy<<<1, 32>>>(x, y); puts("done"); return 3; }\n'
+    )
+    done = _run("--profile", source)
+    assert (done.returncode, done.stderr) == (3, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "done"
+    assert lines[2].split() == ["copy", "32.00", "4.00", "0"]
+    assert any("x[8 * threadIdx.x];" in line and " 32.00" in line for line in lines)

@@ -10,12 +10,13 @@ import pytest
 from common.base.days import load_lesson, read_day
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import DAYS
+from common.cpu import access_table
 from common.cpu.findings import LineCounts
 from common.process import worker
 from common.process.events import Finished
 from common.process.worker import Work
 from common.report.terminal import Report
-from common.tools import access_profile, compute_sanitizer, nsight
+from common.tools import compute_sanitizer, nsight
 
 LOAD = LineCounts("k", "a.cu", 3, "global load", 10, 320, 1280, 40)
 OTHER_LOAD = LineCounts("k", "a.cu", 4, "global load", 10, 160, 640, 80)
@@ -25,18 +26,18 @@ SHARED_ATOMIC = LineCounts("other", "a.cu", 9, "shared atomic", 2, 64, 256)
 
 
 def test_a_kernel_s_row_adds_up_its_lines() -> None:
-    rows = access_profile.kernel_rows([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
+    rows = access_table.kernel_rows([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
     assert rows == [["k", "6.00", "32.00", "62"], ["other", "–", "–", "0"]]
 
 
 def test_a_line_s_row() -> None:
-    rows = access_profile.line_rows([OTHER_LOAD, SHARED, SHARED_ATOMIC])
+    rows = access_table.line_rows([OTHER_LOAD, SHARED, SHARED_ATOMIC])
     assert [row[1:] for row in rows] == [
         ["global load", "10", "16.0", "8.00", "", ""],
         ["shared load", "2", "32.0", "", "32.00", "62"],
         ["shared atomic", "2", "32.0", "", "", ""],
     ]
-    assert all(len(row) == len(access_profile.LINE_HEADER) for row in rows)
+    assert all(len(row) == len(access_table.LINE_HEADER) for row in rows)
 
 
 # --- compute-sanitizer ------------------------------------------------------------------------

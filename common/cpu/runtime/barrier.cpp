@@ -28,8 +28,25 @@ void* arrive_at_block_barrier(void* argument, void* stack_pointer) {
   return worker->suspend(self, arrival.wait, stack_pointer);
 }
 
+namespace {
+
+void name_incomplete_barrier(const Barrier& barrier) {
+  Launch& launch = *worker->launch();
+  if (barrier.arrived == launch.threads || launch.named_a_barrier.exchange(true)) return;
+  const Wait& wait = barrier.first->wait;
+  fprintf(
+      stderr,
+      "CUDA on CPU: divergent barrier: %u of %u threads of a block had returned when the others "
+      "met in %s at %s:%d; all threads of a block must reach it\n%s\n",
+      launch.threads - barrier.arrived, launch.threads, wait.what, wait.site.file, wait.site.line,
+      launch.describe().c_str());
+}
+
+}  // namespace
+
 void release_barrier(ResidentBlock& block) {
   Barrier& barrier = block.barrier;
+  if (settings().strict_barriers.load(std::memory_order_relaxed)) name_incomplete_barrier(barrier);
   switch (barrier.kind) {
     case BarrierKind::kCount:
       block.barrier_result = static_cast<int>(barrier.predicates);

@@ -308,6 +308,9 @@ struct Settings {
   std::atomic<double> time_limit{30.0};
   std::atomic<double> spin_limit{1.5};
   std::atomic<double> stuck_limit{HUGE_VAL};
+  // Name a barrier at which threads that have returned were missing. The hardware goes on, but
+  // CUDA's rules demand that all threads of a block reach it.
+  std::atomic<bool> strict_barriers{false};
 };
 Settings& settings();
 
@@ -374,7 +377,8 @@ struct Launch {
   std::atomic<const KernelType*> type{nullptr};  // null, too, if the kernel cannot tell
   std::atomic<Stop> stop{Stop::kNo};
   std::atomic<size_t> printed_bytes{0};
-  std::mutex mutex;  // guards what follows
+  std::atomic<bool> named_a_barrier{false};  // see Settings::strict_barriers
+  std::mutex mutex;                          // guards what follows
   std::string error;
   bool has_detail = false;
   cudaError_t refusal = cudaSuccess;

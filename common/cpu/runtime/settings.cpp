@@ -40,4 +40,8 @@ void cudacpu_set_stuck_limit(double seconds) {
   cudacpu::settings().stuck_limit = seconds;
 }
 
+void cudacpu_set_strict_barriers(int on) {
+  cudacpu::settings().strict_barriers = on;
+}
+
 }  // extern "C"

@@ -1,0 +1,200 @@
+"""`python -m common.cpu prog.cu --sanitize`: a whole program in several orders of its threads, and
+in builds that watch its accesses to memory.
+
+The rows are those of a day's report (common/tools/debugger.py). A program has no reference: its
+output and exit code are compared with those of its first run. Lines that differ from one run to the
+next in the same order, such as measured times, are left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from common.base.outcome import FAIL, PASS, SKIP
+from common.base.toolchain import Platform
+from common.cpu import backend, findings, program
+from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
+
+# Orders of threads and blocks after the first, which is forward.
+_ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
+_RACES = {"CUDACPU_TRACE": "1"}
+_SHOWN = 40  # lines of a row's details
+
+
+@dataclass
+class Row:
+    """A question's answer: PASS, FAIL or SKIP with a reason, and what was found, line by line."""
+
+    name: str
+    status: str = PASS
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a program did. order: for a message, e.g. "in reverse order"; code: None where it did
+    not end in time."""
+
+    order: str
+    code: int | None
+    output: str
+    errors: str
+
+    def thrown(self) -> list[str]:
+        """What the backend said about it, a paragraph each."""
+        parts = self.errors.split(THROWN)[1:]
+        return [part.strip() for part in parts]
+
+
+def report(
+    sources: Sequence[Path],
+    platform: Platform,
+    flags: Sequence[str],
+    arguments: Sequence[str],
+    seconds: float,
+) -> list[Row]:
+    """The rows, each with its answer. seconds: what one run may take.
+
+    Raises BuildError where the program does not build.
+    """
+    plain = program.executable(sources, platform, flags)
+    first = run(plain, arguments, "in forward order", seconds, {"CUDACPU_STRICT": "1"})
+    again = run(plain, arguments, "in forward order, again", seconds, {})
+    others = [
+        run(
+            plain,
+            arguments,
+            f"in {order} order" + (f" with seed {seed}" if seed else ""),
+            seconds,
+            {"CUDACPU_ORDER": order, "CUDACPU_SEED": str(seed)},
+        )
+        for order, seed in _ORDERS
+    ]
+    watched: Run | None = None
+    missing = ""
+    try:
+        preloaded = backend.preloaded(platform.compiler)
+        built = program.executable(sources, replace(platform, variant="address"), flags)
+        watched = run(built, arguments, "with every access watched", seconds, preloaded)
+    except FileNotFoundError as error:
+        missing = str(error)
+    rows = [
+        judge_orders(first, again, others),
+        judge_waits([first, *others]),
+        judge_addresses([*([watched] if watched else []), first, *others], missing),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        built = program.executable(sources, replace(platform, variant="trace"), flags)
+        variables = {**_RACES, "CUDACPU_TRACE_FILE": str(trace)}
+        traced = run(built, arguments, "with every access traced", seconds, variables)
+        text = trace.read_text(encoding="utf-8") if trace.is_file() else ""
+    rows.append(judge_trace("races", traced, text, findings.RACES))
+    rows.append(judge_trace("unwritten", traced, text, ("unwritten",)))
+    return rows
+
+
+def run(
+    built: Path, arguments: Sequence[str], order: str, seconds: float, variables: Mapping[str, str]
+) -> Run:
+    """Runs a program that was built, with further environment variables, for so long at most."""
+    try:
+        done = subprocess.run(
+            [str(built), *arguments],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        output, errors = error.stdout or b"", error.stderr or b""
+        assert isinstance(output, bytes) and isinstance(errors, bytes)
+        return Run(order, None, output.decode(errors="replace"), errors.decode(errors="replace"))
+    return Run(order, done.returncode, done.stdout, done.stderr)
+
+
+def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> Row:
+    """The row "orders": the first run whose exit code or output is another."""
+    row = Row("orders")
+    if None in (first.code, again.code):
+        return Row("orders", SKIP, "the program did not end in time; --time-limit gives it more")
+    lines, repeated = first.output.splitlines(), again.output.splitlines()
+    if len(lines) != len(repeated):
+        return Row("orders", SKIP, "the number of lines that it prints changes from run to run")
+    stable = [a if a == b else None for a, b in zip(lines, repeated, strict=True)]
+    for run in others:
+        if run.code is None or (run.thrown() and not first.thrown()):
+            continue  # the other rows are about that
+        if run.code != first.code:
+            row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
+            return row
+        got = run.output.splitlines()
+        if len(got) == len(stable):
+            pairs = list(zip(stable, got, strict=True))
+            different = [(a, b) for a, b in pairs if a is not None and a != b]
+        else:
+            different = [("", line) for line in difflib.unified_diff(lines, got, lineterm="", n=0)]
+        if different:
+            row.status, row.reason = FAIL, f"another output {run.order} than in forward order"
+            row.details = [
+                line for a, b in different for line in (f"forward: {a}", f"now:     {b}")
+            ][:_SHOWN]
+            return row
+    return row
+
+
+def judge_waits(runs: Sequence[Run]) -> Row:
+    """The row "waits": what the runtime ended since threads waited in vain."""
+    return _thrown(Row("waits"), runs, about_addresses=False)
+
+
+def judge_addresses(runs: Sequence[Run], missing: str) -> Row:
+    """The row "addresses", from all runs; missing: why there was none that watches them, or ""."""
+    row = _thrown(Row("addresses"), runs, about_addresses=True)
+    if missing and row.status == PASS:
+        row.status, row.reason = SKIP, missing
+    return row
+
+
+def _thrown(row: Row, runs: Sequence[Run], about_addresses: bool) -> Row:
+    for run in runs:
+        for text in run.thrown():
+            if bool(ABOUT_ADDRESSES.search(text)) is about_addresses:
+                lines = text.splitlines()
+                row.status, row.reason = FAIL, f"{run.order}: {lines[0]}"
+                row.details = lines[1:_SHOWN]
+                return row
+    late = [run for run in runs if run.code is None]
+    if late and not about_addresses:
+        row.status, row.reason = FAIL, f"the program did not end in time {late[0].order}"
+    return row
+
+
+def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> Row:
+    """The rows "races" and "unwritten": what the tracer found of these kinds."""
+    if not text:
+        reason = run.errors.strip().splitlines()[-1:] or [f"exit code {run.code}"]
+        return Row(name, SKIP, f"the traced program left no report: {reason[0]}")
+    found = [finding for finding in findings.read(text).findings if finding.what in kinds]
+    if not found:
+        return Row(name)
+    lines = [line for f in found for line in (f.summary(), *f.details())]
+    return Row(name, FAIL, lines[0], lines[1:_SHOWN])
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The report as text: a line for each row, what was found below it."""
+    lines = []
+    for row in rows:
+        lines.append(f"{row.name:10} {row.status}  {row.reason or ROWS[row.name]}")
+        lines += [f"             {line}" for line in row.details]
+    return "\n".join(lines)
