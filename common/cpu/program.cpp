@@ -5,6 +5,7 @@
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -69,6 +70,9 @@ void write_trace() {
     if (auto error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::exception& error) {
     fprintf(stderr, "%s\n", error.what());
+    if (strstr(error.what(), "did not finish within"))
+      fprintf(stderr,
+              "  --time-limit (CUDACPU_TIME_LIMIT) gives a launch more, 0 all that it takes\n");
   } catch (...) {
     fprintf(stderr, "an exception that is no std::exception was not caught\n");
   }
@@ -103,7 +107,8 @@ struct Start {
                          static_cast<uint32_t>(number("CUDACPU_SEED", 0, 0)));
     if (double threads = number("CUDACPU_THREADS", 1, 0))
       cudacpu_set_threads(static_cast<unsigned>(threads));
-    cudacpu_set_time_limit(number("CUDACPU_TIME_LIMIT", 1e-3, 30));
+    const double limit = number("CUDACPU_TIME_LIMIT", 0, 30);
+    cudacpu_set_time_limit(limit == 0 ? HUGE_VAL : limit);
     const char* model = getenv("CUDACPU_MODEL");
     if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
     if (!cudacpu_set_model(model))
@@ -121,7 +126,7 @@ struct Start {
   ~Start() {
     write_trace();
     if (const char* text = cudacpu_unchecked_launch(); *text)
-      fprintf(stderr, "CUDA on CPU: %s; the program never asked for the error\n", text);
+      fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
   }
 } start;
 

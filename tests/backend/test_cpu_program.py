@@ -76,6 +76,7 @@ def test_a_fault_in_a_kernel_is_explained() -> None:
     assert "in kernel crash" in done.stderr and "terminate called" not in done.stderr
     done = _run(PROGRAMS / "order.cu", "--time-limit", "0.3", "--", "spin")
     assert done.returncode == 1 and "did not finish within 0.3 s" in done.stderr
+    assert "--time-limit" in done.stderr
 
 
 def test_ctrl_c_ends_a_program() -> None:
@@ -252,10 +253,10 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     code, _, text = run("beyond")
     assert code == 0 and "right beyond the end of an allocation of 40 bytes" in text
     assert "in kernel count, launched at" in text and "silent.cu:11" in text
-    code, _, text = run("error nobody looks at")
+    code, _, text = run("error that is never looked at")
     assert code == 0 and text.count("\n") == 1, text
     assert "count did not run: invalid configuration argument, launched at" in text
-    assert "silent.cu:12; the program never asked for the error" in text, "the first, of two"
+    assert "silent.cu:12; the program never looks for errors" in text, "the first, of two"
     assert run("checked") == (0, "", "")
     assert run("direction") == (0, "cudaErrorInvalidValue\n", "")
     for case, line in (("heap", 15), ("stack", 16)):

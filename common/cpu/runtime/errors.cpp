@@ -9,7 +9,7 @@ CUDACPU_THREAD_LOCAL cudaError_t last_error = cudaSuccess;
 CUDACPU_THREAD_LOCAL cudaError_t last_text_code = cudaSuccess;
 thread_local std::string last_text;  // of that code, with the reason, where there is one
 std::mutex unchecked_mutex;
-std::string unchecked;  // the first launch that was refused since somebody looked
+std::string unchecked;  // the first launch that was refused since the last error was looked at
 
 struct ErrorText {
   cudaError_t code;
@@ -135,7 +135,7 @@ using namespace cudacpu;
 
 extern "C" {
 
-// The first launch that was refused while nobody asked for the last error, or "".
+// The first launch that was refused, if the last error was not looked at since, or "".
 const char* cudacpu_unchecked_launch() {
   return unchecked.c_str();
 }
