@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--order", choices=orders, help="of threads and blocks")
     parser.add_argument("--seed", type=int, help="of the random order")
     parser.add_argument("--threads", type=int, help="OS threads that run blocks (default: all)")
-    parser.add_argument("--time-limit", type=float, help="seconds of one launch (default: 30; 0: no limit)")
+    parser.add_argument(
+        "--time-limit", type=float, help="seconds of one launch (default: 30; 0: no limit)"
+    )
     parser.add_argument(
         "--model",
         default="",
