@@ -37,8 +37,10 @@ def inputs():
 
 
 def print_residents(operators):
-    """The occupancy API's answer and the count of blocks that were there at once. Raises RuntimeError
-    where they differ."""
+    """The occupancy API's answer and the count of blocks that were there at once.
+
+    Raises RuntimeError where they differ.
+    """
     x = torch.rand(8 * all_threads(), device="cuda") - 0.5
     rows = []
     threads = torch.cuda.get_device_properties(0).max_threads_per_multi_processor
