@@ -11,6 +11,14 @@ TEACHES = "Latency hidden by warps or by independent instructions; what limits r
 TOPICS = ("occupancy", "launch configuration", "registers", "instruction-level parallelism")
 SOURCE = "occupancy.cu"
 INTRODUCES = ("instruction-level parallelism",)
+OTHER_OCCUPANCY = "another occupancy computes the same"
+EQUIVALENT = {  # mutants that compute the same, and why
+    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": OTHER_OCCUPANCY,
+    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": OTHER_OCCUPANCY,
+    "launch: shared memory too small: `shared` -> `(shared) / 2`": OTHER_OCCUPANCY,
+    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": OTHER_OCCUPANCY,
+    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": OTHER_OCCUPANCY,
+}
 
 EXERCISE = Exercise(
     function="run_chains",
@@ -100,7 +108,17 @@ SHAPES = [
     *((5003, 2, 32, 3), (4099, 4, 1024, 1)),
 ]
 NOT_SHAPES = grid(
-    [(9, 3, 32, 0), (9, 16, 32, 0), (9, 1, 33, 0), (9, 1, 0, 0), (9, 1, 1056, 0), (9, 1, 32, 9)],
+    [
+        *(
+            (9, 3, 32, 0),
+            (9, 16, 32, 0),
+            (9, 1, 33, 0),
+            (9, 1, 0, 0),
+            (9, 1, 1056, 0),
+            (9, 1, 32, 9),
+        ),
+        *((9, 1, 32, (1 << 32) + 1), (9, 1, (1 << 32) + 32, 0)),
+    ],
     FP32,
 )
 
