@@ -11,13 +11,13 @@ TEACHES = "Latency hidden by warps or by independent instructions; what limits r
 TOPICS = ("occupancy", "launch configuration", "registers", "instruction-level parallelism")
 SOURCE = "occupancy.cu"
 INTRODUCES = ("instruction-level parallelism",)
-OTHER_OCCUPANCY = "another occupancy computes the same"
+
 EQUIVALENT = {  # mutants that compute the same, and why
-    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": OTHER_OCCUPANCY,
-    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": OTHER_OCCUPANCY,
-    "launch: shared memory too small: `shared` -> `(shared) / 2`": OTHER_OCCUPANCY,
-    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": OTHER_OCCUPANCY,
-    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": OTHER_OCCUPANCY,
+    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": "another occupancy, the same result",
+    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": "another occupancy, the same result",
+    "launch: shared memory too small: `shared` -> `(shared) / 2`": "another occupancy, the same result",
+    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": "another occupancy, the same result",
+    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": "another occupancy, the same result",
 }
 
 EXERCISE = Exercise(
