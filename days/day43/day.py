@@ -13,11 +13,21 @@ SOURCE = "occupancy.cu"
 INTRODUCES = ("instruction-level parallelism",)
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": "another occupancy, the same result",
-    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": "another occupancy, the same result",
-    "launch: shared memory too small: `shared` -> `(shared) / 2`": "another occupancy, the same result",
-    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": "another occupancy, the same result",
-    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": "another occupancy, the same result",
+    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": (
+        "another occupancy, the same result"
+    ),
+    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": (
+        "another occupancy, the same result"
+    ),
+    "launch: shared memory too small: `shared` -> `(shared) / 2`": (
+        "another occupancy, the same result"
+    ),
+    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": (
+        "another occupancy, the same result"
+    ),
+    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": (
+        "another occupancy, the same result"
+    ),
 }
 
 EXERCISE = Exercise(
