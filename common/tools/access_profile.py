@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from common.base.days import Day, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.outcome import PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
+from common.bench.counters import SECTORS, WAVEFRONTS
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
@@ -56,6 +58,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
                 backend.trace("off")
                 counts = backend.take_trace().counts
                 outcome.counts = [sums.to_json() for sums in counts]
+                outcome.kernels = kernels(counts)
                 _tell_tables(problem, rung, counts, channel)
             channel.emit(Finished(outcome))
     channel.emit(Over())
@@ -71,12 +74,32 @@ def _tell_tables(
         channel.emit(Table("", list(LINE_HEADER), line_rows(counts)))
 
 
+def _by_kernel(counts: Sequence[LineCounts]) -> dict[str, list[LineCounts]]:
+    found: dict[str, list[LineCounts]] = defaultdict(list)
+    for sums in counts:
+        found[sums.kernel].append(sums)
+    return found
+
+
+def kernels(counts: Sequence[LineCounts]) -> list[dict[str, Any]]:
+    """The same as ncu counts it, as `RungOutcome.kernels` has it."""
+    found = []
+    for kernel, lines in _by_kernel(counts).items():
+        counters = {}
+        for kind, (sectors, requests) in SECTORS.items():
+            of_kind = [line for line in lines if line.kind == kind]
+            counters[sectors] = sum(line.sectors for line in of_kind)
+            counters[requests] = sum(line.requests for line in of_kind)
+        wavefronts, ideal = WAVEFRONTS
+        counters[wavefronts] = sum(line.wavefronts for line in lines)
+        counters[ideal] = sum(line.wavefronts - line.conflicts for line in lines)
+        found.append({"name": kernel, "counters": counters})
+    return found
+
+
 def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
     """A row for each kernel: sectors per global load and store, and bank conflicts, as in the table
     of a GPU's counters."""
-    kernels: dict[str, list[LineCounts]] = defaultdict(list)
-    for sums in counts:
-        kernels[sums.kernel].append(sums)
     return [
         [
             kernel,
@@ -84,7 +107,7 @@ def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
             _per_request([c for c in lines if c.kind == "global store"], "sectors"),
             str(sum(c.conflicts for c in lines)),
         ]
-        for kernel, lines in kernels.items()
+        for kernel, lines in _by_kernel(counts).items()
     ]
 
 
