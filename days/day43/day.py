@@ -136,7 +136,7 @@ COPY_SWEEP = Problem(
     name="copy, any shape of launch",
     inputs=lambda case, draw: (draw(case.shape[0]), *case.shape[1:]),
     reference=copied,
-    rungs=(Rung("copy_sweep", "for the plot"),),
+    rungs=(Rung("copy_sweep", "for the sweep"),),
     cases=grid(SHAPES, FP32),
     refused=NOT_SHAPES,
     timed=False,
@@ -147,7 +147,7 @@ MAP_SWEEP = Problem(
     name="map, any shape of launch",
     inputs=lambda case, draw: (draw(case.shape[0], low=-0.5, high=0.5), C, 5, *case.shape[1:]),
     reference=mapped,
-    rungs=(Rung("map_sweep", "for the plot"),),
+    rungs=(Rung("map_sweep", "for the sweep"),),
     cases=grid(SHAPES, FP32),
     refused=NOT_SHAPES,
     timed=False,
@@ -158,8 +158,5 @@ PROBLEMS = (COPY, MAP, COPY_SWEEP, MAP_SWEEP)
 
 
 def show(operators, device):
-    """The sweep as a plot, and the API's answers beside what was counted."""
-    if device.type == "cuda":
-        sweep.print_residents(operators)
-        sweep.print_blocks(operators)
-        sweep.plot_occupancy(operators)
+    """What limits the resident blocks; on a GPU, the sweep and its plot."""
+    return sweep.show_sweep(operators, device)

@@ -2,7 +2,8 @@
 //
 //   copy       y[i] = x[i]                                       x, y: (n,)   8 bytes per element
 //   map        y[i] = x[i] after `steps` times v ← v² + c        x, y: (n,)   2 · steps operations
-//   residents  how many blocks of a kernel are on a multiprocessor at once: by the API, and counted
+//   residents  how many blocks of a kernel are on a multiprocessor at once, counted
+//   …_facts    what a launch takes: registers, shared memory, resident blocks by the occupancy API
 //
 //   copy v1 full           16 bytes per thread, as many warps as fit
 //   copy v2 low            the same, one block of 256 threads per multiprocessor
@@ -13,6 +14,8 @@
 //   map v4 bounded         32 chains in 32 registers, by __launch_bounds__: they spill
 //
 // copy_sweep and map_sweep take everything as an argument. Run: python run_day.py 43
+
+#include <tuple>
 
 #include "common/cuda/binding.cuh"
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
@@ -85,6 +88,29 @@ void with_count(int64_t count, const char* argument, F f) {
   }
 }
 
+// What the launch of a kernel takes: registers per thread, bytes of shared memory per block, and
+// how many of its blocks are resident per multiprocessor by the occupancy API.
+using Facts = std::tuple<int64_t, int64_t, int64_t>;
+
+// choose(Constant<count>{}) gives the kernel.
+template <typename F>
+Facts facts(const Tensor& x, int64_t count, Shape shape, F choose) {
+  check_shape(shape);
+  const DeviceGuard guard(x);
+  cudaFuncAttributes attributes;
+  int resident = 0;
+  const int64_t shared = ballast(x, shape.blocks);
+  with_count(count, "count", [&](auto constant) {
+    const auto kernel = choose(constant);
+    allow_shared(kernel, shared);
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel,
+                                                             static_cast<int>(shape.block), shared),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  });
+  return {attributes.numRegs, static_cast<int64_t>(attributes.sharedSizeBytes) + shared, resident};
+}
+
 // ---------------------------------------------------------------------------------------------
 // copy. A thread has PACKS loads of 16 bytes in flight before its first store needs one of them.
 
@@ -144,6 +170,11 @@ Tensor copy_v3_low_wide(const Tensor& x) {
 
 Tensor copy_sweep(const Tensor& x, int64_t packs, int64_t block, int64_t blocks) {
   return copy_shaped(x, packs, {block, blocks}, "copy_sweep");
+}
+
+Facts copy_facts(const Tensor& x, int64_t packs, int64_t block, int64_t blocks) {
+  return facts(x, packs, {block, blocks},
+               [](auto count) { return copy_kernel<decltype(count)::value>; });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -240,6 +271,11 @@ Tensor map_sweep(const Tensor& x, double c, int64_t steps, int64_t chains, int64
   return map_shaped(x, c, steps, chains, {block, blocks}, "map_sweep");
 }
 
+Facts map_facts(const Tensor& x, int64_t chains, int64_t block, int64_t blocks) {
+  return facts(x, chains, {block, blocks},
+               [](auto count) { return map_kernel<decltype(count)::value>; });
+}
+
 // ---------------------------------------------------------------------------------------------
 // residents: each block of this kernel counts itself on its multiprocessor while it is there.
 
@@ -258,46 +294,43 @@ __device__ unsigned this_multiprocessor() {  // day 1
 template <int CHAINS>
 __global__ void __launch_bounds__(MOST_THREADS)
     residents_kernel(const float* __restrict__ x, float* __restrict__ y, float c, int steps,
-                     int64_t n, int* present, int* result, int by_api) {
+                     int64_t n, int* present, int* most) {
   int* here = present + this_multiprocessor() % MOST_MULTIPROCESSORS;
-  if (threadIdx.x == 0) {
-    result[0] = by_api;  // all blocks write the same
-    atomicMax(&result[1], atomicAdd(here, 1) + 1);
-  }
+  if (threadIdx.x == 0) atomicMax(most, atomicAdd(here, 1) + 1);
   __syncthreads();  // the block is counted before its threads work
   run_chains<CHAINS>(x, y, c, steps, n);
   __syncthreads();  // all of its threads have worked before it is gone
   if (threadIdx.x == 0) atomicSub(here, 1);
 }
 
-// Blocks per multiprocessor, int32 (2,): the API's answer, and the most that were there at once.
+// The most blocks that were on one multiprocessor at once, int32 (1,).
 Tensor residents(const Tensor& x, double c, int64_t steps, int64_t chains, int64_t block,
                  int64_t blocks) {
   check_map(x, steps);
   const Shape shape{block, blocks};
   check_shape(shape);
   const DeviceGuard guard(x);
-  Tensor result = torch::stable::new_zeros(x, {2}, ScalarType::Int);
+  Tensor most = torch::stable::new_zeros(x, {1}, ScalarType::Int);
   Tensor present = torch::stable::new_zeros(x, {MOST_MULTIPROCESSORS}, ScalarType::Int);
   Tensor y = torch::stable::empty_like(x);
   with_count(chains, "chains", [&](auto count) {
     if (x.numel() == 0) return;
-    const auto kernel = residents_kernel<decltype(count)::value>;
-    const int64_t shared = ballast(x, blocks);
-    allow_shared(kernel, shared);
-    int by_api = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&by_api, kernel,
-                                                             static_cast<int>(block), shared),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    launch(kernel, "residents", x, decltype(count)::value, shape, data<float>(x),
+    constexpr int CHAINS = decltype(count)::value;
+    launch(residents_kernel<CHAINS>, "residents", x, CHAINS, shape, data<float>(x),
            mutable_data<float>(y), static_cast<float>(c), static_cast<int>(steps), x.numel(),
-           mutable_data<int>(present), mutable_data<int>(result), by_api);
+           mutable_data<int>(present), mutable_data<int>(most));
   });
-  return result;
+  return most;
+}
+
+Facts residents_facts(const Tensor& x, int64_t chains, int64_t block, int64_t blocks) {
+  return facts(x, chains, {block, blocks},
+               [](auto count) { return residents_kernel<decltype(count)::value>; });
 }
 
 // ---------------------------------------------------------------------------------------------
 
+#define FACTS "(Tensor x, int count, int block, int blocks) -> (int, int, int)"
 #define MAP "(Tensor x, float c, int steps) -> Tensor"
 
 RUNG(day43, copy_v1_full, "(Tensor x) -> Tensor");
@@ -312,3 +345,6 @@ RUNG(day43, map_sweep,
      "(Tensor x, float c, int steps, int chains, int block, int blocks) -> Tensor");
 RUNG(day43, residents,
      "(Tensor x, float c, int steps, int chains, int block, int blocks) -> Tensor");
+RUNG(day43, copy_facts, FACTS);
+RUNG(day43, map_facts, FACTS);
+RUNG(day43, residents_facts, FACTS);

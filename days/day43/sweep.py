@@ -1,109 +1,142 @@
 """The sweep: registers, block size and shared memory against bandwidth and FLOP/s."""
 
 import io
+import json
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from common.day import print_table, seconds
 
 COUNTS = (1, 2, 4, 8)  # packs, or chains, per thread
-RESIDENT = ((32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4), (256, 8))  # block, blocks
-BLOCKS = (32, 64, 128, 256, 512, 1024)
+BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads
+LIMITS = (1, 2, 4, 8, 0)  # resident blocks that the shared memory allows, 0: no limit
 STEPS = 2048
+FILES = ("occupancy.json", "occupancy.svg")  # what --write stores of a GPU
+LAUNCHES = (  # chains, block, limit
+    *((1, 256, 0), (8, 256, 0), (1, 1024, 0), (1, 32, 0), (1, 96, 0)),
+    *((1, 256, 1), (1, 256, 3), (1, 128, 8)),
+)
 
 
-def all_threads():
-    """Those of the whole GPU."""
-    properties = torch.cuda.get_device_properties(0)
-    return properties.multi_processor_count * properties.max_threads_per_multi_processor
+def print_residents(operators, device):
+    """The occupancy API's answers and, on a GPU, the counts of blocks that were there at once."""
+    on_gpu = device.type == "cuda"
+    threads = 0  # of the whole GPU
+    if on_gpu:
+        properties = torch.cuda.get_device_properties(device)
+        most = properties.max_threads_per_multi_processor
+        threads = most * properties.multi_processor_count
+    x = torch.rand(8 * threads, device=device) - 0.5
+    rows = []
+    for chains, block, limit in LAUNCHES:
+        registers, shared, by_api = operators.residents_facts(x, chains, block, limit)
+        row = [f"{block} threads, chains: {chains}", registers, f"{shared:,}", by_api]
+        if on_gpu:
+            counted = operators.residents(x, 0.1, 20000, chains, block, limit).item()
+            row += [counted, f"{100 * by_api * block / most:.0f} %"]
+        rows.append(row)
+    print("resident blocks per multiprocessor")
+    header = ["", "registers", "bytes shared", "by the API", "counted", "occupancy"]
+    print_table(header[: len(rows[0])], rows)
+    if on_gpu:
+        equal = sum(row[3] == row[4] for row in rows)
+        print(f"the API's answer is the count for {equal} of {len(rows)} launches")
 
 
-def gigabytes(operators, x, packs, block, blocks):
+def gigabytes(operators, x, packs, block, limit):
     """GB/s of the copy in one shape of launch, reads plus writes."""
-    return 2 * x.nbytes / seconds(partial(operators.copy_sweep, x, packs, block, blocks)) / 1e9
+    return 2 * x.nbytes / seconds(partial(operators.copy_sweep, x, packs, block, limit)) / 1e9
 
 
-def teraflops(operators, x, chains, block, blocks):
+def teraflops(operators, x, chains, block, limit):
     """TFLOP/s of the map in one shape of launch."""
-    call = partial(operators.map_sweep, x, 0.1, STEPS, chains, block, blocks)
+    call = partial(operators.map_sweep, x, 0.1, STEPS, chains, block, limit)
     return 2 * STEPS * x.numel() / seconds(call, repeats=5) / 1e12
 
 
-def inputs():
-    """What is copied, and what is mapped: fp32 tensors on the GPU."""
-    return torch.randn(1 << 27, device="cuda"), torch.rand(1 << 22, device="cuda") - 0.5
+def measured(operators, x, facts, rate):
+    """[count, registers, threads per block, bytes of shared memory per block, resident warps per
+    multiprocessor, rate] of each shape of launch."""
+    found = []
+    for count in COUNTS:
+        for block in BLOCKS:
+            for limit in LIMITS:
+                registers, shared, resident = facts(x, count, block, limit)
+                speed = rate(operators, x, count, block, limit)
+                warps = resident * block // 32
+                found.append([count, registers, block, shared, warps, float(f"{speed:.4g}")])
+    return found
 
 
-def print_residents(operators):
-    """The occupancy API's answer and the count of blocks that were there at once.
-
-    Raises RuntimeError where they differ.
-    """
-    x = torch.rand(8 * all_threads(), device="cuda") - 0.5
-    rows = []
-    threads = torch.cuda.get_device_properties(0).max_threads_per_multi_processor
-    for chains, block, blocks in ((1, 256, 0), (8, 256, 0), (1, 1024, 0), (1, 32, 0), (1, 96, 0),
-                                  (1, 256, 1), (1, 256, 3), (1, 128, 8)):  # fmt: skip
-        by_api, counted = operators.residents(x, 0.1, 20000, chains, block, blocks).tolist()
-        limit = blocks or "none"
-        share = by_api * block / threads
-        rows.append([f"{block} threads, {chains} chains, limit {limit}", by_api, counted,
-                     f"{100 * share:.0f} %"])  # fmt: skip
-        if by_api != counted:
-            raise RuntimeError(f"{block} threads: the API says {by_api} blocks, {counted} ran")
-    print("resident blocks per multiprocessor")
-    print_table(["", "by the API", "counted", "occupancy"], rows)
+def sweep(operators, copied, mapped):
+    """All launches of both kernels: {"copy": …, "map": …}, see `measured`."""
+    return {
+        "copy, GB/s": measured(operators, copied, operators.copy_facts, gigabytes),
+        "map, TFLOP/s": measured(operators, mapped, operators.map_facts, teraflops),
+    }
 
 
-def print_blocks(operators):
-    """Block sizes without any limit: the rates hardly depend on them."""
-    x, v = inputs()
-    print("block size, without a limit of the resident blocks")
-    rows = [
-        [block, f"{gigabytes(operators, x, 1, block, 0):.0f} GB/s",
-         f"{teraflops(operators, v, 1, block, 0):.1f} TFLOP/s"]
-        for block in BLOCKS
-    ]  # fmt: skip
-    print_table(["threads", "copy, 1 pack", "map, 1 chain"], [[str(r[0]), *r[1:]] for r in rows])
+def print_best(found):
+    """By count and resident warps, the best and the worst rate of all block sizes."""
+    for title, launches in found.items():
+        warps = sorted({launch[4] for launch in launches})
+        rows = []
+        for count in COUNTS:
+            row = [f"{count} per thread"]
+            for number in warps:
+                rates = [launch[5] for launch in launches if launch[::4] == [count, number]]
+                row.append(f"{min(rates):.3g} to {max(rates):.3g}" if rates else "")
+            rows.append(row)
+        print(f"{title}, by resident warps per multiprocessor, worst to best block size")
+        print_table(["", *map(str, warps)], rows)
 
 
-def plot_occupancy(operators):
-    """Saves occupancy.svg: a curve per count, over the warps that are resident."""
-    x, v = inputs()
-    warps = [block * blocks // 32 for block, blocks in RESIDENT]
-    panels = []
-    for title, unit, measure, data in (
-        ("copy", "GB/s", gigabytes, x),
-        ("map", "TFLOP/s", teraflops, v),
-    ):
-        curves = {c: [measure(operators, data, c, *shape) for shape in RESIDENT] for c in COUNTS}
-        panels.append((title, unit, curves))
-        print(f"{title}, {unit}, by resident warps per multiprocessor")
-        rows = [[f"{c} per thread", *(f"{r:.3g}" if r < 100 else f"{r:.0f}" for r in rates)]
-                for c, rates in curves.items()]  # fmt: skip
-        print_table(["", *warps], rows)
-    Path(__file__).with_name("occupancy.svg").write_text(svg(warps, panels))
+def files(found):
+    """The sweep as data, a line per launch, and as a plot."""
+    lines = [
+        f" {json.dumps(title)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in launches)
+        for title, launches in found.items()
+    ]
+    return dict(zip(FILES, ("{\n" + "\n ],\n".join(lines) + "\n ]\n}\n", svg(found)), strict=True))
 
 
-def svg(warps, panels):
-    """Curves over the resident warps: (title, unit, {count: rates}) side by side."""
+def svg(found):
+    """A panel per kernel: rates over the resident warps, a colour per count, a marker per block."""
     import matplotlib
     from matplotlib.figure import Figure
 
     settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.2, 3.2), layout="constrained", facecolor="white")
-        for axis, (title, unit, curves) in zip(figure.subplots(1, 2), panels, strict=True):
-            for count, rates in curves.items():
-                axis.plot(warps, rates, marker="o", label=f"{count} per thread")
+        figure = Figure(figsize=(8.6, 3.6), layout="constrained", facecolor="white")
+        for axis, (title, launches) in zip(figure.subplots(1, 2), found.items(), strict=True):
+            for color, count in enumerate(COUNTS):
+                of_count = [launch for launch in launches if launch[0] == count]
+                for marker, block in zip("v<^>sD", BLOCKS, strict=True):
+                    points = [launch[4:] for launch in of_count if launch[2] == block]
+                    axis.scatter(*zip(*points, strict=True), 18, f"C{color}", marker, alpha=0.7)
+                label = f"{count} per thread, {of_count[0][1]} registers"
+                axis.scatter([], [], 18, f"C{color}", label=label)
+            warps = sorted({launch[4] for launch in launches})
             axis.set_xscale("log", base=2)
-            axis.set_xticks(warps, [str(w) for w in warps])
+            axis.set_xticks(warps, [str(number) for number in warps])
+            axis.minorticks_off()
             axis.set_ylim(bottom=0)
             axis.set_xlabel("resident warps per multiprocessor")
-            axis.set_title(f"{title}, {unit}")
+            axis.set_title(title)
             axis.legend()
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
+
+
+def show_sweep(operators, device):
+    """Prints the answers of the occupancy API; on a GPU sweeps, prints that and returns it as
+    files."""
+    print_residents(operators, device)
+    if device.type != "cuda":
+        return None
+    x = torch.randn(1 << 27, device=device)
+    found = sweep(operators, x, torch.rand(1 << 22, device=device) - 0.5)
+    print_best(found)
+    return files(found)
