@@ -115,27 +115,21 @@ Facts facts(const Tensor& x, int64_t count, Shape shape, F choose) {
 // copy. A thread has PACKS loads of 16 bytes in flight before its first store needs one of them.
 
 template <int PACKS>
-__global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS, 1)
     copy_kernel(const float* __restrict__ x, float* __restrict__ y, int64_t n) {
-  // Pack p of this thread is first + p · blockDim.x, so that each request is coalesced.
-  const int64_t first = int64_t{blockIdx.x} * PACKS * blockDim.x + threadIdx.x;
-  const float4* from = reinterpret_cast<const float4*>(x);
-  float4* to = reinterpret_cast<float4*>(y);
+  const int64_t begin = int64_t{blockIdx.x} * PACKS * blockDim.x;  // the block's first pack
+  if (4 * (begin + PACKS * blockDim.x) > n) {                      // of the last block only
+    for (int64_t i = 4 * begin + threadIdx.x; i < n; i += blockDim.x) y[i] = x[i];
+    return;
+  }
+  // Pack p of this thread is begin + threadIdx.x + p · blockDim.x, so that requests are coalesced.
+  const float4* from = reinterpret_cast<const float4*>(x) + begin + threadIdx.x;
+  float4* to = reinterpret_cast<float4*>(y) + begin + threadIdx.x;
   float4 pack[PACKS];
 #pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const int64_t i = first + p * blockDim.x;
-    if (4 * i + 4 <= n) pack[p] = from[i];
-  }
+  for (int p = 0; p < PACKS; ++p) pack[p] = from[p * blockDim.x];
 #pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const int64_t i = first + p * blockDim.x;
-    if (4 * i + 4 <= n) {
-      to[i] = pack[p];
-    } else {
-      for (int64_t rest = 4 * i; rest < n; ++rest) y[rest] = x[rest];  // three elements at most
-    }
-  }
+  for (int p = 0; p < PACKS; ++p) to[p * blockDim.x] = pack[p];
 }
 
 Tensor copy_shaped(const Tensor& x, int64_t packs, Shape shape, const char* name) {
@@ -205,7 +199,7 @@ __device__ void run_chains(const float* __restrict__ x, float* __restrict__ y, f
 }
 
 template <int CHAINS>
-__global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS, 1)
     map_kernel(const float* __restrict__ x, float* __restrict__ y, float c, int steps, int64_t n) {
   run_chains<CHAINS>(x, y, c, steps, n);
 }
@@ -292,7 +286,7 @@ __device__ unsigned this_multiprocessor() {  // day 1
 }
 
 template <int CHAINS>
-__global__ void __launch_bounds__(MOST_THREADS)
+__global__ void __launch_bounds__(MOST_THREADS, 1)
     residents_kernel(const float* __restrict__ x, float* __restrict__ y, float c, int steps,
                      int64_t n, int* present, int* most) {
   int* here = present + this_multiprocessor() % MOST_MULTIPROCESSORS;
