@@ -29,6 +29,7 @@ SECTORS = {
 WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
 
 STORED = "counters.json"  # in a day's folder: the last column of each device
+LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as many, less than `show` may
 COLUMNS = {"cpu": "CPU backend", "cuda": "ncu"}
 
 
@@ -53,18 +54,18 @@ class NotCounted(Exception):
     """The profiler gave no counters; the message says why."""
 
 
-def profiled(folder: Path, device: str, quick: bool, limit: float) -> list[Kernel]:
+def profiled(folder: Path, device: str, quick: bool) -> list[Kernel]:
     """The kernels of the day in `folder`, in the order of its rungs.
 
-    device: "cpu" or "cuda". quick: on a GPU, the small timing cases, which are the CPU's. limit:
-    seconds that ncu may take. Raises NotCounted where a rung gives no counters, or it takes longer.
+    device: "cpu" or "cuda". quick: on a GPU, the small timing cases, which are the CPU's. Raises
+    NotCounted where a rung gives no counters, or where it takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="counters-") as temporary:
         report = Path(temporary, "report.json")
         command = [sys.executable, str(ROOT / "run_day.py"), folder.name.removeprefix("day")]
         command += ["--days", str(folder.parent), "--device", device, "--profile"]
         command += ["--json", str(report), *(["--quick"] if quick else [])]
-        command += ["--time-limit", f"{limit:g}"] if device == "cuda" else []
+        command += ["--time-limit", str(LIMIT)] if device == "cuda" else []
         done = subprocess.run(command, capture_output=True, text=True)
         if not report.is_file():
             raise NotCounted(f"run_day.py gave no report: {done.stderr.strip()}")
@@ -80,19 +81,18 @@ def counted_columns(
     device: str,
     rows: Callable[[Sequence[Kernel]], dict[str, Any]],
     quick: bool = False,
-    limit: float = 30.0,
 ) -> dict[str, dict[str, Any]]:
     """The columns "CPU backend" and "ncu" of a day's table, where they are known: that of this
     device taken anew, the other one as it is stored in the day's counters.json.
 
-    rows: makes the column from the kernels, values by the name of the row. quick, limit: see
+    rows: makes the column from the kernels, values by the name of the row. quick: see
     `profiled`. Raises NotCounted where the CPU backend gives no counters. Where a GPU gives none,
     says why, and keeps the stored ones.
     """
     stored = folder / STORED
     columns = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
     try:
-        columns[COLUMNS[device]] = rows(profiled(folder, device, quick, limit))
+        columns[COLUMNS[device]] = rows(profiled(folder, device, quick))
     except NotCounted as reason:
         if device == "cpu":
             raise

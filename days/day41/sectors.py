@@ -7,7 +7,6 @@ from pathlib import Path
 from common.day import SECTORS, NotCounted, columns_file, counted_columns, print_table
 
 STRIDES = (1, 2, 8, 16, 32)  # in elements
-LIMIT = 13  # seconds that ncu may take
 SECTOR = 32  # bytes
 LANES = range(32)
 
@@ -65,7 +64,7 @@ def print_sectors(problems, device):
     differs."""
     names = [f"{problem.name}: {rung.name}" for problem in problems for rung in problem.rungs]
     counted = counted_columns(
-        Path(__file__).parent, device.type, partial(by_name, names), quick=True, limit=LIMIT
+        Path(__file__).parent, device.type, partial(by_name, names), quick=True
     )
     columns = {"predicted": PREDICTED, **counted}
     rows = [[name, *(shown(column[name]) for column in columns.values())] for name in names]
