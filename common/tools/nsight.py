@@ -52,7 +52,8 @@ class ProfileError(Exception):
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """What the profiler watches: each rung on its timing case (where it is to be quick, that of the
-    CPU), once to warm up and once between the marks that switch the profiler on and off."""
+    CPU), once to warm up and once between the marks that switch the profiler on and off, in an NVTX
+    range of its name."""
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
@@ -69,8 +70,9 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
                 call(*inputs)
                 backend.synchronize()
                 torch.cuda.profiler.start()
-                call(*inputs)
-                backend.synchronize()
+                with torch.cuda.nvtx.range(rung.name):
+                    call(*inputs)
+                    backend.synchronize()
                 torch.cuda.profiler.stop()
             channel.emit(Finished(outcome))
     channel.emit(Over())

@@ -8,7 +8,7 @@ TITLE = "Profiling"
 TEACHES = "Reading a profile: NVTX ranges, torch.profiler, and the counters of Nsight Compute"
 TOPICS = ("profiling", "Nsight Compute", "NVTX", "torch.profiler", "stalls", "wavefronts")
 SOURCE = "profiling.cu"
-INTRODUCES = ("profiler", "NVTX", "wavefront", "stall")
+INTRODUCES = ("NVTX", "stall")
 
 # Counters that ncu reads beside those of every --profile.
 METRICS = (
@@ -40,7 +40,7 @@ EXERCISE = Exercise(
         "part in three steps of __shfl_xor_sync (day 23) with distances 4, 2 and 1.",
         "float4 v = valid ? x[i] : float4{}; mean = v.x + v.y + v.z + v.w; the loop over half = "
         "LANES / 2, …, 1 adds __shfl_xor_sync(ALL_LANES, mean, half); divide by COLUMNS; then "
-        "store the differences if valid.",
+        "store v minus the mean if valid.",
     ),
 )
 

@@ -33,7 +33,7 @@ Tensor centered(const Tensor& x, const char* kernel, F launch) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: the loops of a program for the CPU, with one thread per row. In each step the lanes of a warp
+// v1: the loops of a CPU program, with one thread per row. In each step the lanes of a warp
 // access one column of 32 rows, 128 bytes apart.
 
 __global__ void __launch_bounds__(BLOCK)
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(BLOCK)
   float mean = (v.x + v.y) + (v.z + v.w);
   for (int half = LANES / 2; half > 0; half /= 2) mean += __shfl_xor_sync(ALL_LANES, mean, half);
   mean /= COLUMNS;
-  if (valid) y[i] = {v.x - mean, v.y - mean, v.z - mean, v.w - mean};
+  v = {v.x - mean, v.y - mean, v.z - mean, v.w - mean};
+  if (valid) y[i] = v;
 }
 
 Tensor center_v4_lanes(const Tensor& x) {

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -125,10 +125,7 @@ def without_notes():
 
 
 def traced(operators, x):
-    """The events of a trace in which each rung runs once, in a range of its own name.
-
-    The range is one of torch.profiler, and on a GPU an NVTX range too, for Nsight Systems and ncu.
-    """
+    """The events of a trace in which each rung runs once, in a range of its own name."""
     on_gpu = x.device.type == "cuda"
     calls = {name: partial(getattr(operators, name), x) for name in PREDICTED}
     for call in calls.values():
@@ -136,10 +133,7 @@ def traced(operators, x):
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with without_notes(), profile(activities=activities) as profiler:
         for name, call in calls.items():
-            with ExitStack() as ranges:
-                ranges.enter_context(record_function(name))
-                if on_gpu:
-                    ranges.enter_context(torch.cuda.nvtx.range(name))
+            with record_function(name):
                 call()
         if on_gpu:
             torch.cuda.synchronize()
