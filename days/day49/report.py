@@ -145,10 +145,15 @@ def traced(operators, x):
 
 def reduced(events):
     """What a viewer needs of a trace, times from its first event on: ranges, operators, launches,
-    kernels, and the arrows from launches to kernels."""
+    kernels, the arrows from launches to kernels, and which rows are the CPU's and the GPU's."""
     kept = [event for event in events if event.get("cat") in KEPT]
     began = min(event["ts"] for event in kept)
-    found = []
+    rows = {event["pid"] for event in kept}
+    found = [
+        {k: event[k] for k in ("ph", "name", "pid", "args")}
+        for event in events
+        if event["name"] == "process_labels" and event["pid"] in rows
+    ]
     for event in kept:
         new = {k: event[k] for k in ("ph", "cat", "name", "pid", "tid", "id", "bp") if k in event}
         new["ts"] = round(event["ts"] - began, 3)
@@ -166,11 +171,11 @@ def print_trace(operators, device, rows):
     print("the trace of torch.profiler, µs")
     lines = []
     for name in PREDICTED:
-        (span,) = (e for e in events if e["cat"] == "user_annotation" and e["name"] == name)
+        (span,) = (e for e in events if e.get("cat") == "user_annotation" and e["name"] == name)
         inside = [
             e["name"]
             for e in events
-            if e["cat"] == "cpu_op" and span["ts"] <= e["ts"] <= span["ts"] + span["dur"]
+            if e.get("cat") == "cpu_op" and span["ts"] <= e["ts"] <= span["ts"] + span["dur"]
         ]
         if f"day49::{name}" not in inside:
             raise RuntimeError(f"{name}: the range has {inside}, not the operator")
@@ -178,7 +183,7 @@ def print_trace(operators, device, rows):
     print_table(["range", "host", "operators"], lines)
     if device.type != "cuda":
         return {}
-    kernels = [e for e in events if e["cat"] == "kernel"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
     if len(kernels) != len(PREDICTED):
         raise RuntimeError(f"the trace has {len(kernels)} kernels, expected {len(PREDICTED)}")
     times = [[name, f"{e['dur']:.1f}"] for name, e in zip(PREDICTED, kernels, strict=True)]
