@@ -27,6 +27,11 @@ READ = (
     *METRICS,
 )
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "center_tile_kernel: shared memory too small: `tile[TILE_ROWS * (COLUMNS + 1)]` -> "
+    "`tile[(TILE_ROWS * (COLUMNS + 1)) - 1]`": "the last word is padding of the last row",
+}
+
 EXERCISE = Exercise(
     function="center_v4_lanes_kernel",
     task=(
