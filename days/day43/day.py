@@ -49,7 +49,7 @@ SIZES = [(1,), (3,), (4,), (5,), (1023,), (1024,), (1025,), (8191,), (8192,), (8
 FP32 = ["float32"]
 
 
-def copied(x, *_):
+def copied(x):
     return x.clone()
 
 
@@ -73,7 +73,7 @@ COPY = Problem(
 C = 0.1  # from |x| < 0.5, v² + c stays there and converges: rounding errors shrink
 
 
-def mapped(x, c, steps, *_):
+def mapped(x, c, steps):
     for _ in range(steps):
         x = x * x + c
     return x.clone() if steps == 0 else x
@@ -132,10 +132,19 @@ NOT_SHAPES = grid(
     FP32,
 )
 
+
+def copied_in_shape(x, packs, block, blocks):
+    return copied(x)
+
+
+def mapped_in_shape(x, c, steps, chains, block, blocks):
+    return mapped(x, c, steps)
+
+
 COPY_SWEEP = Problem(
     name="copy, any shape of launch",
     inputs=lambda case, draw: (draw(case.shape[0]), *case.shape[1:]),
-    reference=copied,
+    reference=copied_in_shape,
     rungs=(Rung("copy_sweep", "for the sweep"),),
     cases=grid(SHAPES, FP32),
     refused=NOT_SHAPES,
@@ -146,7 +155,7 @@ COPY_SWEEP = Problem(
 MAP_SWEEP = Problem(
     name="map, any shape of launch",
     inputs=lambda case, draw: (draw(case.shape[0], low=-0.5, high=0.5), C, 5, *case.shape[1:]),
-    reference=mapped,
+    reference=mapped_in_shape,
     rungs=(Rung("map_sweep", "for the sweep"),),
     cases=grid(SHAPES, FP32),
     refused=NOT_SHAPES,
