@@ -19,6 +19,14 @@ from common.base.declaration import (
     streamed,
 )
 from common.base.outcome import Skip
+from common.bench.counters import (
+    SECTORS,
+    WAVEFRONTS,
+    Kernel,
+    NotCounted,
+    columns_file,
+    counted_columns,
+)
 from common.bench.showing import peak_memory, print_table, seconds
 from common.check.sparse_matrices import (
     coo_product,
@@ -36,19 +44,25 @@ from common.report.picture import hills_at_night, save_pictures
 
 __all__ = [
     "COMPILE",
+    "SECTORS",
+    "WAVEFRONTS",
     "Card",
     "Case",
     "Cost",
     "Entry",
     "Exercise",
+    "Kernel",
     "Library",
+    "NotCounted",
     "Problem",
     "Rung",
     "Skip",
     "Target",
     "Tolerance",
     "cached",
+    "columns_file",
     "coo_product",
+    "counted_columns",
     "csr_product",
     "csr_to_ell",
     "cusparse_product",

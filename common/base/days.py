@@ -36,8 +36,10 @@ class Day:
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
     library; the others are what rungs with a `load` of their own build. introduces: the optional
     constant INTRODUCES, the terms of the glossary that the day explains. exercise: the optional
-    constant EXERCISE, what the learner writes. uses: the optional constant USES, numbers of days
-    whose operators this day's rungs call; they are built and loaded with its own.
+    constant EXERCISE, what the learner writes. metrics: the optional constant METRICS, counters of
+    Nsight Compute that --profile reads beside those that it always does. uses: the optional
+    constant USES, numbers of days whose operators this day's rungs call; they are built and loaded
+    with its own.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Day:
     exercise: Exercise | None = None
     equivalent: dict[str, str] = field(default_factory=dict, hash=False)
     uses: tuple[int, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -85,7 +88,10 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {"EXTRA_SOURCES": tuple, "INTRODUCES": tuple, "EQUIVALENT": dict, "USES": tuple}
+OPTIONAL = {
+    **dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple),
+    "EQUIVALENT": dict,
+}
 
 
 def read_day(folder: Path) -> Day:
@@ -138,6 +144,7 @@ def read_day(folder: Path) -> Day:
         exercise,
         found.get("EQUIVALENT", {}),
         tuple(found.get("USES", ())),
+        tuple(found.get("METRICS", ())),
     )
 
 
@@ -174,10 +181,12 @@ class Lesson:
     """What running a day's day.py gives: its PROBLEMS, and its function `show`, if it has one.
 
     show: (operators, device) -> None, called after the checks; it prints what the day has to show.
+        Or it returns the files that it makes, texts by name: --write puts them into the day's
+        folder, and nothing else does.
     """
 
     problems: tuple[Problem, ...]
-    show: Callable[[Any, Any], None] | None = None
+    show: Callable[[Any, Any], dict[str, str] | None] | None = None
 
 
 def load_lesson(day: Day) -> Lesson:

@@ -64,7 +64,8 @@ class RungOutcome:
     and why. build_s: seconds that its build took, where it has one of its own. findings: what the
     CPU backend's tracer found, each {"what": …, "places": two, "summary": a line, "details":
     lines}. counts: of its accesses to memory, by line, where these were counted
-    (common.cpu.findings.LineCounts).
+    (common.cpu.findings.LineCounts). kernels: the counters of each by Nsight Compute's names, where
+    these were counted or measured, in the order of the launches (common.bench.counters.Kernel).
     """
 
     problem: str
@@ -82,6 +83,7 @@ class RungOutcome:
     target_met: bool | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +100,7 @@ class DayOutcome:
 
     status: FAIL if any rung failed or the day did not build, crashed or hung; SKIP if every rung
     was skipped. build_s, run_s: seconds. output: what the day printed, its middle left out where it
-    is long.
+    is long. files: those that its `show` made, texts by name.
     """
 
     number: int
@@ -111,6 +113,7 @@ class DayOutcome:
     build_s: float = 0.0
     run_s: float = 0.0
     output: str = ""
+    files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,12 +17,17 @@ LEGEND = (
 _SOURCE_SHOWN = 60  # characters of a line
 
 
+def by_kernel(counts: Sequence[LineCounts]) -> dict[str, list[LineCounts]]:
+    """The counts of each kernel, in the order of its first line."""
+    found: dict[str, list[LineCounts]] = defaultdict(list)
+    for sums in counts:
+        found[sums.kernel].append(sums)
+    return found
+
+
 def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
     """A row for each kernel: sectors per global load and store, and bank conflicts, as in the table
     of a GPU's counters."""
-    kernels: dict[str, list[LineCounts]] = defaultdict(list)
-    for sums in counts:
-        kernels[sums.kernel].append(sums)
     return [
         [
             kernel,
@@ -30,7 +35,7 @@ def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
             _per_request([c for c in lines if c.kind == "global store"], "sectors"),
             str(sum(c.conflicts for c in lines)),
         ]
-        for kernel, lines in kernels.items()
+        for kernel, lines in by_kernel(counts).items()
     ]
 
 

@@ -9,6 +9,7 @@ A `Channel` carries events, in this order for one day:
     AskTiming  may timing start? The child waits for the answer
     Timed      timing is over
     Table      a table of a tool's own
+    Made       files of the day's own, which --write stores
     Unbuilt    the day does not build
     Ended      the day cannot go on: FAIL (it could not be loaded, the device is in error), or SKIP
     Over       the day is over, in good order
@@ -77,6 +78,13 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Made:
+    """files: texts by name."""
+
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Unbuilt:
     """reason: one line; details: the compiler's message."""
 
@@ -98,7 +106,9 @@ class Over:
     pass
 
 
-Event = Planned | Stage | Checked | Finished | AskTiming | Timed | Table | Unbuilt | Ended | Over
+Event = (
+    Planned | Stage | Checked | Finished | AskTiming | Timed | Table | Made | Unbuilt | Ended | Over
+)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
 
 
@@ -150,6 +160,8 @@ class Progress:
                 self.checked[outcome.problem, outcome.rung] = outcome
             case Finished(outcome):
                 self.finish(outcome)
+            case Made(files):
+                self.outcome.files = files
             case Unbuilt():
                 self.unbuilt = event
             case Ended(status, reason, details):

@@ -34,6 +34,7 @@ from common.process.events import (
     Checked,
     Ended,
     Finished,
+    Made,
     Over,
     Planned,
     Stage,
@@ -176,12 +177,12 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _show(run: Run, lesson: Lesson, operators: Any) -> None:
-    """Lets the day print what it has to show; the runner passes that on."""
+    """Lets the day print what it has to show, and make its files; the runner passes both on."""
     if lesson.show is None or run.work.quick or run.work.rungs:
         return
     run.stage("", "showing what it does")
     try:
-        lesson.show(operators, run.backend.device)
+        files = lesson.show(operators, run.backend.device)
         run.backend.synchronize()
     except Exception as error:
         if lacks := lacking(message_of(error)):
@@ -189,6 +190,9 @@ def _show(run: Run, lesson: Lesson, operators: Any) -> None:
             return
         reason, details = explain(error)
         run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+    else:
+        if files:
+            run.channel.emit(Made(files))
 
 
 def _run_problem(run: Run, problem: Problem, operators: Any) -> None:

@@ -2,6 +2,7 @@
 
     common/results/<gpu>/dayNN.json    what was measured: written by --write alone
     common/results/mutants/dayNN.json  the score of --mutants, written by --mutants --write
+    days/dayNN/NAME.json, NAME.svg     what the day's `show` made: written by --write alone
 
 Everything that shows results in the repository is generated from them: see markdown.py.
 """
@@ -25,6 +26,7 @@ from common.report.markdown import Stored
 from common.report.runs import FORMAT
 
 MUTANTS = "mutants"  # the folder of the scores
+MADE = (".json", ".svg")  # what a day's own files are called
 
 
 def unfit(outcome: DayOutcome) -> str:
@@ -39,32 +41,48 @@ def unfit(outcome: DayOutcome) -> str:
 def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     """Stores a run's days and writes again what is generated from them; returns what to tell.
 
-    A failed day keeps its old results. Nothing is written unless all of it can be made. Raises
-    ResultsError where it cannot, or a file cannot be written.
+    A failed day keeps its old results. Of a run on the CPU backend, only the days' own files are
+    stored. Nothing is written unless all of it can be made. Raises ResultsError where it cannot, or
+    a file cannot be written.
     """
     if not run["complete"]:
         raise ResultsError("nothing is stored: the run was --quick or --no-bench")
-    if run["where"]["device"] != "cuda":
-        raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
     said = []
-    folder = _folder(root) / slug(run["where"])
-    files: dict[Path, str] = {}
-    new: dict[Path, Stored] = {}
-    for day in run["days"]:
-        outcome = DayOutcome.from_json(day)
+    fit = []
+    for outcome in map(DayOutcome.from_json, run["days"]):
         if reason := unfit(outcome):
             said.append(f"day {outcome.number} is not stored: {reason}")
-            continue
-        one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
-        path = folder / f"{outcome.name}.json"
-        new[path], files[path] = one, to_text(one)
+        else:
+            fit.append(outcome)
+    made = {path: text for outcome in fit for path, text in _made_by(outcome, root).items()}
+    files: dict[Path, str] = {}
+    new: dict[Path, Stored] = {}
+    if run["where"]["device"] == "cuda":
+        folder = _folder(root) / slug(run["where"])
+        for outcome in fit:
+            one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
+            path = folder / f"{outcome.name}.json"
+            new[path], files[path] = one, to_text(one)
+    elif not made:
+        raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
     generated = markdown.generated(root, _by_day(_read_files(root) | new), read_scores(root))
     for path, text in files.items():
         write_atomically(path, text)
+    said += _write_changed(root, made)
     if new:
         stored = numbers(one.day for one in new.values())
         said.append(f"stored day {stored} in {folder.relative_to(root)}")
     return said + _write_changed(root, generated)
+
+
+def _made_by(outcome: DayOutcome, root: Path) -> dict[Path, str]:
+    """The day's own files by their paths. Raises ResultsError for a name that it may not have."""
+    for name in outcome.files:
+        if Path(name).name != name or Path(name).suffix not in MADE or name == markdown.PLOT:
+            expected = " or ".join(f"NAME{suffix}" for suffix in MADE)
+            raise ResultsError(f"day {outcome.number}: its show made {name!r}, expected {expected}")
+    folder = root / "days" / outcome.name
+    return {folder / name: text for name, text in outcome.files.items()}
 
 
 def regenerate(root: Path = ROOT) -> list[str]:

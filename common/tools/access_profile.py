@@ -7,15 +7,23 @@ time in it: a CPU's says nothing of a GPU's. Counts are those of ncu, by the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from common.base.days import Day, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.outcome import PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
+from common.bench.counters import SECTORS, WAVEFRONTS
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
-from common.cpu.access_table import KERNEL_HEADER, LINE_HEADER, kernel_rows, line_rows
+from common.cpu.access_table import (
+    KERNEL_HEADER,
+    LINE_HEADER,
+    by_kernel,
+    kernel_rows,
+    line_rows,
+)
 from common.cpu.findings import LineCounts
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
 from common.process.worker import Work, load_rung
@@ -47,6 +55,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
                 backend.trace("off")
                 counts = backend.take_trace().counts
                 outcome.counts = [sums.to_json() for sums in counts]
+                outcome.kernels = kernels(counts)
                 _tell_tables(problem, rung, counts, channel)
             channel.emit(Finished(outcome))
     channel.emit(Over())
@@ -60,3 +69,19 @@ def _tell_tables(
     channel.emit(Table(title, list(KERNEL_HEADER), rows))
     if counts:
         channel.emit(Table("", list(LINE_HEADER), line_rows(counts)))
+
+
+def kernels(counts: Sequence[LineCounts]) -> list[dict[str, Any]]:
+    """The same as ncu counts it, as `RungOutcome.kernels` has it."""
+    found = []
+    for kernel, lines in by_kernel(counts).items():
+        counters = {}
+        for kind, (sectors, requests) in SECTORS.items():
+            of_kind = [line for line in lines if line.kind == kind]
+            counters[sectors] = sum(line.sectors for line in of_kind)
+            counters[requests] = sum(line.requests for line in of_kind)
+        wavefronts, ideal = WAVEFRONTS
+        counters[wavefronts] = sum(line.wavefronts for line in lines)
+        counters[ideal] = sum(line.wavefronts - line.conflicts for line in lines)
+        found.append({"name": kernel, "counters": counters})
+    return found

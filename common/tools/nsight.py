@@ -5,27 +5,21 @@ from __future__ import annotations
 import csv
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from common.base.days import Day, load_lesson
+from common.base.figures import significant
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
+from common.bench.counters import SECTORS, WAVEFRONTS
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
-from common.cpu.findings import LineCounts
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
 from common.process.worker import Work, load_rung, run_this
 from common.tools.nvidia import find_tool
-
-# Kind of access: the counters of its sectors and of its requests.
-SECTORS = {
-    f"global {access}": tuple(
-        f"l1tex__t_{what}_pipe_lsu_mem_global_op_{short}.sum" for what in ("sectors", "requests")
-    )
-    for access, short in (("load", "ld"), ("store", "st"))
-}
 
 # Column of the table: counters of ncu; its unit, or what is made of two counters.
 METRICS = {
@@ -39,10 +33,7 @@ METRICS = {
     "sect/st": (SECTORS["global store"], "ratio"),
     # From the addresses of each instruction. The counters l1tex__data_bank_conflicts_… also count
     # waiting for other traffic, so that they are never quite 0 and differ from run to run.
-    "bank confl.": (
-        ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal"),
-        "difference",
-    ),
+    "bank confl.": (WAVEFRONTS, "difference"),
 }
 LEGEND = (
     "DRAM, SM: share of the peak; sect/ld, sect/st: 32-byte sectors a warp's global load or store "
@@ -61,7 +52,8 @@ class ProfileError(Exception):
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """What the profiler watches: each rung on its timing case (where it is to be quick, that of the
-    CPU), once to warm up and once between the marks that switch the profiler on and off."""
+    CPU), once to warm up and once between the marks that switch the profiler on and off, in an NVTX
+    range of its name."""
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
@@ -78,8 +70,9 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
                 call(*inputs)
                 backend.synchronize()
                 torch.cuda.profiler.start()
-                call(*inputs)
-                backend.synchronize()
+                with torch.cuda.nvtx.range(rung.name):
+                    call(*inputs)
+                    backend.synchronize()
                 torch.cuda.profiler.stop()
             channel.emit(Finished(outcome))
     channel.emit(Over())
@@ -101,9 +94,11 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
             first, *rest = str(error).splitlines()
             outcome.status, outcome.reason, outcome.details = FAIL, first, rest
         else:
-            outcome.counts = [sums.to_json() for sums in counts(text)]
+            outcome.kernels = kernels(text)
             header = ["kernel", *METRICS]
             channel.emit(Table(f"day {day.number}, kernels", header, rows))
+            if day.metrics:
+                channel.emit(Table("", *further(day.metrics, outcome.kernels)))
             outcome.remarks.append(LEGEND)
     channel.emit(Finished(outcome))
     channel.emit(Over())
@@ -111,7 +106,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 def _measure(ncu: str, day: Day, work: Work) -> str:
     """ncu's CSV for the day. Raises ProfileError with the reason if it gives none."""
-    counters = ",".join(name for names, _ in METRICS.values() for name in names)
+    counters = ",".join([*(name for names, _ in METRICS.values() for name in names), *day.metrics])
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
     command += run_this(day, "cuda", work, "--profiled", *(["--quick"] if work.quick else []))
@@ -136,24 +131,33 @@ def parse(text: str) -> list[list[str]]:
     ]
 
 
-def counts(text: str) -> list[LineCounts]:
-    """Requests and sectors of ncu's raw CSV: for each kernel, in the order of the launches, those
-    of its global loads and then those of its global stores. A counter that is missing is 0.
+def kernels(text: str) -> list[dict[str, Any]]:
+    """The counters of ncu's raw CSV by their names, in base units, for each kernel in the order of
+    the launches, as `RungOutcome.kernels` has them. Columns that are no counter have no "_" in
+    their names. Counters without a value are left out.
 
     Raises ProfileError where it holds no kernel.
     """
-    return [
-        LineCounts(
-            kernel_name(record["Kernel Name"]),
-            file="",
-            line=0,
-            kind=kind,
-            requests=_count(record, requests),
-            sectors=_count(record, sectors),
-        )
-        for record in _records(text)
-        for kind, (sectors, requests) in SECTORS.items()
+    found = []
+    for record in _records(text):
+        counters = {
+            name: value
+            for name, field in record.items()
+            if "_" in name and (value := _number(field)) is not None
+        }
+        found.append({"name": kernel_name(record["Kernel Name"]), "counters": counters})
+    return found
+
+
+def further(
+    names: Sequence[str], found: Sequence[dict[str, Any]]
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table of these counters, a column per kernel."""
+    rows = [
+        [name, *(significant(k["counters"][name]) if name in k["counters"] else "–" for k in found)]
+        for name in names
     ]
+    return ["counter", *(kernel["name"] for kernel in found)], rows
 
 
 def _records(text: str) -> list[dict[str, str]]:
@@ -169,9 +173,11 @@ def _records(text: str) -> list[dict[str, str]]:
     return records
 
 
-def _count(record: dict[str, str], name: str) -> int:
-    text = record.get(name, "").replace(",", "")
-    return int(float(text)) if text.replace(".", "", 1).isdecimal() else 0
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None  # "n/a": this GPU or this version of ncu does not have the counter
 
 
 def kernel_name(text: str) -> str:
@@ -186,10 +192,9 @@ def kernel_name(text: str) -> str:
 
 
 def _value(record: dict[str, str], names: Sequence[str], kind: str) -> str:
-    try:
-        values = [float(record[name].replace(",", "")) for name in names]
-    except (KeyError, ValueError):
-        return "–"  # this GPU or this version of ncu does not have the counter
+    values = [value for name in names if (value := _number(record.get(name, ""))) is not None]
+    if len(values) < len(names):
+        return "–"
     if kind == "duration":
         return f"{values[0] / 1e3:.1f}"  # base unit: ns
     if kind == "percent":

@@ -181,4 +181,4 @@ PROBLEMS = (WORDS, NOISE, ADDITION, ADDITION_HALVES, ADDITION_FP32, STEP)
 def show(operators, device):
     """Tests the noise for what it should be, times both dtypes, and samples two moons."""
     print_statistics(operators, device)
-    sample_moons(operators, device)
+    return sample_moons(operators, device)

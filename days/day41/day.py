@@ -205,4 +205,4 @@ PROBLEMS = (STRIDED, *TIMED)
 
 def show(operators, device):
     """Sectors per request in three columns, which have to agree."""
-    sectors.print_sectors(TIMED, device)
+    return sectors.print_sectors(TIMED, device)

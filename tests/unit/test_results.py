@@ -204,6 +204,34 @@ def test_results_of_the_cpu_backend_are_not_stored(root: Path) -> None:
     assert not (root / "common").exists()
 
 
+def test_files_that_a_day_makes_are_stored(root: Path) -> None:
+    """Those of the CPU backend too: what it counts is no time."""
+    measured, counted = passed(1), passed(2)
+    measured.files = {"sweep.json": "{}\n", "sweep.svg": "<svg/>\n"}
+    counted.files = {"counters.json": "[]\n"}
+    said = stored.store(run(CPU, passed(1), counted), root)
+    assert said[0] == "wrote days/day02/counters.json"
+    assert not (root / "common").exists(), "no times are stored"
+    said = stored.store(run(H200, measured), root)
+    assert {"wrote days/day01/sweep.json", "wrote days/day01/sweep.svg"} <= {*said}
+    assert (root / "days/day01/sweep.json").read_text() == "{}\n"
+    again = stored.store(run(H200, measured), root)
+    assert again == ["stored day 1 in common/results/nvidia-h200"]
+    measured.status = FAIL
+    measured.files["sweep.json"] = "[]\n"
+    stored.store(run(H200, measured), root)
+    assert (root / "days/day01/sweep.json").read_text() == "{}\n", "a failed day keeps its files"
+
+
+@pytest.mark.parametrize("name", ["../day02/x.json", "day.py", "x.cu", "README.md", "results.svg"])
+def test_a_day_writes_no_other_file(root: Path, name: str) -> None:
+    outcome = passed(1)
+    outcome.files = {name: ""}
+    with pytest.raises(ResultsError, match=r"day 1: its show made .* expected NAME\.json or"):
+        stored.store(run(H200, outcome), root)
+    assert not (root / "common").exists()
+
+
 @pytest.mark.parametrize("step", ["write", "replace"])
 def test_a_full_disk_leaves_the_old_file(
     root: Path, monkeypatch: pytest.MonkeyPatch, step: str

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +13,15 @@ import pytest
 from common.base.days import load_lesson, read_day
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import DAYS
+from common.bench import counters
+from common.bench.counters import SECTORS, WAVEFRONTS, Kernel, NotCounted
 from common.cpu import access_table
 from common.cpu.findings import LineCounts
 from common.process import worker
 from common.process.events import Finished
 from common.process.worker import Work
 from common.report.terminal import Report
-from common.tools import compute_sanitizer, nsight
+from common.tools import access_profile, compute_sanitizer, nsight
 
 LOAD = LineCounts("k", "a.cu", 3, "global load", 10, 320, 1280, 40)
 OTHER_LOAD = LineCounts("k", "a.cu", 4, "global load", 10, 160, 640, 80)
@@ -129,20 +134,20 @@ def test_findings_that_are_alike_are_reported_once() -> None:
 
 def raw_csv(*kernels: dict[str, str]) -> str:
     """ncu's raw CSV, a line per kernel with these values; every other counter is 7."""
-    counters = [name for names, _ in nsight.METRICS.values() for name in names]
-    lines = [["ID", "Kernel Name", *counters], [""] * (2 + len(counters))]
+    columns = [name for names, _ in nsight.METRICS.values() for name in names]
+    lines = [["ID", "Kernel Name", *columns], [""] * (2 + len(columns))]
     for number, values in enumerate(kernels):
         name = "void twice_v1_kernel<float>(int)"
-        lines.append([str(number), name, *(values.get(counter, "7") for counter in counters)])
+        lines.append([str(number), name, *(values.get(column, "7") for column in columns)])
     text = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
     return f"==PROF== noise\n{text}\n"
 
 
 def test_profiles_are_read() -> None:
-    counters = [name for names, _ in nsight.METRICS.values() for name in names]
+    names = [name for names, _ in nsight.METRICS.values() for name in names]
     values = {"gpu__time_duration.sum": "12,345", "lts__t_sector_hit_rate.pct": "33.333"}
-    values |= {name: "400" for name in counters if "sectors" in name}
-    values |= {name: "100" for name in counters if "requests" in name}
+    values |= {name: "400" for name in names if "sectors" in name}
+    values |= {name: "100" for name in names if "requests" in name}
     values |= {"memory_l1_wavefronts_shared": "1,054"}
     (row,) = nsight.parse(raw_csv(values))
     shown = dict(zip(["kernel", *nsight.METRICS], row, strict=True))
@@ -154,22 +159,69 @@ def test_profiles_are_read() -> None:
     assert shown["regs"] == "7"
 
 
-def test_a_profile_gives_the_sectors_of_each_kernel() -> None:
-    first = {name: "1,024" for name in nsight.SECTORS["global load"]}
-    first |= {name: "n/a" for name in nsight.SECTORS["global store"]}
-    found = nsight.counts(raw_csv(first, {}))
-    assert {sums.kernel for sums in found} == {"twice_v1_kernel<float>"}
-    assert [(sums.kind, sums.sectors, sums.requests) for sums in found] == [
-        ("global load", 1024, 1024),
-        ("global store", 0, 0),
-        ("global load", 7, 7),
-        ("global store", 7, 7),
-    ]
+def test_a_profile_gives_the_counters_of_each_kernel() -> None:
+    loads, stores = SECTORS["global load"], SECTORS["global store"]
+    values = {loads[0]: "1,024", loads[1]: "128", **dict.fromkeys(stores, "n/a")}
+    first, second = (Kernel(**kernel) for kernel in nsight.kernels(raw_csv(values, {})))
+    assert first.name == second.name == "twice_v1_kernel<float>"
+    assert first.ratio(*loads) == 8 and second.ratio(*loads) == 1
+    assert second.counters["lts__t_sector_hit_rate.pct"] == 7
+    with pytest.raises(NotCounted, match="global_op_st"):
+        first.ratio(*stores)
+
+
+def test_further_counters_are_a_table() -> None:
+    header, rows = nsight.further(
+        ("a__x.sum", "a__y.sum"),
+        [{"name": "f", "counters": {"a__x.sum": 1234.5}}, {"name": "g", "counters": {}}],
+    )
+    assert header == ["counter", "f", "g"]
+    assert rows == [["a__x.sum", "1234", "–"], ["a__y.sum", "–", "–"]]
+
+
+def test_the_cpu_backend_counts_by_the_same_names() -> None:
+    one, other = (
+        Kernel(**kernel)
+        for kernel in access_profile.kernels([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
+    )
+    assert (one.name, other.name) == ("k", "other")
+    assert [one.ratio(*SECTORS[kind]) for kind in SECTORS] == [6, 32]
+    assert [one.counters[name] for name in WAVEFRONTS] == [64, 2]
+    assert other.ratio(*WAVEFRONTS) == 0
+
+
+def test_the_column_of_a_device_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the GPU's counters cannot be read, the stored column stays; the CPU's must be there."""
+
+    def rows(kernels: Sequence[Kernel]) -> dict[str, float]:
+        return {kernel.name: kernel.counters["n"] for kernel in kernels}
+
+    def columns(device: str) -> dict[str, dict[str, float]]:
+        found = counters.counted_columns(tmp_path, device, rows)
+        (text,) = counters.columns_file(found).values()
+        (tmp_path / counters.STORED).write_text(text)
+        assert json.loads(text) == found
+        return found
+
+    def denied(*_: object) -> list[Kernel]:
+        raise NotCounted("no permission")
+
+    monkeypatch.setattr(counters, "profiled", lambda *_: [Kernel("f", {"n": 1})])
+    assert columns("cuda") == {"ncu": {"f": 1}}
+    monkeypatch.setattr(counters, "profiled", lambda *_: [Kernel("f", {"n": 2})])
+    assert columns("cpu") == {"CPU backend": {"f": 2}, "ncu": {"f": 1}}
+    monkeypatch.setattr(counters, "profiled", denied)
+    assert columns("cuda") == {"CPU backend": {"f": 2}, "ncu": {"f": 1}}
+    assert "stored one, if there is one: no permission" in capsys.readouterr().out
+    with pytest.raises(NotCounted):
+        columns("cpu")
 
 
 @pytest.mark.parametrize("text", ["", '"ID","Kernel Name"\n"",""\n'])
 def test_a_profile_of_nothing_is_an_error(text: str) -> None:
-    for read in (nsight.parse, nsight.counts):
+    for read in (nsight.parse, nsight.kernels):
         with pytest.raises(nsight.ProfileError):
             read(text)
 

@@ -1,0 +1,109 @@
+"""Counters of a day's kernels by `run_day.py N --profile`, for the day's `show`.
+
+They have the names of Nsight Compute, on the CPU backend too, where some of them are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.outcome import PASS
+from common.base.paths import ROOT
+
+# Kind of access: the counters of its 32-byte sectors and of its requests.
+SECTORS = {
+    f"global {access}": (
+        f"l1tex__t_sectors_pipe_lsu_mem_global_op_{short}.sum",
+        f"l1tex__t_requests_pipe_lsu_mem_global_op_{short}.sum",
+    )
+    for access, short in (("load", "ld"), ("store", "st"))
+}
+# Passes over the banks of shared memory, and what they would be without bank conflicts.
+WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+
+STORED = "counters.json"  # in a day's folder: the last column of each device
+LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as many, less than `show` may
+COLUMNS = {"cpu": "CPU backend", "cuda": "ncu"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that a rung launched. counters: values by the names of Nsight Compute."""
+
+    name: str
+    counters: dict[str, float]
+
+    def ratio(self, over: str, under: str) -> float:
+        """One counter over another one; 0 where both are. Raises NotCounted where one is missing,
+        for this GPU or this version of ncu may not have it."""
+        for name in (over, under):
+            if name not in self.counters:
+                raise NotCounted(f"{self.name} has no counter {name}")
+        above, below = self.counters[over], self.counters[under]
+        return above / below if below else 0.0
+
+
+class NotCounted(Exception):
+    """The profiler gave no counters; the message says why."""
+
+
+def profiled(folder: Path, device: str, quick: bool) -> list[Kernel]:
+    """The kernels of the day in `folder`, in the order of its rungs.
+
+    device: "cpu" or "cuda". quick: on a GPU, the small timing cases, which are the CPU's. Raises
+    NotCounted where a rung gives no counters, or where it takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="counters-") as temporary:
+        report = Path(temporary, "report.json")
+        command = [sys.executable, str(ROOT / "run_day.py"), folder.name.removeprefix("day")]
+        command += ["--days", str(folder.parent), "--device", device, "--profile"]
+        command += ["--json", str(report), *(["--quick"] if quick else [])]
+        command += ["--time-limit", str(LIMIT)] if device == "cuda" else []
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not report.is_file():
+            raise NotCounted(f"run_day.py gave no report: {done.stderr.strip()}")
+        (day,) = json.loads(report.read_text(encoding="utf-8"))["days"]
+    for outcome in (*day["rungs"], day):
+        if outcome["status"] != PASS:
+            raise NotCounted(outcome["reason"])
+    return [Kernel(**kernel) for rung in day["rungs"] for kernel in rung["kernels"]]
+
+
+def counted_columns(
+    folder: Path,
+    device: str,
+    rows: Callable[[Sequence[Kernel]], dict[str, Any]],
+    quick: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """The columns "CPU backend" and "ncu" of a day's table, where they are known: that of this
+    device taken anew, the other one as it is stored in the day's counters.json.
+
+    rows: makes the column from the kernels, values by the name of the row. quick: see
+    `profiled`. Raises NotCounted where the CPU backend gives no counters. Where a GPU gives none,
+    says why, and keeps the stored ones.
+    """
+    stored = folder / STORED
+    columns = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    try:
+        columns[COLUMNS[device]] = rows(profiled(folder, device, quick))
+    except NotCounted as reason:
+        if device == "cpu":
+            raise
+        print(f"the column of ncu is the stored one, if there is one: {reason}")
+    return {title: columns[title] for title in COLUMNS.values() if title in columns}
+
+
+def columns_file(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """counters.json with these columns, a line per row, as `show` returns it."""
+    parts = []
+    for title, column in columns.items():
+        lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in column.items())
+        parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
+    return {STORED: "{\n" + ",\n".join(parts) + "\n}\n"}
