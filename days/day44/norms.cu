@@ -318,20 +318,16 @@ Normed norm_in_shared(const Tensor& x, const Tensor* weight, double eps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v6: one launcher that chooses: registers up to 32 KB, shared memory up to 64 KB, the ring above.
+// v6: one launcher that chooses: registers up to 64 KB, the ring above.
 
 template <typename Norm>
 Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   const int64_t chunks = chunks_of(x, weight);
-  if (chunks > MAX_CHUNKS / 2 && has_capability(8, 0)) {
-    if (fits_shared<Norm, SHARED_CHUNKS, SHARED_CHUNKS>(x, weight)) {
-      return norm_in_shared<Norm, SHARED_CHUNKS, SHARED_CHUNKS>(x, weight, eps);
-    }
-    if (fits_shared<Norm, RING_CHUNKS, RING_PLACES>(x, weight)) {
-      return norm_in_shared<Norm, RING_CHUNKS, RING_PLACES>(x, weight, eps);
-    }
+  if (chunks > MAX_CHUNKS && has_capability(8, 0) &&
+      fits_shared<Norm, RING_CHUNKS, RING_PLACES>(x, weight)) {
+    return norm_in_shared<Norm, RING_CHUNKS, RING_PLACES>(x, weight, eps);
   }
   return chunks <= MAX_CHUNKS ? norm_v3<Norm>(x, weight, eps) : norm_v2<Norm>(x, weight, eps);
 }
