@@ -19,10 +19,11 @@ EXERCISE = Exercise(
     hints=(
         "Adjacent threads read adjacent packs; how many threads has the grid, and which packs are "
         "left for each thread?",
-        "A grid-stride loop inside a loop over `times`. `#pragma unroll LOADS` lets the compiler "
-        "issue several loads before it needs the first result.",
-        "for i = blockIdx.x * BLOCK + threadIdx.x; i < packs; i += gridDim.x * BLOCK: sum += "
-        "sum_of(x[i]). At the end, by all lanes: add_warp(sum, total).",
+        "A grid-stride loop inside a loop over `times`. To have LOADS loads in flight, load that "
+        "many packs into an array of registers, then add them; a second loop takes what is left.",
+        "i = blockIdx.x * BLOCK + threadIdx.x, stride = gridDim.x * BLOCK. While i + (LOADS - 1) * "
+        "stride < packs: pack[k] = ptx::load_cg(x + i + k * stride) for all k, then sum += "
+        "sum_of(pack[k]). At the end, by all lanes: add_warp(sum, total).",
     ),
 )
 

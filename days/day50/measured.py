@@ -1,5 +1,6 @@
 """What the day's kernels measure: ceilings, latencies, launches; and five lies."""
 
+import statistics
 import subprocess
 import time
 from collections import namedtuple
@@ -59,12 +60,12 @@ def ceilings(operators, device, sizes, multiprocessors):
     gb, tflop = x.nbytes / 1e9, 2 * 8 / 1e12  # tflop: of one element and step
     rows = [
         row("copy", "GB/s", 2 * gb, partial(operators.copy_v2_four_packs, x), partial(y.copy_, x)),
-        row("read", "GB/s", gb, partial(operators.read, x.view(torch.int32), 1), x.sum),
+        row("read", "GB/s", gb, partial(operators.read_global, x.view(torch.int32), 1), x.sum),
     ]
     del x, y
     small = words(sizes.large // 64, device)  # 16 MB: a quarter of an H200's L2
     work = 20 * small.nbytes / 1e9
-    rows.append(row("read, L2", "GB/s", work, partial(operators.read, small, 20)))
+    rows.append(row("read, L2", "GB/s", work, partial(operators.read_global, small, 20)))
     shared = words(1024 * 8 * multiprocessors, device)
     work = sizes.rounds * shared.nbytes / 1e9
     rows.append(
@@ -106,8 +107,7 @@ def latencies(operators, device, sizes):
 
 def launches(operators, device):
     """Rows of (how, microseconds per launch of a kernel that does nothing)."""
-    following = torch.zeros(1, dtype=torch.int32, device=device)
-    call = partial(operators.chase, following, 0, 0)
+    call = partial(operators.multiply_adds, torch.zeros(1, device=device), 0)
 
     def many():
         for _ in range(100):
@@ -134,29 +134,44 @@ def card_state():
     return run.stdout.strip().splitlines()[0] if run.returncode == 0 else ""
 
 
+def cold_seconds(call, large):
+    """Median of a call's time after other bytes, those of `large`, have passed through L2."""
+    times = []
+    for _ in range(10):
+        if large.device.type == "cuda":
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            large.add_(0)
+            start.record()
+            call()
+            stop.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(stop) / 1e3)
+        else:
+            large.add_(0)
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
 def lies(operators, device, sizes, multiprocessors):
     """Rows of (lie, what it says, the truth)."""
     rows = []
     small, large = words(sizes.large // 64, device), words(sizes.large, device)
 
-    def cold():
-        """The same bytes, after others have passed through L2."""
-        large.add_(0)
-        return operators.read(small, 1)
-
-    warm = seconds(partial(operators.read, small, 1))
-    alone = seconds(cold) - seconds(lambda: large.add_(0))
+    call = partial(operators.read_global, small, 1)
+    warm, cold = seconds(call), cold_seconds(call, large)
     rate = "{:.0f} GB/s".format
-    rows.append(("warm L2", rate(small.nbytes / warm / 1e9), rate(small.nbytes / alone / 1e9)))
+    rows.append(("warm L2", rate(small.nbytes / warm / 1e9), rate(small.nbytes / cold / 1e9)))
 
     zeros = tensor_rate(operators, device, sizes, multiprocessors, zeros=True)
     random = tensor_rate(operators, device, sizes, multiprocessors)
     rows.append(("zeros as data", f"{zeros:.0f} TFLOP/s", f"{random:.0f} TFLOP/s"))
 
     began = time.perf_counter()
-    operators.read(large, 1)
+    operators.read_global(large, 1)
     says = large.nbytes / (time.perf_counter() - began) / 1e9
-    truth = large.nbytes / seconds(partial(operators.read, large, 1)) / 1e9
+    truth = large.nbytes / seconds(partial(operators.read_global, large, 1)) / 1e9
     rows.append(("no synchronisation", rate(says), rate(truth)))
 
     # The same call before and after two seconds of work: the second one finds a hot card.

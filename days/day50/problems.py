@@ -54,6 +54,11 @@ def chain_inputs(case, draw):
 
 
 def last_of_chain(following, start, steps):
+    n = len(following)
+    if not 0 <= start < n:
+        raise IndexError(f"start: {start} is no index")
+    if bool(((following < 0) | (following >= n)).any()):
+        return torch.full((1,), -1, dtype=following.dtype, device=following.device)
     for _ in range(steps):
         start = int(following[start])
     return torch.tensor([start], dtype=following.dtype, device=following.device)
@@ -94,7 +99,7 @@ problems = (
     COPY,
     checked(
         "read",
-        (Rung("read", "from memory or L2"),),
+        (Rung("read_global", "from memory or L2"),),
         sum_inputs,
         repeated_sum,
         grid([(4, 1), (1020, 3), (1024, 1), (9000, 2), (40000, 9), (8, 0), (0, 2)], ["int32"]),

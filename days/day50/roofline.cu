@@ -1,7 +1,7 @@
 // Day 50: the machine measured: the ceilings of a roofline, by kernels that do nothing else
 //
 //   copy             y[i] = x[i]                                      bytes read and written
-//   read             sum of x, taken `times` over                     bytes read, from memory or L2
+//   read_global      sum of x, taken `times` over                     bytes read, from memory or L2
 //   read_shared      the same, from shared memory                     bytes read
 //   multiply_adds    c = c / 2 + x (integers: 3 · c + x), `steps` times, in 8 chains per element
 //   products         d = repeats · a · bᵀ by wgmma                    2 · 64 · 256 · 64 each
@@ -18,12 +18,12 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // swizzles: day 26; wgmma: see its header
+#include "common/cuda/ptx.cuh"              // wgmma and load_cg: see their headers
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
 
-#include <algorithm>
+#include <type_traits>
 
 constexpr int BLOCK = 256;
 
@@ -72,7 +72,8 @@ Tensor copy_v2_four_packs(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// read: sums of 32-bit words wrap around, so they are exact in any order.
+// read: sums of 32-bit words wrap around, so they are exact in any order. load_cg passes by L1, in
+// which each multiprocessor would find its share of 16 MB again.
 
 __device__ inline unsigned sum_of(uint4 pack) {
   return pack.x + pack.y + pack.z + pack.w;
@@ -91,10 +92,15 @@ __global__ void __launch_bounds__(BLOCK)
   const int64_t stride = int64_t{gridDim.x} * BLOCK;
   unsigned sum = 0;
   for (int t = 0; t < times; ++t) {
-#pragma unroll LOADS
-    for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < packs; i += stride) {
-      sum += sum_of(x[i]);
+    int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+    for (; i + (LOADS - 1) * stride < packs; i += LOADS * stride) {
+      uint4 pack[LOADS];  // all loads are issued before the first sum
+#pragma unroll
+      for (int k = 0; k < LOADS; ++k) pack[k] = ptx::load_cg(x + i + k * stride);
+#pragma unroll
+      for (int k = 0; k < LOADS; ++k) sum += sum_of(pack[k]);
     }
+    for (; i < packs; i += stride) sum += sum_of(ptx::load_cg(x + i));
   }
   add_warp(sum, total);
 }
@@ -130,8 +136,8 @@ Tensor summed(const Tensor& x, int64_t times, int64_t multiple, const char* kern
   return total;
 }
 
-Tensor read(const Tensor& x, int64_t times) {
-  return summed(x, times, 4, "read", [&](const uint4* packs, unsigned* total) {
+Tensor read_global(const Tensor& x, int64_t times) {
+  return summed(x, times, 4, "read_global", [&](const uint4* packs, unsigned* total) {
     const int64_t count = x.numel() / 4, blocks = ceil_div<int64_t>(count, BLOCK);
     const unsigned grid = resident_grid(x, read_kernel, BLOCK, 0, blocks);
     read_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(packs, count, static_cast<int>(times),
@@ -149,7 +155,7 @@ Tensor read_shared(const Tensor& x, int64_t times) {
 
 // ---------------------------------------------------------------------------------------------
 // multiply_adds: eight chains per thread, each of which waits only for itself. In fp16 two chains
-// share a register and an instruction.
+// share a register and an instruction. Integers are unsigned, because these may wrap around.
 
 constexpr int CHAINS = 8;
 
@@ -159,7 +165,7 @@ struct Chains {
   using Value = T;
   static __device__ Value start(T x, int i) { return x + static_cast<T>(i); }
   static __device__ Value next(Value c, T x) {
-    return std::is_same_v<T, int> ? c * 3 + x : static_cast<T>(c * T(0.5) + x);
+    return std::is_same_v<T, unsigned> ? c * 3 + x : static_cast<T>(c * T(0.5) + x);
   }
   static __device__ T sum(Value c) { return c; }
 };
@@ -214,7 +220,7 @@ Tensor multiply_adds(const Tensor& x, int64_t steps) {
   };
   if (x.scalar_type() == ScalarType::Float) launch(float{});
   if (x.scalar_type() == ScalarType::Half) launch(__half{});
-  if (x.scalar_type() == ScalarType::Int) launch(int{});
+  if (x.scalar_type() == ScalarType::Int) launch(unsigned{});
   check_launch("multiply_adds");
   return y;
 }
@@ -304,6 +310,15 @@ Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
 
 constexpr int MAX_SHARED = 8192;  // elements: 32 KB
 
+// Stores -1 in *end if an element of next is no index. A test in the loop of the chase would be
+// part of the latency.
+__global__ void __launch_bounds__(BLOCK)
+    find_outside_kernel(const int* __restrict__ next, int n, int* end) {
+  for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += gridDim.x * BLOCK) {
+    if (next[i] < 0 || next[i] >= n) atomicMin(end, -1);
+  }
+}
+
 template <bool SHARED>
 __global__ void chase_kernel(const int* __restrict__ next, int n, int start, int64_t steps,
                              int* end) {
@@ -312,13 +327,13 @@ __global__ void chase_kernel(const int* __restrict__ next, int n, int start, int
     for (int i = threadIdx.x; i < n; i += blockDim.x) copied[i] = next[i];
     __syncthreads();  // thread 0 reads what all have copied
   }
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != 0 || *end < 0) return;
   int at = start;
   for (int64_t s = 0; s < steps; ++s) at = SHARED ? copied[at] : next[at];
   *end = at;
 }
 
-// next: (n,), each element an index from 0 to n - 1.
+// next: (n,), each element an index from 0 to n - 1, or the result is -1.
 template <bool SHARED>
 Tensor chase_in(const Tensor& next, int64_t start, int64_t steps, const char* kernel) {
   check(next, "next").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous();
@@ -328,7 +343,13 @@ Tensor chase_in(const Tensor& next, int64_t start, int64_t steps, const char* ke
   STD_TORCH_CHECK(steps >= 0, "steps: expected 0 or more, got ", steps);
   const DeviceGuard guard(next);
   Tensor end = torch::stable::new_empty(next, {1});
-  chase_kernel<SHARED><<<1, 32, 0, current_stream(next)>>>(
+  const cudaStream_t stream = current_stream(next);
+  check_cuda(cudaMemsetAsync(end.mutable_data_ptr(), 0, 4, stream), "cudaMemsetAsync");
+  const unsigned grid =
+      resident_grid(next, find_outside_kernel, BLOCK, 0, ceil_div<int64_t>(n, BLOCK));
+  find_outside_kernel<<<grid, BLOCK, 0, stream>>>(data<int>(next), static_cast<int>(n),
+                                                  mutable_data<int>(end));
+  chase_kernel<SHARED><<<1, 32, 0, stream>>>(
       data<int>(next), static_cast<int>(n), static_cast<int>(start), steps, mutable_data<int>(end));
   check_launch(kernel);
   return end;
@@ -345,7 +366,7 @@ Tensor chase_shared(const Tensor& next, int64_t start, int64_t steps) {
 
 RUNG(day50, copy_v1_one_pack, "(Tensor x) -> Tensor");
 RUNG(day50, copy_v2_four_packs, "(Tensor x) -> Tensor");
-RUNG(day50, read, "(Tensor x, int times) -> Tensor");
+RUNG(day50, read_global, "(Tensor x, int times) -> Tensor");
 RUNG(day50, read_shared, "(Tensor x, int times) -> Tensor");
 RUNG(day50, multiply_adds, "(Tensor x, int steps) -> Tensor");
 RUNG(day50, products, "(Tensor a, Tensor b, int repeats) -> Tensor");
