@@ -68,8 +68,8 @@ Tensor dyt_v1_naive(const Tensor& x, const Tensor& alpha, const Tensor& weight,
 // time. It loads weight and bias once.
 //
 // v3 against v2: tanh.approx (day 10) is one instruction of the special function unit, where tanhf
-// is a branch with a polynomial on one side, and an exponential and a reciprocal on the other. Its
-// relative error is 2^-11, a quarter of the rounding to bf16. fp32 keeps tanhf.
+// computes a polynomial and also an exponential and a reciprocal, and selects one of the results.
+// Its relative error is 2^-11, a quarter of the rounding to bf16. fp32 keeps tanhf.
 
 constexpr int ROWS = 4;      // in flight per thread
 constexpr int LANES = 32;    // chunks of columns per block
@@ -150,7 +150,7 @@ Tensor dyt_v3_approximate(const Tensor& x, const Tensor& alpha, const Tensor& we
 // ---------------------------------------------------------------------------------------------
 // backward: the threads of a column add their sums in shared memory, and the blocks in a workspace
 // (row_blocks, 2 · cols + column_blocks): gw, gb, and one part of galpha per block.
-
+//
 // tanh and its derivative 1 - tanh², without branches.
 struct TanhAndSlope {
   float tanh, slope;
