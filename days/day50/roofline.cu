@@ -11,7 +11,7 @@
 // any out, and so that a check can tell whether the work was done.
 //
 //   copy v1 one_pack    16 bytes per thread
-//   copy v2 four_packs  64 bytes per thread, all loaded before the first is stored
+//   copy v2 four_packs  64 bytes per thread
 //
 // Run: python run_day.py 50
 
@@ -85,7 +85,7 @@ __device__ inline void add_warp(unsigned sum, unsigned* total) {
   if (threadIdx.x % 32 == 0) atomicAdd(total, sum);
 }
 
-constexpr int LOADS = 8;  // in flight per thread
+constexpr int LOADS = 4;  // in flight per thread: 128 KB per multiprocessor with 2048 threads
 
 __global__ void __launch_bounds__(BLOCK)
     read_kernel(const uint4* __restrict__ x, int64_t packs, int times, unsigned* total) {
@@ -314,7 +314,8 @@ constexpr int MAX_SHARED = 8192;  // elements: 32 KB
 // part of the latency.
 __global__ void __launch_bounds__(BLOCK)
     find_outside_kernel(const int* __restrict__ next, int n, int* end) {
-  for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n; i += gridDim.x * BLOCK) {
+  for (int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * BLOCK) {
     if (next[i] < 0 || next[i] >= n) atomicMin(end, -1);
   }
 }
@@ -338,7 +339,7 @@ template <bool SHARED>
 Tensor chase_in(const Tensor& next, int64_t start, int64_t steps, const char* kernel) {
   check(next, "next").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous();
   const int64_t n = next.numel(), most = SHARED ? MAX_SHARED : INT32_MAX;
-  STD_TORCH_CHECK(n <= most, "next: expected at most ", most, " elements, got ", n);
+  STD_TORCH_CHECK(n > 0 && n <= most, "next: expected 1 to ", most, " elements, got ", n);
   STD_TORCH_CHECK(start >= 0 && start < n, "start: expected 0 to ", n - 1, ", got ", start);
   STD_TORCH_CHECK(steps >= 0, "steps: expected 0 or more, got ", steps);
   const DeviceGuard guard(next);
