@@ -342,7 +342,7 @@ template <typename T, int EACH, bool CLUSTER>
 __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
     softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
                           Chunk<T, 16 / sizeof(T)>* __restrict__ y, int packs, int length) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800                    // cp.async
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int N = 16 / sizeof(T), WARPS = SHARED_PACKS / EACH / 32;  // at most
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
