@@ -57,6 +57,8 @@ def last_of_chain(following, start, steps):
     n = len(following)
     if not 0 <= start < n:
         raise IndexError(f"start: {start} is no index")
+    if not 0 <= steps <= 1 << 24:
+        raise ValueError(f"steps: {steps} is too many or less than 0")
     if bool(((following < 0) | (following >= n)).any()):
         return torch.full((1,), -1, dtype=following.dtype, device=following.device)
     for _ in range(steps):

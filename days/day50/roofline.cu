@@ -308,7 +308,8 @@ Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
 // ---------------------------------------------------------------------------------------------
 // chase: the address of each load is the result of the one before.
 
-constexpr int MAX_SHARED = 8192;  // elements: 32 KB
+constexpr int MAX_SHARED = 8192;        // elements: 32 KB
+constexpr int64_t MAX_STEPS = 1 << 24;  // about 10 s, at 0.6 µs each
 
 // Stores -1 in *end if an element of next is no index. A test in the loop of the chase would be
 // part of the latency.
@@ -341,7 +342,8 @@ Tensor chase_in(const Tensor& next, int64_t start, int64_t steps, const char* ke
   const int64_t n = next.numel(), most = SHARED ? MAX_SHARED : INT32_MAX;
   STD_TORCH_CHECK(n > 0 && n <= most, "next: expected 1 to ", most, " elements, got ", n);
   STD_TORCH_CHECK(start >= 0 && start < n, "start: expected 0 to ", n - 1, ", got ", start);
-  STD_TORCH_CHECK(steps >= 0, "steps: expected 0 or more, got ", steps);
+  STD_TORCH_CHECK(steps >= 0 && steps <= MAX_STEPS, "steps: expected 0 to ", MAX_STEPS, ", got ",
+                  steps);
   const DeviceGuard guard(next);
   Tensor end = torch::stable::new_empty(next, {1});
   const cudaStream_t stream = current_stream(next);
