@@ -315,6 +315,7 @@ struct Ring {
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     layer_norm_backward_v3_pipelined_kernel(Pointers p, int64_t rows, int packs, int width) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
   __shared__ float2 pairs[2][WARPS];
   auto& ring = *reinterpret_cast<Ring<T>*>(memory);
@@ -353,6 +354,7 @@ __global__ void __launch_bounds__(BLOCK)
   }
   __syncthreads();  // all threads have read the last row: its place becomes that of the sums
   finish(columns, reinterpret_cast<float*>(memory), p, place);
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@
 //
 // Run: python run_day.py 35
 
-#include "common/cuda/binding.cuh"        // taught in day 6
-#include "common/cuda/capability.cuh"     // taught in day 24
-#include "common/cuda/chunk.cuh"          // 16 bytes or one element; new here
-#include "common/cuda/ptx.cuh"            // cp.async: day 20; clusters: day 34
-#include "common/cuda/shared_memory.cuh"  // taught in day 15
-#include "common/cuda/tensor.cuh"         // taught in days 6 and 12
-#include "common/cuda/warp_reduce.cuh"    // taught in day 23
+#include "common/cuda/binding.cuh"         // taught in day 6
+#include "common/cuda/capability.cuh"      // taught in day 24
+#include "common/cuda/chunk.cuh"           // 16 bytes or one element; new here
+#include "common/cuda/cluster_launch.cuh"  // new here
+#include "common/cuda/ptx.cuh"             // cp.async: day 20; clusters: day 34
+#include "common/cuda/shared_memory.cuh"   // taught in day 15
+#include "common/cuda/tensor.cuh"          // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"     // taught in day 23
 
 #include <algorithm>
 #include <cstdint>
@@ -341,6 +342,7 @@ template <typename T, int EACH, bool CLUSTER>
 __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
     softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
                           Chunk<T, 16 / sizeof(T)>* __restrict__ y, int packs, int length) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int N = 16 / sizeof(T), WARPS = SHARED_PACKS / EACH / 32;  // at most
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
@@ -365,7 +367,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
   Chunk<T, N> most = P::nothing();
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
-    if (first + k * stride < count) take_larger(most, row[first + k * stride]);
+    if (first + k * stride < count) take_larger(most, load_whole(row + first + k * stride));
   }
   P part;
   part.set(0, most);
@@ -373,7 +375,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
     if (first + k * stride >= count) break;
-    part.set(0, row[first + k * stride]);
+    part.set(0, load_whole(row + first + k * stride));
     mine.sum += part.exponentials(mine.max);
   }
   mine.sum = warp_sum(mine.sum);
@@ -389,10 +391,11 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
     if (first + k * stride >= count) break;
-    part.set(0, row[first + k * stride]);
+    part.set(0, load_whole(row + first + k * stride));
     part.exponentials(all.max);
     part.store(y + start, scale, 1.0f, first + k * stride, stride, count);
   }
+#endif
 }
 
 constexpr char NO_SHARED[] = "a row too long for shared memory, or not made of aligned packs";
@@ -456,23 +459,9 @@ Tensor softmax_v5_cluster(const Tensor& x) {
     const auto kernel = softmax_shared_kernel<T, 8, true>;
     const int packs = static_cast<int>(packs_of(x)), blocks = static_cast<int>(cluster_for(packs));
     const int length = ceil_div(packs, blocks);  // packs per block
-    allow_shared(kernel, length * 16);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "cudaFuncSetAttribute");
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_size(x.size(0) * blocks, "x"));
-    config.blockDim = dim3(32 * ceil_div(length, 32 * 8));
-    config.dynamicSmemBytes = length * 16;
-    config.stream = current_stream(x);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    check_cuda(
-        cudaLaunchKernelEx(&config, kernel, data<C>(x), reinterpret_cast<C*>(y), packs, length),
-        "cudaLaunchKernelEx");
+    launch_clusters(kernel, grid_size(x.size(0) * blocks, "x"), blocks,
+                    32 * ceil_div(length, 32 * 8), length * 16, current_stream(x), data<C>(x),
+                    reinterpret_cast<C*>(y), packs, length);
   });
 }
 

@@ -1,0 +1,30 @@
+"""Day 44: norms of rows, and dynamic tanh."""
+
+from common.day import Exercise
+
+from . import dyt, rows
+
+TITLE = "RMSNorm, L1, L2 and dynamic tanh"
+TEACHES = "One kernel for all norms of a row, rows of 1k to 64k columns, gradients in one pass"
+TOPICS = ("RMSNorm", "L1 norm", "L2 norm", "DyT", "backward", "bf16", "cluster")
+SOURCE = "norms.cu"
+EXTRA_SOURCES = ("norms_backward.cu", "dyt.cu")
+INTRODUCES = ("RMSNorm", "dynamic tanh")
+
+EXERCISE = Exercise(
+    function="gradient",
+    source="norms_backward.cu",
+    task=(
+        "Return the gradient gx of a chunk of x. s is the factor of the row, and pull is what the "
+        "norm makes of D, the sum of g · x over the row."
+    ),
+    hints=(
+        "Were s a constant, gx would be g · s. What else does an element of x change?",
+        "It changes s, and s scales the whole row: that part is proportional to D and to the "
+        "derivative of the element's term, which is Norm::direction(x, s).",
+        "gx.at[i] = s * (weighted<Norm>(gy, weight, i) - Norm::direction(x.at[i] as float, s) * "
+        "pull), rounded to T.",
+    ),
+)
+
+PROBLEMS = (*rows.problems, *dyt.problems)

@@ -1,0 +1,394 @@
+// Day 44: norms of rows: RMSNorm, L1 and L2
+//
+//   RMSNorm  y[r, c] = x[r, c] · s[r] · weight[c]     s[r] = 1 / sqrt(mean_c x[r, c]² + eps)
+//   L1, L2   y[r, c] = x[r, c] · s[r]                 s[r] = 1 / max(norm of the row, eps)
+//
+// x, y: (rows, cols) in fp32, fp16 or bf16; weight: (cols,); s: (rows,) in fp32, for the backward
+// pass in norms_backward.cu. Bytes: 2 · rows · cols · sizeof(T). Operations: 4 per element.
+//
+//   v1 naive        one thread per row: uncoalesced, the row read twice
+//   v2 warp         one warp per row: coalesced, the row read twice
+//   v3 vectorised   one block per row, packs of 16 bytes; registers keep up to 64 KB of the row
+//   v4 cluster      up to 16 blocks per row, in the shared memory of all of them: up to 512 KB
+//   v5 chosen       v3 up to 32 KB, v4 above
+//
+// Run: python run_day.py 44
+
+#include "common/cuda/binding.cuh"         // taught in day 6
+#include "common/cuda/capability.cuh"      // taught in day 24
+#include "common/cuda/cluster_launch.cuh"  // taught in day 35
+#include "common/cuda/ptx.cuh"             // cp.async: day 20; clusters: day 34
+#include "common/cuda/shared_memory.cuh"   // taught in day 15
+#include "common/cuda/tensor.cuh"          // taught in days 6 and 12
+#include "days/day44/rows.cuh"
+
+#include <algorithm>
+#include <tuple>
+
+// ---------------------------------------------------------------------------------------------
+// What all rungs share.
+
+// A matrix to normalise, with rows of `chunks` chunks of N elements.
+template <typename T, int N>
+struct Matrix {
+  const Chunk<T, N>* x;       // (rows, chunks)
+  const Chunk<T, N>* weight;  // (chunks,), or null
+  Chunk<T, N>* y;             // (rows, chunks)
+  float* scale;               // (rows,)
+  int64_t rows, chunks;
+  float eps;
+
+  __device__ float cols() const { return static_cast<float>(chunks * N); }
+};
+
+template <typename Norm, typename T, int N>
+__device__ float add_terms(float sum, const Chunk<T, N>& x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += Norm::term(static_cast<float>(x.at[i]));
+  return sum;
+}
+
+// The sum of the terms of the elements first, first + stride … of a row of n elements. Runs of RUN
+// terms are added first: a single accumulator would lose a digit in rows of 64k elements.
+constexpr int RUN = 128;
+template <typename Norm, typename T>
+__device__ float add_row(const Chunk<T, 1>* x, int64_t first, int stride, int64_t n) {
+  float sum = 0;
+  for (int64_t begin = first; begin < n; begin += RUN * stride) {
+    float of_run = 0;
+    const int64_t end = min(begin + RUN * stride, n);
+    for (int64_t c = begin; c < end; c += stride) of_run = add_terms<Norm>(of_run, x[c]);
+    sum += of_run;
+  }
+  return sum;
+}
+
+// Chunk c of the weight, for a norm that has one.
+template <typename Norm, typename T, int N>
+__device__ Chunk<T, N> weight_at(const Matrix<T, N>& m, int64_t c) {
+  if constexpr (Norm::WEIGHTED) return m.weight[c];
+  return Chunk<T, N>{};
+}
+
+// x · s · weight, of a chunk.
+template <typename Norm, typename T, int N>
+__device__ Chunk<T, N> scaled(const Chunk<T, N>& x, float s, const Chunk<T, N>& weight) {
+  Chunk<T, N> y;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    float value = static_cast<float>(x.at[i]) * s;
+    if constexpr (Norm::WEIGHTED) value *= static_cast<float>(weight.at[i]);
+    y.at[i] = static_cast<T>(value);
+  }
+  return y;
+}
+
+using Normed = std::tuple<Tensor, Tensor>;  // y and s
+
+// Checks the arguments, allocates the results, and calls launch(matrix).
+template <typename Launch>
+Normed normalise(const Tensor& x, const Tensor* weight, double eps, const char* kernel,
+                 Launch&& launch) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  if (weight) {
+    check(*weight, "weight").on_gpu().dtype({x.scalar_type()}).rank(1).contiguous();
+    check(*weight, "weight").same_device(x, "x").size(0, x.size(1));
+  }
+  check_eps(eps);
+  const DeviceGuard guard(x);
+  const int64_t rows = x.size(0), cols = x.size(1);
+  Tensor y = torch::stable::empty_like(x);
+  Tensor scale = torch::stable::new_empty(x, {rows}, ScalarType::Float);
+  if (rows == 0) return {y, scale};
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_chunk<T>(cols, {&x, weight ? weight : &x}, [&](auto size) {
+      using C = Chunk<T, size>;
+      launch(Matrix<T, size>{data<C>(x), weight ? data<C>(*weight) : nullptr, mutable_data<C>(y),
+                             mutable_data<float>(scale), rows, cols / size,
+                             static_cast<float>(eps)});
+    });
+  });
+  check_launch(kernel);
+  return {y, scale};
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: one thread per row, element by element. The lanes of a warp read 32 rows at a time.
+
+constexpr int BLOCK = 256;
+
+template <typename Norm, typename T>
+__global__ void norm_v1_naive_kernel(Matrix<T, 1> m) {
+  const int64_t row = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (row >= m.rows) return;
+  const Chunk<T, 1>* x = m.x + row * m.chunks;
+  const float s = Norm::scale(add_row<Norm>(x, 0, 1, m.chunks), m.cols(), m.eps);
+  for (int64_t c = 0; c < m.chunks; ++c) {
+    m.y[row * m.chunks + c] = scaled<Norm>(x[c], s, weight_at<Norm>(m, c));
+  }
+  m.scale[row] = s;
+}
+
+// The same matrix, as chunks of one element.
+template <typename T, int N>
+Matrix<T, 1> by_element(const Matrix<T, N>& m) {
+  using C = Chunk<T, 1>;
+  return {reinterpret_cast<const C*>(m.x),
+          reinterpret_cast<const C*>(m.weight),
+          reinterpret_cast<C*>(m.y),
+          m.scale,
+          m.rows,
+          m.chunks * N,
+          m.eps};
+}
+
+template <typename Norm>
+Normed norm_v1(const Tensor& x, const Tensor* weight, double eps) {
+  return normalise(x, weight, eps, "norm_v1_naive", [&](auto m) {
+    const unsigned grid = grid_size(ceil_div<int64_t>(m.rows, BLOCK), "x");
+    norm_v1_naive_kernel<Norm><<<grid, BLOCK, 0, current_stream(x)>>>(by_element(m));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: one warp per row, whose lanes read adjacent elements.
+
+template <typename Norm, typename T>
+__global__ void norm_v2_warp_kernel(Matrix<T, 1> m) {
+  const int lane = threadIdx.x % 32;
+  const int64_t row = (int64_t{blockIdx.x} * BLOCK + threadIdx.x) / 32;
+  if (row >= m.rows) return;  // the whole warp
+  const Chunk<T, 1>* x = m.x + row * m.chunks;
+  const float sum = warp_sum(add_row<Norm>(x, lane, 32, m.chunks));
+  const float s = Norm::scale(sum, m.cols(), m.eps);
+  for (int64_t c = lane; c < m.chunks; c += 32) {
+    m.y[row * m.chunks + c] = scaled<Norm>(x[c], s, weight_at<Norm>(m, c));
+  }
+  if (lane == 0) m.scale[row] = s;
+}
+
+template <typename Norm>
+Normed norm_v2(const Tensor& x, const Tensor* weight, double eps) {
+  return normalise(x, weight, eps, "norm_v2_warp", [&](auto m) {
+    const unsigned grid = grid_size(ceil_div<int64_t>(m.rows, BLOCK / 32), "x");
+    norm_v2_warp_kernel<Norm><<<grid, BLOCK, 0, current_stream(x)>>>(by_element(m));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: a block takes the row in packs of 16 bytes, and keeps the first PACKS per thread
+// in registers: up to 64 KB of the row are read once. Packs are kept as they came, so that 16-bit
+// elements take half the registers that fp32 would.
+
+constexpr int PACKS = 4;  // per thread
+
+// The chunks first, first + stride … of a row of `count` chunks, PACKS of them. All loads are
+// issued before the first is used. What lies beyond the row is 0, whose term is 0 in every norm.
+template <typename T, int N>
+__device__ void load_packs(Chunk<T, N> (&to)[PACKS], const Chunk<T, N>* from, int64_t first,
+                           int stride, int64_t count) {
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    to[k] = Chunk<T, N>{};
+    if (first + k * stride < count) to[k] = load_whole(from + first + k * stride);
+  }
+}
+
+template <typename Norm, typename T, int N>
+__device__ void store_packs(Chunk<T, N>* to, const Chunk<T, N> (&x)[PACKS], float s,
+                            const Matrix<T, N>& m, int64_t first, int stride) {
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int64_t c = first + k * stride;
+    if (c < m.chunks) to[c] = scaled<Norm>(x[k], s, weight_at<Norm>(m, c));
+  }
+}
+
+template <typename Norm, typename T, int N>
+__global__ void __launch_bounds__(MAX_BLOCK) norm_v3_vectorised_kernel(Matrix<T, N> m) {
+  __shared__ float sums[MAX_BLOCK / 32];
+  const int64_t row = blockIdx.x;
+  const Chunk<T, N>* const x = m.x + row * m.chunks;
+  Chunk<T, N>* const y = m.y + row * m.chunks;
+  const int first = threadIdx.x, stride = blockDim.x;
+  const int64_t step = int64_t{PACKS} * stride;
+
+  Chunk<T, N> kept[PACKS];
+  load_packs(kept, x, first, stride, m.chunks);
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) sum = add_terms<Norm>(sum, kept[k]);
+#pragma unroll 4
+  for (int64_t c = first + step; c < m.chunks; c += stride) sum = add_terms<Norm>(sum, x[c]);
+
+  const float s = Norm::scale(block_sum(sum, sums), m.cols(), m.eps);
+  if (first == 0) m.scale[row] = s;
+  store_packs<Norm>(y, kept, s, m, first, stride);
+  for (int64_t c = first + step; c < m.chunks; c += step) {  // these are read again
+    load_packs(kept, x, c, stride, m.chunks);
+    store_packs<Norm>(y, kept, s, m, c, stride);
+  }
+}
+
+// Threads of a block that takes so many chunks of a row, at most `most`.
+int threads_for(int64_t chunks, int most) {
+  return static_cast<int>(
+      std::clamp<int64_t>(32 * ceil_div<int64_t>(chunks, 32 * PACKS), 32, most));
+}
+
+template <typename Norm>
+Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
+  return normalise(x, weight, eps, "norm_v3_vectorised", [&](auto m) {
+    const int threads = threads_for(m.chunks, MAX_BLOCK);
+    norm_v3_vectorised_kernel<Norm><<<grid_size(m.rows, "x"), threads, 0, current_stream(x)>>>(m);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v3: the blocks of a cluster share a row, as in day 35. Each one copies its part to
+// shared memory by cp.async: bytes in flight need no registers, and three blocks with 32 KB each
+// are resident. A thread reads only what it copied itself.
+
+constexpr int CLUSTER_BLOCK = 512;
+constexpr int BLOCK_PACKS = CLUSTER_BLOCK * PACKS;  // of a row, at most: 32 KB
+constexpr int MAX_CLUSTER = 16;                     // blocks; more than 8 are not portable
+
+// Blocks of `length` packs of a row each.
+template <typename Norm, typename T, int N>
+__global__ void __launch_bounds__(CLUSTER_BLOCK, 3)
+    norm_v4_cluster_kernel(Matrix<T, N> m, int length) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) char memory[];
+  __shared__ float sums[MAX_CLUSTER * CLUSTER_BLOCK / 32];  // of all warps of the cluster
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);
+  const int blocks = ptx::cluster_size(), rank = ptx::cluster_block_rank();
+  const int first = threadIdx.x, stride = blockDim.x;
+  const int lane = first % 32, warp = first / 32, warps = stride / 32;
+  const int64_t row = blockIdx.x / blocks;
+  const int begin = rank * length;  // the block's part of the row
+  const int count = min(length, static_cast<int>(m.chunks) - begin);
+
+  // Loaded behind the stores below, each pack of the weight would wait for one of them: as far as
+  // the compiler knows, y and weight may overlap.
+  RawChunk<Chunk<T, N>> weight[PACKS];
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int c = first + k * stride;
+    if (c >= count) break;
+    ptx::cp_async<16>(part + c, m.x + row * m.chunks + begin + c);
+    if constexpr (Norm::WEIGHTED) weight[k] = load_raw(m.weight + begin + c);
+  }
+  ptx::cluster_arrive_relaxed();  // this block has begun
+  ptx::cp_async_wait_all();
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (first + k * stride < count)
+      sum = add_terms<Norm>(sum, load_whole(part + first + k * stride));
+  }
+  sum = warp_sum(sum);
+  ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
+  if (lane < blocks) *ptx::map_to_rank(&sums[rank * warps + warp], lane) = sum;
+  ptx::cluster_sync();  // the sums of all warps are in the memory of each block
+  sum = 0;
+  for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
+
+  const float s = Norm::scale(warp_sum(sum), m.cols(), m.eps);
+  if (first == 0 && rank == 0) m.scale[row] = s;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    const int c = first + k * stride;
+    if (c < count)
+      m.y[row * m.chunks + begin + c] = scaled<Norm>(load_whole(part + c), s, weight[k].chunk());
+  }
+#endif
+}
+
+// Packs of a row if it is made of aligned ones, else 0.
+int64_t packs_of(const Tensor& x, const Tensor* weight) {
+  const int64_t bytes = x.size(1) * x.element_size();
+  const bool packs = bytes % 16 == 0 && is_aligned(x, 16) && (!weight || is_aligned(*weight, 16));
+  return packs ? bytes / 16 : 0;
+}
+
+// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER.
+int64_t cluster_for(int64_t packs) {
+  int64_t blocks = 1;
+  while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
+  return blocks;
+}
+
+bool fits_cluster(const Tensor& x, int64_t packs) {
+  const int64_t length = ceil_div(packs, cluster_for(packs));
+  const int64_t sums = sizeof(float) * MAX_CLUSTER * CLUSTER_BLOCK / 32;
+  return packs > 0 && length <= BLOCK_PACKS && length * 16 + sums <= shared_limit(x);
+}
+
+template <typename Norm>
+Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
+  const DeviceGuard guard(x);
+  require_capability(9, 0, "clusters");
+  if (!fits_cluster(x, packs_of(x, weight))) {
+    fell_back("norm_v3_vectorised", "a row above 512 KB, or not made of aligned packs");
+    return norm_v3<Norm>(x, weight, eps);
+  }
+  return normalise(x, weight, eps, "norm_v4_cluster", [&](auto m) {
+    if constexpr (sizeof(*m.x) == 16) {
+      const auto kernel = norm_v4_cluster_kernel<Norm, std::decay_t<decltype(m.x->at[0])>,
+                                                 sizeof(m.x->at) / sizeof(m.x->at[0])>;
+      const unsigned blocks = static_cast<unsigned>(cluster_for(m.chunks));
+      const int length = static_cast<int>(ceil_div<int64_t>(m.chunks, blocks));
+      launch_clusters(kernel, grid_size(m.rows * blocks, "x"), blocks,
+                      threads_for(length, CLUSTER_BLOCK), length * 16, current_stream(x), m,
+                      length);
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v5: one launcher that chooses. Two blocks of v3 are resident with up to 32 KB of a row each, but
+// only one with more.
+
+template <typename Norm>
+Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
+  const DeviceGuard guard(x);
+  const int64_t packs = packs_of(x, weight);
+  const bool cluster = packs > BLOCK_PACKS && has_capability(9, 0) && fits_cluster(x, packs);
+  return cluster ? norm_v4<Norm>(x, weight, eps) : norm_v3<Norm>(x, weight, eps);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+Normed rms_norm_v1_naive(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_v1<Rms>(x, &weight, eps);
+}
+Normed rms_norm_v2_warp(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_v2<Rms>(x, &weight, eps);
+}
+Normed rms_norm_v3_vectorised(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_v3<Rms>(x, &weight, eps);
+}
+Normed rms_norm_v4_cluster(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_v4<Rms>(x, &weight, eps);
+}
+Normed rms_norm_v5_chosen(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_chosen<Rms>(x, &weight, eps);
+}
+Normed l1_norm(const Tensor& x, double eps) {
+  return norm_chosen<L1>(x, nullptr, eps);
+}
+Normed l2_norm(const Tensor& x, double eps) {
+  return norm_chosen<L2>(x, nullptr, eps);
+}
+
+#define RMS_NORM "(Tensor x, Tensor weight, float eps=1e-6) -> (Tensor, Tensor)"
+RUNG(day44, rms_norm_v1_naive, RMS_NORM);
+RUNG(day44, rms_norm_v2_warp, RMS_NORM);
+RUNG(day44, rms_norm_v3_vectorised, RMS_NORM);
+RUNG(day44, rms_norm_v4_cluster, RMS_NORM);
+RUNG(day44, rms_norm_v5_chosen, RMS_NORM);
+RUNG(day44, l1_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");
+RUNG(day44, l2_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");
