@@ -1,0 +1,159 @@
+// How a row is divided among threads, and how their partial results become one: by lanes, by warps,
+// by the blocks of a cluster. Forward and backward pass of day 45 share it.
+#pragma once
+
+#include "common/cuda/capability.cuh"       // taught in day 24
+#include "common/cuda/chunk.cuh"            // taught in day 35
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // clusters: day 35
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
+
+constexpr int MAX_WARPS = 32;    // per block
+constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
+
+// A row of `chunks` chunks belongs to a cluster of `blocks` blocks, with `length` chunks each, of
+// which thread t takes t, t + width … If blocks is 1, a block takes `teams` rows at a time, each by
+// `width` threads, a multiple of 32.
+struct Split {
+  int blocks, teams, width;
+  int64_t rows, chunks, length;
+};
+
+// What one thread works on: `mine` chunks of the rows row, row + step …
+struct Place {
+  int64_t rows, chunks, row, step, first;
+  int blocks, rank, team, width, mine;
+
+  __device__ Place(const Split& s, int rank)
+      : rows(s.rows),
+        chunks(s.chunks),
+        blocks(s.blocks),
+        rank(rank),
+        team(threadIdx.x / s.width),
+        width(s.width) {
+    row = int64_t{blockIdx.x} / blocks * s.teams + team;
+    step = int64_t{gridDim.x} / blocks * s.teams;
+    first = rank * s.length + threadIdx.x % width;
+    const int64_t end = min((rank + 1) * s.length, chunks);
+    mine = first < end ? static_cast<int>((end - first + width - 1) / width) : 0;
+  }
+
+  // Whether any team of the block has a row: equal in all threads of the cluster, which share
+  // barriers.
+  __device__ bool goes_on() const { return row - team < rows; }
+  // This thread's chunks of the rows `of`: none, if there is no such row.
+  __device__ int count(int64_t of) const { return of < rows ? mine : 0; }
+  __device__ int64_t at(int64_t of, int k) const { return of * chunks + first + k * width; }
+  // Whether this thread stores what exists once per row.
+  __device__ bool stores_row() const { return rank == 0 && threadIdx.x % width == 0 && row < rows; }
+};
+
+// Shared memory of merge_row. Rows use the halves in turns, so that one barrier per row is enough:
+// a thread that writes a half again has passed the barrier of the row in between.
+template <typename Value>
+struct Merging {
+  Value warps[2][MAX_WARPS], blocks[2][MAX_CLUSTER];
+};
+
+// One value for all threads that share a row, from a value of each. Value{} is that of a thread
+// with no elements, and merge_lanes merges the 32 lanes of a warp, with equal bits in each. All
+// threads of the block, or of the cluster, must call it.
+template <bool CLUSTER, typename Value>
+__device__ Value merge_row(Value value, Merging<Value>& shared, int turn, const Place& p) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = p.width / 32;
+  value = merge_lanes(value);
+  if (warps > 1) {
+    if (lane == 0) shared.warps[turn][warp] = value;
+    __syncthreads();  // every warp waits for the other warps of its row
+    value = merge_lanes(lane < warps ? shared.warps[turn][p.team * warps + lane] : Value{});
+  }
+  if constexpr (CLUSTER) {
+    if (warp == 0 && lane < p.blocks) {
+      *ptx::map_to_rank(&shared.blocks[turn][p.rank], lane) = value;
+    }
+    ptx::cluster_sync();  // the values of all blocks are in the memory of each
+    value = merge_lanes(lane < p.blocks ? shared.blocks[turn][lane] : Value{});
+  }
+  return value;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Host
+
+// Calls f with the elements per chunk, as a constant: 16 bytes if rows of `cols` elements of T
+// consist of whole chunks and all tensors are aligned to them, else 1.
+template <typename T, typename F>
+void dispatch_chunk(int64_t cols, std::initializer_list<const Tensor*> tensors, F&& f) {
+  constexpr int N = 16 / sizeof(T);
+  const bool aligned = std::all_of(tensors.begin(), tensors.end(),
+                                   [](const Tensor* t) { return !t || is_aligned(*t, 16); });
+  if (cols % N == 0 && aligned) return f(std::integral_constant<int, N>{});
+  f(std::integral_constant<int, 1>{});
+}
+
+// Rows of so many chunks for blocks of `block` threads with up to `each` chunks per thread, in the
+// smallest cluster of 1, 2, 4, 8 or 16 blocks that holds a row. `block` is a power of two.
+inline Split split_rows(int64_t rows, int64_t chunks, int block, int each) {
+  Split s{1, 1, block, rows, chunks, chunks};
+  while (s.blocks < MAX_CLUSTER && chunks > int64_t{s.blocks} * block * each) s.blocks *= 2;
+  s.length = ceil_div<int64_t>(chunks, s.blocks);
+  s.width = static_cast<int>(
+      std::min<int64_t>(block, 32 * ceil_div<int64_t>(s.length, int64_t{32} * each)));
+  if (s.blocks == 1) s.teams = block / s.width;
+  return s;
+}
+
+inline bool fits(const Split& s, int each) {
+  return s.length <= int64_t{s.width} * each && (s.blocks == 1 || has_capability(9, 0));
+}
+
+// A launch of `clusters` clusters of s.blocks blocks each, as in day 35.
+class RowLaunch {
+ public:
+  template <typename Kernel>
+  RowLaunch(const Tensor& on, Kernel kernel, const Split& s, size_t shared_bytes) {
+    allow_shared(kernel, shared_bytes);
+    config_.gridDim = dim3(s.blocks);
+    config_.blockDim = dim3(s.teams * s.width);
+    config_.dynamicSmemBytes = shared_bytes;
+    config_.stream = current_stream(on);
+    if (s.blocks == 1) return;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute");
+    attribute_.id = cudaLaunchAttributeClusterDimension;
+    attribute_.val.clusterDim.x = static_cast<unsigned>(s.blocks);
+    attribute_.val.clusterDim.y = attribute_.val.clusterDim.z = 1;
+    config_.attrs = &attribute_;
+    config_.numAttrs = 1;
+  }
+  RowLaunch(const RowLaunch&) = delete;
+
+  // The clusters that are resident on the GPU of `on` at one time, or `work` if that is less.
+  template <typename Kernel>
+  int64_t resident(const Tensor& on, Kernel kernel, int64_t work) {
+    if (config_.numAttrs == 0) {
+      return resident_grid(on, kernel, static_cast<int>(config_.blockDim.x),
+                           config_.dynamicSmemBytes, work);
+    }
+    int clusters = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_),
+               "cudaOccupancyMaxActiveClusters");
+    return std::min<int64_t>(work, std::max(1, clusters));
+  }
+
+  template <typename Kernel, typename... Arguments>
+  void launch(Kernel kernel, int64_t clusters, Arguments... arguments) {
+    config_.gridDim = dim3(grid_size(clusters * config_.gridDim.x, "x"));
+    check_cuda(cudaLaunchKernelEx(&config_, kernel, arguments...), "cudaLaunchKernelEx");
+  }
+
+ private:
+  cudaLaunchAttribute attribute_ = {};
+  cudaLaunchConfig_t config_ = {};
+};
