@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // gx, gw, gb
 
-struct Arguments {
+struct GradInputs {
   const Tensor &gy, &h, &mean, &rstd, &weight;
   const Tensor* gh;
 
@@ -193,7 +193,7 @@ void add_partial(const Tensor& partial, Tensor& gw, Tensor& gb) {
 // Checks the arguments, allocates the results, and calls launch(Backward): it returns the partial
 // sums, from which gw and gb are made.
 template <typename Launch>
-Gradients go_back(const Arguments& a, const char* kernel, Launch&& launch) {
+Gradients go_back(const GradInputs& a, const char* kernel, Launch&& launch) {
   a.check_all();
   const DeviceGuard guard(a.gy);
   Tensor gx = torch::stable::empty_like(a.gy);
@@ -213,7 +213,7 @@ Gradients go_back(const Arguments& a, const char* kernel, Launch&& launch) {
   return {gx, gw, gb};
 }
 
-Tensor partial_sums(const Arguments& a, int64_t count) {
+Tensor partial_sums(const GradInputs& a, int64_t count) {
   return torch::stable::new_empty(a.gy, {count, 2, a.cols()}, ScalarType::Float);
 }
 
@@ -225,13 +225,13 @@ Backward<T, 1> by_element(const Backward<T, N>& b) {
           b.mean,   b.rstd,  b.rows,   b.chunks * N};
 }
 
-Gradients backward_v1(const Arguments& a) {
+Gradients backward_v1(const GradInputs& a) {
   return go_back(a, "layer_norm_backward_v1_separate", [&](const auto& chunks) {
     const auto b = by_element(chunks);
     const int64_t steps = ceil_div<int64_t>(b.rows, ROWS);
     const Tensor partial = partial_sums(a, steps);
     if (b.rows == 0) return partial;
-    const Split split{1, 1, BLOCK, b.rows, b.chunks, b.chunks};
+    const Split split = whole_rows(b.rows, BLOCK);
     const auto stream = current_stream(a.gy);
     layer_norm_gx_kernel<<<grid_size(b.rows, "gy"), BLOCK, 0, stream>>>(b, split);
     const dim3 grid(grid_size(ceil_div<int64_t>(b.chunks, 32), "gy"), grid_size_y(steps, "gy"));
@@ -276,12 +276,7 @@ __global__ void __launch_bounds__(BLOCK)
   };
   for (int s = 0; s < STAGES - 1; ++s) copy(p.row + s * p.step, s);
 
-  Chunk<T, N> weight[PACKS];
   float gw[PACKS][N] = {}, gb[PACKS][N] = {};
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    if (k < p.mine) weight[k] = b.weight[p.at(0, k)];
-  }
   Statistics s = statistics_of(b, p.row);
   if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
 
@@ -290,11 +285,12 @@ __global__ void __launch_bounds__(BLOCK)
     ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
     const int count = p.count(p.row);
     const Statistics next = statistics_of(b, p.row + p.step);  // in flight, like the copies
-    Chunk<T, N> gy[PACKS], h[PACKS], more[PACKS];
+    Chunk<T, N> gy[PACKS], h[PACKS], more[PACKS], weight[PACKS];
     RowSums sums;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k >= count) break;
+      weight[k] = b.weight[p.at(0, k)];  // from L1: for all rows, it would take too many registers
       more[k] = b.gh ? b.gh[p.at(p.row, k)] : zeros<T, N>();
       gy[k] = ring.gy[stage][k][t];
       h[k] = ring.h[stage][k][t];
@@ -308,6 +304,9 @@ __global__ void __launch_bounds__(BLOCK)
     }
     sums = merge_row<CLUSTER>(sums, shared, turn, p);
     const RowSums means{sums.g / cols, sums.gn / cols};
+    keep_as_bits(gy);
+    keep_as_bits(h);
+    keep_as_bits(weight);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k < count) b.gx[p.at(p.row, k)] = gradient(gy[k], h[k], weight[k], s, means, more[k]);
@@ -332,17 +331,17 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 // Whether this GPU can compute these rows by v2.
-bool fits_fused(const Arguments& a) {
+bool fits_fused(const GradInputs& a) {
   const int64_t bytes = a.cols() * a.gy.element_size();
   for (const Tensor* tensor : {&a.gy, &a.h, &a.weight, a.gh ? a.gh : &a.h}) {
     if (!is_aligned(*tensor, 16)) return false;
   }
   constexpr int64_t shared = sizeof(Ring<float, 4>) + sizeof(Merging<RowSums>);
   return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) && shared <= shared_limit(a.gy) &&
-         fits(split_rows(a.rows(), bytes / 16, BLOCK, PACKS), PACKS);
+         fits(bytes / 16, BLOCK, PACKS);
 }
 
-Gradients backward_v2(const Arguments& a) {
+Gradients backward_v2(const GradInputs& a) {
   a.check_all();
   const DeviceGuard guard(a.gy);
   if (!fits_fused(a)) {

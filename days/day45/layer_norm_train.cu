@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_v1_reread_kernel(Rows<T, 1> 
 }
 
 // The arguments of every launcher of this file. h: what is normalised, x if there is no residual.
-struct Arguments {
+struct NormInputs {
   const Tensor &x, &weight, &bias;
   double eps;
   const Tensor* residual;
@@ -169,7 +169,7 @@ struct Normed {
 // Checks the arguments, allocates the results, and calls launch(rows of chunks, RESIDUAL) unless
 // there are no rows.
 template <typename Launch>
-Normed normalise(const Arguments& a, const char* kernel, Launch&& launch) {
+Normed normalise(const NormInputs& a, const char* kernel, Launch&& launch) {
   a.check_all();
   const DeviceGuard guard(a.x);
   const int64_t rows = a.x.size(0), cols = a.x.size(1);
@@ -208,9 +208,9 @@ Rows<T, 1> by_element(const Rows<T, N>& m) {
           m.mean,  m.rstd,         m.rows,       m.chunks * N, m.eps};
 }
 
-Normed norm_v1(const Arguments& a) {
+Normed norm_v1(const NormInputs& a) {
   return normalise(a, "layer_norm_v1_reread", [&](const auto& m, auto residual) {
-    const Split split{1, 1, BLOCK, m.rows, m.chunks, m.chunks};
+    const Split split = whole_rows(m.rows, BLOCK);
     layer_norm_v1_reread_kernel<residual>
         <<<grid_size(m.rows, "x"), BLOCK, 0, current_stream(a.x)>>>(by_element(m), split);
   });
@@ -245,6 +245,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   }
   const Moments row = merge_row<false>(moments_of(h, count), shared, 0, p);
   const float rstd = inverse_deviation(row, m.eps);
+  keep_as_bits(h);
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
     if (k < count) {
@@ -258,11 +259,10 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   }
 }
 
-// Threads that share short rows; a longer row gets as many as it needs.
-Split registers_split(int64_t rows, int64_t chunks, int each) {
-  const int64_t width = 32 * ceil_div<int64_t>(chunks, int64_t{32} * each);
-  const int teams = static_cast<int>(std::max<int64_t>(1, 128 / width));
-  return {1, teams, static_cast<int>(std::min<int64_t>(width, MAX_BLOCK)), rows, chunks, chunks};
+// The threads that a row needs, and short rows enough for 128 threads.
+Split registers_split(int64_t rows, int64_t row_chunks, int each) {
+  const int chunks = static_cast<int>(row_chunks), width = 32 * ceil_div(chunks, 32 * each);
+  return {rows, 1, std::max(1, 128 / width), width, chunks, chunks};
 }
 
 // Chunks per row and elements per chunk, as dispatch_chunk will choose them.
@@ -270,7 +270,7 @@ struct Chunks {
   int64_t count;
   bool packs;
 
-  explicit Chunks(const Arguments& a) {
+  explicit Chunks(const NormInputs& a) {
     check(a.x, "x").on_gpu().floating().rank(2);  // check_all checks the rest
     const int64_t bytes = a.x.size(1) * a.x.element_size();
     packs = bytes % 16 == 0 && is_aligned(a.x, 16) && is_aligned(a.weight, 16) &&
@@ -280,7 +280,7 @@ struct Chunks {
   bool fit_block() const { return count <= int64_t{MAX_BLOCK} * (packs ? EACH<16> : EACH<1>); }
 };
 
-Normed norm_v2(const Arguments& a) {
+Normed norm_v2(const NormInputs& a) {
   if (!Chunks(a).fit_block()) {
     fell_back("layer_norm_v1_reread", "a row too long for the registers of a block");
     return norm_v1(a);
@@ -296,17 +296,22 @@ Normed norm_v2(const Arguments& a) {
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: persistent threads with fixed columns. Weight and bias are loaded once, instead of
-// once per row, and stay in registers. The next row's loads are in flight while this one is
-// computed. A row above 16 KB is shared by the blocks of a cluster: each keeps 16 KB of it.
+// once per row, and stay in shared memory: as registers they would spill. The next row's loads are
+// in flight while this one is computed. A row above 16 KB is shared by the blocks of a cluster,
+// each of which takes up to 16 KB.
 
-constexpr int PACKS = 2;  // per thread: with 64 registers, two blocks of 512 threads are resident
+// Per thread. With 64 registers, two blocks of 512 threads are resident; the loads of a residual
+// need more, and leave one.
+constexpr int PACKS = 2;
 
 template <bool RESIDUAL, bool CLUSTER, typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2)
+__global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
     layer_norm_v3_cluster_kernel(Rows<T, N> m, Split split) {
   __shared__ Merging<Moments> shared;
+  __shared__ Chunk<T, N> weight[PACKS][BLOCK], bias[PACKS][BLOCK];
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
-  Chunk<T, N> weight[PACKS], bias[PACKS], x[PACKS], residual[RESIDUAL ? PACKS : 1];
+  const int t = threadIdx.x;
+  Chunk<T, N> x[PACKS], residual[RESIDUAL ? PACKS : 1];
   const auto load = [&](int64_t row) {
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -317,9 +322,9 @@ __global__ void __launch_bounds__(BLOCK, 2)
   load(p.row);
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
-    if (k < p.mine) {
-      weight[k] = m.weight[p.at(0, k)];
-      bias[k] = m.bias[p.at(0, k)];
+    if (k < p.mine) {  // no barrier: a thread reads only what it stored itself
+      weight[k][t] = m.weight[p.at(0, k)];
+      bias[k][t] = m.bias[p.at(0, k)];
     }
   }
   if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
@@ -338,10 +343,11 @@ __global__ void __launch_bounds__(BLOCK, 2)
     }
     const Moments row = merge_row<CLUSTER>(moments_of(h, count), shared, turn, p);
     const float rstd = inverse_deviation(row, m.eps);
+    keep_as_bits(h);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k < count) {
-        m.y[p.at(p.row, k)] = normalised(h[k], row.mean, rstd, weight[k], bias[k]);
+        m.y[p.at(p.row, k)] = normalised(h[k], row.mean, rstd, weight[k][t], bias[k][t]);
       }
     }
     if (p.stores_row()) {
@@ -351,12 +357,12 @@ __global__ void __launch_bounds__(BLOCK, 2)
   }
 }
 
-bool fits_cluster(const Arguments& a) {
+bool fits_cluster(const NormInputs& a) {
   const Chunks chunks(a);
-  return chunks.packs && fits(split_rows(a.x.size(0), chunks.count, BLOCK, PACKS), PACKS);
+  return chunks.packs && fits(chunks.count, BLOCK, PACKS);
 }
 
-Normed norm_v3(const Arguments& a) {
+Normed norm_v3(const NormInputs& a) {
   check(a.x, "x").on_gpu();
   const DeviceGuard guard(a.x);
   if (!fits_cluster(a)) {
@@ -387,7 +393,7 @@ Normed norm_v3(const Arguments& a) {
 
 constexpr int64_t SHORT = 2048;  // packs
 
-Normed norm_v4(const Arguments& a) {
+Normed norm_v4(const NormInputs& a) {
   const Chunks chunks(a);
   const DeviceGuard guard(a.x);
   if (chunks.count > SHORT && fits_cluster(a)) return norm_v3(a);
@@ -411,7 +417,7 @@ using SumOutput = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // h, y, mean, rs
 
 SumOutput add_layer_norm_v1_separate(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                      const Tensor& bias, double eps) {
-  Arguments{x, weight, bias, eps, &residual}.check_all();
+  NormInputs{x, weight, bias, eps, &residual}.check_all();
   const Tensor h = output_like(x, "add", [&](auto zero, auto* h) {
     using T = decltype(zero);
     dispatch_chunk<T>(x.numel(), {&x, &residual}, [&](auto size) {

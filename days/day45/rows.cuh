@@ -21,27 +21,32 @@ constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per k
 // which thread t takes t, t + width … If blocks is 1, a block takes `teams` rows at a time, each by
 // `width` threads, a multiple of 32.
 struct Split {
-  int blocks, teams, width;
-  int64_t rows, chunks, length;
+  int64_t rows;
+  int blocks, teams, width, chunks, length;
 };
+
+// One row per block. Its threads find their columns themselves: a row may have more than 2^31.
+inline Split whole_rows(int64_t rows, int block) {
+  return {rows, 1, 1, block, 0, 0};
+}
 
 // What one thread works on: `mine` chunks of the rows row, row + step …
 struct Place {
-  int64_t rows, chunks, row, step, first;
-  int blocks, rank, team, width, mine;
+  int64_t rows, row;
+  int chunks, step, first, blocks, rank, team, width, mine;
 
   __device__ Place(const Split& s, int rank)
       : rows(s.rows),
+        row(int64_t{blockIdx.x} / s.blocks * s.teams + threadIdx.x / s.width),
         chunks(s.chunks),
+        step(gridDim.x / s.blocks * s.teams),
+        first(rank * s.length + threadIdx.x % s.width),
         blocks(s.blocks),
         rank(rank),
         team(threadIdx.x / s.width),
         width(s.width) {
-    row = int64_t{blockIdx.x} / blocks * s.teams + team;
-    step = int64_t{gridDim.x} / blocks * s.teams;
-    first = rank * s.length + threadIdx.x % width;
-    const int64_t end = min((rank + 1) * s.length, chunks);
-    mine = first < end ? static_cast<int>((end - first + width - 1) / width) : 0;
+    const int end = min((rank + 1) * s.length, chunks);
+    mine = first < end ? (end - first + width - 1) / width : 0;
   }
 
   // Whether any team of the block has a row: equal in all threads of the cluster, which share
@@ -83,6 +88,21 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int turn, const 
   return value;
 }
 
+// Chunks of 16 bytes, from here on as the bits that they are. Without it the compiler keeps their
+// elements as fp32 numbers, which take twice the registers of 16-bit ones while a thread waits.
+template <typename T, int N, int COUNT>
+__device__ void keep_as_bits([[maybe_unused]] Chunk<T, N> (&chunks)[COUNT]) {
+#ifndef CUDA_ON_CPU
+  if constexpr (sizeof(chunks[0]) == 16) {
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      uint4& bits = reinterpret_cast<uint4&>(chunks[k]);
+      asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    }
+  }
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------
 // Host
 
@@ -97,20 +117,21 @@ void dispatch_chunk(int64_t cols, std::initializer_list<const Tensor*> tensors, 
   f(std::integral_constant<int, 1>{});
 }
 
-// Rows of so many chunks for blocks of `block` threads with up to `each` chunks per thread, in the
-// smallest cluster of 1, 2, 4, 8 or 16 blocks that holds a row. `block` is a power of two.
-inline Split split_rows(int64_t rows, int64_t chunks, int block, int each) {
-  Split s{1, 1, block, rows, chunks, chunks};
-  while (s.blocks < MAX_CLUSTER && chunks > int64_t{s.blocks} * block * each) s.blocks *= 2;
-  s.length = ceil_div<int64_t>(chunks, s.blocks);
-  s.width = static_cast<int>(
-      std::min<int64_t>(block, 32 * ceil_div<int64_t>(s.length, int64_t{32} * each)));
-  if (s.blocks == 1) s.teams = block / s.width;
-  return s;
+// Whether a block of `block` threads with up to `each` chunks per thread holds a row, or a cluster
+// of such blocks where the current GPU has clusters.
+inline bool fits(int64_t chunks, int block, int each) {
+  return chunks <= int64_t{block} * each * (has_capability(9, 0) ? MAX_CLUSTER : 1);
 }
 
-inline bool fits(const Split& s, int each) {
-  return s.length <= int64_t{s.width} * each && (s.blocks == 1 || has_capability(9, 0));
+// Rows that fit, in the smallest cluster of 1, 2, 4, 8 or 16 blocks. `block` is a power of two.
+inline Split split_rows(int64_t rows, int64_t row_chunks, int block, int each) {
+  const int chunks = static_cast<int>(row_chunks);
+  Split s{rows, 1, 1, block, chunks, chunks};
+  while (chunks > s.blocks * block * each) s.blocks *= 2;
+  s.length = ceil_div(chunks, s.blocks);
+  s.width = 32 * ceil_div(s.length, 32 * each);
+  if (s.blocks == 1) s.teams = block / s.width;
+  return s;
 }
 
 // A launch of `clusters` clusters of s.blocks blocks each, as in day 35.
