@@ -76,6 +76,11 @@ class LayerNorm(nn.LayerNorm):
         """x as a contiguous matrix of rows."""
         if x.dim() == 0 or x.shape[-1] != self.normalized_shape[0]:
             raise ValueError(f"{name}: expected (…, {self.normalized_shape[0]}), got {x.shape}")
+        for other, parameter in (("weight", self.weight), ("bias", self.bias)):
+            if parameter.device != x.device:
+                raise ValueError(
+                    f"{name}, {other}: expected one device, got {x.device} and {parameter.device}"
+                )
         return x.reshape(-1, x.shape[-1]).contiguous()
 
     def forward(self, x):
