@@ -39,13 +39,6 @@ __device__ inline RowSums merge_lanes(RowSums mine) {
   return {warp_sum(mine.g), warp_sum(mine.gn)};
 }
 
-// Mean and rstd of a row.
-struct Statistics {
-  float mean, rstd;
-
-  __device__ float normalise(float h) const { return (h - mean) * rstd; }
-};
-
 template <typename T, int N>
 __device__ Statistics statistics_of(const Backward<T, N>& b, int64_t row) {
   return row < b.rows ? Statistics{b.mean[row], b.rstd[row]} : Statistics{0, 0};

@@ -60,11 +60,13 @@ struct Sums {
   }
 };
 
-// 1 / sqrt(variance + eps). A variance below 0 can only come from rounding. The comparison passes
-// NaN on.
-__device__ inline float inverse_deviation(const Moments& row, float eps) {
+// Mean and 1 / sqrt(variance + eps). A variance below 0 can only come from rounding; the comparison
+// passes NaN on. A row with an infinity gets a mean of NaN, or it would depend on the infinity's
+// place whether distances from it are NaN.
+__device__ inline Statistics statistics_of(const Moments& row, float eps) {
   const float variance = row.m2 / row.count;
-  return rsqrtf((variance < 0 ? 0.0f : variance) + eps);
+  const float rstd = rsqrtf((variance < 0 ? 0.0f : variance) + eps);
+  return {isnan(rstd) ? rstd : row.mean, rstd};
 }
 
 // What a kernel reads and writes, as chunks of N elements.
@@ -103,12 +105,12 @@ __device__ Moments moments_of(const Chunk<T, N> (&h)[EACH], int count) {
 }
 
 template <typename T, int N>
-__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, float mean, float rstd,
+__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, const Statistics& s,
                                   const Chunk<T, N>& weight, const Chunk<T, N>& bias) {
   Chunk<T, N> y;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const float n = (static_cast<float>(h.at[i]) - mean) * rstd;
+    const float n = s.normalise(static_cast<float>(h.at[i]));
     y.at[i] = static_cast<T>(n * static_cast<float>(weight.at[i]) + static_cast<float>(bias.at[i]));
   }
   return y;
@@ -134,14 +136,14 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_v1_reread_kernel(Rows<T, 1> 
     if (sums.count == 0) sums.base = static_cast<float>(h.at[0]);
     sums.add(static_cast<float>(h.at[0]));
   }
-  const Moments row = merge_row<false>(sums.moments(), shared, 0, p);
-  const float rstd = inverse_deviation(row, m.eps);
+  const Moments all = merge_row<false>(sums.moments(), shared, 0, p);
+  const Statistics s = statistics_of(all, m.eps);
   for (int64_t c = threadIdx.x; c < m.chunks; c += BLOCK) {
-    m.y[start + c] = normalised(from[start + c], row.mean, rstd, m.weight[c], m.bias[c]);
+    m.y[start + c] = normalised(from[start + c], s, m.weight[c], m.bias[c]);
   }
   if (p.stores_row()) {
-    m.mean[p.row] = row.mean;
-    m.rstd[p.row] = rstd;
+    m.mean[p.row] = s.mean;
+    m.rstd[p.row] = s.rstd;
   }
 }
 
@@ -243,19 +245,19 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   for (int k = 0; RESIDUAL && k < EACH<N>; ++k) {
     if (k < count) m.h[p.at(p.row, k)] = h[k] = added(h[k], residual[k]);
   }
-  const Moments row = merge_row<false>(moments_of(h, count), shared, 0, p);
-  const float rstd = inverse_deviation(row, m.eps);
+  const Moments all = merge_row<false>(moments_of(h, count), shared, 0, p);
+  const Statistics s = statistics_of(all, m.eps);
   keep_as_bits(h);
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
     if (k < count) {
       const int64_t c = p.at(0, k);
-      m.y[p.at(p.row, k)] = normalised(h[k], row.mean, rstd, m.weight[c], m.bias[c]);
+      m.y[p.at(p.row, k)] = normalised(h[k], s, m.weight[c], m.bias[c]);
     }
   }
   if (p.stores_row()) {
-    m.mean[p.row] = row.mean;
-    m.rstd[p.row] = rstd;
+    m.mean[p.row] = s.mean;
+    m.rstd[p.row] = s.rstd;
   }
 }
 
@@ -341,18 +343,18 @@ __global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
     for (int k = 0; RESIDUAL && k < PACKS; ++k) {
       if (k < count) m.h[p.at(p.row, k)] = h[k];
     }
-    const Moments row = merge_row<CLUSTER>(moments_of(h, count), shared, turn, p);
-    const float rstd = inverse_deviation(row, m.eps);
+    const Moments all = merge_row<CLUSTER>(moments_of(h, count), shared, turn, p);
+    const Statistics s = statistics_of(all, m.eps);
     keep_as_bits(h);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k < count) {
-        m.y[p.at(p.row, k)] = normalised(h[k], row.mean, rstd, weight[k][t], bias[k][t]);
+        m.y[p.at(p.row, k)] = normalised(h[k], s, weight[k][t], bias[k][t]);
       }
     }
     if (p.stores_row()) {
-      m.mean[p.row] = row.mean;
-      m.rstd[p.row] = rstd;
+      m.mean[p.row] = s.mean;
+      m.rstd[p.row] = s.rstd;
     }
   }
 }

@@ -103,6 +103,13 @@ __device__ void keep_as_bits([[maybe_unused]] Chunk<T, N> (&chunks)[COUNT]) {
 #endif
 }
 
+// What the forward pass keeps of a row for the backward pass.
+struct Statistics {
+  float mean, rstd;
+
+  __device__ float normalise(float h) const { return (h - mean) * rstd; }
+};
+
 // ---------------------------------------------------------------------------------------------
 // Host
 
