@@ -271,9 +271,9 @@ __global__ void __launch_bounds__(BLOCK)
 
   float gw[PACKS][N] = {}, gb[PACKS][N] = {};
   Statistics s = statistics_of(b, p.row);
-  if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+  begin_merging<CLUSTER>(shared);
 
-  for (int stage = 0, turn = 0; p.goes_on(); turn ^= 1, p.row += p.step) {
+  for (int stage = 0, round = 0; p.goes_on(); ++round, p.row += p.step) {
     copy(p.row + (STAGES - 1) * p.step, (stage + STAGES - 1) % STAGES);
     ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
     const int count = p.count(p.row);
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(BLOCK)
         gb[k][i] += upstream;
       }
     }
-    sums = merge_row<CLUSTER>(sums, shared, turn, p);
+    sums = merge_row<CLUSTER>(sums, shared, round, p);
     const RowSums means{sums.g / cols, sums.gn / cols};
     keep_as_bits(gy);
     keep_as_bits(h);

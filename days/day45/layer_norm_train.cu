@@ -105,8 +105,8 @@ __device__ Moments moments_of(const Chunk<T, N> (&h)[EACH], int count) {
 }
 
 template <typename T, int N>
-__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, const Statistics& s,
-                                  const Chunk<T, N>& weight, const Chunk<T, N>& bias) {
+__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, const Statistics& s, Chunk<T, N> weight,
+                                  Chunk<T, N> bias) {
   Chunk<T, N> y;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -329,9 +329,9 @@ __global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
       bias[k][t] = m.bias[p.at(0, k)];
     }
   }
-  if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+  begin_merging<CLUSTER>(shared);
 
-  for (int turn = 0; p.goes_on(); turn ^= 1, p.row += p.step) {
+  for (int round = 0; p.goes_on(); ++round, p.row += p.step) {
     const int count = p.count(p.row);
     Chunk<T, N> h[PACKS];
 #pragma unroll
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
     for (int k = 0; RESIDUAL && k < PACKS; ++k) {
       if (k < count) m.h[p.at(p.row, k)] = h[k];
     }
-    const Moments all = merge_row<CLUSTER>(moments_of(h, count), shared, turn, p);
+    const Moments all = merge_row<CLUSTER>(moments_of(h, count), shared, round, p);
     const Statistics s = statistics_of(all, m.eps);
     keep_as_bits(h);
 #pragma unroll

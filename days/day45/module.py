@@ -114,6 +114,8 @@ def load(kind):
         *tensors, weight, bias, eps = arguments
         if not eps >= 0:
             raise ValueError(f"eps: expected a number from 0, got {eps}")
+        if weight.dim() != 1:
+            raise ValueError(f"weight: expected one dimension, got shape {tuple(weight.shape)}")
         module = empty_module(kind, weight.shape[-1], eps)
         return functional_call(module, {"weight": weight, "bias": bias}, tuple(tensors))
 

@@ -5,12 +5,13 @@
 #include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/chunk.cuh"            // taught in day 35
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // clusters: day 35
+#include "common/cuda/ptx.cuh"              // clusters, mbarriers: day 34
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <type_traits>
 
@@ -59,31 +60,52 @@ struct Place {
   __device__ bool stores_row() const { return rank == 0 && threadIdx.x % width == 0 && row < rows; }
 };
 
-// Shared memory of merge_row. Rows use the halves in turns, so that one barrier per row is enough:
-// a thread that writes a half again has passed the barrier of the row in between.
+// Shared memory of merge_row. Rounds use the halves in turns: a thread that writes a half again has
+// passed a barrier of the round in between, after which no thread reads what the half held.
 template <typename Value>
 struct Merging {
   Value warps[2][MAX_WARPS], blocks[2][MAX_CLUSTER];
+  uint64_t arrived[2];  // mbarriers: the values of all blocks of the cluster have come
 };
+
+// Before the first merge_row of a cluster. All threads of the cluster must call it.
+template <bool CLUSTER, typename Value>
+__device__ void begin_merging(Merging<Value>& shared) {
+  if constexpr (CLUSTER) {
+    if (threadIdx.x == 0) {
+      for (uint64_t& barrier : shared.arrived) ptx::mbarrier_init(&barrier, 1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_sync();  // all blocks have begun, and their mbarriers are ready
+  }
+}
 
 // One value for all threads that share a row, from a value of each. Value{} is that of a thread
 // with no elements, and merge_lanes merges the 32 lanes of a warp, with equal bits in each. All
-// threads of the block, or of the cluster, must call it.
+// threads of the block, or of the cluster, must call it, in rounds 0, 1, 2 …
 template <bool CLUSTER, typename Value>
-__device__ Value merge_row(Value value, Merging<Value>& shared, int turn, const Place& p) {
+__device__ Value merge_row(Value value, Merging<Value>& shared, int round, const Place& p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = p.width / 32;
+  const int half = round % 2;
   value = merge_lanes(value);
   if (warps > 1) {
-    if (lane == 0) shared.warps[turn][warp] = value;
+    if (lane == 0) shared.warps[half][warp] = value;
     __syncthreads();  // every warp waits for the other warps of its row
-    value = merge_lanes(lane < warps ? shared.warps[turn][p.team * warps + lane] : Value{});
+    value = merge_lanes(lane < warps ? shared.warps[half][p.team * warps + lane] : Value{});
   }
   if constexpr (CLUSTER) {
-    if (warp == 0 && lane < p.blocks) {
-      *ptx::map_to_rank(&shared.blocks[turn][p.rank], lane) = value;
+    uint64_t* arrived = &shared.arrived[half];
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(arrived, p.blocks * sizeof(Value));
+    if (warp == 0 && lane < p.blocks) {  // lane l sends to block l
+      uint32_t words[sizeof(Value) / 4];
+      memcpy(words, &value, sizeof value);
+      auto* to = reinterpret_cast<uint32_t*>(&shared.blocks[half][p.rank]);
+      for (int i = 0; i < sizeof(Value) / 4; ++i) {
+        ptx::store_async_to_rank(to + i, lane, words[i], arrived);
+      }
     }
-    ptx::cluster_sync();  // the values of all blocks are in the memory of each
-    value = merge_lanes(lane < p.blocks ? shared.blocks[turn][lane] : Value{});
+    ptx::mbarrier_wait_cluster(arrived, round / 2 % 2);
+    value = merge_lanes(lane < p.blocks ? shared.blocks[half][lane] : Value{});
   }
   return value;
 }
