@@ -65,7 +65,7 @@ struct Place {
 template <typename Value>
 struct Merging {
   Value warps[2][MAX_WARPS], blocks[2][MAX_CLUSTER];
-  uint64_t arrived[2];  // mbarriers: the values of all blocks of the cluster have come
+  uint64_t arrived[2];  // mbarriers
 };
 
 // Before the first merge_row of a cluster. All threads of the cluster must call it.
@@ -104,7 +104,7 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
         ptx::store_async_to_rank(to + i, lane, words[i], arrived);
       }
     }
-    ptx::mbarrier_wait_cluster(arrived, round / 2 % 2);
+    ptx::mbarrier_wait(arrived, round / 2 % 2);  // the values of all blocks have come
     value = merge_lanes(lane < p.blocks ? shared.blocks[half][lane] : Value{});
   }
   return value;
