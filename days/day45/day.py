@@ -17,17 +17,18 @@ INTRODUCES = ("mbarrier",)
 EXERCISE = Exercise(
     function="merge_lanes",
     task=(
-        "Each lane of a warp holds count, mean and m2 of some elements; a lane may have none. "
-        "Return those of the union, in every lane, without losing digits where all means are far "
-        "from 0."
+        "Each lane of a warp holds count, base, mean - base and m2 of some elements; a lane may "
+        "have none. Return those of the union, in every lane, without losing digits where all "
+        "bases are far from 0."
     ),
     hints=(
-        "The mean of the union is a weighted mean of the lanes' means. Which numbers of fp32 are "
-        "small, so that their sum loses little?",
-        "The distances of the means from that of lane 0, which __shfl_sync brings to all lanes. "
-        "warp_sum (day 23) adds over lanes. What does each lane add to m2?",
-        "offset = warp_sum(count · distance) / warp_sum(count), or 0 if there are no elements. A "
-        "lane adds m2 + count · (distance - offset)² to the new m2.",
+        "The mean of the union is a weighted mean of the lanes' means. Relative to which number "
+        "are they all small?",
+        "Relative to the base of lane 0, which __shfl_sync brings to all lanes. warp_sum (day 23) "
+        "adds over lanes. What does each lane add to m2?",
+        "from_base = mine.base - base + mine.mean; mean = warp_sum(count · from_base) / "
+        "warp_sum(count), or 0 if there are no elements. A lane adds m2 + count · (from_base - "
+        "mean)² to the new m2.",
     ),
 )
 

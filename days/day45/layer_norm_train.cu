@@ -23,21 +23,23 @@
 
 // ---------------------------------------------------------------------------------------------
 // Count, mean and m2 (the sum of squared distances from the mean) of some elements, as in day 9.
+// The mean is base + mean, and base is one of the elements: rounding that sum would lose digits of
+// a row far from 0.
 
 struct Moments {
-  float count = 0, mean = 0, m2 = 0;
+  float count = 0, base = 0, mean = 0, m2 = 0;
 };
 
-// Those of the union of 32 lanes' elements, in every lane. All distances are relative to the mean
-// of lane 0, which is close to the others: a row far from 0 loses no digits, and a constant row has
-// exactly its own mean. Lane 0 has elements if any lane has.
+// Those of the union of 32 lanes' elements, in every lane, relative to the base of lane 0. The
+// difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane 0
+// has elements if any lane has.
 __device__ inline Moments merge_lanes(Moments mine) {
-  const float base = __shfl_sync(FULL_WARP, mine.mean, 0);
-  const float from_base = mine.mean - base;
+  const float base = __shfl_sync(FULL_WARP, mine.base, 0);
+  const float from_base = mine.base - base + mine.mean;
   const float count = warp_sum(mine.count);
-  const float offset = count > 0 ? warp_sum(mine.count * from_base) / count : 0;
-  const float d = from_base - offset;
-  return {count, base + offset, warp_sum(mine.m2 + mine.count * d * d)};
+  const float mean = count > 0 ? warp_sum(mine.count * from_base) / count : 0;
+  const float d = from_base - mean;
+  return {count, base, mean, warp_sum(mine.m2 + mine.count * d * d)};
 }
 
 // Sums of the elements of one thread, relative to its first one. That is numerically stable: the
@@ -56,7 +58,7 @@ struct Sums {
 
   __device__ Moments moments() const {
     if (count == 0) return {};
-    return {count, base + d / count, d2 - d * (d / count)};
+    return {count, base, d / count, d2 - d * (d / count)};
   }
 };
 
@@ -66,7 +68,7 @@ struct Sums {
 __device__ inline Statistics statistics_of(const Moments& row, float eps) {
   const float variance = row.m2 / row.count;
   const float rstd = rsqrtf((variance < 0 ? 0.0f : variance) + eps);
-  return {isnan(rstd) ? rstd : row.mean, rstd};
+  return {isnan(rstd) ? rstd : row.base + row.mean, rstd};
 }
 
 // What a kernel reads and writes, as chunks of N elements.

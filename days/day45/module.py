@@ -7,6 +7,12 @@ from torch import nn
 from torch.func import functional_call
 
 
+def check_devices(**tensors):
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
+        raise ValueError(f"expected one device, got {devices}")
+
+
 @cache
 def register():
     """Tells PyTorch the operators' shapes and gradients; once, after they were built.
@@ -19,12 +25,17 @@ def register():
         return x.new_empty(x.shape[0], dtype=torch.float32)
 
     def fake_norm(x, weight, bias, eps):
+        check_devices(x=x, weight=weight, bias=bias)
         return torch.empty_like(x), rows_of(x), rows_of(x)
 
     def fake_add_norm(x, residual, weight, bias, eps):
+        check_devices(x=x, residual=residual)
         return torch.empty_like(x), *fake_norm(x, weight, bias, eps)
 
     def fake_backward(gy, h, mean, rstd, weight, gh=None):
+        check_devices(gy=gy, h=h, mean=mean, rstd=rstd, weight=weight)
+        if gh is not None:
+            check_devices(gy=gy, gh=gh)
         return torch.empty_like(gy), torch.empty_like(weight), torch.empty_like(weight)
 
     def keep(ctx, h, weight, mean, rstd):
@@ -74,13 +85,9 @@ class LayerNorm(nn.LayerNorm):
 
     def rows(self, x, name):
         """x as a contiguous matrix of rows."""
-        if x.dim() == 0 or x.shape[-1] != self.normalized_shape[0]:
-            raise ValueError(f"{name}: expected (…, {self.normalized_shape[0]}), got {x.shape}")
-        for other, parameter in (("weight", self.weight), ("bias", self.bias)):
-            if parameter.device != x.device:
-                raise ValueError(
-                    f"{name}, {other}: expected one device, got {x.device} and {parameter.device}"
-                )
+        if x.dim() == 0 or x.shape[-1] != self.normalized_shape[0] or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            raise ValueError(f"{name}: expected (…, {self.normalized_shape[0]}), got {shape}")
         return x.reshape(-1, x.shape[-1]).contiguous()
 
     def forward(self, x):
@@ -95,7 +102,9 @@ class AddLayerNorm(LayerNorm):
 
     def forward(self, x, residual):
         if x.shape != residual.shape:
-            raise ValueError(f"residual: expected shape {tuple(x.shape)}, got {residual.shape}")
+            raise ValueError(
+                f"residual: expected shape {tuple(x.shape)}, got {tuple(residual.shape)}"
+            )
         rows = self.rows(x, "x"), self.rows(residual, "residual")
         h, y, *_ = torch.ops.day45.add_layer_norm_v2_fused(*rows, self.weight, self.bias, self.eps)
         return h.view(x.shape), y.view(x.shape)
