@@ -31,7 +31,7 @@ struct Backward {
 
 // The sums of g and of g · n over elements of a row.
 struct RowSums {
-  float g = 0, gn = 0;
+  float g, gn;
 };
 
 // Those of 32 lanes, in every lane.
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_gx_kernel(Backward<T, 1> b, 
   const Place p(split, 0);
   const Statistics s = statistics_of(b, p.row);
   const int64_t start = p.row * b.chunks;
-  RowSums sums;
+  RowSums sums{0, 0};
   for (int64_t c = threadIdx.x; c < b.chunks; c += BLOCK) {
     add_products(sums, b.gy[start + c], b.h[start + c], b.weight[c], s);
   }
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(BLOCK)
     const int count = p.count(p.row);
     const Statistics next = statistics_of(b, p.row + p.step);  // in flight, like the copies
     Chunk<T, N> gy[PACKS], h[PACKS], more[PACKS], weight[PACKS];
-    RowSums sums;
+    RowSums sums{0, 0};
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k >= count) break;

@@ -27,7 +27,7 @@
 // a row far from 0.
 
 struct Moments {
-  float count = 0, base = 0, mean = 0, m2 = 0;
+  float count, base, mean, m2;
 };
 
 // Those of the union of 32 lanes' elements, in every lane, relative to the base of lane 0. The

@@ -3,7 +3,18 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, grid, streamed
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+    streamed,
+)
 
 from . import twin
 from .module import AddLayerNorm, LayerNorm, load
@@ -100,7 +111,6 @@ ODD = (
     *grid([(4, 1000), (3, 4104)], FLOATS, values="offset"),
     *grid([(2, 16392)], ["float32"], values="offset"),
     *grid([(3, 104), (2, 2100)], FLOATS, values="constant"),
-    *grid([(4, 520)], ["float16"], values="extreme"),
     *grid([(4, 1000)], FLOATS, values="large"),
     *grid([(8, 304), (8, 301)], FLOATS, values="nonfinite"),
 )
@@ -115,6 +125,16 @@ any_shape = Problem(
     refused=EMPTY_ROWS,
     timed=False,
 )  # fmt: skip
+
+extremes = Problem(
+    name="layer norm, extreme values",
+    inputs=inputs,
+    reference=normed,
+    rungs=(REREAD, REGISTERS, CLUSTER, CHOSEN),
+    cases=grid([(4, 520), (2, 16400)], ["float16"], values="extreme"),
+    timed=False,
+    tolerance=Tolerance(factor=32, why="distances are from an element that may be the largest"),
+)
 
 
 def timed(rows, cols, *rungs, dtype="bfloat16"):
@@ -234,6 +254,7 @@ def training_step(name, module, formula, make_inputs, tensors):
 
 problems = (
     any_shape,
+    extremes,
     timed(1 << 18, 1 << 10, REREAD, REGISTERS, CLUSTER),
     timed(1 << 16, 1 << 12, REGISTERS, CLUSTER),
     timed(1 << 14, 1 << 14, REGISTERS, CLUSTER),

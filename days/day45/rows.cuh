@@ -60,6 +60,11 @@ struct Place {
   __device__ bool stores_row() const { return rank == 0 && threadIdx.x % width == 0 && row < rows; }
 };
 
+// Older cards do not run these parts, and have no instructions for them.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define HAS_CLUSTERS 1
+#endif
+
 // Shared memory of merge_row. Rounds use the halves in turns: a thread that writes a half again has
 // passed a barrier of the round in between, after which no thread reads what the half held.
 template <typename Value>
@@ -71,6 +76,7 @@ struct Merging {
 // Before the first merge_row of a cluster. All threads of the cluster must call it.
 template <bool CLUSTER, typename Value>
 __device__ void begin_merging(Merging<Value>& shared) {
+#ifdef HAS_CLUSTERS
   if constexpr (CLUSTER) {
     if (threadIdx.x == 0) {
       for (uint64_t& barrier : shared.arrived) ptx::mbarrier_init(&barrier, 1);
@@ -78,6 +84,7 @@ __device__ void begin_merging(Merging<Value>& shared) {
     }
     ptx::cluster_sync();  // all blocks have begun, and their mbarriers are ready
   }
+#endif
 }
 
 // One value for all threads that share a row, from a value of each. Value{} is that of a thread
@@ -93,6 +100,7 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
     __syncthreads();  // every warp waits for the other warps of its row
     value = merge_lanes(lane < warps ? shared.warps[half][p.team * warps + lane] : Value{});
   }
+#ifdef HAS_CLUSTERS
   if constexpr (CLUSTER) {
     uint64_t* arrived = &shared.arrived[half];
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(arrived, p.blocks * sizeof(Value));
@@ -107,6 +115,7 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
     ptx::mbarrier_wait(arrived, round / 2 % 2);  // the values of all blocks have come
     value = merge_lanes(lane < p.blocks ? shared.blocks[half][lane] : Value{});
   }
+#endif
   return value;
 }
 
