@@ -11,7 +11,6 @@ from common.day import (
     Problem,
     Rung,
     Target,
-    Tolerance,
     grid,
     streamed,
 )
@@ -54,9 +53,16 @@ def added(norm):
 
 
 def inputs(case, draw):
-    """Rows whose mean is about 1: how exact a mean near 0 is depends on luck."""
+    """Rows whose mean is as large as their deviation: a mean near 0 has the absolute error of its
+    largest terms, which a comparison with its own size would refuse."""
     rows, cols = case.shape
-    return draw(rows, cols).add_(1), draw(cols, low=0.5, high=1.5), draw(cols, values="normal"), EPS
+    mean = 64 if case.values == "large" else 1
+    return (
+        draw(rows, cols).add_(mean),
+        draw(cols, low=0.5, high=1.5),
+        draw(cols, values="normal"),
+        EPS,
+    )
 
 
 def added_inputs(case, draw):
@@ -125,16 +131,6 @@ any_shape = Problem(
     refused=EMPTY_ROWS,
     timed=False,
 )  # fmt: skip
-
-extremes = Problem(
-    name="layer norm, extreme values",
-    inputs=inputs,
-    reference=normed,
-    rungs=(REREAD, REGISTERS, CLUSTER, CHOSEN),
-    cases=grid([(4, 520), (2, 16400)], ["float16"], values="extreme"),
-    timed=False,
-    tolerance=Tolerance(factor=32, why="distances are from an element that may be the largest"),
-)
 
 
 def timed(rows, cols, *rungs, dtype="bfloat16"):
@@ -253,7 +249,6 @@ def training_step(name, module, formula, make_inputs, tensors):
 
 problems = (
     any_shape,
-    extremes,
     timed(1 << 18, 1 << 10, REREAD, REGISTERS, CLUSTER),
     timed(1 << 16, 1 << 12, REGISTERS, CLUSTER),
     timed(1 << 14, 1 << 14, REGISTERS, CLUSTER),
