@@ -1,0 +1,475 @@
+// Day 45: layer norm for training, the forward pass
+//
+//   h = x + residual        mean[r] = mean_c h[r, c]      rstd[r] = 1 / sqrt(var_c h[r, c] + eps)
+//   y[r, c] = (h[r, c] - mean[r]) · rstd[r] · weight[c] + bias[c]
+//
+// x, residual, h, y: (rows, cols) in fp32, fp16 or bf16; weight, bias: (cols,); mean, rstd: (rows,)
+// in fp32, kept for the backward pass in layer_norm_backward.cu. Without a residual, h is x.
+// Bytes: 2 · rows · cols · sizeof(T), with a residual 4. Operations: about 10 per element.
+//
+//   v1 reread     one block per row, element by element, the row read twice: any row
+//   v2 registers  the row in the registers of a block, read once: up to 64 KB
+//   v3 cluster    up to 16 blocks per row, each keeps its columns of weight and bias: up to 256 KB
+//   v4 chosen     the best of these for the shape, the alignment and the card
+//   add + norm    v1 with two kernels, v2 fused: h is not read again
+//
+// Run: python run_day.py 45
+
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "days/day45/rows.cuh"
+
+#include <cfloat>
+#include <tuple>
+
+// ---------------------------------------------------------------------------------------------
+// Count, mean and m2 (the sum of squared distances from the mean) of some elements, as in day 9.
+// The mean is base + mean, and base is one of the elements: rounding that sum would lose digits of
+// a row far from 0.
+
+struct Moments {
+  float count, base, mean, m2;
+};
+
+// Those of the union of 32 lanes' elements, in every lane, relative to the base of lane 0. The
+// difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane 0
+// has elements if any lane has.
+__device__ inline Moments merge_lanes(Moments mine) {
+  const float base = __shfl_sync(FULL_WARP, mine.base, 0);
+  const float from_base = mine.base - base + mine.mean;
+  const float count = warp_sum(mine.count);
+  const float mean = count > 0 ? warp_sum(mine.count * from_base) / count : 0;
+  const float d = from_base - mean;
+  return {count, base, mean, warp_sum(mine.m2 + mine.count * d * d)};
+}
+
+// Sums of the elements of one thread, relative to its first one. That is numerically stable: the
+// first one's own squared distance from the mean is part of m2, so no difference cancels more than
+// it contributes.
+struct Sums {
+  float base, count = 0, d = 0, d2 = 0;
+
+  __device__ explicit Sums(float base) : base(base) {}
+
+  __device__ void add(float x) {
+    d += x - base;
+    d2 += (x - base) * (x - base);
+    count += 1;
+  }
+
+  __device__ Moments moments() const {
+    if (count == 0) return {};
+    return {count, base, d / count, d2 - d * (d / count)};
+  }
+};
+
+// Mean and 1 / sqrt(variance + eps). A variance below 0 can only come from rounding; the comparison
+// passes NaN on. A row with an infinity gets a mean of NaN, or it would depend on the infinity's
+// place whether distances from it are NaN.
+__device__ inline Statistics statistics_of(const Moments& row, float eps) {
+  const float variance = row.m2 / row.count;
+  const float rstd = rsqrtf((variance < 0 ? 0.0f : variance) + eps);
+  return {isnan(rstd) ? rstd : row.base + row.mean, rstd};
+}
+
+// What a kernel reads and writes, as chunks of N elements.
+template <typename T, int N>
+struct Rows {
+  const Chunk<T, N>*x, *residual, *weight, *bias;  // residual may be null: then h is not written
+  Chunk<T, N>*h, *y;
+  float *mean, *rstd;  // (rows,)
+  int64_t rows, chunks;
+  float eps;
+};
+
+// x + residual, rounded to T as an addition before the norm would round it.
+template <typename T, int N>
+__device__ Chunk<T, N> added(const Chunk<T, N>& x, const Chunk<T, N>& residual) {
+  Chunk<T, N> h;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    h.at[i] = static_cast<T>(static_cast<float>(x.at[i]) + static_cast<float>(residual.at[i]));
+  }
+  return h;
+}
+
+// The moments of the first `count` chunks, of up to EACH in registers.
+template <typename T, int N, int EACH>
+__device__ Moments moments_of(const Chunk<T, N> (&h)[EACH], int count) {
+  if (count == 0) return {};
+  Sums sums(static_cast<float>(h[0].at[0]));
+#pragma unroll
+  for (int k = 0; k < EACH; ++k) {
+    if (k >= count) break;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums.add(static_cast<float>(h[k].at[i]));
+  }
+  return sums.moments();
+}
+
+template <typename T, int N>
+__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, const Statistics& s, Chunk<T, N> weight,
+                                  Chunk<T, N> bias) {
+  Chunk<T, N> y;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float n = s.normalise(static_cast<float>(h.at[i]));
+    y.at[i] = static_cast<T>(n * static_cast<float>(weight.at[i]) + static_cast<float>(bias.at[i]));
+  }
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: one block per row. Threads take columns t, t + BLOCK …, first for the moments and then for
+// the output. A thread reads the elements of h that it wrote itself, so no barrier is needed.
+
+constexpr int BLOCK = 512;
+
+template <bool RESIDUAL, typename T>
+__global__ void __launch_bounds__(BLOCK) layer_norm_v1_reread_kernel(Rows<T, 1> m, Split split) {
+  __shared__ Merging<Moments> shared;
+  const Place p(split, 0);
+  const int64_t start = p.row * m.chunks;
+  const Chunk<T, 1>* from = RESIDUAL ? m.h : m.x;
+
+  Sums sums(0);
+  for (int64_t c = threadIdx.x; c < m.chunks; c += BLOCK) {
+    Chunk<T, 1> h = m.x[start + c];
+    if constexpr (RESIDUAL) m.h[start + c] = h = added(h, m.residual[start + c]);
+    if (sums.count == 0) sums.base = static_cast<float>(h.at[0]);
+    sums.add(static_cast<float>(h.at[0]));
+  }
+  const Moments all = merge_row<false>(sums.moments(), shared, 0, p);
+  const Statistics s = statistics_of(all, m.eps);
+  for (int64_t c = threadIdx.x; c < m.chunks; c += BLOCK) {
+    m.y[start + c] = normalised(from[start + c], s, m.weight[c], m.bias[c]);
+  }
+  if (p.stores_row()) {
+    m.mean[p.row] = s.mean;
+    m.rstd[p.row] = s.rstd;
+  }
+}
+
+// The arguments of every launcher of this file. h: what is normalised, x if there is no residual.
+struct NormInputs {
+  const Tensor &x, &weight, &bias;
+  double eps;
+  const Tensor* residual;
+
+  void check_all() const {
+    check(x, "x").on_gpu().floating().rank(2).contiguous();
+    STD_TORCH_CHECK(x.size(1) > 0, "x: expected at least one column, got shape ", shape_of(x));
+    check(weight, "weight").on_gpu().dtype({x.scalar_type()}).rank(1).contiguous();
+    check(weight, "weight").same_device(x, "x").size(0, x.size(1));
+    check(bias, "bias").on_gpu().like(weight, "weight").contiguous();
+    if (residual) check(*residual, "residual").on_gpu().like(x, "x").contiguous();
+    STD_TORCH_CHECK(eps >= 0 && eps <= FLT_MAX, "eps: expected a number of fp32 from 0, got ", eps);
+  }
+};
+
+struct Normed {
+  Tensor h, y, mean, rstd;
+};
+
+// Checks the arguments, allocates the results, and calls launch(rows of chunks, RESIDUAL) unless
+// there are no rows.
+template <typename Launch>
+Normed normalise(const NormInputs& a, const char* kernel, Launch&& launch) {
+  a.check_all();
+  const DeviceGuard guard(a.x);
+  const int64_t rows = a.x.size(0), cols = a.x.size(1);
+  const auto statistic = [&] { return torch::stable::new_empty(a.x, {rows}, ScalarType::Float); };
+  Normed out{a.residual ? torch::stable::empty_like(a.x) : a.x, torch::stable::empty_like(a.x),
+             statistic(), statistic()};
+  if (rows == 0) return out;
+  dispatch_floating(a.x, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_chunk<T>(cols, {&a.x, &a.weight, &a.bias, a.residual}, [&](auto size) {
+      using C = Chunk<T, size>;
+      const Rows<T, size> m{data<C>(a.x),
+                            a.residual ? data<C>(*a.residual) : nullptr,
+                            data<C>(a.weight),
+                            data<C>(a.bias),
+                            a.residual ? mutable_data<C>(out.h) : nullptr,
+                            mutable_data<C>(out.y),
+                            mutable_data<float>(out.mean),
+                            mutable_data<float>(out.rstd),
+                            rows,
+                            cols / size,
+                            static_cast<float>(a.eps)};
+      a.residual ? launch(m, std::true_type{}) : launch(m, std::false_type{});
+    });
+  });
+  check_launch(kernel);
+  return out;
+}
+
+// The same rows, as chunks of one element.
+template <typename T, int N>
+Rows<T, 1> by_element(const Rows<T, N>& m) {
+  const auto in = [](const Chunk<T, N>* p) { return reinterpret_cast<const Chunk<T, 1>*>(p); };
+  const auto out = [](Chunk<T, N>* p) { return reinterpret_cast<Chunk<T, 1>*>(p); };
+  return {in(m.x), in(m.residual), in(m.weight), in(m.bias),   out(m.h), out(m.y),
+          m.mean,  m.rstd,         m.rows,       m.chunks * N, m.eps};
+}
+
+Normed norm_v1(const NormInputs& a) {
+  return normalise(a, "layer_norm_v1_reread", [&](const auto& m, auto residual) {
+    const Split split = whole_rows(m.rows, BLOCK);
+    layer_norm_v1_reread_kernel<residual>
+        <<<grid_size(m.rows, "x"), BLOCK, 0, current_stream(a.x)>>>(by_element(m), split);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: a thread loads its part of the row at once and keeps it in registers, as the bits
+// that came: 16-bit elements take half of what fp32 would. Short rows share a block, so that a
+// multiprocessor is not limited by its number of blocks.
+
+constexpr int MAX_BLOCK = 1024;
+
+// Chunks per thread, all in flight before the first is used: 64 bytes, or 16 single elements.
+template <int N>
+constexpr int EACH = N == 1 ? 16 : 4;
+
+template <bool RESIDUAL, typename T, int N>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    layer_norm_v2_registers_kernel(Rows<T, N> m, Split split) {
+  __shared__ Merging<Moments> shared;
+  const Place p(split, 0);
+  const int count = p.count(p.row);
+  Chunk<T, N> h[EACH<N>], residual[RESIDUAL ? EACH<N> : 1];
+#pragma unroll
+  for (int k = 0; k < EACH<N>; ++k) {
+    if (k < count) h[k] = m.x[p.at(p.row, k)];
+    if (RESIDUAL && k < count) residual[k] = m.residual[p.at(p.row, k)];
+  }
+#pragma unroll
+  for (int k = 0; RESIDUAL && k < EACH<N>; ++k) {
+    if (k < count) m.h[p.at(p.row, k)] = h[k] = added(h[k], residual[k]);
+  }
+  const Moments all = merge_row<false>(moments_of(h, count), shared, 0, p);
+  const Statistics s = statistics_of(all, m.eps);
+  keep_as_bits(h);
+#pragma unroll
+  for (int k = 0; k < EACH<N>; ++k) {
+    if (k < count) {
+      const int64_t c = p.at(0, k);
+      m.y[p.at(p.row, k)] = normalised(h[k], s, m.weight[c], m.bias[c]);
+    }
+  }
+  if (p.stores_row()) {
+    m.mean[p.row] = s.mean;
+    m.rstd[p.row] = s.rstd;
+  }
+}
+
+// The threads that a row needs, and short rows enough for 128 threads.
+Split registers_split(int64_t rows, int64_t row_chunks, int each) {
+  const int chunks = static_cast<int>(row_chunks), width = 32 * ceil_div(chunks, 32 * each);
+  return {rows, 1, std::max(1, 128 / width), width, chunks, chunks};
+}
+
+// Chunks per row and elements per chunk, as dispatch_chunk will choose them.
+struct Chunks {
+  int64_t count;
+  bool packs;
+
+  explicit Chunks(const NormInputs& a) {
+    check(a.x, "x").on_gpu().floating().rank(2);  // check_all checks the rest
+    const int64_t bytes = a.x.size(1) * a.x.element_size();
+    packs = bytes % 16 == 0 && is_aligned(a.x, 16) && is_aligned(a.weight, 16) &&
+            is_aligned(a.bias, 16) && (!a.residual || is_aligned(*a.residual, 16));
+    count = packs ? bytes / 16 : a.x.size(1);
+  }
+  bool fit_block() const { return count <= int64_t{MAX_BLOCK} * (packs ? EACH<16> : EACH<1>); }
+};
+
+Normed norm_v2(const NormInputs& a) {
+  if (!Chunks(a).fit_block()) {
+    fell_back("layer_norm_v1_reread", "a row too long for the registers of a block");
+    return norm_v1(a);
+  }
+  return normalise(a, "layer_norm_v2_registers", [&](const auto& m, auto residual) {
+    constexpr int N = sizeof(m.x->at) / sizeof(m.x->at[0]);
+    const Split split = registers_split(m.rows, m.chunks, EACH<N>);
+    const unsigned grid = grid_size(ceil_div<int64_t>(m.rows, split.teams), "x");
+    layer_norm_v2_registers_kernel<residual>
+        <<<grid, split.teams * split.width, 0, current_stream(a.x)>>>(m, split);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: persistent threads with fixed columns. Weight and bias are loaded once, instead of
+// once per row, and stay in shared memory: as registers they would spill. The next row's loads are
+// in flight while this one is computed. A row above 16 KB is shared by the blocks of a cluster,
+// each of which takes up to 16 KB.
+
+// Per thread. With 64 registers, two blocks of 512 threads are resident; the loads of a residual
+// need more, and leave one.
+constexpr int PACKS = 2;
+
+template <bool RESIDUAL, bool CLUSTER, typename T, int N>
+__global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
+    layer_norm_v3_cluster_kernel(Rows<T, N> m, Split split) {
+  __shared__ Merging<Moments> shared;
+  __shared__ Chunk<T, N> weight[PACKS][BLOCK], bias[PACKS][BLOCK];
+  Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
+  const int t = threadIdx.x;
+  Chunk<T, N> x[PACKS], residual[RESIDUAL ? PACKS : 1];
+  const auto load = [&](int64_t row) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (k < p.count(row)) x[k] = m.x[p.at(row, k)];
+      if (RESIDUAL && k < p.count(row)) residual[k] = m.residual[p.at(row, k)];
+    }
+  };
+  load(p.row);
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (k < p.mine) {  // no barrier: a thread reads only what it stored itself
+      weight[k][t] = m.weight[p.at(0, k)];
+      bias[k][t] = m.bias[p.at(0, k)];
+    }
+  }
+  begin_merging<CLUSTER>(shared);
+
+  for (int round = 0; p.goes_on(); ++round, p.row += p.step) {
+    const int count = p.count(p.row);
+    Chunk<T, N> h[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (k < count) h[k] = RESIDUAL ? added(x[k], residual[RESIDUAL ? k : 0]) : x[k];
+    }
+    load(p.row + p.step);
+#pragma unroll
+    for (int k = 0; RESIDUAL && k < PACKS; ++k) {
+      if (k < count) m.h[p.at(p.row, k)] = h[k];
+    }
+    const Moments all = merge_row<CLUSTER>(moments_of(h, count), shared, round, p);
+    const Statistics s = statistics_of(all, m.eps);
+    keep_as_bits(h);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (k < count) {
+        m.y[p.at(p.row, k)] = normalised(h[k], s, weight[k][t], bias[k][t]);
+      }
+    }
+    if (p.stores_row()) {
+      m.mean[p.row] = s.mean;
+      m.rstd[p.row] = s.rstd;
+    }
+  }
+}
+
+bool fits_cluster(const NormInputs& a) {
+  const Chunks chunks(a);
+  return chunks.packs && fits(chunks.count, BLOCK, PACKS);
+}
+
+Normed norm_v3(const NormInputs& a) {
+  check(a.x, "x").on_gpu();
+  const DeviceGuard guard(a.x);
+  if (!fits_cluster(a)) {
+    fell_back("layer_norm_v2_registers",
+              "rows that are not made of aligned packs, above 256 KB, or above 16 KB on a card "
+              "without clusters");
+    return norm_v2(a);
+  }
+  return normalise(a, "layer_norm_v3_cluster", [&](const auto& m, auto residual) {
+    const Split split = split_rows(m.rows, m.chunks, BLOCK, PACKS);
+    const auto launch = [&](auto kernel) {
+      RowLaunch launch(a.x, kernel, split, 0);
+      const int64_t work = ceil_div<int64_t>(m.rows, split.teams);
+      launch.launch(kernel, launch.resident(a.x, kernel, work), m, split);
+    };
+    constexpr int N = sizeof(m.x->at) / sizeof(m.x->at[0]);
+    using T = std::decay_t<decltype(m.x->at[0])>;
+    if constexpr (N > 1) {
+      split.blocks > 1 ? launch(layer_norm_v3_cluster_kernel<residual, true, T, N>)
+                       : launch(layer_norm_v3_cluster_kernel<residual, false, T, N>);
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4: one launcher that chooses: registers of one block up to 32 KB, a cluster above, and v1 where
+// nothing holds the row.
+
+constexpr int64_t SHORT = 2048;  // packs
+
+Normed norm_v4(const NormInputs& a) {
+  const Chunks chunks(a);
+  const DeviceGuard guard(a.x);
+  if (chunks.count > SHORT && fits_cluster(a)) return norm_v3(a);
+  return chunks.fit_block() ? norm_v2(a) : norm_v1(a);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The addition as a kernel of its own, and fused with the norm. h is an output in either case: it
+// is the residual of the next layer.
+
+template <typename T, int N>
+__global__ void __launch_bounds__(BLOCK)
+    add_kernel(const Chunk<T, N>* __restrict__ x, const Chunk<T, N>* __restrict__ residual,
+               Chunk<T, N>* __restrict__ h, int64_t chunks) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i < chunks) h[i] = added(x[i], residual[i]);
+}
+
+using Output = std::tuple<Tensor, Tensor, Tensor>;             // y, mean, rstd
+using SumOutput = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // h, y, mean, rstd
+
+SumOutput add_layer_norm_v1_separate(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                     const Tensor& bias, double eps) {
+  NormInputs{x, weight, bias, eps, &residual}.check_all();
+  const Tensor h = output_like(x, "add", [&](auto zero, auto* h) {
+    using T = decltype(zero);
+    dispatch_chunk<T>(x.numel(), {&x, &residual}, [&](auto size) {
+      using C = Chunk<T, size>;
+      const int64_t chunks = x.numel() / size;
+      const unsigned grid = grid_size(ceil_div<int64_t>(chunks, BLOCK), "x");
+      add_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<C>(x), data<C>(residual),
+                                                        reinterpret_cast<C*>(h), chunks);
+    });
+  });
+  const Normed n = norm_v4({h, weight, bias, eps, nullptr});
+  return {h, n.y, n.mean, n.rstd};
+}
+
+SumOutput add_layer_norm_v2_fused(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                  const Tensor& bias, double eps) {
+  const Normed n = norm_v4({x, weight, bias, eps, &residual});
+  return {n.h, n.y, n.mean, n.rstd};
+}
+
+Output without_sum(const Normed& n) {
+  return {n.y, n.mean, n.rstd};
+}
+Output layer_norm_v1_reread(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return without_sum(norm_v1({x, weight, bias, eps, nullptr}));
+}
+Output layer_norm_v2_registers(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                               double eps) {
+  return without_sum(norm_v2({x, weight, bias, eps, nullptr}));
+}
+Output layer_norm_v3_cluster(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                             double eps) {
+  return without_sum(norm_v3({x, weight, bias, eps, nullptr}));
+}
+Output layer_norm_v4_chosen(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return without_sum(norm_v4({x, weight, bias, eps, nullptr}));
+}
+
+// ---------------------------------------------------------------------------------------------
+
+#define LAYER_NORM "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)"
+#define ADD_LAYER_NORM                                                  \
+  "(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps) " \
+  "-> (Tensor, Tensor, Tensor, Tensor)"
+
+RUNG(day45, layer_norm_v1_reread, LAYER_NORM);
+RUNG(day45, layer_norm_v2_registers, LAYER_NORM);
+RUNG(day45, layer_norm_v3_cluster, LAYER_NORM);
+RUNG(day45, layer_norm_v4_chosen, LAYER_NORM);
+RUNG(day45, add_layer_norm_v1_separate, ADD_LAYER_NORM);
+RUNG(day45, add_layer_norm_v2_fused, ADD_LAYER_NORM);
