@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(BLOCK) batch_norm_v1_naive_kernel(Arguments p,
   const float mean = channel_sum(count, x) / count;
   const float m2 = channel_sum(count, [&](int64_t i) { return (x(i) - mean) * (x(i) - mean); });
   const Part all{static_cast<float>(count), mean, m2};
-  const float4 k = Forward::coefficients(all, c, p, threadIdx.x == 0);
+  const float4 k = Forward::coefficients(all, 0, c, p, threadIdx.x == 0);
   for (int64_t i = threadIdx.x; i < count; i += BLOCK) {
     static_cast<T*>(p.out)[s.at(c, i)] = static_cast<T>(Forward::result(k, x(i), 0));
   }
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(BLOCK) batch_norm_backward_v1_naive_kernel(Arg
   const float sum = channel_sum(count, [&](int64_t i) { return load(1, i); });
   const float dot = channel_sum(count, [&](int64_t i) { return load(1, i) * (load(0, i) - mean); });
   const Part all{static_cast<float>(count), sum, dot};
-  const float4 k = Backward::coefficients(all, c, p, threadIdx.x == 0);
+  const float4 k = Backward::coefficients(all, mean, c, p, threadIdx.x == 0);
   for (int64_t i = threadIdx.x; i < count; i += BLOCK) {
     static_cast<T*>(p.out)[s.at(c, i)] =
         static_cast<T>(Backward::result(k, load(0, i), load(1, i)));
@@ -108,8 +108,9 @@ template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 2) planes_reduce_kernel(Arguments p, Planes g) {
   __shared__ Part partial[BLOCK];
   const int64_t channel = blockIdx.x / g.slices;
+  const float origin = Pass::template origin<T>(p, channel, channel * g.plane * N);
   const PlaneWalk walk(g, channel, blockIdx.x % g.slices);
-  const Part part = planes_part<Pass, T, N>(walk, p, channel, partial);
+  const Part part = planes_part<Pass, T, N>(walk, p, origin, partial);
   if (threadIdx.x == 0) p.partial[blockIdx.x] = part;
 }
 
@@ -120,7 +121,8 @@ __global__ void __launch_bounds__(BLOCK, 2) planes_apply_kernel(Arguments p, Pla
   Part all{};
   for (int s = 0; s < parts; ++s) all = Pass::merge(all, p.partial[channel * parts + s]);
   const bool writer = slice == 0 && threadIdx.x == 0;
-  const float4 k[1] = {Pass::coefficients(all, channel, p, writer)};
+  const float origin = Pass::template origin<T>(p, channel, channel * g.plane * N);
+  const float4 k[1] = {Pass::coefficients(all, origin, channel, p, writer)};
   apply<Pass, T, N>(PlaneWalk(g, channel, slice), p, k);
 }
 
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(BLOCK, 2) rows_apply_kernel(Arguments p, Rows 
   __shared__ RowsMemory<N> memory;
   const int strip = blockIdx.x % g.strips, slice = g.slices - 1 - blockIdx.x / g.strips;
   float4 k[N];
-  rows_coefficients<Pass, N>(p, g, strip, parts, slice == 0, memory, k);
+  rows_coefficients<Pass, T, N>(p, g, strip, parts, slice == 0, memory, k);
   apply<Pass, T, N>(RowWalk(g, strip, slice, true), p, k);
 }
 

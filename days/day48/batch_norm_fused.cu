@@ -40,14 +40,15 @@ __global__ void __launch_bounds__(BLOCK, 2)
   const Kept<T, N> kept{reinterpret_cast<Chunk<T, N>*>(memory), room};
   const int rank = blockIdx.x % cluster;
   const int64_t channel = blockIdx.x / cluster;
+  const float origin = Pass::template origin<T>(p, channel, channel * g.plane * N);
   const PlaneWalk walk(g, channel, rank);
-  const Part part = planes_part<Pass, T, N>(walk, p, channel, partial, kept);
+  const Part part = planes_part<Pass, T, N>(walk, p, origin, partial, kept);
   ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
   if (threadIdx.x < cluster) *ptx::map_to_rank(&parts[rank], threadIdx.x) = part;
   ptx::cluster_sync();  // the parts of all blocks are in the memory of each
   Part all{};
   for (int b = 0; b < cluster; ++b) all = Pass::merge(all, parts[b]);
-  const float4 k[1] = {Pass::coefficients(all, channel, p, rank == 0 && threadIdx.x == 0)};
+  const float4 k[1] = {Pass::coefficients(all, origin, channel, p, rank == 0 && threadIdx.x == 0)};
   apply<Pass, T, N>(walk, p, k, kept);
 }
 
@@ -69,7 +70,7 @@ void launch_planes(const Tensor& x, const Sizes& s, const Arguments& p) {
   const auto kernel = planes_fused_kernel<Pass, T, N>;
   // Two blocks per multiprocessor, so that one loads while the other stores. 1 KB per block is the
   // system's, and 8 KB more than covers the parts.
-  const int64_t bytes = (shared_limit(x) + 1024) / 2 - 1024 - 8192;
+  const int64_t bytes = std::max<int64_t>((shared_limit(x) + 1024) / 2 - 1024 - 8192, 0);
   const int64_t limit = 2 * int64_t{multiprocessor_count(x)};
   const int cluster = cluster_for<Pass, T, N>(s, bytes, limit);
   Planes g(s, N, cluster);
@@ -107,18 +108,19 @@ __global__ void __launch_bounds__(BLOCK, 1) rows_fused_kernel(Arguments p, Rows 
   rows_parts<Pass, T, N>(RowWalk(g, strip, slice, false), p, g, strip, slice, shared, kept);
   cooperative_groups::this_grid().sync();  // the parts of all slices are stored
   float4 k[N];
-  rows_coefficients<Pass, N>(p, g, strip, g.slices, slice == 0, shared, k);
+  rows_coefficients<Pass, T, N>(p, g, strip, g.slices, slice == 0, shared, k);
   apply<Pass, T, N>(RowWalk(g, strip, slice, true), p, k, kept);
 }
 
 template <class Pass, typename T, int N>
 void launch_rows(const Tensor& x, const Rows& g, Arguments p) {
   const auto kernel = rows_fused_kernel<Pass, T, N>;
-  const int64_t bytes = shared_limit(x) - static_cast<int64_t>(sizeof(RowsMemory<N>)) - 1024;
+  const int64_t fixed = sizeof(RowsMemory<N>) + 1024;  // and what the system takes
+  const int64_t bytes = std::max<int64_t>(shared_limit(x) - fixed, 0);
   const int64_t row =
       int64_t{Pass::IN} * BLOCK * sizeof(Chunk<T, N>);  // bytes of a chunk per thread
   const int64_t chunks = ceil_div<int64_t>(g.length * g.width, BLOCK);  // of a thread
-  int room = static_cast<int>(std::min(std::max<int64_t>(bytes, 0) / row, chunks));
+  const int room = static_cast<int>(std::min(bytes / row, chunks));
   allow_shared(kernel, room * row);
   const Tensor partial = parts_for(x, g.channels * g.slices);
   p.partial = static_cast<Part*>(partial.mutable_data_ptr());

@@ -36,9 +36,9 @@ struct Arguments {
   bool training;
 };
 
-// 1 / sqrt(v + eps). The comparison passes NaN on, which fmaxf would replace by 0.
+// Once per channel, so the accurate functions cost nothing.
 __device__ inline float inverse_deviation(float variance, float eps) {
-  return rsqrtf((variance < 0 ? 0.0f : variance) + eps);
+  return 1.0f / sqrtf(variance + eps);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -46,9 +46,17 @@ __device__ inline float inverse_deviation(float variance, float eps) {
 // and computes each output element from them.
 
 // y = (x - mean) · rstd · weight + bias. A part is the count, the mean, and the sum of squared
-// distances from the mean (day 9).
+// distances from the mean (day 9), all of x - origin.
 struct Forward {
   static constexpr int IN = 1;
+
+  // The first element of the channel, which lies at `first`: near to the mean where the mean is
+  // far from 0. Differences from it keep digits that the sums of large numbers would lose.
+  template <typename T>
+  __device__ static float origin(const Arguments& p, int64_t, int64_t first) {
+    const float x = static_cast<float>(static_cast<const T*>(p.in[0])[first]);
+    return isfinite(x) ? x : 0;
+  }
 
   // Chan, Golub and LeVeque, 1983.
   __device__ static Part merge(Part x, Part y) {
@@ -63,7 +71,7 @@ struct Forward {
   // Welford's update (day 9) would divide once per element.
   template <int COLUMNS, typename T, int N, int U>
   __device__ static void add(Parts<COLUMNS>& parts, const Chunk<T, N> (&in)[IN][U], int valid,
-                             const float (&)[COLUMNS]) {
+                             const float (&origin)[COLUMNS]) {
     constexpr int EACH = N / COLUMNS;  // elements of a chunk per channel
     const float count = valid * EACH, inverse = 1.0f / count;
 #pragma unroll
@@ -74,7 +82,7 @@ struct Forward {
         for (int u = 0; u < U; ++u) {
 #pragma unroll
           for (int i = 0; i < EACH; ++i) {
-            if (u < valid) total += f(static_cast<float>(in[0][u].at[c * EACH + i]));
+            if (u < valid) total += f(static_cast<float>(in[0][u].at[c * EACH + i]) - origin[c]);
           }
         }
         return total;
@@ -89,28 +97,34 @@ struct Forward {
   }
 
   // writer: whether this thread stores what the channel's statistics change.
-  __device__ static float4 coefficients(Part all, int64_t c, const Arguments& p, bool writer) {
+  __device__ static float4 coefficients(Part all, float origin, int64_t c, const Arguments& p,
+                                        bool writer) {
     const float rstd = inverse_deviation(all.b / all.count, p.eps);
     if (writer) {
-      p.mean[c] = all.a;
+      const float mean = origin + all.a;
+      p.mean[c] = mean;
       p.rstd[c] = rstd;
       if (p.running_mean != nullptr) {
         // PyTorch normalises by the biased variance and tracks the unbiased one.
         const float unbiased = all.b / (all.count - 1), old = 1 - p.momentum;
-        p.running_mean[c] = p.momentum * all.a + old * p.running_mean[c];
+        p.running_mean[c] = p.momentum * mean + old * p.running_mean[c];
         p.running_var[c] = p.momentum * unbiased + old * p.running_var[c];
       }
     }
-    return {all.a, rstd * p.weight[c], p.bias[c], 0};
+    return {all.a, rstd * p.weight[c], p.bias[c], origin};
   }
 
-  // x - mean comes first: bias - mean · scale would cancel where the mean is large.
-  __device__ static float result(float4 k, float x, float) { return (x - k.x) * k.y + k.z; }
+  // x · scale + (bias - mean · scale) would be one operation, and cancel where the mean is large.
+  __device__ static float result(float4 k, float x, float) { return (x - k.w - k.x) * k.y + k.z; }
 };
 
 // The same with the running statistics: nothing has to be known of x.
 struct Inference : Forward {
-  __device__ static float4 coefficients(Part, int64_t c, const Arguments& p, bool) {
+  template <typename T>
+  __device__ static float origin(const Arguments&, int64_t, int64_t) {
+    return 0;
+  }
+  __device__ static float4 coefficients(Part, float, int64_t c, const Arguments& p, bool) {
     const float rstd = inverse_deviation(p.running_var[c], p.eps);
     return {p.running_mean[c], rstd * p.weight[c], p.bias[c], 0};
   }
@@ -121,11 +135,16 @@ struct Inference : Forward {
 struct Backward {
   static constexpr int IN = 2;
 
+  template <typename T>
+  __device__ static float origin(const Arguments& p, int64_t c, int64_t) {
+    return p.mean[c];
+  }
+
   __device__ static Part merge(Part x, Part y) { return {x.count + y.count, x.a + y.a, x.b + y.b}; }
 
   template <int COLUMNS, typename T, int N, int U>
   __device__ static void add(Parts<COLUMNS>& parts, const Chunk<T, N> (&in)[IN][U], int valid,
-                             const float (&mean)[COLUMNS]) {
+                             const float (&origin)[COLUMNS]) {
     constexpr int EACH = N / COLUMNS;
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -134,13 +153,14 @@ struct Backward {
         if (u >= valid) continue;
         const float gy = static_cast<float>(in[1][u].at[i]);
         parts.a[i / EACH] += gy;
-        parts.b[i / EACH] += gy * (static_cast<float>(in[0][u].at[i]) - mean[i / EACH]);
+        parts.b[i / EACH] += gy * (static_cast<float>(in[0][u].at[i]) - origin[i / EACH]);
       }
     }
     parts.count += valid * EACH;
   }
 
-  __device__ static float4 coefficients(Part all, int64_t c, const Arguments& p, bool writer) {
+  __device__ static float4 coefficients(Part all, float mean, int64_t c, const Arguments& p,
+                                        bool writer) {
     const float rstd = p.rstd[c];
     if (writer) {
       p.gw[c] = all.b * rstd;
@@ -148,7 +168,7 @@ struct Backward {
     }
     // In inference the statistics do not depend on x, and only the first term is left.
     const float count = p.training ? all.count : INFINITY;
-    return {p.mean[c], rstd * p.weight[c], all.a / count, rstd * rstd * (all.b / count)};
+    return {mean, rstd * p.weight[c], all.a / count, rstd * rstd * (all.b / count)};
   }
 
   __device__ static float result(float4 k, float x, float gy) {
@@ -391,9 +411,9 @@ constexpr int batch(int in, int N) {
   return (N == 1 ? 16 : rows ? 8 : 4) / in;
 }
 
-// This thread's part of its chunks. mean: of the channels, for the backward pass.
+// This thread's part of its chunks.
 template <class Pass, typename T, int N, int COLUMNS, class Walk>
-__device__ Parts<COLUMNS> reduce(Walk walk, const Arguments& p, const float (&mean)[COLUMNS],
+__device__ Parts<COLUMNS> reduce(Walk walk, const Arguments& p, const float (&origin)[COLUMNS],
                                  Kept<T, N> kept = {}) {
   constexpr int U = batch<Walk>(Pass::IN, N);
   Parts<COLUMNS> parts;
@@ -413,7 +433,7 @@ __device__ Parts<COLUMNS> reduce(Walk walk, const Arguments& p, const float (&me
 #pragma unroll
       for (int i = 0; i < Pass::IN; ++i) kept.at(i, k + u) = in[i][u];
     }
-    Pass::add(parts, in, valid, mean);
+    Pass::add(parts, in, valid, origin);
   }
   return parts;
 }

@@ -8,10 +8,9 @@
 // A block's part of its slice of a channel, in every thread. All threads must call it. partial: in
 // shared memory.
 template <class Pass, typename T, int N>
-__device__ Part planes_part(const PlaneWalk& walk, const Arguments& p, int64_t channel,
+__device__ Part planes_part(const PlaneWalk& walk, const Arguments& p, float origin,
                             Part (&partial)[BLOCK], Kept<T, N> kept = {}) {
-  const float mean[1] = {Pass::IN == 2 ? p.mean[channel] : 0};
-  partial[threadIdx.x] = reduce<Pass, T, N>(walk, p, mean, kept).at(0);
+  partial[threadIdx.x] = reduce<Pass, T, N>(walk, p, {origin}, kept).at(0);
   return tree_reduce(partial, Pass::merge);
 }
 
@@ -28,12 +27,13 @@ __device__ void rows_parts(const RowWalk& walk, const Arguments& p, const Rows& 
   const int width = g.width, channels = width * N;  // of the strip
   const int64_t first = int64_t{strip} * channels;
   const int mine = threadIdx.x % width * N;
-  float mean[N] = {};
+  float origin[N] = {};
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    if (Pass::IN == 2 && first + mine + i < g.channels) mean[i] = p.mean[first + mine + i];
+    const int64_t channel = first + mine + i;
+    if (channel < g.channels) origin[i] = Pass::template origin<T>(p, channel, channel);
   }
-  const Parts<N> parts = reduce<Pass, T, N>(walk, p, mean, kept);
+  const Parts<N> parts = reduce<Pass, T, N>(walk, p, origin, kept);
   // Lanes l, l + width, l + 2 · width … of a warp have the same columns.
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -56,7 +56,7 @@ __device__ void rows_parts(const RowWalk& walk, const Arguments& p, const Rows& 
 
 // The coefficients of this thread's channels, from `slices` parts of each. All threads of the block
 // must call it. writer: whether the block stores what the statistics change.
-template <class Pass, int N>
+template <class Pass, typename T, int N>
 __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, int slices,
                                   bool writer, RowsMemory<N>& memory, float4 (&mine)[N]) {
   const int channels = g.width * N, groups = BLOCK / channels, t = threadIdx.x;
@@ -74,7 +74,8 @@ __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, 
     for (int group = 1; group < groups; ++group) {
       all = Pass::merge(all, memory.parts[group * channels + t]);
     }
-    memory.coefficients[t] = Pass::coefficients(all, channel, p, writer);
+    const float origin = Pass::template origin<T>(p, channel, channel);
+    memory.coefficients[t] = Pass::coefficients(all, origin, channel, p, writer);
   }
   __syncthreads();  // the coefficients of all channels are written
 #pragma unroll
