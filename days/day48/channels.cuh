@@ -408,7 +408,7 @@ struct Kept {
 template <class Walk>
 constexpr int batch(int in, int N) {
   const bool rows = std::is_same_v<Walk, RowWalk>;
-  return (N == 1 ? 16 : rows ? 8 : 4) / in;
+  return (N == 1 && rows ? 16 : N == 1 || rows ? 8 : 4) / in;
 }
 
 // This thread's part of its chunks.
