@@ -103,6 +103,7 @@ Outputs batch_norm_backward_v1_naive(const Tensor& gy, const Tensor& x, const Te
 // v2 against v1: two launches. In the first, each block leaves one part per slice of a channel; in
 // the second, each block merges the parts of its channels, always in the same order, and computes
 // its slice of the output. The slices that the first launch read last come first: they are in L2.
+// A thread of channels_last has N channels, and needs up to 128 registers for them.
 
 template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 2) planes_reduce_kernel(Arguments p, Planes g) {
@@ -127,14 +128,14 @@ __global__ void __launch_bounds__(BLOCK, 2) planes_apply_kernel(Arguments p, Pla
 }
 
 template <class Pass, typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2) rows_reduce_kernel(Arguments p, Rows g) {
+__global__ void __launch_bounds__(BLOCK, 1) rows_reduce_kernel(Arguments p, Rows g) {
   __shared__ RowsMemory<N> memory;
   const int strip = blockIdx.x % g.strips, slice = blockIdx.x / g.strips;
   rows_parts<Pass, T, N>(RowWalk(g, strip, slice, false), p, g, strip, slice, memory);
 }
 
 template <class Pass, typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2) rows_apply_kernel(Arguments p, Rows g, int parts) {
+__global__ void __launch_bounds__(BLOCK, 1) rows_apply_kernel(Arguments p, Rows g, int parts) {
   __shared__ RowsMemory<N> memory;
   const int strip = blockIdx.x % g.strips, slice = g.slices - 1 - blockIdx.x / g.strips;
   float4 k[N];
@@ -146,28 +147,32 @@ __global__ void __launch_bounds__(BLOCK, 2) rows_apply_kernel(Arguments p, Rows 
 template <class Pass, bool REDUCE>
 void launch_v2(const Tensor& x, const Sizes& s, Arguments p) {
   const DeviceGuard guard(x);
-  const int64_t limit = 4 * int64_t{multiprocessor_count(x)};  // two rounds of resident blocks
+  const int64_t limit = 4 * int64_t{multiprocessor_count(x)};  // blocks: at least two rounds
+  const cudaStream_t stream = current_stream(x);
   with_chunks(x, s, p, [&](auto zero, auto n) {
     using T = decltype(zero);
     constexpr int N = n();
-    const cudaStream_t stream = current_stream(x);
-    const auto run = [&](auto g, int64_t blocks, auto reduce_kernel, auto apply_kernel) {
-      Tensor partial;
-      if (REDUCE) {
-        partial = parts_for(x, s.channels * g.slices);
-        p.partial = static_cast<Part*>(partial.mutable_data_ptr());
-        reduce_kernel<<<grid_size(blocks, "x"), BLOCK, 0, stream>>>(p, g);
-      }
-      apply_kernel<<<grid_size(blocks, "x"), BLOCK, 0, stream>>>(p, g, REDUCE ? g.slices : 0);
+    Tensor partial;
+    const auto make_parts = [&](int64_t slices) {
+      partial = parts_for(x, s.channels * slices);
+      p.partial = static_cast<Part*>(partial.mutable_data_ptr());
     };
     if (s.inner == 1) {
       const Rows g(s, N, limit);
-      run(g, int64_t{g.strips} * g.slices, rows_reduce_kernel<Pass, T, N>,
-          rows_apply_kernel<Pass, T, N>);
+      const unsigned grid = grid_size(int64_t{g.strips} * g.slices, "x");
+      if constexpr (REDUCE) {
+        make_parts(g.slices);
+        rows_reduce_kernel<Pass, T, N><<<grid, BLOCK, 0, stream>>>(p, g);
+      }
+      rows_apply_kernel<Pass, T, N><<<grid, BLOCK, 0, stream>>>(p, g, REDUCE ? g.slices : 0);
     } else {
       const Planes g(s, N, planes_slices(s, N, limit));
-      run(g, s.channels * g.slices, planes_reduce_kernel<Pass, T, N>,
-          planes_apply_kernel<Pass, T, N>);
+      const unsigned grid = grid_size(s.channels * g.slices, "x");
+      if constexpr (REDUCE) {
+        make_parts(g.slices);
+        planes_reduce_kernel<Pass, T, N><<<grid, BLOCK, 0, stream>>>(p, g);
+      }
+      planes_apply_kernel<Pass, T, N><<<grid, BLOCK, 0, stream>>>(p, g, REDUCE ? g.slices : 0);
     }
   });
 }
