@@ -187,15 +187,29 @@ def trained(x, weight, bias):
     return F.batch_norm(x, None, None, weight, bias, True, MOMENTUM, EPS)
 
 
-def load_trained(builder):
-    """The module with track_running_stats=False."""
+def evaluated(x, weight, bias):
+    """Autograd through the running statistics, which have no gradient themselves."""
+    if x.dim() < 2:
+        raise ValueError("x: expected (N, C, …)")
+    if x.numel() == 0:
+        return x.clone()
+    running = torch.full_like(weight, 0.5), torch.full_like(weight, 2.0)
+    return F.batch_norm(x, *running, weight, bias, False, MOMENTUM, EPS)
+
+
+def load_module(training, builder):
+    """The module: in training with track_running_stats=False, since a check may write nothing."""
     builder.operators()
 
     def call(x, weight, bias):
         if x.dim() < 2:
             raise ValueError(f"x: expected (N, C, …), got {tuple(x.shape)}")
-        module = empty_module(x.shape[1], track_running_stats=False)
-        return functional_call(module, {"weight": weight, "bias": bias}, (x,))
+        state = {"weight": weight, "bias": bias}
+        if not training:
+            state["running_mean"] = torch.full_like(weight, 0.5)
+            state["running_var"] = torch.full_like(weight, 2.0)
+        module = empty_module(x.shape[1], track_running_stats=not training)
+        return functional_call(module.train(training), state, (x,))
 
     return call
 
@@ -239,20 +253,31 @@ def load_hundred(builder):
 
 
 def module_problems():
-    step = Rung("BatchNorm", "the module", load=load_trained, target=CUDNN)
     for name, last, shapes in (("NCHW", False, PLANES), ("channels last", True, ROWS)):
+        made = partial(trained_inputs, last)
+        cases = (*grid(shapes[:3], FLOATS), *grid(shapes[3:], ["float16"]))
         yield Problem(
             f"{name}, training step",
-            partial(trained_inputs, last),
+            made,
             trained,
-            rungs=(step,),
-            cases=(*grid(shapes[:3], FLOATS), *grid(shapes[3:], ["float16"])),
+            rungs=(Rung("BatchNorm", "the module", load=partial(load_module, True), target=CUDNN),),
+            cases=cases,
             cost=partial(cost, 5),
             pytorch=trained,
             libraries=(COMPILE,),
             gradients=True,
             tolerance=TOLERANCE,
             **bench(),
+        )
+        yield Problem(
+            f"{name}, gradients in evaluation",
+            made,
+            evaluated,
+            rungs=(Rung("BatchNorm", "the module", load=partial(load_module, False)),),
+            cases=cases,
+            timed=False,
+            gradients=True,
+            tolerance=TOLERANCE,
         )
     yield Problem(
         "running statistics after 100 steps",
