@@ -40,18 +40,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
 }
 
 EXERCISE = Exercise(
-    function="vec_add_v2_grid_stride_kernel",
+    function="vec_add_v3_float4_kernel",
     task=(
-        "Add x and y into z with a grid-stride loop: the grid may have fewer threads than the "
-        "vectors have elements."
+        "Add x and y into z. Each thread loads a Pack<T> (16 bytes) of x and one of y, and stores "
+        "one of z; up to N - 1 elements remain behind the last full pack, one thread adds each."
     ),
     hints=(
-        "A thread starts at its global index. By how much may it step so that no other thread "
-        "adds the same element?",
-        "The step is the number of threads of the whole grid. Neighbouring threads then always "
-        "access neighbouring elements.",
-        "for (i = global index; i < n; i += threads of the grid). n may be larger than 2^31, so "
-        "compute the index in int64_t: int64_t{blockIdx.x} * blockDim.x …",
+        "With N elements in a pack, how many full packs do n elements have, and which thread adds "
+        "pack i? Then: which elements are left over, and how many threads do they need?",
+        "reinterpret_cast<const Pack<T>*>(x)[i] is the i-th pack of x: copied into a variable, it "
+        "is one 16-byte load. Add its elements a.at[k] in a loop, and store a pack likewise.",
+        "i is the global index in int64_t, packs = n / N. Where i < packs: load two, add, store "
+        "one. The rest starts at packs * N: thread i adds element packs * N + i if it is below n.",
     ),
 )
 

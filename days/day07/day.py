@@ -22,7 +22,8 @@ EXERCISE = Exercise(
         "Elements that are neighbours in memory lie in one row. So threadIdx.x belongs to the "
         "column n, and threadIdx.y to the row m.",
         "n from blockIdx.x, BLOCK_X and threadIdx.x; m from blockIdx.y, BLOCK_Y and threadIdx.y; "
-        "only where m < M and n < N. dot(a, b, m, n, N, K) computes the element.",
+        "only where m < M and n < N. Sum a[m, k] · b[k, n] over k in fp32; row-major, a[m, k] is "
+        "a[m * K + k].",
     ),
 )
 

@@ -26,27 +26,22 @@ Tensor make_output(const Tensor& a, const Tensor& b) {
   return torch::stable::new_empty(a, {a.size(0), b.size(1)});
 }
 
-// One element of C: row m of A times column n of B. The sum is fp32 whatever T is.
-template <typename T>
-__device__ float dot(const T* __restrict__ a, const T* __restrict__ b, int64_t m, int64_t n,
-                     int64_t N, int64_t K) {
-  float sum = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    sum += static_cast<float>(a[m * K + k]) * static_cast<float>(b[k * N + n]);
-  }
-  return sum;
-}
-
 // ---------------------------------------------------------------------------------------------
 // v1: threadIdx.x counts rows. At each k the 32 lanes of a warp read from 32 different rows of A, K
-// elements apart: 32 sectors. All read the same element of B: a broadcast of one sector.
+// elements apart: 32 sectors. All read the same element of B: a broadcast of one sector. The sum is
+// fp32 whatever T is.
 
 template <typename T>
 __global__ void matmul_v1_row_major_kernel(const T* __restrict__ a, const T* __restrict__ b,
                                            T* __restrict__ c, int64_t M, int64_t N, int64_t K) {
   const int64_t m = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;
   const int64_t n = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
-  if (m < M && n < N) c[m * N + n] = static_cast<T>(dot(a, b, m, n, N, K));
+  if (m >= M || n >= N) return;
+  float sum = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    sum += static_cast<float>(a[m * K + k]) * static_cast<float>(b[k * N + n]);
+  }
+  c[m * N + n] = static_cast<T>(sum);
 }
 
 Tensor matmul_v1_row_major(const Tensor& a, const Tensor& b) {
@@ -75,7 +70,12 @@ __global__ void matmul_v2_coalesced_kernel(const T* __restrict__ a, const T* __r
                                            T* __restrict__ c, int64_t M, int64_t N, int64_t K) {
   const int64_t n = int64_t{blockIdx.x} * BLOCK_X + threadIdx.x;
   const int64_t m = int64_t{blockIdx.y} * BLOCK_Y + threadIdx.y;
-  if (m < M && n < N) c[m * N + n] = static_cast<T>(dot(a, b, m, n, N, K));
+  if (m >= M || n >= N) return;
+  float sum = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    sum += static_cast<float>(a[m * K + k]) * static_cast<float>(b[k * N + n]);
+  }
+  c[m * N + n] = static_cast<T>(sum);
 }
 
 Tensor matmul_v2_coalesced(const Tensor& a, const Tensor& b) {

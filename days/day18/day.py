@@ -20,19 +20,20 @@ EQUIVALENT = {  # mutants that compute the same, and why
 
 EXERCISE = Exercise(
     function="backward_prep_v2_fused_kernel",
-    first="const float value = static_cast<float>(column",
-    last="if (WITH_HEADS_T) in_heads_t[s]",
+    first="float sum = 0;",
+    last="finish_column_sums<BLOCK>(",
     task=(
-        "One read of each gradient, three results: add it to `sum`, store it rounded to bf16 in "
-        "`in_heads`, and, where WITH_HEADS_T, in `in_heads_t`."
+        "One read of each gradient of column c, three results: its sum over the chunk's rows, for "
+        "finish_column_sums; rounded to bf16 in heads; and, where WITH_HEADS_T, in heads_t."
     ),
     hints=(
-        "The loop goes over the rows of this chunk, s in [rows.begin, rows.end). `column` points "
-        "to row 0 of this thread's column: how far apart are its rows?",
-        "Rows of g are n.C apart, rows of a head n.D. In the transposed heads the rows are "
-        "neighbours.",
-        "value = static_cast<float>(column[s * n.C]); sum += value; in_heads[s * n.D] and "
-        "in_heads_t[s] get static_cast<bf16>(value).",
+        "A thread loops over rows s in [rows.begin, rows.end) of batch rows.b. Threads with c >= "
+        "n.C have no column: what may they skip, and what has barriers that they must reach?",
+        "index_in_heads(n, rows.b, 0, c) is where row 0 of column c lies in heads. Rows of g are "
+        "n.C apart, rows of a head n.D; in heads_t the rows are neighbours.",
+        "Row s of the column is g[(int64_t{rows.b} * n.S + s) * n.C + c]. After the loop all "
+        "threads call finish_column_sums<BLOCK> with sum, rows, first, n.C and the last three "
+        "pointers.",
     ),
 )
 

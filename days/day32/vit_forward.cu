@@ -38,8 +38,10 @@ struct Sizes {
 // Where pixel k = (c · P + i) · P + j of patch `row` = b · N + y · across + x is in the images.
 // It is one part that depends on the row plus one that depends on k.
 __device__ __forceinline__ int64_t pixel_index(int64_t row, int k, const Sizes& n) {
-  const int patch = static_cast<int>(row % n.N), y = patch / n.across, x = patch % n.across;
-  const int64_t origin = (row / n.N * n.C * n.H + y * n.P) * n.W + x * n.P;
+  const int64_t b = row / n.N;
+  const int patch = static_cast<int>(row % n.N);
+  const int y = patch / n.across, x = patch % n.across;
+  const int64_t origin = (b * n.C * n.H + y * n.P) * n.W + x * n.P;
   const int c = k / (n.P * n.P), i = k / n.P % n.P, j = k % n.P;
   return origin + (int64_t{c} * n.H + i) * n.W + j;
 }

@@ -51,7 +51,8 @@ __device__ Sigmoids sigmoids(float v) {
   const float h = exponential<FAST>(-fabsf(v));
   const float large = FAST ? __fdividef(1.0f, 1.0f + h) : 1.0f / (1.0f + h);
   const float small = h * large;
-  return v < 0 ? Sigmoids{small, large} : Sigmoids{large, small};
+  if (v < 0) return {small, large};
+  return {large, small};
 }
 
 // log2 Φ(-t) for t from 0 on: within 3e-6 around t = 0.75, where GELU's derivative crosses zero,
