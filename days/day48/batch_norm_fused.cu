@@ -28,7 +28,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2, NCHW: the slices of a channel are the blocks of a cluster. Each stores its part in
-// the shared memory of all of them, so nobody has to launch a second kernel to see them.
+// the shared memory of all of them, so that one launch is enough.
 
 constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
 

@@ -308,9 +308,9 @@ struct Planes {
   int64_t jump;                         // BLOCK chunks further, where the plane does not end
   int slices, rest;                     // rest: BLOCK % plane
 
-  Planes(const Sizes& s, int N, int64_t wanted)
+  Planes(const Sizes& s, int N, int64_t most)
       : chunks(s.count() / N), plane(s.inner / N), step(s.channels * plane) {
-    length = ceil_div(chunks, wanted);
+    length = ceil_div(chunks, most);
     slices = static_cast<int>(ceil_div(chunks, length));
     jump = BLOCK / plane * step + BLOCK % plane;
     rest = static_cast<int>(BLOCK % plane);
@@ -357,8 +357,8 @@ struct Rows {
     while (width < MAX_WIDTH && width < columns) width *= 2;
     strips = static_cast<int>(ceil_div<int64_t>(columns, width));
     const int64_t per_block = 4 * BLOCK / width;  // at least: each slice stores a part per channel
-    const int64_t wanted = std::min(limit / strips, ceil_div(rows, per_block));
-    length = ceil_div<int64_t>(rows, std::max<int64_t>(1, wanted));
+    const int64_t most = std::min(limit / strips, ceil_div(rows, per_block));
+    length = ceil_div<int64_t>(rows, std::max<int64_t>(1, most));
     slices = static_cast<int>(ceil_div(rows, length));
   }
 };
