@@ -1,0 +1,38 @@
+"""Day 48: batch normalisation."""
+
+from common.day import Exercise
+
+from .problems import problems
+
+TITLE = "Batch normalisation"
+TEACHES = "Statistics across a batch, in two layouts, kept on the chip from one pass to the next"
+TOPICS = ("batch norm", "normalisation", "Welford", "channels_last", "cluster", "backward")
+SOURCE = "batch_norm.cu"
+EXTRA_SOURCES = ("batch_norm_fused.cu", "module.py")
+INTRODUCES = ("batch normalisation", "running statistics", "channels last")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "batch_norm_fused.cu: has_fused: device guard dropped: `const DeviceGuard guard(x)` -> ``": (
+        "chooses between two rungs that are both right; GPUs of different kinds in one machine "
+        "would make a difference of speed, or a refusal"
+    ),
+}
+
+EXERCISE = Exercise(
+    function="planes_apply_kernel",
+    task=(
+        "Merge the parts of this block's channel in order, let Pass make coefficients of them, and "
+        "apply them to the block's slice. The last slice comes first; one thread per channel is "
+        "the writer."
+    ),
+    hints=(
+        "Block 0 takes the slice that the first launch read last. Which channel and which slice "
+        "are that, with g.slices slices per channel?",
+        "Every thread merges all `parts` parts of the channel itself: it is a handful of numbers, "
+        "and all threads read the same address. A part of nothing, Part{}, is where to start.",
+        "all = Pass::merge(all, p.partial[channel * parts + s]) for each s; then Pass::origin, "
+        "Pass::coefficients with writer = slice == 0 && threadIdx.x == 0, and apply with "
+        "PlaneWalk(g, channel, slice).",
+    ),
+)
+
+PROBLEMS = problems
