@@ -1,4 +1,4 @@
-"""How many programs that nobody here wrote run on the CPU backend.
+"""How many public programs, written elsewhere, run on the CPU backend.
 
     python -m tests.other_programs FOLDER [--jobs 2] [--seconds 240] [--json REPORT]
 
