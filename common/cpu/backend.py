@@ -41,7 +41,10 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 
 # The modules that decide how a file is rewritten: all but those that only use the result, so that a
 # new module counts by default.
-_NOT_REWRITING: Final = ("__init__.py", "__main__.py", "findings.py", "program.py", "libraries.py")
+_NOT_REWRITING: Final = (
+    *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
+    *("program.py", "program_debugger.py", "program_profile.py"),
+)
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
 )

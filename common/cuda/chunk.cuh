@@ -40,12 +40,12 @@ __device__ Chunk<T, N> load_whole(const Chunk<T, N>* from) {
 }
 
 // Calls f with the elements per chunk, as a constant: 16 bytes if rows of `cols` elements have
-// whole chunks and all tensors are aligned to them, else 1.
+// whole chunks and all tensors are aligned to them, else 1. A null tensor is one that is not given.
 template <typename T, typename F>
 void dispatch_chunk(int64_t cols, std::initializer_list<const Tensor*> tensors, F&& f) {
   constexpr int N = 16 / sizeof(T);
   bool whole = cols % N == 0;
-  for (const Tensor* tensor : tensors) whole = whole && is_aligned(*tensor, 16);
+  for (const Tensor* tensor : tensors) whole = whole && (!tensor || is_aligned(*tensor, 16));
   if (whole) return f(std::integral_constant<int, N>{});
   f(std::integral_constant<int, 1>{});
 }

@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(BLOCK, 2)
   };
   const auto scale = [&](int64_t row) { return row < b.rows ? b.scale[row] : 0.0f; };
   int64_t row = blockIdx.x;
-  for (int stage = 0; stage < STAGES - 1; ++stage) copy(row + stage * gridDim.x, stage);
+  for (int stage = 0; stage < STAGES - 1; ++stage) copy(row + int64_t{stage} * gridDim.x, stage);
   float s = scale(row);
   int stage = 0, turn = 0;
   for (; row < b.rows; row += gridDim.x, turn ^= 1) {

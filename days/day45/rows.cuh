@@ -144,17 +144,6 @@ struct Statistics {
 // ---------------------------------------------------------------------------------------------
 // Host
 
-// Calls f with the elements per chunk, as a constant: 16 bytes if rows of `cols` elements of T
-// consist of whole chunks and all tensors are aligned to them, else 1.
-template <typename T, typename F>
-void dispatch_chunk(int64_t cols, std::initializer_list<const Tensor*> tensors, F&& f) {
-  constexpr int N = 16 / sizeof(T);
-  const bool aligned = std::all_of(tensors.begin(), tensors.end(),
-                                   [](const Tensor* t) { return !t || is_aligned(*t, 16); });
-  if (cols % N == 0 && aligned) return f(std::integral_constant<int, N>{});
-  f(std::integral_constant<int, 1>{});
-}
-
 // Whether a block of `block` threads with up to `each` chunks per thread holds a row, or a cluster
 // of such blocks where the current GPU has clusters.
 inline bool fits(int64_t chunks, int block, int each) {

@@ -324,7 +324,8 @@ __global__ void __launch_bounds__(BLOCK)
 template <bool SHARED>
 __global__ void chase_kernel(const int* __restrict__ next, int n, int start, int64_t steps,
                              int* end) {
-  __shared__ int copied[SHARED ? MAX_SHARED : 1];
+  constexpr int COPIED = SHARED ? MAX_SHARED : 1;
+  __shared__ int copied[COPIED];
   if (SHARED) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) copied[i] = next[i];
     __syncthreads();  // thread 0 reads what all have copied

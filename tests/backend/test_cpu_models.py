@@ -25,7 +25,7 @@ every_model = pytest.mark.parametrize("card", models.cards().values(), ids=model
 
 def executable(model: str = "") -> Path:
     platform = replace(toolchain.detect("cpu"), model=model)
-    return program.executable(PROGRAM, platform, [f"-I{ROOT}"])
+    return program.executable([PROGRAM], platform, [f"-I{ROOT}"])
 
 
 def run(what: str, model: str, built: Path | None = None) -> subprocess.CompletedProcess[str]:
