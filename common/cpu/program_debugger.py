@@ -13,10 +13,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.base.outcome import FAIL, PASS, SKIP
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.toolchain import Platform
 from common.cpu import backend, findings, program
 from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
@@ -25,16 +25,6 @@ from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
 _RACES = {"CUDACPU_TRACE": "1"}
 _SHOWN = 40  # lines of a row's details
-
-
-@dataclass
-class Row:
-    """A question's answer: PASS, FAIL or SKIP with a reason, and what was found, line by line."""
-
-    name: str
-    status: str = PASS
-    reason: str = ""
-    details: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ def report(
     flags: Sequence[str],
     arguments: Sequence[str],
     seconds: float,
-) -> list[Row]:
+) -> list[RungOutcome]:
     """The rows, each with its answer. seconds: what one run may take.
 
     Raises BuildError where the program does not build.
@@ -122,14 +112,20 @@ def run(
     return Run(order, done.returncode, done.stdout, done.stderr)
 
 
-def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> Row:
+def _row(
+    name: str, status: str = PASS, reason: str = "", details: Sequence[str] = ()
+) -> RungOutcome:
+    return RungOutcome("sanitize", name, ROWS[name], status, reason, list(details))
+
+
+def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> RungOutcome:
     """The row "orders": the first run whose exit code or output is another."""
-    row = Row("orders")
+    row = _row("orders")
     if None in (first.code, again.code):
-        return Row("orders", SKIP, "the program did not end in time; --time-limit gives it more")
+        return _row("orders", SKIP, "the program did not end in time; --time-limit gives it more")
     lines, repeated = first.output.splitlines(), again.output.splitlines()
     if len(lines) != len(repeated):
-        return Row("orders", SKIP, "the number of lines that it prints changes from run to run")
+        return _row("orders", SKIP, "the number of lines that it prints changes from run to run")
     stable = [a if a == b else None for a, b in zip(lines, repeated, strict=True)]
     for run in others:
         if run.code is None or (run.thrown() and not first.thrown()):
@@ -152,20 +148,20 @@ def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> Row:
     return row
 
 
-def judge_waits(runs: Sequence[Run]) -> Row:
+def judge_waits(runs: Sequence[Run]) -> RungOutcome:
     """The row "waits": what the runtime ended since threads waited in vain."""
-    return _thrown(Row("waits"), runs, about_addresses=False)
+    return _thrown(_row("waits"), runs, about_addresses=False)
 
 
-def judge_addresses(runs: Sequence[Run], missing: str) -> Row:
+def judge_addresses(runs: Sequence[Run], missing: str) -> RungOutcome:
     """The row "addresses", from all runs; missing: why there was none that watches them, or ""."""
-    row = _thrown(Row("addresses"), runs, about_addresses=True)
+    row = _thrown(_row("addresses"), runs, about_addresses=True)
     if missing and row.status == PASS:
         row.status, row.reason = SKIP, missing
     return row
 
 
-def _thrown(row: Row, runs: Sequence[Run], about_addresses: bool) -> Row:
+def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> RungOutcome:
     for run in runs:
         for text in run.thrown():
             if bool(ABOUT_ADDRESSES.search(text)) is about_addresses:
@@ -179,22 +175,22 @@ def _thrown(row: Row, runs: Sequence[Run], about_addresses: bool) -> Row:
     return row
 
 
-def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> Row:
+def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if not text:
         reason = run.errors.strip().splitlines()[-1:] or [f"exit code {run.code}"]
-        return Row(name, SKIP, f"the traced program left no report: {reason[0]}")
+        return _row(name, SKIP, f"the traced program left no report: {reason[0]}")
     found = [finding for finding in findings.read(text).findings if finding.what in kinds]
     if not found:
-        return Row(name)
+        return _row(name)
     lines = [line for f in found for line in (f.summary(), *f.details())]
-    return Row(name, FAIL, lines[0], lines[1:_SHOWN])
+    return _row(name, FAIL, lines[0], lines[1:_SHOWN])
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[RungOutcome]) -> str:
     """The report as text: a line for each row, what was found below it."""
     lines = []
     for row in rows:
-        lines.append(f"{row.name:10} {row.status}  {row.reason or ROWS[row.name]}")
+        lines.append(f"{row.rung:10} {row.status}  {row.reason or row.idea}")
         lines += [f"             {line}" for line in row.details]
     return "\n".join(lines)

@@ -228,12 +228,6 @@ Tensor batch_norm_inference(const Tensor& x, const Tensor& weight, const Tensor&
 
 // ---------------------------------------------------------------------------------------------
 
-#define FORWARD                                                                                \
-  "(Tensor x, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, " \
-  "float momentum, float eps) -> (Tensor, Tensor, Tensor)"
-#define BACKWARD                                                                   \
-  "(Tensor gy, Tensor x, Tensor mean, Tensor rstd, Tensor weight, bool training) " \
-  "-> (Tensor, Tensor, Tensor)"
 RUNG(day48, batch_norm_v1_naive, FORWARD);
 RUNG(day48, batch_norm_v2_welford, FORWARD);
 RUNG(day48, batch_norm_backward_v1_naive, BACKWARD);

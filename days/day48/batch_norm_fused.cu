@@ -218,12 +218,6 @@ Outputs batch_norm_backward(const Tensor& gy, const Tensor& x, const Tensor& mea
 
 // ---------------------------------------------------------------------------------------------
 
-#define FORWARD                                                                                \
-  "(Tensor x, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, " \
-  "float momentum, float eps) -> (Tensor, Tensor, Tensor)"
-#define BACKWARD                                                                   \
-  "(Tensor gy, Tensor x, Tensor mean, Tensor rstd, Tensor weight, bool training) " \
-  "-> (Tensor, Tensor, Tensor)"
 RUNG(day48, batch_norm_v3_fused, FORWARD);
 RUNG(day48, batch_norm_backward_v3_fused, BACKWARD);
 RUNG(day48, batch_norm, FORWARD);

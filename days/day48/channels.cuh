@@ -473,3 +473,11 @@ __device__ void apply(Walk walk, const Arguments& p, const float4 (&coefficients
     }
   }
 }
+
+// The arguments and results of all rungs that train.
+#define FORWARD                                                                                \
+  "(Tensor x, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, " \
+  "float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+#define BACKWARD                                                                   \
+  "(Tensor gy, Tensor x, Tensor mean, Tensor rstd, Tensor weight, bool training) " \
+  "-> (Tensor, Tensor, Tensor)"

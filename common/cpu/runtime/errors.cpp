@@ -91,6 +91,11 @@ constexpr ErrorText kErrors[] = {
 };
 #undef CUDACPU_ERROR
 
+void looked_at_errors() {
+  std::lock_guard lock(unchecked_mutex);
+  unchecked.clear();
+}
+
 const ErrorText* find(cudaError_t code) {
   for (const ErrorText& error : kErrors)
     if (error.code == code) return &error;
@@ -119,15 +124,6 @@ void note_refused_launch(const LaunchSite& site, cudaError_t code) {
                      site.kernel ? site.kernel : "(unknown)", cudaGetErrorString(code), site.file,
                      site.line);
 }
-
-namespace {
-
-void looked_at_errors() {
-  std::lock_guard lock(unchecked_mutex);
-  unchecked.clear();
-}
-
-}  // namespace
 
 }  // namespace cudacpu
 

@@ -64,13 +64,10 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
     return set_error(cudaErrorMemoryAllocation);
   const size_t alignment = alignment_of(type);
   // Where addresses are watched, not a byte more. (aligned_alloc takes multiples only.)
-  const size_t room = kWatchesAddresses ? bytes : bytes + kBeyond;
+  const size_t room =
+      kWatchesAddresses ? bytes : (bytes + kBeyond + alignment - 1) / alignment * alignment;
   void* block = nullptr;
-  if (posix_memalign(&block, alignment,
-                     (type == cudaMemoryTypeDevice && !kWatchesAddresses)
-                         ? (room + alignment - 1) / alignment * alignment
-                         : room))
-    return set_error(cudaErrorMemoryAllocation);
+  if (posix_memalign(&block, alignment, room)) return set_error(cudaErrorMemoryAllocation);
   memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
