@@ -22,9 +22,9 @@
 using ptx::Swizzle;
 using ptx::TensorMap;
 
-constexpr int BLOCK = 256;
 constexpr int SPAN = 128;       // bytes of a box's row: as many as the largest swizzle spans
 constexpr int BOXES = 2;        // side by side in a tile
+constexpr int EACH = 4;         // packs of 16 bytes per thread: 16 registers
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
 // A square tile: BOXES boxes, one behind the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
@@ -35,13 +35,15 @@ struct Tile {
   static constexpr int WIDTH = SPAN / sizeof(T);  // columns of a box
   static constexpr int SIDE = BOXES * WIDTH;
   static constexpr int BYTES = SIDE * SIDE * sizeof(T);
+  static constexpr int THREADS = SIDE * SIDE / (EACH * N);  // 256 in fp32, 512 in 16-bit types
   static constexpr int STAGES = RING / BYTES;
 
-  // Where element (r, c) lies, in elements from the tile's begin.
+  // Where element (r, c) lies, in bytes from the tile's begin. The swizzle permutes groups of 8
+  // rows, all in the same way.
   template <Swizzle SWIZZLE>
-  static __device__ int place(int r, int c) {
-    const uint32_t offset = r * SPAN + c % WIDTH * sizeof(T);
-    return c / WIDTH * SIDE * WIDTH + ptx::swizzled(SWIZZLE, offset) / sizeof(T);
+  static __device__ unsigned place(unsigned r, unsigned c) {
+    const unsigned in_group = ptx::swizzled(SWIZZLE, r % 8 * SPAN + c % WIDTH * sizeof(T));
+    return (c / WIDTH * SIDE + r / 8 * 8) * SPAN + in_group;
   }
 };
 
@@ -49,45 +51,45 @@ struct Tile {
 // v1: one tile per block. The lanes of a warp read 32 neighbours of a row; each thread collects N
 // elements of a column, which are 16 bytes of a row of the result.
 
-// Transposes a tile in place, by all threads of the block. Thread i takes the packs i, i + BLOCK …
-// of the result: pack p is made of column p % SIDE and the N rows from p / SIDE · N on.
+// Transposes a tile in place, by all threads of the block. Thread i takes the packs i, i + THREADS
+// … of the result: pack p is made of column p % SIDE and the N rows from p / SIDE · N on.
 template <typename T, Swizzle SWIZZLE>
-__device__ void transpose_tile(T* tile) {
+__device__ void transpose_tile(char* tile) {
   using S = Tile<T>;
-  constexpr int EACH = S::SIDE * S::SIDE / S::N / BLOCK;
   Pack<T> packs[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
-    const int p = threadIdx.x + k * BLOCK, col = p % S::SIDE, row = p / S::SIDE * S::N;
+    const unsigned p = threadIdx.x + k * S::THREADS, col = p % S::SIDE, row = p / S::SIDE * S::N;
 #pragma unroll
     for (int i = 0; i < S::N; ++i) {
-      packs[k].at[i] = tile[S::template place<SWIZZLE>(row + i, col)];
+      const unsigned at = S::template place<SWIZZLE>(row + i, col);
+      packs[k].at[i] = *reinterpret_cast<const T*>(tile + at);
     }
   }
   __syncthreads();  // every element is in a register before any is overwritten
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
-    const int p = threadIdx.x + k * BLOCK, col = p % S::SIDE, row = p / S::SIDE * S::N;
-    *reinterpret_cast<Pack<T>*>(&tile[S::template place<SWIZZLE>(col, row)]) = packs[k];
+    const unsigned p = threadIdx.x + k * S::THREADS, col = p % S::SIDE, row = p / S::SIDE * S::N;
+    *reinterpret_cast<Pack<T>*>(tile + S::template place<SWIZZLE>(col, row)) = packs[k];
   }
 }
 
 // Starts to load the tile whose first element is x[row, col]; called by one thread.
 template <typename T>
-__device__ void load_tile(T* tile, const TensorMap& x, int row, int col, uint64_t* full) {
+__device__ void load_tile(char* tile, const TensorMap& x, int row, int col, uint64_t* full) {
   using S = Tile<T>;
   ptx::mbarrier_arrive_expect_bytes(full, S::BYTES);
   for (int b = 0; b < BOXES; ++b) {
-    ptx::load_tensor(tile + b * S::SIDE * S::WIDTH, x, {col + b * S::WIDTH, row}, full);
+    ptx::load_tensor(tile + b * S::SIDE * SPAN, x, {col + b * S::WIDTH, row}, full);
   }
 }
 
 // Starts to store the tile whose first element is y[row, col], as one bulk group.
 template <typename T>
-__device__ void store_tile(const TensorMap& y, int row, int col, const T* tile) {
+__device__ void store_tile(const TensorMap& y, int row, int col, const char* tile) {
   using S = Tile<T>;
   for (int b = 0; b < BOXES; ++b) {
-    ptx::store_tensor(y, {col + b * S::WIDTH, row}, tile + b * S::SIDE * S::WIDTH);
+    ptx::store_tensor(y, {col + b * S::WIDTH, row}, tile + b * S::SIDE * SPAN);
   }
   ptx::bulk_commit();
 }
@@ -102,17 +104,17 @@ __device__ inline Corner corner_of(int64_t i, int in_col, int side) {
 }
 
 template <typename T, Swizzle SWIZZLE>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(Tile<T>::THREADS)
     transpose_tile_kernel(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
                           int in_col) {
 #ifdef HAS_TMA
   __shared__ uint64_t full;
-  T* tile = reinterpret_cast<T*>(tile_memory());
+  char* const tile = tile_memory();
   const Corner at = corner_of(blockIdx.x, in_col, Tile<T>::SIDE);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&full, 1);
     ptx::fence_mbarrier_init();
-    load_tile(tile, x, at.row, at.col, &full);
+    load_tile<T>(tile, x, at.row, at.col, &full);
   }
   __syncthreads();               // the other threads may use the mbarrier
   ptx::mbarrier_wait(&full, 0);  // the tile has come
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(BLOCK)
   ptx::fence_for_copy_engine();  // what this thread wrote, before the copy engine reads it …
   __syncthreads();               // … and what all others wrote
   if (threadIdx.x == 0) {
-    store_tile(y, at.col, at.row, tile);
+    store_tile<T>(y, at.col, at.row, tile);
     ptx::bulk_wait_read<0>();  // the block's memory may go
   }
 #endif
@@ -162,8 +164,8 @@ Tensor transpose_by_tiles(const Tensor& x, const char* name) {
     using T = decltype(zero);
     constexpr size_t BYTES = Tile<T>::BYTES + TILE_ALIGNMENT;
     transpose_tile_kernel<T, SWIZZLE>
-        <<<grid_size(work.tiles, "x"), BLOCK, BYTES, current_stream(x)>>>(work.from, work.to,
-                                                                          work.in_col);
+        <<<grid_size(work.tiles, "x"), Tile<T>::THREADS, BYTES, current_stream(x)>>>(
+            work.from, work.to, work.in_col);
   });
 }
 
@@ -185,7 +187,7 @@ Tensor transpose_v2_swizzle(const Tensor& x) {
 // are loaded and the one before is stored.
 
 template <typename T>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(Tile<T>::THREADS, 2)
     transpose_v3_pipeline_kernel(const __grid_constant__ TensorMap x,
                                  const __grid_constant__ TensorMap y, int in_col, int64_t tiles) {
 #ifdef HAS_TMA
@@ -193,14 +195,12 @@ __global__ void __launch_bounds__(BLOCK)
   __shared__ uint64_t full[S::STAGES];
   char* const ring = tile_memory();
   const int64_t count = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-  const auto stage = [&](int64_t k) {
-    return reinterpret_cast<T*>(ring + k % S::STAGES * S::BYTES);
-  };
+  const auto stage = [&](int64_t k) { return ring + k % S::STAGES * S::BYTES; };
   const auto corner = [&](int64_t k) {
     return corner_of(blockIdx.x + k * gridDim.x, in_col, S::SIDE);
   };
   const auto load = [&](int64_t k) {
-    if (k < count) load_tile(stage(k), x, corner(k).row, corner(k).col, &full[k % S::STAGES]);
+    if (k < count) load_tile<T>(stage(k), x, corner(k).row, corner(k).col, &full[k % S::STAGES]);
   };
 
   if (threadIdx.x == 0) {
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(BLOCK)
     ptx::fence_for_copy_engine();
     __syncthreads();  // thread 0 waits for all parts of the transposed tile
     if (threadIdx.x == 0) {
-      store_tile(y, corner(k).col, corner(k).row, stage(k));
+      store_tile<T>(y, corner(k).col, corner(k).row, stage(k));
       ptx::bulk_wait_read<1>();  // the store of tile k - 1 has read its stage
       load(k + S::STAGES - 1);
     }
@@ -227,10 +227,12 @@ __global__ void __launch_bounds__(BLOCK)
 Tensor transpose_v3_pipeline(const Tensor& x) {
   return transpose<Swizzle::k128>(x, "transpose_v3_pipeline", [&](auto zero, const Work& work) {
     constexpr size_t BYTES = RING + TILE_ALIGNMENT;
+    constexpr int THREADS = Tile<decltype(zero)>::THREADS;
     const auto kernel = transpose_v3_pipeline_kernel<decltype(zero)>;
     allow_shared(kernel, BYTES);
-    const unsigned grid = resident_grid(x, kernel, BLOCK, BYTES, work.tiles);
-    kernel<<<grid, BLOCK, BYTES, current_stream(x)>>>(work.from, work.to, work.in_col, work.tiles);
+    const unsigned grid = resident_grid(x, kernel, THREADS, BYTES, work.tiles);
+    kernel<<<grid, THREADS, BYTES, current_stream(x)>>>(work.from, work.to, work.in_col,
+                                                        work.tiles);
   });
 }
 
