@@ -1,27 +1,15 @@
 """Day 55: copies by the tensor memory accelerator, and a transpose between two of them."""
 
-import torch
+from common.day import Exercise
 
-from common.day import (
-    COMPILE,
-    Case,
-    Cost,
-    Exercise,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    grid,
-    one_tensor,
-    streamed,
-)
+from . import problems
 
 TITLE = "The tensor memory accelerator"
 TEACHES = "Copies that no thread touches: bulk copies, mbarrier phases, tensor maps, the swizzle"
 TOPICS = ("TMA", "mbarrier", "tensor map", "pipeline", "swizzle", "multicast", "transpose", "copy")
 SOURCE = "tma.cu"
 EXTRA_SOURCES = ("tma_transpose.cu", "tma_multicast.cu")
-INTRODUCES = ("tensor memory accelerator", "bulk copy", "tensor map", "phase", "multicast")
+INTRODUCES = ("tensor memory accelerator", "bulk copy", "tensor map", "multicast")
 
 EXERCISE = Exercise(
     function="stream_pieces",
@@ -41,160 +29,4 @@ EXERCISE = Exercise(
     ),
 )
 
-FLOATS = ["float32", "float16", "bfloat16"]
-# In bytes: a copy is 16384 long, and the ring of the last block is left early, late and never.
-LENGTHS = [(1,), (7,), (8,), (4096,), (4097,), (8200,), (61441,), (3, 5, 70)]
-# Rows of a multiple of 16 bytes, around the boxes of 256 columns and of 16 or 32 rows.
-WHOLE = [(1, 8), (16, 256), (32, 256), (33, 264), (7, 1032), (100, 72)]
-
-
-def view_inputs(case, draw):
-    """A matrix whose rows are 16 elements further apart than they are long."""
-    rows, cols = case.shape
-    return (draw(rows, cols + 16)[:, 8 : cols + 8],)
-
-
-def add_inputs(case, draw):
-    return draw(*case.shape[1:]), draw(*case.shape)
-
-
-def add(y, x):
-    y += x.sum(0)
-
-
-def add_cost(case):
-    slices, rows, cols = case.shape
-    return Cost(bytes=(slices + 2) * rows * cols * case.itemsize, flops=slices * rows * cols)
-
-
-def repeat_inputs(case, draw):
-    return draw(*case.shape[1:]), case.shape[0]
-
-
-def repeat(x, copies):
-    return x.repeat(copies, 1, 1)
-
-
-def repeat_cost(case):
-    copies, rows, cols = case.shape
-    return Cost(bytes=(1 + copies) * rows * cols * case.itemsize)
-
-
-def transposed(x):
-    return x.t().contiguous()
-
-
-BULK = Rung("copy_v1_bulk", "a piece of 16 KB per block")
-PIPELINE = Rung("copy_v2_pipeline", "a ring of pieces", target=Target(0.97, "copy"))
-TENSOR = Rung("copy_v3_tensor", "boxes of a tensor map", target=Target(0.97, "copy"))
-TRANSPOSE = (
-    Rung("transpose_v1_tensor", "tiles by TMA, unswizzled"),
-    Rung("transpose_v2_swizzle", "no bank conflicts"),
-    Rung("transpose_v3_pipeline", "a ring of tiles", target=Target(0.95, "copy")),
-)
-
-
-def transpose(dtype):
-    return Problem(
-        name=f"transpose, {dtype}",
-        inputs=one_tensor,
-        reference=transposed,
-        rungs=TRANSPOSE,
-        cases=(
-            *grid([(8, 8), (64, 64), (128, 136), (200, 24), (72, 392), (0, 8)], [dtype]),
-            Case((2048, 1088), dtype),  # more tiles than blocks with the smallest GPU's ring
-            Case((96, 64), dtype, "nonfinite"),
-        ),
-        refused=(Case((9, 8), dtype), Case((8, 9), dtype)),
-        bench=Case((16384, 16384), dtype),
-        bench_cpu=Case((512, 512), dtype),
-        cost=streamed(2, 0),
-        pytorch=transposed,
-        libraries=(COMPILE,),
-        outputs_exact=True,
-    )
-
-
-PROBLEMS = (
-    Problem(
-        name="copy",
-        inputs=one_tensor,
-        reference=torch.clone,
-        rungs=(BULK, PIPELINE, TENSOR),
-        cases=(
-            *grid([*WHOLE, (0, 8), (5, 0)], FLOATS),
-            Case((4096, 4096)),
-            Case((16, 72), "float32", "nonfinite"),
-        ),
-        bench=Case((16384, 16384)),
-        bench_cpu=Case((512, 512)),
-        cost=streamed(2, 0),
-        pytorch=torch.clone,
-        outputs_exact=True,
-    ),
-    Problem(
-        name="copy, any size",
-        inputs=one_tensor,
-        reference=torch.clone,
-        rungs=(BULK, PIPELINE),
-        cases=grid(LENGTHS, FLOATS),
-        timed=False,
-        outputs_exact=True,
-    ),
-    Problem(
-        name="copy of a view",
-        inputs=view_inputs,
-        reference=torch.clone,
-        rungs=(TENSOR,),
-        cases=grid(WHOLE, FLOATS),
-        refused=(Case((4, 9)), Case((4, 20), "bfloat16")),
-        timed=False,
-        outputs_exact=True,
-    ),
-    Problem(
-        name="sum of slices",
-        inputs=add_inputs,
-        reference=add,
-        rungs=(
-            Rung(
-                "add_slices",
-                "stores that add",
-                dtypes=("float32",),
-                not_repeatable="slices are added in the order in which blocks reach them",
-            ),
-        ),
-        cases=grid(
-            [(3, 16, 256), (5, 33, 264), (1, 7, 1032), (40, 100, 72), (2, 0, 8)], ["float32"]
-        ),
-        refused=(Case((2, 8, 9)),),
-        bench=Case((4, 8192, 8192)),
-        bench_cpu=Case((4, 256, 256)),
-        cost=add_cost,
-        pytorch=add,
-        libraries=(COMPILE,),
-        tolerance=Tolerance(factor=8, why="each slice is added to y by itself, in any order"),
-    ),
-    Problem(
-        name="one matrix, several times",
-        inputs=repeat_inputs,
-        reference=repeat,
-        rungs=(
-            Rung("repeat_v1_each", "each block loads the tile"),
-            Rung("repeat_v2_multicast", "one load for the cluster"),
-        ),
-        cases=(
-            *grid([(4, 16, 256), (2, 33, 264), (8, 7, 1032), (1, 20, 72), (2, 0, 8)], FLOATS),
-            Case((4, 16, 72), "float32", "nonfinite"),
-        ),
-        refused=(Case((3, 16, 256)), Case((16, 16, 256)), Case((2, 8, 9))),
-        bench=Case((4, 8192, 8192)),
-        bench_cpu=Case((4, 256, 256)),
-        cost=repeat_cost,
-        pytorch=repeat,
-        libraries=(COMPILE,),
-        outputs_exact=True,
-    ),
-    transpose("float32"),
-    transpose("bfloat16"),
-    transpose("float16"),
-)
+PROBLEMS = problems.problems

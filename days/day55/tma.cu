@@ -3,8 +3,8 @@
 //   y = x                         x, y: (rows, cols) in fp32, fp16 or bf16
 //   y[r, c] += sum_k x[k, r, c]   x: (slices, rows, cols), fp32
 //
-// One thread starts a copy of up to 16 KB between global and shared memory; the copy engine of the
-// multiprocessor moves the bytes. Bytes: 2 · rows · cols · sizeof(T). Operations: none.
+// One thread starts a copy of 16 KB between global and shared memory; TMA, a unit of each
+// multiprocessor, moves the bytes. Bytes: 2 · rows · cols · sizeof(T). Operations: none.
 //
 //   v1 bulk       one piece of 16 KB per block: load, wait, store, wait
 //   v2 pipeline   blocks that stay; six pieces each, of which five are in flight
@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(THREADS)
   if (at < whole) {
     const int size = piece_size(at, whole);
     ptx::mbarrier_init(&full, 1);  // one arrival per phase: that of this thread
-    ptx::fence_mbarrier_init();    // before the copy engine uses it
+    ptx::fence_mbarrier_init();    // before TMA uses it
     ptx::mbarrier_arrive_expect_bytes(&full, size);
     ptx::copy_bulk(piece, x + at, size, &full);
-    ptx::mbarrier_wait(&full, 0);  // waits for the copy engine: all bytes are in `piece`
+    ptx::mbarrier_wait(&full, 0);  // all bytes are in `piece`
     ptx::store_bulk(y + at, piece, size);
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();  // the block's memory may go once the store has read it
@@ -92,7 +92,7 @@ __device__ void stream_pieces(int64_t count, char* stages, uint64_t* full, Load 
     if (k < count) load(k, stages + k % STAGES * PIECE, &full[k % STAGES]);
   };
   for (int s = 0; s < STAGES; ++s) ptx::mbarrier_init(&full[s], 1);
-  ptx::fence_mbarrier_init();  // before the copy engine uses them
+  ptx::fence_mbarrier_init();  // before TMA uses them
   for (int64_t k = 0; k < STAGES - 1; ++k) start(k);
   for (int64_t k = 0; k < count; ++k) {
     ptx::mbarrier_wait(&full[k % STAGES], static_cast<int>(k / STAGES % 2));  // piece k has come
@@ -134,6 +134,7 @@ constexpr size_t RING_BYTES = STAGES * PIECE + TILE_ALIGNMENT;
 // As many blocks as the GPU holds at one time, each with a ring, for so many pieces.
 template <typename Kernel>
 unsigned ring_grid(const Tensor& x, Kernel kernel, int64_t pieces) {
+  require_shared_memory(RING_BYTES, "six pieces of 16 KB");
   allow_shared(kernel, RING_BYTES);
   return resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
 }
@@ -147,8 +148,8 @@ Tensor copy_v2_pipeline(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: a piece is a box of BOX_COLS columns, and its addresses are the copy engine's
-// work. The thread says where the box begins; boxes that reach beyond the matrix are clipped.
+// v3 against v2: a piece is a box of BOX_COLS columns. The thread says where the box begins, and
+// TMA computes its addresses. Boxes that reach beyond the matrix are clipped.
 
 constexpr int BOX_COLS = 256;  // the most that a tensor map allows
 template <typename T>

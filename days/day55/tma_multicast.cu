@@ -35,7 +35,7 @@ __global__ void repeat_kernel(const __grid_constant__ ptx::TensorMap x,
   const int row = t / in_row * ROWS<T>, col = t % in_row * COLS;
 
   ptx::mbarrier_init(&full, 1);
-  ptx::fence_mbarrier_init();  // for the copy engine, and for the other blocks
+  ptx::fence_mbarrier_init();  // for TMA, and for the other blocks
   ptx::mbarrier_arrive_expect_bytes(&full, sizeof tile);
   ptx::cluster_sync();  // all blocks have begun, and their mbarriers are ready
   if constexpr (MULTICAST) {

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Tile<T>::THREADS)
   __syncthreads();               // the other threads may use the mbarrier
   ptx::mbarrier_wait(&full, 0);  // the tile has come
   transpose_tile<T, SWIZZLE>(tile);
-  ptx::fence_for_copy_engine();  // what this thread wrote, before the copy engine reads it …
+  ptx::fence_for_copy_engine();  // what this thread wrote, before TMA reads it …
   __syncthreads();               // … and what all others wrote
   if (threadIdx.x == 0) {
     store_tile<T>(y, at.col, at.row, tile);
@@ -174,9 +174,9 @@ Tensor transpose_v1_tensor(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: in row r of a box, the 16-byte piece p lies in place p ^ r % 8. The copy engine
-// permutes what it brings, and undoes the permutation of what it stores. Eight lanes that write
-// piece p of eight neighbouring rows then reach eight different groups of four banks.
+// v2 against v1: in row r of a box, the 16-byte pack p lies in place p ^ r % 8. TMA permutes what
+// it loads, and undoes the permutation of what it stores. Eight lanes that write pack p of eight
+// neighbouring rows then reach eight different groups of four banks.
 
 Tensor transpose_v2_swizzle(const Tensor& x) {
   return transpose_by_tiles<Swizzle::k128>(x, "transpose_v2_swizzle");
@@ -229,6 +229,7 @@ Tensor transpose_v3_pipeline(const Tensor& x) {
     constexpr size_t BYTES = RING + TILE_ALIGNMENT;
     constexpr int THREADS = Tile<decltype(zero)>::THREADS;
     const auto kernel = transpose_v3_pipeline_kernel<decltype(zero)>;
+    require_shared_memory(BYTES, "96 KB of tiles");
     allow_shared(kernel, BYTES);
     const unsigned grid = resident_grid(x, kernel, THREADS, BYTES, work.tiles);
     kernel<<<grid, THREADS, BYTES, current_stream(x)>>>(work.from, work.to, work.in_col,
