@@ -172,7 +172,7 @@ problems = (
         inputs=one_tensor,
         reference=transposed,
         rungs=TRANSPOSE[-1:],
-        cases=(Case((4096, 4096)), Case((8192, 4096), "bfloat16")),  # every stage three times
+        cases=(Case((4096, 4096)), Case((4096, 4096), "bfloat16")),  # stages three times, once
         timed=False,
         outputs_exact=True,
     ),

@@ -42,7 +42,8 @@ struct Tile {
   // rows, all in the same way.
   template <Swizzle SWIZZLE>
   static __device__ unsigned place(unsigned r, unsigned c) {
-    const unsigned in_group = ptx::swizzled(SWIZZLE, r % 8 * SPAN + c % WIDTH * sizeof(T));
+    const unsigned in_group =
+        ptx::swizzled(SWIZZLE, r % 8 * SPAN + c % WIDTH * unsigned{sizeof(T)});
     return (c / WIDTH * SIDE + r / 8 * 8) * SPAN + in_group;
   }
 };
