@@ -20,8 +20,7 @@ inline void require_tma() {
 // The tensor map of the matrix t, (rows, cols), for boxes of box_rows x box_cols elements. Elements
 // of a row are adjacent, rows may be further apart than they are long. T is the C++ type of t's
 // dtype; `name` is the argument that messages speak of. A box may reach beyond the matrix: loads
-// fill with zeros, stores leave out what is beyond. But a store writes whole pieces of 16 bytes, so
-// what is stored to needs rows of a multiple of 16 bytes.
+// fill with zeros, stores leave out what is beyond.
 template <typename T>
 ptx::TensorMap matrix_map(const Tensor& t, const char* name, int64_t box_rows, int64_t box_cols,
                           ptx::Swizzle swizzle = ptx::Swizzle::kNone) {
@@ -39,6 +38,14 @@ ptx::TensorMap matrix_map(const Tensor& t, const char* name, int64_t box_rows, i
   return ptx::make_tensor_map(
       data<T>(t),
       {.sizes = {cols, rows}, .strides = {pitch}, .box = {box_cols, box_rows}, .swizzle = swizzle});
+}
+
+// Refuses a tensor to store to whose rows are no multiple of 16 bytes: TMA stores whole pieces of
+// 16 bytes, so a row that ends within one would overwrite the next row.
+inline void check_row_bytes(const Tensor& t, const char* name) {
+  const int64_t bytes = t.size(-1) * static_cast<int64_t>(t.element_size());
+  STD_TORCH_CHECK(bytes % 16 == 0, name, ": its rows have ", bytes,
+                  " bytes; TMA needs a multiple of 16");
 }
 
 // Dynamic shared memory from a multiple of 1024 bytes on, where the pattern of every swizzle

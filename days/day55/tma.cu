@@ -186,13 +186,6 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-// TMA stores pieces of 16 bytes, so a row that ends within one would overwrite the next row.
-void check_row_bytes(const Tensor& t, const char* name) {
-  const int64_t bytes = t.size(-1) * static_cast<int64_t>(t.element_size());
-  STD_TORCH_CHECK(bytes % 16 == 0, name, ": its rows have ", bytes,
-                  " bytes; TMA needs a multiple of 16");
-}
-
 Tensor copy_v3_tensor(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2);
   check_row_bytes(x, "x");

@@ -59,8 +59,7 @@ Tensor repeat(const Tensor& x, int64_t copies, const char* name) {
   STD_TORCH_CHECK(copies > 0 && copies <= MAX_CLUSTER && (copies & (copies - 1)) == 0,
                   "copies: expected 1, 2, 4 or 8, got ", copies);
   const int64_t rows = x.size(0), cols = x.size(1);
-  STD_TORCH_CHECK(cols * x.element_size() % 16 == 0, "x: its rows have ", cols * x.element_size(),
-                  " bytes; TMA needs a multiple of 16");
+  check_row_bytes(x, "x");
   const DeviceGuard guard(x);
   Tensor y = torch::stable::new_empty(x, {copies, rows, cols});
   if (x.numel() == 0) return y;
