@@ -16,7 +16,7 @@ from common.day import (
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
-# In bytes: a copy is 16384 long, and the ring of the last block is left early, late and never.
+# Around 16 bytes and around pieces of 16384.
 LENGTHS = [(1,), (7,), (8,), (4096,), (4097,), (8200,), (61441,), (3, 5, 70)]
 # Rows of a multiple of 16 bytes, around the boxes of 256 columns and of 16 or 32 rows.
 WHOLE = [(1, 8), (16, 256), (32, 256), (33, 264), (7, 1032), (100, 72)]
@@ -68,6 +68,21 @@ TRANSPOSE = (
 )
 
 
+def copy(name, rungs, cases):
+    return Problem(
+        name=name,
+        inputs=one_tensor,
+        reference=torch.clone,
+        rungs=rungs,
+        cases=(*cases, *grid([(0, 8), (5, 0)], FLOATS), Case((16, 72), "float32", "nonfinite")),
+        bench=Case((16384, 16384)),
+        bench_cpu=Case((512, 512)),
+        cost=streamed(2, 0),
+        pytorch=torch.clone,
+        outputs_exact=True,
+    )
+
+
 def transpose(dtype):
     return Problem(
         name=f"transpose, {dtype}",
@@ -89,31 +104,8 @@ def transpose(dtype):
 
 
 problems = (
-    Problem(
-        name="copy",
-        inputs=one_tensor,
-        reference=torch.clone,
-        rungs=(BULK, PIPELINE, TENSOR),
-        cases=(
-            *grid([*WHOLE, (0, 8), (5, 0)], FLOATS),
-            Case((4096, 4096)),
-            Case((16, 72), "float32", "nonfinite"),
-        ),
-        bench=Case((16384, 16384)),
-        bench_cpu=Case((512, 512)),
-        cost=streamed(2, 0),
-        pytorch=torch.clone,
-        outputs_exact=True,
-    ),
-    Problem(
-        name="copy, any size",
-        inputs=one_tensor,
-        reference=torch.clone,
-        rungs=(BULK, PIPELINE),
-        cases=grid(LENGTHS, FLOATS),
-        timed=False,
-        outputs_exact=True,
-    ),
+    copy("copy", (BULK, PIPELINE), (*grid(LENGTHS, FLOATS), Case((4096, 4096)))),
+    copy("copy in boxes", (TENSOR,), (*grid(WHOLE, FLOATS), Case((4096, 4096)))),
     Problem(
         name="copy of a view",
         inputs=view_inputs,
@@ -132,7 +124,6 @@ problems = (
             Rung(
                 "add_slices",
                 "stores that add",
-                dtypes=("float32",),
                 not_repeatable="slices are added in the order in which blocks reach them",
             ),
         ),
