@@ -4,6 +4,8 @@
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
+//   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
+//   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
 #include <cstdint>
@@ -18,7 +20,9 @@ void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
+void cudacpu_close_device_memory(int on);
 void cudacpu_set_strict_barriers(int on);
+void cudacpu_set_progress_after(double seconds);
 const char* cudacpu_unchecked_launch();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
@@ -50,6 +54,14 @@ int order() {
   for (int i = 0; i < 3; ++i)
     if (strcmp(value, names[i]) == 0) return i;
   refuse("CUDACPU_ORDER", value, "forward, reverse or random");
+}
+
+// Whether a variable, refuse or allow, says so; so it is where it is not set.
+bool refused(const char* name) {
+  const char* value = getenv(name);
+  if (!value || !*value || strcmp(value, "refuse") == 0) return true;
+  if (strcmp(value, "allow") == 0) return false;
+  refuse(name, value, "refuse or allow");
 }
 
 // For the debugger and the profiler: what was traced goes to this file.
@@ -109,14 +121,13 @@ struct Start {
       cudacpu_set_threads(static_cast<unsigned>(threads));
     const double limit = number("CUDACPU_TIME_LIMIT", 0, 30);
     cudacpu_set_time_limit(limit == 0 ? HUGE_VAL : limit);
+    cudacpu_set_progress_after(number("CUDACPU_PROGRESS", 0, 5));
     const char* model = getenv("CUDACPU_MODEL");
     if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
     if (!cudacpu_set_model(model))
       refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
-    const char* pointers = getenv("CUDACPU_HOST_POINTERS");
-    if (pointers && *pointers && strcmp(pointers, "allow") != 0 && strcmp(pointers, "refuse") != 0)
-      refuse("CUDACPU_HOST_POINTERS", pointers, "refuse or allow");
-    cudacpu_refuse_host_pointers(!pointers || strcmp(pointers, "allow") != 0);
+    cudacpu_refuse_host_pointers(refused("CUDACPU_HOST_POINTERS"));
+    cudacpu_close_device_memory(refused("CUDACPU_DEVICE_POINTERS"));
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));

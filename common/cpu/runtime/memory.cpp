@@ -69,6 +69,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   void* block = nullptr;
   if (posix_memalign(&block, alignment, room)) return set_error(cudaErrorMemoryAllocation);
   memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
+  if (alignment == kPage) close_to_host(block, room);
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
   *address = block;
@@ -77,6 +78,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
 
 cudaError_t release(void* address, cudaMemoryType type) {
   if (!address) return cudaSuccess;
+  const MemoryOpen open;
   std::lock_guard lock(memory().mutex);
   auto found = memory().allocations.find(static_cast<char*>(address));
   if (found == memory().allocations.end() || found->second.type != type ||
@@ -91,6 +93,7 @@ cudaError_t release(void* address, cudaMemoryType type) {
   memory().allocations.erase(found);
   leave_pool(address);
   stop_sharing(address);
+  open_to_host(address);
   free(address);
   return cudaSuccess;
 }
@@ -149,6 +152,7 @@ void leave_to_program(void* address) {
   }
   allow(address, found->second.bytes);
   memory().allocations.erase(found);
+  open_to_host(address);
   free(address);
 }
 
@@ -290,7 +294,7 @@ cudaError_t perform(const Copy& copy) {
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
   if (copy.width == 0) return cudaSuccess;
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < copy.height; ++y)
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
@@ -314,7 +318,7 @@ cudaError_t perform(const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < fill.height; ++y) {
     char* row = static_cast<char*>(fill.to) + y * fill.pitch;
     if (fill.element_bytes == 1) {
