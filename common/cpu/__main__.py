@@ -28,7 +28,8 @@ _EPILOG = """examples:
 
 The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
 A built program reads its settings from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS,
-CUDACPU_TIME_LIMIT and CUDACPU_STREAMS. It plays the card that it was built for, or that of CUDACPU_MODEL."""
+CUDACPU_TIME_LIMIT and CUDACPU_STREAMS. It plays the card that it was built for, or that of
+CUDACPU_MODEL."""
 
 
 def _parser() -> argparse.ArgumentParser:

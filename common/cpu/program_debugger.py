@@ -2,8 +2,9 @@
 in builds that watch its accesses to memory.
 
 The rows are those of a day's report (common/tools/debugger.py), and one about streams, whose work
-is put off as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit code are compared with those of its first run. Lines that differ from one run to the
-next in the same order, such as measured times, are left out.
+is put off as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit
+code are compared with those of its first run. Lines that differ from one run to the next in the
+same order, such as measured times, are left out.
 """
 
 from __future__ import annotations

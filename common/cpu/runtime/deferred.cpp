@@ -267,4 +267,43 @@ void cudacpu_finish_work() {
   wait_for_all();
 }
 
+// A launcher's check with late streams begins. All host arrays count as pinned, whose copies are
+// the latest.
+void cudacpu_begin_late_check() {
+  settings().host_is_pinned = true;
+  settings().late_streams = true;
+}
+
+// The current stream copies an argument, late.
+void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
+  defer(current_stream(), "a copy of an argument", [=] {
+    const TensorsOpen open;
+    memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return cudaSuccess;
+  });
+}
+
+// It ends: does what the current stream waits for, then all else. Returns what failed, or which
+// work the current stream does not wait for, or "". The text is valid until the next call.
+const char* cudacpu_end_late_check() {
+  static std::string text;
+  text.clear();
+  std::string unfinished;
+  for (auto wait : {+[] { return wait_for(current_stream()); }, +[] { return wait_for_all(); }}) {
+    try {
+      const cudaError_t error = wait();
+      if (error != cudaSuccess && text.empty()) text = cudaGetErrorString(error);
+    } catch (const std::exception& error) {
+      if (text.empty()) text = error.what();
+    }
+    if (unfinished.empty()) unfinished = cudacpu_unfinished_work();
+  }
+  if (text.empty() && !unfinished.empty())
+    text = "CUDA on CPU: the current stream does not wait for " + unfinished +
+           "\n  record an event behind it, and let the current stream wait for that event";
+  settings().late_streams = false;
+  settings().host_is_pinned = false;
+  return text.c_str();
+}
+
 }  // extern "C"

@@ -201,9 +201,9 @@ char* in_symbol(const void* symbol, size_t offset) {
   return static_cast<char*>(const_cast<void*>(symbol)) + offset;
 }
 
-// Memory of the host that is neither pinned nor managed. What is said to be the device's, and a
-// tensor, is not asked for.
+// Memory of the host that is neither pinned nor managed.
 bool is_pageable(const void* address) {
+  if (settings().host_is_pinned) return false;
   std::lock_guard lock(memory().mutex);
   if (find(address)) return false;
   const auto& registered = memory().registered;
