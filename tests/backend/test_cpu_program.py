@@ -367,10 +367,68 @@ def test_the_debugger_finds_what_is_planted_in_a_program(tmp_path: Path) -> None
 
     good = rows("nothing")
     assert {status for status, _ in good.values()} == {"PASS"}, good
-    assert list(good) == ["orders", "waits", "addresses", "races", "unwritten"]
+    assert list(good) == ["orders", "streams", "waits", "addresses", "races", "unwritten"]
     for fault, (row, words) in FAULTS.items():
         status, text = rows(fault)[row]
         assert status == "FAIL" and words in text, f"{fault}: {rows(fault)}"
+
+
+RIGHT, ZERO = "1001000\n", "0\n"
+NEVER = "CUDA on CPU: nothing waits for "
+
+# What lacks a wait, then what the program prints where streams are late, and on the error output.
+LATE = {
+    "two streams": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "read by the host": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "pinned memory reused": (ZERO, ""),
+    "staged memory reused": (RIGHT, ""),
+    "freed": ("", "used after it was freed: memory that is used by a copy of 4000 bytes"),
+    "legacy stream": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "memset": (ZERO, ""),
+    "queried": (ZERO, f"{NEVER}a host function"),
+    "unfinished": (RIGHT, f"{NEVER}kernel twice, launched at"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_streams_are_late_where_a_wait_is_missing(case: str) -> None:
+    """Only then: the same program with all its waits, and both in the ordinary mode, are right."""
+    source = PROGRAMS / "streams.cu"
+    for way in ("right", "wrong"):
+        done = _run(source, "--", case, way)
+        assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
+    for order in ("forward", "random"):
+        done = _run(source, "--streams", "late", "--order", order, "--", case, "right")
+        assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
+    output, words = LATE[case]
+    done = _run(source, "--streams", "late", "--", case, "wrong")
+    assert done.stdout == output and words in done.stderr and bool(words) == bool(done.stderr)
+    assert done.returncode == (case == "freed")
+
+
+def test_a_late_kernel_fails_where_the_host_waits_for_it() -> None:
+    for streams, output in (("early", ""), ("late", "launched\n")):
+        done = _run(PROGRAMS / "streams.cu", "--streams", streams, "--", "error", "right")
+        assert (done.returncode, done.stdout) == (1, output)
+        line = _line_of("streams", "// the launch")
+        assert "illegal memory access" in done.stderr
+        assert f"in kernel twice, launched at {PROGRAMS / 'streams.cu'}:{line}" in done.stderr
+
+
+def test_the_debugger_runs_a_program_with_late_streams() -> None:
+    def row(case: str, way: str) -> str:
+        done = _run("--sanitize", PROGRAMS / "streams.cu", "--", case, way)
+        text = done.stdout[done.stdout.index("streams") : done.stdout.index("\nwaits ")]
+        assert done.returncode == ("FAIL" in text), done.stdout
+        return text
+
+    assert row("two streams", "right").split()[1:2] == ["PASS"]
+    wrong = row("two streams", "wrong")
+    assert "FAIL  another output with late streams than in forward order" in wrong
+    assert "forward: 1001000\n" in wrong and wrong.endswith("now:     0")
+    assert "FAIL  with late streams: used after it was freed" in row("freed", "wrong")
+    unfinished = row("unfinished", "wrong")
+    assert "PASS" in unfinished and "nothing waits for kernel twice, launched at" in unfinished
 
 
 def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 #include "volume.cpp"
 #include "shared_between_processes.cpp"
 #include "stream.cpp"
+#include "deferred.cpp"
 #include "graph.cpp"
 #include "kernel_node.cpp"
 #include "executable_graph.cpp"

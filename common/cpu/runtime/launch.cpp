@@ -222,8 +222,9 @@ cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const 
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
   refuse_host_pointers(site, type, call);
   KernelWork work{site, config, type.loop, call, type.bytes};
-  const cudaError_t status =
-      nobody_captures() ? perform(work) : submit_launch(std::move(work), type);
+  const cudaError_t status = nobody_captures() && !streams_are_late()
+                                 ? perform(work)
+                                 : submit_launch(std::move(work), type);
   if (status != cudaSuccess) note_refused_launch(site, status);
   return status;
 }

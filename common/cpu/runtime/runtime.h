@@ -313,6 +313,10 @@ struct Settings {
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
+  // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host that
+  // this runtime does not know counts as pageable, or as pinned.
+  std::atomic<bool> late_streams{false};
+  std::atomic<bool> host_is_pinned{false};
 };
 Settings& settings();
 
@@ -726,6 +730,10 @@ void report_writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);
+// Where streams are late, memory that was freed is kept until no work is left that may use it. The
+// first throws if the address is in such memory; `what` uses it.
+void refuse_freed_memory(const void* address, const std::string& what);
+void forget_freed_memory();
 // The whole pages of the device memory that holds the address; null if none does.
 std::pair<void*, size_t> pages_of_allocation(const void* address);
 
