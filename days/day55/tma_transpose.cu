@@ -136,10 +136,11 @@ struct Work {
   int64_t tiles;
 };
 
-// Checks x, makes y, and calls launch(zero, work) with a value of the C++ type of x's dtype.
+// Checks x, which may be a view, makes y, and calls launch(zero, work) with a value of the C++ type
+// of x's dtype.
 template <Swizzle SWIZZLE, typename F>
 Tensor transpose(const Tensor& x, const char* name, F&& launch) {
-  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().floating().rank(2);
   const int64_t rows = x.size(0), cols = x.size(1), in_16_bytes = 16 / x.element_size();
   STD_TORCH_CHECK(rows % in_16_bytes == 0 && cols % in_16_bytes == 0, "x: its shape is ",
                   shape_of(x), "; for TMA, rows of x and of y need a multiple of ", in_16_bytes,
