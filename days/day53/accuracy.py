@@ -1,0 +1,5 @@
+"""Errors."""
+
+
+def show_errors(operators, device):
+    """x"""
