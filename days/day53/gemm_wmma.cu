@@ -2,13 +2,10 @@
 //
 //   C[m, n] = Σ_k A[m, k] · B[k, n]      A: (M, K), B: (K, N), row-major, any sizes
 //
-//   A, B      multiplied as    sums    C            needs
-//   float16   fp16             fp32    float16      7.5
-//   bfloat16  bf16             fp32    bfloat16     8.0
-//   float32   tf32             fp32    float32      8.0
-//   int8      int8             int32   int32        7.5
+//   A, B of fp16 or bf16: sums in fp32, C like A · of fp32: multiplied as tf32, sums and C in fp32
+//   of int8: sums and C in int32
 //
-// 4096³ takes 137 G operations on 101 MB (bf16): arithmetic is the limit, if the tiles are reused.
+// 4096³ takes 137 G operations on 101 MB (bf16): arithmetic is the limit, if loads are reused.
 //
 //   v1 naive      one warp per 16×16 tile of C, fragments loaded from global memory
 //   v2 shared     a block computes 128×128, a warp 64×64: loaded data is used more often
@@ -22,14 +19,12 @@
 #include "common/cuda/ptx/cp_async.cuh"  // taught in day 26
 #include "common/cuda/tensor.cuh"        // taught in days 6 and 12
 
-#include <cstdint>
 #include <mma.h>
 #include <type_traits>
 
 namespace wmma = nvcuda::wmma;
 
-// Cards before 8.0 have neither these types nor cp.async; their kernels are empty and never
-// launched.
+// Older cards lack bf16, tf32 and cp.async. They get empty kernels, which are never launched.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_AMPERE = true;
 using TensorFloat = wmma::precision::tf32;
@@ -40,8 +35,8 @@ using TensorFloat = void;
 
 // ---------------------------------------------------------------------------------------------
 // The types. Element: in memory. Factor: what the tensor core multiplies. Sum: the accumulators'.
-
-template <typename E, typename F, typename S, typename R>
+// ROUND: fp32 to tf32; without it, the tensor core ignores the last 13 bits, which truncates.
+template <typename E, typename F, typename S, typename R, bool ROUND = false>
 struct Kind {
   using Element = E;
   using Factor = F;
@@ -49,19 +44,15 @@ struct Kind {
   using Result = R;
   static constexpr int DEPTH = sizeof(E) == 4 ? 8 : 16;  // products per sum of one mma_sync
   static constexpr int B_PAD = sizeof(E) == 1 ? 16 : 8;  // elements after a row of B, see v3
-  static constexpr bool ROUNDS = sizeof(E) == 4;         // fp32 to tf32
+  static constexpr bool ROUNDS = ROUND;
   static constexpr bool AMPERE = sizeof(E) == 4 || std::is_same_v<E, __nv_bfloat16>;
 };
 using Fp16 = Kind<__half, __half, float, __half>;
 using Fp16Sums = Kind<__half, __half, __half, __half>;
 using Bf16 = Kind<__nv_bfloat16, __nv_bfloat16, float, __nv_bfloat16>;
-using Tf32 = Kind<float, TensorFloat, float, float>;
+using Tf32 = Kind<float, TensorFloat, float, float, true>;
+using Tf32Truncated = Kind<float, TensorFloat, float, float>;
 using Int8 = Kind<signed char, signed char, int, int>;
-
-// The tensor core ignores the last 13 bits of what it is given: without rounding, it truncates.
-struct Tf32Truncated : Tf32 {
-  static constexpr bool ROUNDS = false;
-};
 
 template <typename Type>
 struct Product {
@@ -78,19 +69,16 @@ struct Product {
 
 constexpr int SIDE = 16;
 
-template <typename Type>
-using FragmentA =
-    wmma::fragment<wmma::matrix_a, SIDE, SIDE, Type::DEPTH, typename Type::Factor, wmma::row_major>;
-template <typename Type>
-using FragmentB =
-    wmma::fragment<wmma::matrix_b, SIDE, SIDE, Type::DEPTH, typename Type::Factor, wmma::row_major>;
+template <typename Type, typename Use>
+using Fragment =
+    wmma::fragment<Use, SIDE, SIDE, Type::DEPTH, typename Type::Factor, wmma::row_major>;
 template <typename Type>
 using Sums = wmma::fragment<wmma::accumulator, SIDE, SIDE, Type::DEPTH, typename Type::Sum>;
 
 // A warp loads a fragment of A or B. stride: elements from row to row, a multiple of 16 bytes.
-template <typename Type, typename Fragment>
-__device__ __forceinline__ void load(Fragment& fragment, const typename Type::Element* from,
-                                     int64_t stride) {
+template <typename Type, typename Use>
+__device__ __forceinline__ void load(Fragment<Type, Use>& fragment,
+                                     const typename Type::Element* from, int64_t stride) {
   wmma::load_matrix_sync(fragment, from, static_cast<unsigned>(stride));
   if constexpr (Type::ROUNDS) {
 #pragma unroll
@@ -98,24 +86,19 @@ __device__ __forceinline__ void load(Fragment& fragment, const typename Type::El
   }
 }
 
-// Sums in shared memory: rows of 24 instead of 16, so that storing them has no bank conflicts.
-constexpr int SUM_STRIDE = 24;
-template <typename Type>
-using Scratch = typename Type::Sum[SIDE * SUM_STRIDE];
-
 // A warp writes `rows` × `cols` of the sums. They pass through shared memory: only there is it
 // known where a sum lies, so that sums beyond the edge can be left out, and the others converted.
 template <typename Type>
 __device__ __forceinline__ void store(typename Type::Result* c, const Sums<Type>& sums,
-                                      Scratch<Type>& scratch, int64_t stride, int64_t rows,
+                                      typename Type::Sum* scratch, int64_t stride, int64_t rows,
                                       int64_t cols) {
-  wmma::store_matrix_sync(scratch, sums, SUM_STRIDE, wmma::mem_row_major);
+  wmma::store_matrix_sync(scratch, sums, SIDE, wmma::mem_row_major);
   __syncwarp();  // all lanes have stored their sums before any lane reads
 #pragma unroll
   for (int e = threadIdx.x % 32; e < SIDE * SIDE; e += 32) {
     const int row = e / SIDE, col = e % SIDE;
     if (row < rows && col < cols) {
-      c[row * stride + col] = static_cast<typename Type::Result>(scratch[row * SUM_STRIDE + col]);
+      c[row * stride + col] = static_cast<typename Type::Result>(scratch[e]);
     }
   }
   __syncwarp();  // all lanes have read before the next sums are stored
@@ -140,12 +123,12 @@ Tensor run(const Tensor& a, const Tensor& b, const char* name, Launch&& launch) 
   check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous().same_device(a, "a");
   check(b, "b").size(0, a.size(1));
   const int64_t M = a.size(0), N = b.size(1), K = a.size(1);
-  STD_TORCH_CHECK(K <= INT32_MAX, "a: expected rows of fewer than 2^31 elements, got ", K);
-  STD_TORCH_CHECK(N <= INT32_MAX, "b: expected rows of fewer than 2^31 elements, got ", N);
+  STD_TORCH_CHECK(K <= INT32_MAX && N <= INT32_MAX,
+                  "a, b: expected rows of fewer than 2^31 elements, got ", K, " and ", N);
   const DeviceGuard guard(a);
   if (Type::AMPERE) require_capability(8, 0, "wmma of bfloat16 and float32");
-  const ScalarType type = a.scalar_type() == ScalarType::Char ? ScalarType::Int : a.scalar_type();
-  Tensor c = torch::stable::new_empty(a, {M, N}, type);
+  const bool is_int8 = a.scalar_type() == ScalarType::Char;
+  Tensor c = torch::stable::new_empty(a, {M, N}, is_int8 ? ScalarType::Int : a.scalar_type());
   if (c.numel() == 0) return c;
   using Element = typename Type::Element;
   const bool whole_rows = K * sizeof(Element) % 16 == 0 && N * sizeof(Element) % 16 == 0;
@@ -176,11 +159,10 @@ unsigned tiles_of(const Product<Type>& p, int rows, int cols) {
 
 constexpr int V1_WARPS = 4;  // independent of each other; their tiles are adjacent
 
-// A warp's tiles at the edges, where load_matrix_sync would read beyond the matrix.
 template <typename Type>
-struct Edge {
+struct Edge {  // for a warp whose fragments reach beyond the matrix
   typename Type::Element a[SIDE * Type::DEPTH], b[Type::DEPTH * SIDE];
-  Scratch<Type> sums;
+  typename Type::Sum sums[SIDE * SIDE];
 };
 
 template <typename Type>
@@ -194,12 +176,11 @@ __global__ void __launch_bounds__(32 * V1_WARPS) gemm_v1_naive_kernel(const Prod
     const int64_t m0 = tile / tiles_n * SIDE, n0 = tile % tiles_n * SIDE;
     if (m0 >= p.M) return;  // the whole warp
     const bool inside = p.aligned && m0 + SIDE <= p.M && n0 + SIDE <= p.N;
-
     Sums<Type> sums;
-    wmma::fill_fragment(sums, static_cast<typename Type::Sum>(0));
+    wmma::fill_fragment(sums, 0);
     for (int64_t k = 0; k < p.K; k += DEPTH) {
-      FragmentA<Type> a;  // A[m0 + [0, 16), k + [0, DEPTH)]
-      FragmentB<Type> b;  // B[k + [0, DEPTH), n0 + [0, 16)]
+      Fragment<Type, wmma::matrix_a> a;  // A[m0 + [0, 16), k + [0, DEPTH)]
+      Fragment<Type, wmma::matrix_b> b;  // B[k + [0, DEPTH), n0 + [0, 16)]
       const auto *from_a = p.a + m0 * p.K + k, *from_b = p.b + k * p.N + n0;
       if (inside && k + DEPTH <= p.K) {
         load<Type>(a, from_a, p.K);
@@ -233,13 +214,10 @@ constexpr int BM = 128, BN = 128;
 constexpr int BK_BYTES = 64;  // of a row of A per step: BK = 32 in fp16, 16 in tf32, 64 in int8
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int EACH = 4;  // fragments of A, and of B, that a warp multiplies with each other
-constexpr int WARP_SIDE = EACH * SIDE;
-constexpr int V2_BLOCKS = 2;  // per multiprocessor: at most 256 registers per thread
 
-// v3 against v2: PADDED rows. Fragments of 16-bit numbers and of bytes are loaded in rows of 16
-// bytes, eight at a time. Eight rows that are an odd multiple of 16 bytes apart lie in different
-// banks. Those of tf32 are loaded one number per lane, from 4 rows and 8 columns of B: the rows
-// have to be 8 banks apart.
+// v3 against v2: PADDED rows. Fragments are loaded from eight rows at a time, 16 bytes of each: no
+// banks are shared if the rows are an odd multiple of 16 bytes apart. But tf32 takes a fragment of
+// B from four rows, 32 bytes of each, which have to be 8 banks apart.
 template <typename Type, bool PADDED>
 struct __align__(32) Tiles {
   static constexpr int BK = BK_BYTES / sizeof(typename Type::Element);
@@ -248,8 +226,7 @@ struct __align__(32) Tiles {
   typename Type::Element a[BM * A_PITCH], b[BK * B_PITCH];
 };
 
-// The block loads ROWS × COLS elements of a matrix, 16 bytes at a time, zeros beyond its edges.
-// ASYNC: only starts the copies.
+// The block copies ROWS × COLS elements, zeros beyond the edges. ASYNC: only starts the copies.
 template <int ROWS, int COLS, int PITCH, bool ASYNC, typename T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride, int64_t rows,
                                           int64_t cols, bool aligned) {
@@ -278,14 +255,14 @@ __device__ __forceinline__ void multiply(Sums<Type> (&sums)[EACH][EACH], const T
                                          int n) {
 #pragma unroll
   for (int k = 0; k < Tiles::BK; k += Type::DEPTH) {
-    FragmentA<Type> a[EACH];
+    Fragment<Type, wmma::matrix_a> a[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       load<Type>(a[i], tiles.a + (m + SIDE * i) * Tiles::A_PITCH + k, Tiles::A_PITCH);
     }
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
-      FragmentB<Type> b;
+      Fragment<Type, wmma::matrix_b> b;
       load<Type>(b, tiles.b + k * Tiles::B_PITCH + n + SIDE * j, Tiles::B_PITCH);
 #pragma unroll
       for (int i = 0; i < EACH; ++i) wmma::mma_sync(sums[i][j], a[i], b, sums[i][j]);
@@ -295,34 +272,27 @@ __device__ __forceinline__ void multiply(Sums<Type> (&sums)[EACH][EACH], const T
 
 // v4 against v3: two STAGES. While the tensor cores multiply one, cp.async fills the other.
 template <typename Type, bool PADDED, int STAGES>
-__global__ void __launch_bounds__(THREADS, V2_BLOCKS) gemm_shared_kernel(const Product<Type> p) {
+__global__ void __launch_bounds__(THREADS, 2) gemm_shared_kernel(const Product<Type> p) {
   constexpr bool ASYNC = STAGES > 1;
   if constexpr (HAS_AMPERE || !(ASYNC || Type::AMPERE)) {
     using Tile = Tiles<Type, PADDED>;
     constexpr int BK = Tile::BK;
     __shared__ Tile stages[STAGES];
-    __shared__ __align__(32) Scratch<Type> scratch[WARPS];
+    __shared__ __align__(32) typename Type::Sum scratch[WARPS][SIDE * SIDE];
     const int64_t tiles_n = ceil_div<int64_t>(p.N, BN);
     const int64_t m0 = blockIdx.x / tiles_n * BM, n0 = blockIdx.x % tiles_n * BN;
     const auto fetch = [&](int64_t k) {
-      if (k < p.K) {
-        Tile& tile = stages[k / BK % STAGES];
-        load_tile<BM, BK, Tile::A_PITCH, ASYNC>(tile.a, p.a + m0 * p.K + k, p.K, p.M - m0, p.K - k,
-                                                p.aligned);
-        load_tile<BK, BN, Tile::B_PITCH, ASYNC>(tile.b, p.b + k * p.N + n0, p.N, p.K - k, p.N - n0,
-                                                p.aligned);
-      }
+      if (k >= p.K) return;
+      Tile& tile = stages[k / BK % STAGES];
+      load_tile<BM, BK, Tile::A_PITCH, ASYNC>(tile.a, p.a + m0 * p.K + k, p.K, p.M - m0, p.K - k,
+                                              p.aligned);
+      load_tile<BK, BN, Tile::B_PITCH, ASYNC>(tile.b, p.b + k * p.N + n0, p.N, p.K - k, p.N - n0,
+                                              p.aligned);
     };
-
-    const int warp = threadIdx.x / 32, m = warp / 2 * WARP_SIDE, n = warp % 2 * WARP_SIDE;
+    const int warp = threadIdx.x / 32, m = warp / 2 * (SIDE * EACH), n = warp % 2 * (SIDE * EACH);
     Sums<Type> sums[EACH][EACH];
 #pragma unroll
-    for (auto& row : sums) {
-#pragma unroll
-      for (auto& fragment : row) {
-        wmma::fill_fragment(fragment, static_cast<typename Type::Sum>(0));
-      }
-    }
+    for (int i = 0; i < EACH * EACH; ++i) wmma::fill_fragment(sums[i / EACH][i % EACH], 0);
     if constexpr (ASYNC) fetch(0);
     for (int64_t k = 0; k < p.K; k += BK) {
       if constexpr (ASYNC) ptx::cp_async_wait_all();
@@ -334,51 +304,42 @@ __global__ void __launch_bounds__(THREADS, V2_BLOCKS) gemm_shared_kernel(const P
       multiply<Type>(sums, stages[k / BK % STAGES], m, n);
     }
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-#pragma unroll
-      for (int j = 0; j < EACH; ++j) {
-        const int64_t row = m0 + m + SIDE * i, col = n0 + n + SIDE * j;
-        store<Type>(p.c + row * p.N + col, sums[i][j], scratch[warp], p.N, p.M - row, p.N - col);
-      }
+    for (int i = 0; i < EACH * EACH; ++i) {
+      const int64_t row = m0 + m + SIDE * (i / EACH), col = n0 + n + SIDE * (i % EACH);
+      store<Type>(p.c + row * p.N + col, sums[i / EACH][i % EACH], scratch[warp], p.N, p.M - row,
+                  p.N - col);
     }
   }
 }
 
 template <bool PADDED, int STAGES>
-struct Shared {
-  const Tensor& a;
-  template <typename Type>
-  void operator()(Type, const Product<Type>& p) const {
+auto shared_launch(const Tensor& a) {
+  return [&a]<typename Type>(Type, const Product<Type>& p) {
     if (STAGES > 1) require_capability(8, 0, "cp.async");
-    gemm_shared_kernel<Type, PADDED, STAGES>
-        <<<tiles_of(p, BM, BN), THREADS, 0, current_stream(a)>>>(p);
-  }
-};
+    const auto kernel = gemm_shared_kernel<Type, PADDED, STAGES>;
+    kernel<<<tiles_of(p, BM, BN), THREADS, 0, current_stream(a)>>>(p);
+  };
+}
 
 Tensor gemm_v2_shared(const Tensor& a, const Tensor& b) {
-  return run_any(a, b, "gemm_v2_shared", Shared<false, 1>{a});
+  return run_any(a, b, "gemm_v2_shared", shared_launch<false, 1>(a));
 }
-
 Tensor gemm_v3_padded(const Tensor& a, const Tensor& b) {
-  return run_any(a, b, "gemm_v3_padded", Shared<true, 1>{a});
+  return run_any(a, b, "gemm_v3_padded", shared_launch<true, 1>(a));
 }
-
 Tensor gemm_v4_pipelined(const Tensor& a, const Tensor& b) {
-  return run_any(a, b, "gemm_v4_pipelined", Shared<true, 2>{a});
+  return run_any(a, b, "gemm_v4_pipelined", shared_launch<true, 2>(a));
 }
 
 // For the table of errors: what the type of the sums, and what rounding to tf32, is good for.
 Tensor gemm_fp16_sums(const Tensor& a, const Tensor& b) {
   check(a, "a").on_gpu().dtype({ScalarType::Half}).rank(2).contiguous();
-  return run<Fp16Sums>(a, b, "gemm_fp16_sums", Shared<true, 1>{a});
+  return run<Fp16Sums>(a, b, "gemm_fp16_sums", shared_launch<true, 1>(a));
 }
-
 Tensor gemm_tf32_truncated(const Tensor& a, const Tensor& b) {
   check(a, "a").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
-  return run<Tf32Truncated>(a, b, "gemm_tf32_truncated", Shared<true, 1>{a});
+  return run<Tf32Truncated>(a, b, "gemm_tf32_truncated", shared_launch<true, 1>(a));
 }
-
-// ---------------------------------------------------------------------------------------------
 
 RUNG(day53, gemm_v1_naive, "(Tensor a, Tensor b) -> Tensor");
 RUNG(day53, gemm_v2_shared, "(Tensor a, Tensor b) -> Tensor");
