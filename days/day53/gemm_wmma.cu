@@ -2,8 +2,7 @@
 //
 //   C[m, n] = Σ_k A[m, k] · B[k, n]      A: (M, K), B: (K, N), row-major, any sizes
 //
-//   A, B of fp16 or bf16: sums in fp32, C like A · of fp32: multiplied as tf32, sums and C in fp32
-//   of int8: sums and C in int32
+//   A, B: fp16 or bf16 (sums fp32, C like A), fp32 (as tf32; sums, C fp32), int8 (sums, C int32)
 //
 // 4096³ takes 137 G operations on 101 MB (bf16): arithmetic is the limit, if loads are reused.
 //
@@ -28,9 +27,13 @@ namespace wmma = nvcuda::wmma;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 constexpr bool HAS_AMPERE = true;
 using TensorFloat = wmma::precision::tf32;
+__device__ float to_tf32(float x) {
+  return wmma::__float_to_tf32(x);
+}
 #else
 constexpr bool HAS_AMPERE = false;
 using TensorFloat = void;
+__device__ float to_tf32(float x);
 #endif
 
 // ---------------------------------------------------------------------------------------------
@@ -68,7 +71,6 @@ struct Product {
 // holds which number is not documented.
 
 constexpr int SIDE = 16;
-
 template <typename Type, typename Use>
 using Fragment =
     wmma::fragment<Use, SIDE, SIDE, Type::DEPTH, typename Type::Factor, wmma::row_major>;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void load(Fragment<Type, Use>& fragment,
   wmma::load_matrix_sync(fragment, from, static_cast<unsigned>(stride));
   if constexpr (Type::ROUNDS) {
 #pragma unroll
-    for (float& x : fragment.x) x = wmma::__float_to_tf32(x);
+    for (float& x : fragment.x) x = to_tf32(x);
   }
 }
 
@@ -158,7 +160,6 @@ unsigned tiles_of(const Product<Type>& p, int rows, int cols) {
 // v1: one warp per tile of C. Each fragment of A is loaded N / 16 times, each of B M / 16 times.
 
 constexpr int V1_WARPS = 4;  // independent of each other; their tiles are adjacent
-
 template <typename Type>
 struct Edge {  // for a warp whose fragments reach beyond the matrix
   typename Type::Element a[SIDE * Type::DEPTH], b[Type::DEPTH * SIDE];
