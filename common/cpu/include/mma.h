@@ -346,8 +346,8 @@ CUDACPU_UNTRACED void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
 // Reads or writes an accumulator: two neighbours of a row at a time, where they are adjacent.
 template <int M, int N, int K, class T>
 CUDACPU_UNTRACED void load_matrix_sync(fragment<accumulator, M, N, K, T>& f,
-                                       const std::type_identity_t<T>* memory, unsigned stride,
-                                       layout_t layout, CUDACPU_HERE) {
+                                       const typename details::Storage<T>::type* memory,
+                                       unsigned stride, layout_t layout, CUDACPU_HERE) {
   details::begin_access(details::kLoad, memory, stride, sizeof *memory, {file, line});
   using Shape = details::Shape<accumulator, M, N, K>;
   const unsigned pair = details::adjacent<M, N>(layout);
@@ -359,7 +359,7 @@ CUDACPU_UNTRACED void load_matrix_sync(fragment<accumulator, M, N, K, T>& f,
   }
 }
 template <int M, int N, int K, class T>
-CUDACPU_UNTRACED void store_matrix_sync(std::type_identity_t<T>* memory,
+CUDACPU_UNTRACED void store_matrix_sync(typename details::Storage<T>::type* memory,
                                         const fragment<accumulator, M, N, K, T>& f, unsigned stride,
                                         layout_t layout, CUDACPU_HERE) {
   details::begin_access(details::kStore, memory, stride, sizeof *memory, {file, line});
