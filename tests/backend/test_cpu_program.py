@@ -473,3 +473,41 @@ def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:
     assert lines[0] == "done"
     assert lines[2].split() == ["copy", "32.00", "4.00", "0"]
     assert any("x[8 * threadIdx.x];" in line and " 32.00" in line for line in lines)
+
+
+FRAGMENTS = {  # factor type, element, K, leading dimension: bank conflicts of loading B, by rows
+    ("__half", "__half", 16, 128): 28,
+    ("__half", "__half", 16, 136): 0,
+    ("__nv_bfloat16", "__nv_bfloat16", 16, 128): 28,
+    ("__nv_bfloat16", "__nv_bfloat16", 16, 136): 0,
+    ("wmma::precision::tf32", "float", 8, 128): 12,
+    ("wmma::precision::tf32", "float", 8, 132): 4,
+    ("wmma::precision::tf32", "float", 8, 136): 0,
+    ("signed char", "signed char", 16, 128): 24,
+    ("signed char", "signed char", 16, 144): 8,
+}
+
+
+def test_the_profiler_counts_the_loads_that_a_fragment_takes_on_a_gpu(tmp_path: Path) -> None:
+    launches = "".join(
+        f"  load<{factor}, {element}, {depth}, {pitch}><<<1, 32>>>(out);\n"
+        for factor, element, depth, pitch in FRAGMENTS
+    )
+    source = tmp_path / "fragments.cu"
+    source.write_text(
+        "#include <mma.h>\nusing namespace nvcuda;\n"
+        "template <class Factor, class Element, int K, int PITCH>\n"
+        "__global__ void load(char* out) {\n"
+        "  __shared__ __align__(32) char bytes[K * PITCH * sizeof(Element)];\n"
+        "  for (int i = threadIdx.x; i < sizeof bytes; i += 32) bytes[i] = 0;\n"
+        "  __syncwarp();\n"
+        "  wmma::fragment<wmma::matrix_b, 16, 16, K, Factor, wmma::row_major> b;\n"
+        "  wmma::load_matrix_sync(b, reinterpret_cast<const Element*>(bytes), PITCH);\n"
+        "  out[threadIdx.x] = static_cast<float>(b.x[0]) != 0;\n}\n"
+        f"int main() {{\n  char* out;\n  cudaMalloc(&out, 32);\n{launches}"
+        "  return cudaDeviceSynchronize();\n}\n"
+    )
+    done = _run("--profile", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines() if line.lstrip().startswith("load<")]
+    assert [int(row[-1]) for row in rows] == list(FRAGMENTS.values()), done.stdout
