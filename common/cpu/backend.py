@@ -43,7 +43,7 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 # new module counts by default.
 _NOT_REWRITING: Final = (
     *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
-    *("program.py", "program_debugger.py", "program_profile.py"),
+    *("program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
 )
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")

@@ -4,6 +4,8 @@
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
+//   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
+//   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
@@ -22,7 +24,9 @@ void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
+void cudacpu_close_device_memory(int on);
 void cudacpu_set_strict_barriers(int on);
+void cudacpu_set_progress_after(double seconds);
 void cudacpu_set_late_streams(int on);
 const char* cudacpu_unfinished_work();
 void cudacpu_finish_work();
@@ -72,6 +76,10 @@ void finish_work() {
           "not run it\n",
           first.c_str());
   std::thread(cudacpu_finish_work).join();
+}
+
+bool refused(const char* name) {
+  return choice(name, {"refuse", "allow"}, "refuse or allow") == 0;
 }
 
 // For the debugger and the profiler: what was traced goes to this file.
@@ -133,12 +141,13 @@ struct Start {
       cudacpu_set_threads(static_cast<unsigned>(threads));
     const double limit = number("CUDACPU_TIME_LIMIT", 0, 30);
     cudacpu_set_time_limit(limit == 0 ? HUGE_VAL : limit);
+    cudacpu_set_progress_after(number("CUDACPU_PROGRESS", 0, 5));
     const char* model = getenv("CUDACPU_MODEL");
     if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
     if (!cudacpu_set_model(model))
       refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
-    cudacpu_refuse_host_pointers(
-        choice("CUDACPU_HOST_POINTERS", {"refuse", "allow"}, "refuse or allow") == 0);
+    cudacpu_refuse_host_pointers(refused("CUDACPU_HOST_POINTERS"));
+    cudacpu_close_device_memory(refused("CUDACPU_DEVICE_POINTERS"));
     cudacpu_set_late_streams(choice("CUDACPU_STREAMS", {"early", "late"}, "early or late"));
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
 #ifdef CUDACPU_TRACE

@@ -238,7 +238,8 @@ def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> Run
 def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if not text:
-        reason = run.errors.strip().splitlines()[-1:] or [f"exit code {run.code}"]
+        ended = [part.splitlines()[0] for part in run.thrown()]
+        reason = [*ended[-1:], *run.errors.strip().splitlines()[-1:], f"exit code {run.code}"]
         return _row(name, SKIP, f"the traced program left no report: {reason[0]}")
     found = [finding for finding in findings.read(text).findings if finding.what in kinds]
     if not found:

@@ -7,6 +7,7 @@
 #include "errors.cpp"
 #include "device.cpp"
 #include "pytorch.cpp"
+#include "device_pages.cpp"
 #include "memory.cpp"
 #include "memory_pool.cpp"
 #include "volume.cpp"

@@ -277,7 +277,7 @@ void cudacpu_begin_late_check() {
 // The current stream copies an argument, late.
 void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
   defer(current_stream(), "a copy of an argument", [=] {
-    const TensorsOpen open;
+    const MemoryOpen open;
     memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     return cudaSuccess;
   });

@@ -152,13 +152,13 @@ Outcome run_once(const KernelWork& work, bool probe) {
   install_fault_handlers();
   {
     if (!probe) count_work();
-    const TensorsOpen open;
+    const MemoryOpen open;
     Watch watch(launch);
     trace::launch_begins(launch);
     run_on_workers(launch);
     trace::launch_ends();
+    if (!probe) report_writes_beyond_allocations(launch);
   }
-  if (!probe) report_writes_beyond_allocations(launch);
   if (!probe) note_launch(config.grid, config.block);
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {

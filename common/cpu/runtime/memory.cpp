@@ -70,6 +70,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   void* block = nullptr;
   if (posix_memalign(&block, alignment, room)) return set_error(cudaErrorMemoryAllocation);
   memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
+  if (alignment == kPage) close_to_host(block, room);
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
   *address = block;
@@ -78,6 +79,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
 
 cudaError_t release(void* address, cudaMemoryType type) {
   if (!address) return cudaSuccess;
+  const MemoryOpen open;
   std::lock_guard lock(memory().mutex);
   auto found = memory().allocations.find(static_cast<char*>(address));
   if (found == memory().allocations.end() || found->second.type != type ||
@@ -99,6 +101,7 @@ cudaError_t release(void* address, cudaMemoryType type) {
     memory().freed[static_cast<char*>(address)] = bytes;
     return cudaSuccess;
   }
+  open_to_host(address);
   free(address);
   return cudaSuccess;
 }
@@ -157,6 +160,7 @@ void leave_to_program(void* address) {
   }
   allow(address, found->second.bytes);
   memory().allocations.erase(found);
+  open_to_host(address);
   free(address);
 }
 
@@ -346,7 +350,7 @@ cudaError_t perform(const Copy& copy) {
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
   if (copy.width == 0) return cudaSuccess;
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < copy.height; ++y)
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
@@ -363,7 +367,7 @@ cudaError_t defer(cudaStream_t stream, const Copy& copy) {
     staged = std::make_shared<std::vector<char>>(copy.width * copy.height);
     later.from = staged->data();
     later.from_pitch = copy.width;
-    const TensorsOpen open;
+    const MemoryOpen open;
     for (size_t y = 0; y < copy.height; ++y)
       memcpy(staged->data() + y * copy.width,
              static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
@@ -396,7 +400,7 @@ cudaError_t perform(const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < fill.height; ++y) {
     char* row = static_cast<char*>(fill.to) + y * fill.pitch;
     if (fill.element_bytes == 1) {
@@ -468,6 +472,7 @@ void forget_freed_memory() {
   std::lock_guard lock(memory().mutex);
   for (const auto& [address, bytes] : memory().freed) {
     allow(address, bytes);
+    open_to_host(address);
     free(address);
   }
   memory().freed.clear();
