@@ -288,19 +288,22 @@ void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
 const char* cudacpu_end_late_check() {
   static std::string text;
   text.clear();
-  std::string unfinished;
-  for (auto wait : {+[] { return wait_for(current_stream()); }, +[] { return wait_for_all(); }}) {
+  auto attempt = [](auto&& wait) {
     try {
       const cudaError_t error = wait();
       if (error != cudaSuccess && text.empty()) text = cudaGetErrorString(error);
     } catch (const std::exception& error) {
       if (text.empty()) text = error.what();
     }
-    if (unfinished.empty()) unfinished = cudacpu_unfinished_work();
-  }
+  };
+  attempt([] { return wait_for(current_stream()); });
+  const std::string unfinished = cudacpu_unfinished_work();
   if (text.empty() && !unfinished.empty())
     text = "CUDA on CPU: the current stream does not wait for " + unfinished +
            "\n  record an event behind it, and let the current stream wait for that event";
+  // What throws ends a wait early: nothing may be left when the check's memory goes.
+  while (!deferrals().pending.empty()) attempt(wait_for_all);
+  forget_freed_memory();
   settings().late_streams = false;
   settings().host_is_pinned = false;
   return text.c_str();
