@@ -5,6 +5,7 @@ to something that gives a wrong answer.
 """
 
 import re
+from collections.abc import Container
 
 # The functions of the CUDA runtime that the backend defines. A test compares this with the library.
 _RUNTIME_API = """
@@ -93,6 +94,9 @@ _HEADERS = {
 }
 
 
+# Those whose algorithms can run in host code, once this macro has chosen how.
+_HOST_BACK_END = {"thrust/": "THRUST_DEVICE_SYSTEM"}
+
 # What to use instead of some of them.
 _INSTEAD = {
     "curand": "common/cuda/philox.cuh has Philox, uniform and normal numbers",
@@ -120,12 +124,13 @@ def _missing_libcudacxx(path: str) -> str | None:
     return f"{what}; it has {', '.join(sorted(_LIBCUDACXX))}"
 
 
-def missing_header(path: str) -> str | None:
-    """Why `#include <path>` cannot be used on the CPU backend, or None."""
+def missing_header(path: str, defined: Container[str] = ()) -> str | None:
+    """Why `#include <path>` cannot be used on the CPU backend where these macros are defined, or
+    None."""
     if path.startswith("cuda/"):
         return _missing_libcudacxx(path)
     for prefix, feature in _HEADERS.items():
-        if path.startswith(prefix):
+        if path.startswith(prefix) and _HOST_BACK_END.get(prefix) not in defined:
             instead = f"; {_INSTEAD[prefix]}" if prefix in _INSTEAD else ""
             return f"{feature} is not available on the CPU backend{instead}"
     return None

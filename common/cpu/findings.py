@@ -53,7 +53,7 @@ ROWS = {
     "locals": "no local variable read before it is set",
     "indices": "no size or index of 64 bits kept in 32",
     "races": "no two threads at one place without a barrier between them",
-    "unwritten": "no shared memory read that no thread has written",
+    "unwritten": "no shared or device memory read that nothing has written",
 }
 
 # What the runtime throws begins with this. Of that, these are about addresses; the rest is about
@@ -104,7 +104,7 @@ class Finding:
     or changed while one from it, or a wgmma, is in flight; "fence", where the copy engine or wgmma
     reads what was stored without fence_for_copy_engine; "mbarrier", where a copy completes at an
     mbarrier with no fence after its initialisation; or "unwritten", where shared memory is read
-    that no thread of the block has written.
+    that no thread of the block has written, or memory of cudaMalloc that nothing has.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
     they happened to run; for "unwritten", the same.
@@ -124,7 +124,7 @@ class Finding:
     def summary(self) -> str:
         """One line."""
         if self.what == "unwritten":
-            return f"{self.second.place()} reads {self.memory}, which no thread has written"
+            return f"{self.second.place()} reads {self.memory}, which nothing has written"
         if self.what == "copy" and self.first.access == "read":
             return (
                 f"{self.second.place()} changes {self.memory} while what {self.first.place()} "
@@ -151,7 +151,7 @@ class Finding:
         """What happened and what would help, a line each."""
         where = f"in kernel {self.kernel}, launched at {self.launched_at}"
         if self.what == "unwritten":
-            return [self.second.describe(), "shared memory begins with arbitrary contents", where]
+            return [self.second.describe(), "fresh memory holds arbitrary values", where]
         if self.what == "copy":
             wait = _WAIT_TO_REUSE if self.first.access == "read" else _WAIT
             return [self.first.describe(), self.second.describe(), wait, where]

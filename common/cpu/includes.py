@@ -1,7 +1,7 @@
 """`#include` lines: each project header, in quotes or angle brackets, is replaced by its rewritten
 copy."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from common.cpu import features
 from common.cpu.lexer import Directive, Token, directives
@@ -23,8 +23,10 @@ def _written(tokens: list[Token], line: Directive) -> str:
     return first.text if first.kind == "string" else "".join(tokens[i].text for i in line.rest)
 
 
-def edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str]) -> None:
-    """Replaces each header that is a key of `copies` by its rewritten copy.
+def edit(
+    tokens: list[Token], edits: Edits, copies: Mapping[str, str], defined: Container[str]
+) -> None:
+    """Replaces each header that is a key of `copies` by its rewritten copy. defined: macros.
 
     Raises TokenError for any other header that the backend does not have.
     """
@@ -38,6 +40,6 @@ def edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str]) -> None:
             edits.instead[line.rest[0]] = f'"{copies[name]}"'
             continue
         path = name[1:-1]
-        reason = features.missing_header(path)
+        reason = features.missing_header(path, defined)
         if reason is not None:
             raise TokenError(tokens[line.rest[0]], f"#include <{path}>: {reason}")

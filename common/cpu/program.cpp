@@ -78,7 +78,13 @@ void finish_work() {
   std::thread(cudacpu_finish_work).join();
 }
 
+// What is wrong only on a GPU: refused, unless the variable allows it, or Thrust does it, whose
+// vectors are host memory here and whose algorithms are host code.
 bool refused(const char* name) {
+#ifdef THRUST_DEVICE_SYSTEM
+  const char* value = getenv(name);
+  if (!value || !*value) return false;
+#endif
   return choice(name, {"refuse", "allow"}, "refuse or allow") == 0;
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
@@ -20,6 +20,12 @@ from common.cpu.conditions import Macros
 _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the environment
 _STANDARD = "-std=c++17"  # nvcc's own
 _RETURNS = "-fsanitize=return"  # ends with a message of program.cpp
+
+# Thrust's algorithms as loops of host code, which uses device memory then (see program.cpp).
+_THRUST = (
+    "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
+    "-DTHRUST_HOST_SYSTEM=THRUST_HOST_SYSTEM_CPP",
+)
 
 _DEFINE = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _UNDEFINED = re.compile(r"undefined reference to [`']([^'`]+)'")
@@ -43,12 +49,13 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
     runtime = libraries.build_runtime(platform)
     command = [platform.compiler, *libraries.flags(platform), _STANDARD]
     command += [*(f"-I{folder}" for folder in folders), "-pthread", _RETURNS, *flags]
+    reached = {file for source in sources for file in sources_of(source, roots)}
+    if any(name.startswith(b"thrust/") for name in _system_includes(reached)):
+        command += _THRUST
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     files: list[Path] = []
-    reached: set[Path] = set()
     compiled: list[Path] = []
     for source in sources:
-        reached.update(sources_of(source, roots))
         if source.suffix == ".cu":
             cpp = _rewritten(source, roots, platform, command)
             files += libraries.texts(cpp)
@@ -71,6 +78,11 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
             raise BuildError(_explained(error.text)) from None
 
     return cached(entry, make)
+
+
+def _system_includes(files: Iterable[Path]) -> set[bytes]:
+    """What these files include by <…>, under whatever condition."""
+    return {name for file in files for name in _SYSTEM_INCLUDE.findall(file.read_bytes())}
 
 
 def _explained(message: str) -> str:
@@ -120,9 +132,7 @@ def _possible(files: Sequence[Path], command: Sequence[str]) -> frozenset[str] |
     """All macros that these files or the headers of the system that they include may define; None
     where the preprocessor fails on a header."""
     texts = [file.read_bytes() for file in files]
-    headers = {
-        name.decode(errors="replace") for text in texts for name in _SYSTEM_INCLUDE.findall(text)
-    }
+    headers = {name.decode(errors="replace") for name in _system_includes(files)}
     lines = [  # <windows.h>, under a condition that no compiler here meets, is in no folder
         f"#if __has_include(<{name}>)\n#include <{name}>\n#endif"
         for name in sorted(headers)

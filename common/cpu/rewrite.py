@@ -116,7 +116,7 @@ def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: 
 
 def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project: _Project) -> None:
     """Puts into `edits` what is to change in one file."""
-    includes.edit(tokens, edits, copies)
+    includes.edit(tokens, edits, copies, project.macros.given)
     code = main_stream(tokens, edits)
     streams = [code, *macro_streams(tokens, edits)]
     # All of them first: code may use what is declared further down, or in a macro.

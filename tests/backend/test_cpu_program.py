@@ -139,9 +139,8 @@ def test_a_compile_error_shows_the_user_s_line(tmp_path: Path) -> None:
 
 LIBRARIES = {
     "cublasXt.h": "cuBLAS",
-    "curand_kernel.h": "cuRAND",
     "cub/cub.cuh": "CUB",
-    "thrust/device_vector.h": "Thrust",
+    "cudnn.h": "cuDNN",
 }
 
 
@@ -159,6 +158,30 @@ def test_a_library_is_refused_by_header_and_line(tmp_path: Path, name: str) -> N
 def test_cublas_multiplies_as_plain_loops_do() -> None:
     done = _run(PROGRAMS / "blas.cu", "-lcublas", "-lcublasLt")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 of 2149713 wrong\n", "")
+
+
+# The words of Philox are those of Random123's known answers, the numbers of XORWOW those that
+# NVIDIA's guide to cuRAND prints for its example of the host's API.
+RANDOM_NUMBERS = """\
+6627e8d5 e169c58d bc57ac4c 9b00dbd8
+1 1
+XORWOW 0.50 0.29 1
+XORWOW -0.00 1.00 0
+Philox 0.50 0.29 1
+Philox -0.00 1.00 0
+0.1455 0.8202 0.5504 0.2948 0.9147 0.8690 0.3219 0.7829 0.0113 0.2855 5.0
+103
+"""
+
+
+def test_curand_draws_nvidia_s_numbers() -> None:
+    done = _run(PROGRAMS / "random_numbers.cu", "-lcurand")
+    assert (done.returncode, done.stdout, done.stderr) == (0, RANDOM_NUMBERS, "")
+
+
+def test_thrust_runs_beside_kernels() -> None:
+    done = _run(PROGRAMS / "thrust_sort.cu")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 999 332833500 499500\n", "")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -310,6 +333,7 @@ __device__ int sum;
 __global__ void faulty(int* x, int n, char fault) {
   __shared__ int s[64];
   const int i = threadIdx.x;
+  if (fault == 'z') atomicAdd(x + i, 1);
   if (fault != 'u') s[i] = i;
   if (fault == 'd' && i >= 40) return;
   if (fault == 'd' && i < 20) __syncthreads();
@@ -337,13 +361,17 @@ int main(int argc, char** argv) {
 
 # What is planted, the row that finds it, and words of the report.
 FAULTS = {
-    "race": ("races", "faulty.cu:10 and"),
+    "race": ("races", "faulty.cu:11 and"),
     "diverges": ("waits", "barrier"),
-    "unwritten": ("unwritten", "faulty.cu:10 reads"),
+    "unwritten": ("unwritten", "faulty.cu:11 reads"),
     "beyond": ("addresses", "4 bytes beyond the end of an allocation of 256 bytes"),
     "order": ("orders", "another output in reverse order"),
     "waits": ("waits", "makes progress"),
-    "hole": ("addresses", "faulty.cu:14"),
+    "hole": ("addresses", "faulty.cu:15"),
+    "zeros missing": (
+        "unwritten",
+        "faulty.cu:6 reads byte 0 of an allocation of 256 bytes, which nothing has written",
+    ),
     "pointer": ("addresses", "host code accessed device memory"),
 }
 

@@ -323,7 +323,7 @@ def test_a_race_fails_a_rung_with_right_results() -> None:
 def test_an_unwritten_read_is_remarked_where_results_are_right() -> None:
     outcome = judged([UNWRITTEN], PASS)
     assert outcome.status == PASS
-    assert outcome.remarks[1].startswith("a.cu:3 reads row, which no thread has written")
+    assert outcome.remarks[1].startswith("a.cu:3 reads row, which nothing has written")
 
 
 def test_an_unwritten_read_explains_wrong_results() -> None:

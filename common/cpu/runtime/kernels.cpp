@@ -26,6 +26,7 @@
 #ifdef CUDACPU_TRACE
 #include "tracer.cpp"
 #include "happens_before.cpp"
+#include "unset_memory.cpp"
 #include "races.cpp"
 #include "access_counts.cpp"
 #endif

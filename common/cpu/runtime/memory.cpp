@@ -71,6 +71,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (posix_memalign(&block, alignment, room)) return set_error(cudaErrorMemoryAllocation);
   memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
   if (alignment == kPage) close_to_host(block, room);
+  if (type == cudaMemoryTypeDevice) trace::follow(block, bytes);
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
   *address = block;
@@ -85,6 +86,7 @@ cudaError_t release(void* address, cudaMemoryType type) {
   if (found == memory().allocations.end() || found->second.type != type ||
       found->second.owner == Owner::kGraphFreed)
     return set_error(cudaErrorInvalidValue);
+  trace::follow_no_longer(address);
   if (found->second.owner == Owner::kGraph) {
     found->second.owner = Owner::kGraphFreed;
     memset(address, 0xff, found->second.bytes);
@@ -160,6 +162,7 @@ void leave_to_program(void* address) {
   }
   allow(address, found->second.bytes);
   memory().allocations.erase(found);
+  trace::follow_no_longer(address);
   open_to_host(address);
   free(address);
 }
@@ -311,6 +314,15 @@ bool is_host_memory(const void* pointer) {
   return !is_in_module(address);
 }
 
+std::string describe_allocation(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  if (!holder) return "";
+  return format("byte %td of an allocation of %s",
+                static_cast<const char*>(address) - holder->first,
+                in_bytes(holder->second.bytes).c_str());
+}
+
 void report_writes_beyond_allocations(const Launch& launch) {
   if (kWatchesAddresses) return;  // which are found one by one
   std::lock_guard lock(memory().mutex);
@@ -348,12 +360,13 @@ cudaError_t check(const Copy& copy) {
 cudaError_t perform(const Copy& copy) {
   if (cudaError_t error = check(copy); error != cudaSuccess) return error;
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
-  if (copy.width == 0) return cudaSuccess;
+  if (copy.width == 0 || copy.height == 0) return cudaSuccess;
   count_work();
   const MemoryOpen open;
   for (size_t y = 0; y < copy.height; ++y)
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
+  trace::written(copy.to, extent(copy.to_pitch, copy.width, copy.height));
   return cudaSuccess;
 }
 
@@ -411,6 +424,8 @@ cudaError_t perform(const Fill& fill) {
       std::fill_n(reinterpret_cast<uint32_t*>(row), fill.width, fill.value);
     }
   }
+  if (fill.height)
+    trace::written(fill.to, extent(fill.pitch, fill.width * fill.element_bytes, fill.height));
   return cudaSuccess;
 }
 
@@ -433,6 +448,7 @@ cudaError_t perform(const Allocate& allocate) {
     return set_error(cudaErrorInvalidValue, "what the graph's last launch allocated is not freed");
   allocation.owner = Owner::kGraph;
   allow(address, allocation.bytes);
+  trace::follow(address, allocation.bytes);
   return cudaSuccess;
 }
 

@@ -124,6 +124,11 @@ void report(const char* what, const Access& access, const Place& first) {
                           describe_address(pointer, access.bytes), first, second});
 }
 
+void report_unwritten(const Access& access) {
+  report("unwritten", access,
+         {access.site, running.block->number, running.rank, access.kind, access.bytes});
+}
+
 bool is_strong(uint8_t kind, bool is_volatile, bool same_warp, Space space) {
   return kind == static_cast<uint8_t>(Kind::kAtomic) ||
          (is_volatile && !(space == Space::kShared && same_warp));
@@ -237,9 +242,7 @@ void check_shared(const Access& access) {
     return good;
   });
   const bool reads = access.kind != Kind::kWrite && !access.is_store;
-  if (reads && good && !all_written(block, offset, access.bytes))
-    report("unwritten", access,
-           {access.site, running.block->number, running.rank, access.kind, access.bytes});
+  if (reads && good && !all_written(block, offset, access.bytes)) report_unwritten(access);
   if (access.kind != Kind::kRead) note_written(block, offset, access.bytes);
 }
 
@@ -267,8 +270,15 @@ static bool is_guess(const Finding& finding) {
 void check_access(const Access& access) {
   note_guess(access);
   if (access.space == Space::kShared) return check_shared(access);
-  each_cell(access.address, access.bytes, global_page,
-            [&](Cell& cell, uint8_t mask) { return check_cell(cell, mask, access); });
+  bool good = true;
+  each_cell(access.address, access.bytes, global_page, [&](Cell& cell, uint8_t mask) {
+    good = check_cell(cell, mask, access);
+    return good;
+  });
+  const bool reads = access.kind != Kind::kWrite && !access.is_store;
+  if (reads && good && reads_unset(access.address, access.bytes)) report_unwritten(access);
+  if (access.kind != Kind::kRead)
+    written(reinterpret_cast<const void*>(access.address), access.bytes);
 }
 
 void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter& starter,

@@ -726,6 +726,8 @@ bool refuses_host_pointers();
 bool is_host_memory(const void* address);
 // Prints a line for each allocation of which a byte right behind its end was changed since the last
 // launch: a GPU lets that pass.
+// Where in which allocation of the runtime API it lies, or "".
+std::string describe_allocation(const void* address);
 void report_writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.

@@ -93,6 +93,12 @@ void work_done(const Spans& spans, const Starter& starter, uint32_t clock);
 // It is done, for whoever waits for the phase of this barrier.
 void work_done_at(const void* barrier, const Spans& spans, const Starter& starter);
 
+// Device memory of the runtime API, of which nothing has been written yet (unset_memory.cpp).
+void follow(const void* begin, size_t bytes);
+void follow_no_longer(const void* begin);
+// A copy or a fill has written it.
+void written(const void* begin, size_t bytes);
+
 // Whether accesses are looked at. Then one OS thread runs the launch, and copies are as late as
 // they can be, whatever the order of threads.
 bool is_on();
@@ -123,6 +129,9 @@ inline Starter work_started(const Spans&, Site) {
 }
 inline void work_done(const Spans&, const Starter&, uint32_t) {}
 inline void work_done_at(const void*, const Spans&, const Starter&) {}
+inline void follow(const void*, size_t) {}
+inline void follow_no_longer(const void*) {}
+inline void written(const void*, size_t) {}
 inline bool is_on() {
   return false;
 }

@@ -54,6 +54,11 @@ void meet_block(BlockTrace& block);
 void meet_grid(const std::vector<ResidentBlock*>& blocks);
 void meet_warp(Thread* lanes, uint32_t which);
 
+// ------------------------------------------------------------------ unset_memory.cpp
+
+// Whether some of these bytes are device memory that nothing has written.
+bool reads_unset(uintptr_t address, size_t bytes);
+
 // ------------------------------------------------------------------ races.cpp
 
 void check_access(const Access& access);

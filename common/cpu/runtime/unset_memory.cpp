@@ -1,0 +1,65 @@
+// Which bytes of cudaMalloc's memory nothing has written yet: no kernel, copy or fill. The
+// program's own memory and PyTorch's, which host code can write, is not followed.
+#include "tracer.h"
+
+#include <map>
+
+namespace cudacpu::trace {
+
+namespace {
+
+struct Followed {
+  uintptr_t begin = 0;
+  std::vector<bool> written;
+};
+
+std::mutex followed_mutex;
+std::map<uintptr_t, Followed> followed;  // by where it ends
+
+// The caller holds the lock.
+Followed* find_followed(uintptr_t address) {
+  auto after = followed.upper_bound(address);
+  if (after == followed.end() || address < after->second.begin) return nullptr;
+  return &after->second;
+}
+
+// Calls f(bytes, index of the first, how many) for what is followed of a range.
+template <class F>
+void each_followed(uintptr_t address, size_t bytes, F f) {
+  std::lock_guard lock(followed_mutex);
+  if (Followed* found = find_followed(address)) {
+    const size_t first = address - found->begin;
+    f(found->written, first, std::min(bytes, found->written.size() - first));
+  }
+}
+
+}  // namespace
+
+void follow(const void* begin, size_t bytes) {
+  std::lock_guard lock(followed_mutex);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  followed[address + bytes] = {address, std::vector<bool>(bytes)};
+}
+
+void follow_no_longer(const void* begin) {
+  std::lock_guard lock(followed_mutex);
+  auto after = followed.upper_bound(reinterpret_cast<uintptr_t>(begin));
+  if (after != followed.end() && after->second.begin == reinterpret_cast<uintptr_t>(begin))
+    followed.erase(after);
+}
+
+void written(const void* begin, size_t bytes) {
+  each_followed(reinterpret_cast<uintptr_t>(begin), bytes, [](auto& bits, size_t i, size_t count) {
+    std::fill_n(bits.begin() + static_cast<ptrdiff_t>(i), count, true);
+  });
+}
+
+bool reads_unset(uintptr_t address, size_t bytes) {
+  bool unset = false;
+  each_followed(address, bytes, [&](auto& bits, size_t i, size_t count) {
+    for (size_t k = i; k < i + count; ++k) unset |= !bits[k];
+  });
+  return unset;
+}
+
+}  // namespace cudacpu::trace
