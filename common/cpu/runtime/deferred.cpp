@@ -18,8 +18,8 @@ struct Deferred {
   std::function<cudaError_t()> act;
   std::string what;  // for a message; "" where it has no effect that a program can see
   bool done = false;
-  unsigned asked = 0;   // how often a query was answered by cudaErrorNotReady
-  double done_at = -1;  // s, as seconds() counts
+  unsigned not_ready = 0;  // how often a query returned cudaErrorNotReady
+  double done_at = -1;     // s, as seconds() counts
 };
 
 // What a stream was given last, which outlives the stream.
@@ -30,7 +30,7 @@ struct DeferredQueue {
 
 namespace {
 
-// A program that polls is answered so often that the work is not ready before the work runs.
+// So often, a query says that the work is not ready; then it runs it, so that polling ends.
 constexpr unsigned kNotReadyAnswers = 3;
 
 struct Deferrals {
@@ -154,7 +154,7 @@ cudaError_t complete(const std::vector<DeferredWork>& targets) {
 // For a query of what runs after these.
 cudaError_t answer(const std::vector<DeferredWork>& tails) {
   if (tails.empty()) return cudaSuccess;
-  if (tails.back()->asked++ < kNotReadyAnswers) return set_error(cudaErrorNotReady);
+  if (tails.back()->not_ready++ < kNotReadyAnswers) return set_error(cudaErrorNotReady);
   return complete(tails);
 }
 
@@ -216,13 +216,13 @@ cudaError_t wait_for_all() {
   return complete(all_pending());
 }
 
-cudaError_t ask(cudaStream_t stream) {
+cudaError_t query(cudaStream_t stream) {
   if (!streams_are_late()) return cudaSuccess;
   std::lock_guard lock(deferrals().mutex);
   return answer(tails_of(stream));
 }
 
-cudaError_t ask(const DeferredWork& work) {
+cudaError_t query(const DeferredWork& work) {
   if (!work) return cudaSuccess;
   std::lock_guard lock(deferrals().mutex);
   return work->done ? cudaSuccess : answer({work});
@@ -288,19 +288,22 @@ void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
 const char* cudacpu_end_late_check() {
   static std::string text;
   text.clear();
-  std::string unfinished;
-  for (auto wait : {+[] { return wait_for(current_stream()); }, +[] { return wait_for_all(); }}) {
+  auto attempt = [](auto&& wait) {
     try {
       const cudaError_t error = wait();
       if (error != cudaSuccess && text.empty()) text = cudaGetErrorString(error);
     } catch (const std::exception& error) {
       if (text.empty()) text = error.what();
     }
-    if (unfinished.empty()) unfinished = cudacpu_unfinished_work();
-  }
+  };
+  attempt([] { return wait_for(current_stream()); });
+  const std::string unfinished = cudacpu_unfinished_work();
   if (text.empty() && !unfinished.empty())
     text = "CUDA on CPU: the current stream does not wait for " + unfinished +
            "\n  record an event behind it, and let the current stream wait for that event";
+  // What throws ends a wait early: nothing may be left when the check's memory goes.
+  while (!deferrals().pending.empty()) attempt(wait_for_all);
+  forget_freed_memory();
   settings().late_streams = false;
   settings().host_is_pinned = false;
   return text.c_str();

@@ -124,8 +124,8 @@ cudaError_t wait_for(cudaStream_t stream);
 cudaError_t wait_for(const DeferredWork& work);
 cudaError_t wait_for_all();
 // The same for a query, which is a few times answered by cudaErrorNotReady.
-cudaError_t ask(cudaStream_t stream);
-cudaError_t ask(const DeferredWork& work);
+cudaError_t query(cudaStream_t stream);
+cudaError_t query(const DeferredWork& work);
 // When it was done, in seconds; nothing if it is not.
 std::optional<double> time_of(const DeferredWork& work);
 

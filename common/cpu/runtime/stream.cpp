@@ -58,7 +58,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const cudaError_t error = refuse_waiting_for(stream, "cudaStreamQuery");
-  return error != cudaSuccess ? error : ask(stream);
+  return error != cudaSuccess ? error : query(stream);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);
@@ -150,7 +150,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const cudaError_t error = check_waiting_for(event, "cudaEventQuery");
-  return error != cudaSuccess ? error : ask(event->deferred);
+  return error != cudaSuccess ? error : query(event->deferred);
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (!milliseconds) return set_error(cudaErrorInvalidValue);
