@@ -370,7 +370,7 @@ FAULTS = {
     "hole": ("addresses", "faulty.cu:15"),
     "zeros missing": (
         "unwritten",
-        "faulty.cu:6 reads byte 0 of an allocation of 256 bytes, which nothing has written",
+        "faulty.cu:6 reads global memory, byte 0 of an allocation of 256 bytes, which nothing has written",
     ),
     "pointer": ("addresses", "host code accessed device memory"),
 }

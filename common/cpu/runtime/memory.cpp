@@ -318,7 +318,7 @@ std::string describe_allocation(const void* address) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
   if (!holder) return "";
-  return format("byte %td of an allocation of %s",
+  return format("global memory, byte %td of an allocation of %s",
                 static_cast<const char*>(address) - holder->first,
                 in_bytes(holder->second.bytes).c_str());
 }
