@@ -7,14 +7,14 @@
 #include <cmath>
 #include <optional>
 
-// op(A) or op(B) as a matrix (mn, k): mn is a row of op(A), or a column of op(B). So the same code
-// reads both operands, transposed or not.
+// op(A) or op(B) as a matrix (mn, k), where mn is a row of op(A) or a column of op(B). So the same
+// code reads both operands, transposed or not.
 struct Operand {
   const float* at;
   int64_t size, K;              // mn in [0, size), k in [0, K)
   int64_t mn_stride, k_stride;  // in elements; one of them is 1
 
-  __device__ bool k_major() const { return k_stride == 1; }  // memory runs along k
+  __device__ bool k_major() const { return k_stride == 1; }  // adjacent in memory along k
   __device__ bool has(int64_t mn, int64_t k) const { return mn < size && k < K; }
   __device__ const float* address(int64_t mn, int64_t k) const {
     return at + mn * mn_stride + k * k_stride;
@@ -36,13 +36,14 @@ __device__ inline void store(const Gemm& p, int64_t m, int64_t n, float sum) {
   p.d[i] = p.alpha * sum + p.beta * (p.c ? p.c[i] : 0.0f);
 }
 
-Operand make_operand(const Tensor& x, bool k_major) {
+// x as it is stored: (size, K) if it is K-major, else (K, size).
+inline Operand make_operand(const Tensor& x, bool k_major) {
   const int64_t rows = x.size(0), cols = x.size(1);
   return k_major ? Operand{data<float>(x), rows, cols, cols, 1}
                  : Operand{data<float>(x), cols, rows, 1, cols};
 }
 
-float make_factor(double value, const char* name) {
+inline float make_factor(double value, const char* name) {
   STD_TORCH_CHECK(std::abs(value) <= FLT_MAX, name, ": expected a finite fp32 number, got ", value);
   return static_cast<float>(value);
 }

@@ -11,7 +11,7 @@
 //   v1 column         8 × 1 elements per thread     9 loads for 8 multiply-adds
 //   v2 square         8 × 8 elements per thread     16 loads for 64 multiply-adds
 //   v3 vectorised     packs of 16 bytes             4 loads for 64 multiply-adds
-//   v4 paired_lanes   4 × 8 lanes per warp          the same, which should take fewer passes
+//   v4 paired_lanes   4 × 8 lanes per warp          the same, in fewer wavefronts
 //
 // Run: python run_day.py 51
 
@@ -24,8 +24,8 @@
 
 constexpr int BK = 16;  // depth of a tile: two barriers per 16 values of k
 
-// 4 words behind each row of a tile: then 8 adjacent words of a column and 4 of a row lie in 32
-// banks, and so do the packs of 2 times 16 threads that v3 transposes.
+// Words behind each row of a tile. They spread a column over the banks: a warp of v1 or v2 that
+// stores 8 values of k for 4 of mn has no bank conflicts, nor has one of v3 that transposes packs.
 constexpr int PAD = 4;
 
 // The tile of an operand in shared memory, (k, mn).
@@ -280,8 +280,7 @@ Tensor sgemm_v3_vectorised(const Tensor& a, const Tensor& b, const std::optional
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: a warp has 4 × 8 lanes. Lanes l and l ^ 1 share their columns, l and l ^ 2 their
-// rows. On some GPUs such a load takes two passes of shared memory instead of four (see the
-// README).
+// rows. At least on Volta and Turing, such a load of 16 bytes takes two wavefronts, not four.
 
 struct PairedLanes {
   static __device__ int2 place() {
