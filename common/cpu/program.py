@@ -98,12 +98,16 @@ def _given(command: Sequence[str]) -> dict[str, int | None]:
 
 def _possible(files: Sequence[Path], command: Sequence[str]) -> frozenset[str] | None:
     """All macros that these files or the headers of the system that they include may define; None
-    where the preprocessor does not find a header."""
+    where the preprocessor fails on a header."""
     texts = [file.read_bytes() for file in files]
     headers = {
         name.decode(errors="replace") for text in texts for name in _SYSTEM_INCLUDE.findall(text)
     }
-    lines = [f"#include <{name}>" for name in sorted(headers) if not features.missing_header(name)]
+    lines = [  # <windows.h>, under a condition that no compiler here meets, is in no folder
+        f"#if __has_include(<{name}>)\n#include <{name}>\n#endif"
+        for name in sorted(headers)
+        if not features.missing_header(name)
+    ]
     done = subprocess.run(
         [*command, "-dM", "-E", "-x", "c++", "-"],
         input="\n".join([*lines, ""]),
