@@ -161,6 +161,9 @@ class Problem:
         the norm of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
+    several_streams: whether rungs give work to streams of their own. Then the CPU backend checks
+        them also with the work of streams put off as late as legal (common/cpu/README.md), where a
+        missing event gives a wrong result.
     gradients: whether the operator has a backward, checked against float64 autograd. Then a step of
         training is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
@@ -182,6 +185,7 @@ class Problem:
     own_numbers: bool = False
     libraries: tuple[Library, ...] = ()
     outputs_exact: bool = False
+    several_streams: bool = False
     gradients: bool = False
     unwatched: str = ""
     tolerance: Tolerance = field(default_factory=Tolerance)

@@ -88,13 +88,16 @@ def call_guarded(
     into: Call | None = None,
     key: str = "",
     other_device: int | None = None,
+    late: bool = False,
 ) -> Call:
     """Calls a rung on copies of `args` in guarded memory, its own allocations guarded as well.
 
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
     earlier call, into whose arguments' memory the copies go where they fit. key: see
     `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
-    rest. Raises what the call raises, and the error that the device reports after it.
+    rest. late: on the CPU backend, the work of streams is put off as late as legal, that which
+    brings the arguments' values as well. Raises what the call raises, and the error that the device
+    reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:
@@ -108,8 +111,13 @@ def call_guarded(
         nullcontext() if other_device is None else backend.on_other_device(copies[other_device])
     )
     mode = GuardedAllocations(memory, backend, written, key)
+    arriving = _taken_out(copies) if late else None
     with (
-        backend.watching(lambda runtime: memory.add_arguments(runtime, written), on_host) as seen,
+        backend.watching(
+            None if late else lambda runtime: memory.add_arguments(runtime, written),
+            on_host,
+            arriving,
+        ) as seen,
         placed,
         torch.no_grad(),
         mode,
@@ -134,6 +142,16 @@ def _copies(memory: GuardedMemory, args: tuple[Any, ...], signature: Signature) 
             (value,),
         )[0]
     return tuple(copies)
+
+
+def _taken_out(args: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Each contiguous tensor with a copy of its values, which it has no longer."""
+    pairs = []
+    for leaf in tree_leaves(args):
+        if isinstance(leaf, Tensor) and leaf.device.type != "meta" and leaf.is_contiguous():
+            pairs.append((leaf, leaf.clone()))
+            bits(leaf).fill_(-1)  # NaN, where it is a float
+    return pairs
 
 
 def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

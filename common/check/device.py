@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,6 +50,9 @@ MORE_SCHEDULES = (
     Schedule("random", 7, blocks="forward"),
 )
 
+# With late streams: what was submitted last first, and at random.
+LATE_SCHEDULES = (Schedule("forward"), Schedule("random", 1), Schedule("random", 2))
+
 TRACED_TIME_LIMIT = 300.0  # seconds that a launch may take where every access is looked at
 
 
@@ -92,6 +95,10 @@ class Backend:
         quick, one, unless more were requested than usual."""
         return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
+    def late_schedules(self) -> tuple[Schedule, ...]:
+        """The orders for late streams, which the CPU backend has."""
+        return () if self._runtime is None else LATE_SCHEDULES
+
     def use(self, schedule: Schedule) -> None:
         """Runs the following launches in this order."""
         if self._runtime is not None:
@@ -120,13 +127,19 @@ class Backend:
 
     @contextmanager
     def watching(
-        self, tensors: Callable[[Runtime], None] | None = None, on_host: bool = False
+        self,
+        tensors: Callable[[Runtime], None] | None = None,
+        on_host: bool = False,
+        late: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> Iterator[Watched]:
         """Plays what a launcher finds on a GPU, while it is called, and watches it.
 
         PyTorch's current stream is not the default one, the current device is not the tensors', and
         host code cannot touch the tensors that `tensors` adds to the runtime. on_host: the
-        arguments are host arrays, for which none of that holds.
+        arguments are host arrays, for which none of that holds. late: the work of streams is put
+        off as late as legal, and the current stream first copies the second tensor of each of these
+        pairs into the first. Raises RuntimeError where the current stream does not wait for all of
+        the launcher's work.
         """
         watched = Watched()
         if self._runtime is None:
@@ -139,14 +152,24 @@ class Backend:
             if tensors is not None:
                 tensors(runtime)
                 runtime.close_tensors()
+        if late is not None:
+            runtime.begin_late_check()
+            for place, value in late:
+                size = value.numel() * value.element_size()
+                runtime.copy_late(place.data_ptr(), value.data_ptr(), size)
+        wrong = ""
         try:
             yield watched
         finally:
+            if late is not None:
+                wrong = runtime.end_late_check()
             watched.touched = runtime.forget_tensors()
             watched.launches = tuple(runtime.launches()) if not on_host else ()
             runtime.check_launcher(False)
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations
+        if wrong:
+            raise RuntimeError(wrong)
 
     @contextmanager
     def on_other_device(self, tensor: Tensor) -> Iterator[None]:

@@ -156,8 +156,9 @@ class _CaseCheck:
         variant: int = 0,
         compare_values: bool = True,
         into: Call | None = None,
+        late: bool = False,
     ) -> tuple[Call | None, Failure | None]:
-        """One guarded call, and what was wrong with it. into: see `call_guarded`."""
+        """One guarded call, and what was wrong with it. into, late: see `call_guarded`."""
         try:
             done = call_guarded(
                 self.call,
@@ -167,6 +168,7 @@ class _CaseCheck:
                 variant,
                 expected.on_host,
                 into,
+                late=late,
             )
         except Exception as error:
             return None, raised(error)
@@ -192,6 +194,8 @@ class _CaseCheck:
         ]
         if self.case.values == "nonfinite":
             steps.append(self._further_rows)
+        if self.problem.several_streams:
+            steps.append(self._late_streams)
         if self.backend.name == "cuda":
             steps.append(self._side_stream)
             if not self.rung.not_captured and not UNCACHED:
@@ -356,6 +360,20 @@ class _CaseCheck:
                 return Failure(
                     f"with threads in {schedule} order, the result differs in bits",
                     [cause, f"{self.schedules[0]} order against {schedule} order: {difference}"],
+                )
+        self.backend.use(self.schedules[0])
+        return None
+
+    def _late_streams(self) -> Failure | None:
+        """With the work of streams as late as legal, on the CPU backend."""
+        for schedule in self.backend.late_schedules():
+            self.backend.use(schedule)
+            failure = self._attempt(self.first, late=True)[1]
+            if failure is not None:
+                hint = "hint: a stream does not wait for an event that it needs"
+                return Failure(
+                    f"with late streams ({schedule} order), {failure.summary}",
+                    [hint, *failure.details],
                 )
         self.backend.use(self.schedules[0])
         return None
@@ -588,8 +606,9 @@ def check_rung(
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
     - a second call on other inputs, then the first input again with other poison: equal bits;
-    - on the CPU every thread order, on CUDA a busy side stream and a CUDA graph replayed with
-      changed input; gradients where the problem has them;
+    - on the CPU every thread order, and late streams where the problem uses several; on CUDA a busy
+      side stream and a CUDA graph replayed with changed input; gradients where the problem has
+      them;
     - unless quick, one case of a random shape (common/check/random_case.py).
 
     A case that the rung refuses because the card lacks something (common/check/lacks.py) is left

@@ -20,14 +20,16 @@ _EPILOG = """examples:
   python -m common.cpu vector_add.cu                    build, kept in the cache, and run
   python -m common.cpu reduce.cu -- 1000000             with an argument of the program
   python -m common.cpu reduce.cu --order reverse        threads and blocks from last to first
+  python -m common.cpu reduce.cu --streams late         each wait that is missing shows
   python -m common.cpu reduce.cu --model 8.6            on a card like an RTX 3090
   python -m common.cpu reduce.cu --sanitize -- 1000     look for mistakes: races, bad addresses
   python -m common.cpu reduce.cu --profile -- 1000      count sectors and bank conflicts per line
   python -m common.cpu reduce.cu -o reduce              build only; run it as ./reduce
 
 The exit code is the program's; 1 after a kernel that failed, 2 when the program did not build.
-A built program reads its settings from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS and
-CUDACPU_TIME_LIMIT. It plays the card that it was built for, or that of CUDACPU_MODEL."""
+A built program reads its settings from CUDACPU_ORDER, CUDACPU_SEED, CUDACPU_THREADS,
+CUDACPU_TIME_LIMIT and CUDACPU_STREAMS. It plays the card that it was built for, or that of
+CUDACPU_MODEL."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="OS threads that run blocks (default: all)")
     parser.add_argument(
         "--time-limit", type=float, help="seconds of one launch (default: 30; 0: no limit)"
+    )
+    parser.add_argument(
+        "--streams",
+        choices=["early", "late"],
+        help="run the work of streams at once (default), or when something waits for it",
     )
     parser.add_argument(
         "--model",
@@ -127,7 +134,7 @@ def main(words: list[str]) -> int:
     if args.out is not None:
         shutil.copy(built, args.out)
         return 0
-    for name in ("order", "seed", "threads", "time_limit"):
+    for name in ("order", "seed", "threads", "time_limit", "streams"):
         if getattr(args, name) is not None:
             os.environ[f"CUDACPU_{name.upper()}"] = str(getattr(args, name))
     os.environ["CUDACPU_MODEL"] = model

@@ -43,7 +43,7 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 # new module counts by default.
 _NOT_REWRITING: Final = (
     *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
-    *("program.py", "program_debugger.py", "program_profile.py"),
+    *("program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
 )
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
@@ -253,6 +253,8 @@ class Runtime:
         self._library.cudacpu_work_done.restype = ctypes.c_uint64
         self._library.cudacpu_launch_count.restype = ctypes.c_uint64
         self._library.cudacpu_launches.restype = ctypes.c_char_p
+        self._library.cudacpu_copy_late.argtypes = [*sizes[:1], *sizes[:1], ctypes.c_size_t]
+        self._library.cudacpu_end_late_check.restype = ctypes.c_char_p
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
         self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
         self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
@@ -280,6 +282,20 @@ class Runtime:
     def place_on_other_device(self, address: int, size: int) -> None:
         """These bytes of memory, and no others, count as a second device's from now on."""
         self._library.cudacpu_on_other_device(address, size)
+
+    def begin_late_check(self) -> None:
+        """From now on the work of streams is put off as late as legal, and host arrays count as
+        pinned."""
+        self._library.cudacpu_begin_late_check()
+
+    def copy_late(self, to: int, source: int, size: int) -> None:
+        """Gives the current stream a copy of `size` bytes between two addresses, which is late."""
+        self._library.cudacpu_copy_late(to, source, size)
+
+    def end_late_check(self) -> str:
+        """Does what the current stream waits for, then the rest. Returns what failed, or which
+        work the current stream does not wait for; "" for nothing."""
+        return self._library.cudacpu_end_late_check().decode()
 
     def work_done(self) -> int:
         """How many kernels, copies and fills have run so far."""

@@ -60,7 +60,8 @@ ROWS = {
 # threads that wait in vain.
 THROWN = "CUDA on CPU: "
 ABOUT_ADDRESSES = re.compile(
-    r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|beyond the end"
+    r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|device memory"
+    r"|beyond the end"
 )
 
 # The kinds of findings about the order of accesses; the other kind is "unwritten".

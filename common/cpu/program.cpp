@@ -4,6 +4,9 @@
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
+//   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
+//   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
+//   CUDACPU_STREAMS      early or late: when the work of streams runs
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
 #include <cstdint>
@@ -11,6 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
+#include <string>
+#include <thread>
 
 extern "C" {
 void cudacpu_set_schedule(int threads, int blocks, int completion, uint32_t seed);
@@ -18,7 +24,12 @@ void cudacpu_set_threads(unsigned threads);
 void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
+void cudacpu_close_device_memory(int on);
 void cudacpu_set_strict_barriers(int on);
+void cudacpu_set_progress_after(double seconds);
+void cudacpu_set_late_streams(int on);
+const char* cudacpu_unfinished_work();
+void cudacpu_finish_work();
 const char* cudacpu_unchecked_launch();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
@@ -43,13 +54,32 @@ double number(const char* name, double least, double missing) {
   return result;
 }
 
-int order() {
-  const char* value = getenv("CUDACPU_ORDER");
+// Which of these words a variable is; the first where it is not set.
+int choice(const char* name, std::initializer_list<const char*> words, const char* allowed) {
+  const char* value = getenv(name);
   if (!value || !*value) return 0;
-  const char* names[] = {"forward", "reverse", "random"};
-  for (int i = 0; i < 3; ++i)
-    if (strcmp(value, names[i]) == 0) return i;
-  refuse("CUDACPU_ORDER", value, "forward, reverse or random");
+  int i = 0;
+  for (const char* word : words) {
+    if (strcmp(value, word) == 0) return i;
+    ++i;
+  }
+  refuse(name, value, allowed);
+}
+
+// Work of streams that is put off and that nothing has waited for. The main thread's own variables
+// are gone when the program ends, so another thread does it.
+void finish_work() {
+  const std::string first = cudacpu_unfinished_work();
+  if (first.empty()) return;
+  fprintf(stderr,
+          "CUDA on CPU: nothing waits for %s: it runs now, at the end of the program; a GPU may "
+          "not run it\n",
+          first.c_str());
+  std::thread(cudacpu_finish_work).join();
+}
+
+bool refused(const char* name) {
+  return choice(name, {"refuse", "allow"}, "refuse or allow") == 0;
 }
 
 // For the debugger and the profiler: what was traced goes to this file.
@@ -102,21 +132,23 @@ namespace {
 
 struct Start {
   Start() {
-    const int chosen = order(), mixed = 2;  // asynchronous copies: at once or late, in random order
+    const int chosen =
+        choice("CUDACPU_ORDER", {"forward", "reverse", "random"}, "forward, reverse or random");
+    const int mixed = 2;  // asynchronous copies: at once or late, in random order
     cudacpu_set_schedule(chosen, chosen, chosen == 2 ? mixed : 0,
                          static_cast<uint32_t>(number("CUDACPU_SEED", 0, 0)));
     if (double threads = number("CUDACPU_THREADS", 1, 0))
       cudacpu_set_threads(static_cast<unsigned>(threads));
     const double limit = number("CUDACPU_TIME_LIMIT", 0, 30);
     cudacpu_set_time_limit(limit == 0 ? HUGE_VAL : limit);
+    cudacpu_set_progress_after(number("CUDACPU_PROGRESS", 0, 5));
     const char* model = getenv("CUDACPU_MODEL");
     if (!model || !*model) model = CUDACPU_PROGRAM_MODEL;
     if (!cudacpu_set_model(model))
       refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
-    const char* pointers = getenv("CUDACPU_HOST_POINTERS");
-    if (pointers && *pointers && strcmp(pointers, "allow") != 0 && strcmp(pointers, "refuse") != 0)
-      refuse("CUDACPU_HOST_POINTERS", pointers, "refuse or allow");
-    cudacpu_refuse_host_pointers(!pointers || strcmp(pointers, "allow") != 0);
+    cudacpu_refuse_host_pointers(refused("CUDACPU_HOST_POINTERS"));
+    cudacpu_close_device_memory(refused("CUDACPU_DEVICE_POINTERS"));
+    cudacpu_set_late_streams(choice("CUDACPU_STREAMS", {"early", "late"}, "early or late"));
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
@@ -124,6 +156,7 @@ struct Start {
     std::set_terminate(end_with_message);
   }
   ~Start() {
+    finish_work();
     write_trace();
     if (const char* text = cudacpu_unchecked_launch(); *text)
       fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);

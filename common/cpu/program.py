@@ -14,7 +14,7 @@ from pathlib import Path
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError, run_compiler, sources_of
 from common.base.toolchain import Platform
-from common.cpu import backend, features, libraries, models
+from common.cpu import backend, features, libraries, models, vendor
 from common.cpu.conditions import Macros
 
 _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the environment
@@ -22,6 +22,7 @@ _STANDARD = "-std=c++17"  # nvcc's own
 _RETURNS = "-fsanitize=return"  # ends with a message of program.cpp
 
 _DEFINE = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+_UNDEFINED = re.compile(r"undefined reference to [`']([^'`]+)'")
 _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
 
 
@@ -37,13 +38,17 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
     stem = sources[0].stem
     folders = list(dict.fromkeys(source.parent for source in sources))
     roots = [*folders, *(Path(f[2:]).resolve() for f in flags if f.startswith("-I"))]
+    roots += vendor.FOLDERS
+    flags = [f for f in flags if not (f.startswith("-l") and vendor.linked(f[2:]))]
     runtime = libraries.build_runtime(platform)
     command = [platform.compiler, *libraries.flags(platform), _STANDARD]
     command += [*(f"-I{folder}" for folder in folders), "-pthread", _RETURNS, *flags]
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     files: list[Path] = []
+    reached: set[Path] = set()
     compiled: list[Path] = []
     for source in sources:
+        reached.update(sources_of(source, roots))
         if source.suffix == ".cu":
             cpp = _rewritten(source, roots, platform, command)
             files += libraries.texts(cpp)
@@ -51,17 +56,32 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
         else:
             files += sources_of(source, roots)
             compiled.append(source)
+    compiled += vendor.objects(sorted(reached), platform)
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
     parts = [platform.compiler_version, str(runtime), *map(str, sources), *command]
-    key = digest(parts, [_SUPPORT, *files, *backend.HEADERS])
+    key = digest([*parts, *map(str, compiled)], [_SUPPORT, *files, *backend.HEADERS])
     entry = Entry(f"program-{stem}", key, stem)
 
     def make(directory: Path) -> None:
         objects: list[str | Path] = [*compiled, _SUPPORT, "-o", directory / entry.product]
         linking = backend.ldflags(runtime, platform.variant)
-        run_compiler([*command, *objects, *linking, *linked])
+        try:
+            run_compiler([*command, *objects, *linking, *linked])
+        except BuildError as error:
+            raise BuildError(_explained(error.text)) from None
 
     return cached(entry, make)
+
+
+def _explained(message: str) -> str:
+    """The linker's message in the words of somebody who has the sources before them."""
+    missing = dict.fromkeys(_UNDEFINED.findall(message))
+    if not missing:
+        return message
+    return (
+        f"no source defines {', '.join(missing)}\n  a program of several files needs them all on "
+        "the command line, and libraries as -l: python -m common.cpu main.cu other.cu -lm"
+    )
 
 
 def _rewritten(source: Path, roots: list[Path], platform: Platform, command: Sequence[str]) -> Path:

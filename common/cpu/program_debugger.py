@@ -1,9 +1,10 @@
 """`python -m common.cpu prog.cu --sanitize`: a whole program in several orders of its threads, and
 in builds that watch its accesses to memory.
 
-The rows are those of a day's report (common/tools/debugger.py). A program has no reference: its
-output and exit code are compared with those of its first run. Lines that differ from one run to the
-next in the same order, such as measured times, are left out.
+The rows are those of a day's report (common/tools/debugger.py), and one about streams, whose work
+is put off as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit
+code are compared with those of its first run. Lines that differ from one run to the next in the
+same order, such as measured times, are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 
 # Orders of threads and blocks after the first, which is forward.
 _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
+# Where the work of streams is late: what was submitted last runs first, and in random orders.
+_LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1"}
+STREAMS = "the same result, however late the work of streams runs"
+_UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
 _SHOWN = 40  # lines of a row's details
 
 
@@ -67,6 +72,16 @@ def report(
         )
         for order, seed in _ORDERS
     ]
+    late = [
+        run(
+            plain,
+            arguments,
+            "with late streams" + (f" in random order with seed {seed}" if seed else ""),
+            seconds,
+            {"CUDACPU_STREAMS": "late", "CUDACPU_ORDER": order, "CUDACPU_SEED": str(seed)},
+        )
+        for order, seed in _LATE
+    ]
     watched: Run | None = None
     missing = ""
     try:
@@ -77,6 +92,7 @@ def report(
         missing = str(error)
     rows = [
         judge_orders(first, again, others),
+        judge_streams(first, again, others, late),
         judge_waits([first, *others]),
         judge_addresses([*([watched] if watched else []), first, *others], missing),
     ]
@@ -121,31 +137,75 @@ def _row(
 def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> RungOutcome:
     """The row "orders": the first run whose exit code or output is another."""
     row = _row("orders")
-    if None in (first.code, again.code):
-        return _row("orders", SKIP, "the program did not end in time; --time-limit gives it more")
-    lines, repeated = first.output.splitlines(), again.output.splitlines()
-    if len(lines) != len(repeated):
-        return _row("orders", SKIP, "the number of lines that it prints changes from run to run")
-    stable = [a if a == b else None for a, b in zip(lines, repeated, strict=True)]
+    row.reason = _why_not_compared(first, again)
+    if row.reason:
+        row.status = SKIP
+        return row
     for run in others:
         if run.code is None or (run.thrown() and not first.thrown()):
             continue  # the other rows are about that
-        if run.code != first.code:
-            row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
-            return row
-        got = run.output.splitlines()
-        if len(got) == len(stable):
-            pairs = list(zip(stable, got, strict=True))
-            different = [(a, b) for a, b in pairs if a is not None and a != b]
-        else:
-            different = [("", line) for line in difflib.unified_diff(lines, got, lineterm="", n=0)]
-        if different:
-            row.status, row.reason = FAIL, f"another output {run.order} than in forward order"
-            row.details = [
-                line for a, b in different for line in (f"forward: {a}", f"now:     {b}")
-            ][:_SHOWN]
+        if _differs(row, first, again, run):
             return row
     return row
+
+
+def judge_streams(
+    first: Run, again: Run, others: Sequence[Run], late: Sequence[Run]
+) -> RungOutcome:
+    """The row "streams": the first late run that fails, or whose exit code or output is another.
+
+    In random order only where the order alone changes nothing: `others` are those orders.
+    """
+    row = RungOutcome("sanitize", "streams", STREAMS, PASS)
+    row.reason = _why_not_compared(first, again)
+    if row.reason:
+        row.status = SKIP
+        return row
+    depends = judge_orders(first, again, others).status == FAIL
+    for run in late[:1] if depends else late:
+        if run.code is None:
+            row.status, row.reason = SKIP, f"the program did not end in time {run.order}"
+            return row
+        said = [text for text in run.thrown() if not text.startswith(_UNFINISHED)]
+        if said and not first.thrown():
+            lines = said[0].splitlines()
+            row.status, row.reason, row.details = FAIL, f"{run.order}: {lines[0]}", lines[1:_SHOWN]
+            return row
+        if _differs(row, first, again, run):
+            return row
+        if not row.details:
+            row.details = [text for text in run.thrown() if text.startswith(_UNFINISHED)]
+    return row
+
+
+def _why_not_compared(first: Run, again: Run) -> str:
+    """Why no other run can be compared with the first; "" if it can."""
+    if None in (first.code, again.code):
+        return "the program did not end in time; --time-limit gives it more"
+    if len(first.output.splitlines()) != len(again.output.splitlines()):
+        return "the number of lines that it prints changes from run to run"
+    return ""
+
+
+def _differs(row: RungOutcome, first: Run, again: Run, run: Run) -> bool:
+    """Whether the exit code or the output of a run is another, which the row then says. Lines that
+    change when the first run is repeated do not count."""
+    if run.code != first.code:
+        row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
+        return True
+    lines, repeated, got = (each.output.splitlines() for each in (first, again, run))
+    stable = [a if a == b else None for a, b in zip(lines, repeated, strict=True)]
+    if len(got) == len(stable):
+        pairs = list(zip(stable, got, strict=True))
+        different = [(a, b) for a, b in pairs if a is not None and a != b]
+    else:
+        different = [("", line) for line in difflib.unified_diff(lines, got, lineterm="", n=0)]
+    if different:
+        row.status, row.reason = FAIL, f"another output {run.order} than in forward order"
+        row.details = [line for a, b in different for line in (f"forward: {a}", f"now:     {b}")][
+            :_SHOWN
+        ]
+    return bool(different)
 
 
 def judge_waits(runs: Sequence[Run]) -> RungOutcome:
@@ -178,7 +238,8 @@ def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> Run
 def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungOutcome:
     """The rows "races" and "unwritten": what the tracer found of these kinds."""
     if not text:
-        reason = run.errors.strip().splitlines()[-1:] or [f"exit code {run.code}"]
+        ended = [part.splitlines()[0] for part in run.thrown()]
+        reason = [*ended[-1:], *run.errors.strip().splitlines()[-1:], f"exit code {run.code}"]
         return _row(name, SKIP, f"the traced program left no report: {reason[0]}")
     found = [finding for finding in findings.read(text).findings if finding.what in kinds]
     if not found:

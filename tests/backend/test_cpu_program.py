@@ -77,6 +77,9 @@ def test_a_fault_in_a_kernel_is_explained() -> None:
     done = _run(PROGRAMS / "order.cu", "--time-limit", "0.3", "--", "spin")
     assert done.returncode == 1 and "did not finish within 0.3 s" in done.stderr
     assert "--time-limit" in done.stderr
+    done = _run(PROGRAMS / "order.cu", "--time-limit", "0.3", "--", "spin", CUDACPU_PROGRESS="0.1")
+    assert done.stderr.startswith("0.1")
+    assert " s so far, 1 of 1 blocks begun, in kernel spin, launched at " in done.stderr
 
 
 def test_ctrl_c_ends_a_program() -> None:
@@ -135,7 +138,7 @@ def test_a_compile_error_shows_the_user_s_line(tmp_path: Path) -> None:
 
 
 LIBRARIES = {
-    "cublas_v2.h": "cuBLAS",
+    "cublasXt.h": "cuBLAS",
     "curand_kernel.h": "cuRAND",
     "cub/cub.cuh": "CUB",
     "thrust/device_vector.h": "Thrust",
@@ -151,6 +154,35 @@ def test_a_library_is_refused_by_header_and_line(tmp_path: Path, name: str) -> N
     expected = f"uses.cu:2: #include <{name}>: {LIBRARIES[name]} is not available on the CPU"
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_cublas_multiplies_as_plain_loops_do() -> None:
+    done = _run(PROGRAMS / "blas.cu", "-lcublas", "-lcublasLt")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 of 2149713 wrong\n", "")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_host_code_that_follows_a_device_pointer_is_named(when: str) -> None:
+    done = _run(PROGRAMS / "host_access.cu", "--", when)
+    assert done.returncode == -signal.SIGSEGV and done.stdout == ""
+    line = _line_of("host_access", f"// {when} a kernel")
+    assert "host code accessed device memory" in done.stderr
+    assert f"host_access.cu:{line}\n" in done.stderr and "cudaMemcpy" in done.stderr
+    done = _run(PROGRAMS / "host_access.cu", "--", when, CUDACPU_DEVICE_POINTERS="allow")
+    assert done.returncode in (0, 1) and done.stderr == ""
+
+
+def test_host_code_may_use_managed_and_pinned_memory() -> None:
+    done = _run(PROGRAMS / "host_access.cu", "--", "never")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_a_source_that_is_missing_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "main.cu"
+    source.write_text("float elsewhere(float x);\nint main() { return elsewhere(1) > 0; }\n")
+    done = _run(source)
+    assert done.returncode == 2
+    assert done.stderr.startswith("no source defines elsewhere(float)\n"), done.stderr
 
 
 def test_bad_usage_is_explained() -> None:
@@ -293,7 +325,7 @@ int main(int argc, char** argv) {
   cudaMalloc(&x, 256);
   faulty<<<1, 64>>>(x, 16, argv[1][0]);
   cudaMemcpyFromSymbol(&h, sum, 4);
-  printf("%d\\n", h);
+  printf("%d\\n", argv[1][0] == 'p' ? x[0] : h);
   cudaEvent_t begin, end;
   cudaEventCreate(&begin); cudaEventCreate(&end);
   cudaEventRecord(begin); cudaEventRecord(end);
@@ -312,6 +344,7 @@ FAULTS = {
     "order": ("orders", "another output in reverse order"),
     "waits": ("waits", "makes progress"),
     "hole": ("addresses", "faulty.cu:14"),
+    "pointer": ("addresses", "host code accessed device memory"),
 }
 
 
@@ -334,10 +367,68 @@ def test_the_debugger_finds_what_is_planted_in_a_program(tmp_path: Path) -> None
 
     good = rows("nothing")
     assert {status for status, _ in good.values()} == {"PASS"}, good
-    assert list(good) == ["orders", "waits", "addresses", "races", "unwritten"]
+    assert list(good) == ["orders", "streams", "waits", "addresses", "races", "unwritten"]
     for fault, (row, words) in FAULTS.items():
         status, text = rows(fault)[row]
         assert status == "FAIL" and words in text, f"{fault}: {rows(fault)}"
+
+
+RIGHT, ZERO = "1001000\n", "0\n"
+NEVER = "CUDA on CPU: nothing waits for "
+
+# What lacks a wait, then what the program prints where streams are late, and on the error output.
+LATE = {
+    "two streams": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "read by the host": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "pinned memory reused": (ZERO, ""),
+    "staged memory reused": (RIGHT, ""),
+    "freed": ("", "used after it was freed: memory that is used by a copy of 4000 bytes"),
+    "legacy stream": (ZERO, f"{NEVER}a copy of 4000 bytes"),
+    "memset": (ZERO, ""),
+    "queried": (ZERO, f"{NEVER}a host function"),
+    "unfinished": (RIGHT, f"{NEVER}kernel twice, launched at"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_streams_are_late_where_a_wait_is_missing(case: str) -> None:
+    """Only then: the same program with all its waits, and both in the ordinary mode, are right."""
+    source = PROGRAMS / "streams.cu"
+    for way in ("right", "wrong"):
+        done = _run(source, "--", case, way)
+        assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
+    for order in ("forward", "random"):
+        done = _run(source, "--streams", "late", "--order", order, "--", case, "right")
+        assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
+    output, words = LATE[case]
+    done = _run(source, "--streams", "late", "--", case, "wrong")
+    assert done.stdout == output and words in done.stderr and bool(words) == bool(done.stderr)
+    assert done.returncode == (case == "freed")
+
+
+def test_a_late_kernel_fails_where_the_host_waits_for_it() -> None:
+    for streams, output in (("early", ""), ("late", "launched\n")):
+        done = _run(PROGRAMS / "streams.cu", "--streams", streams, "--", "error", "right")
+        assert (done.returncode, done.stdout) == (1, output)
+        line = _line_of("streams", "// the launch")
+        assert "illegal memory access" in done.stderr
+        assert f"in kernel twice, launched at {PROGRAMS / 'streams.cu'}:{line}" in done.stderr
+
+
+def test_the_debugger_runs_a_program_with_late_streams() -> None:
+    def row(case: str, way: str) -> str:
+        done = _run("--sanitize", PROGRAMS / "streams.cu", "--", case, way)
+        text = done.stdout[done.stdout.index("streams") : done.stdout.index("\nwaits ")]
+        assert done.returncode == ("FAIL" in text), done.stdout
+        return text
+
+    assert row("two streams", "right").split()[1:2] == ["PASS"]
+    wrong = row("two streams", "wrong")
+    assert "FAIL  another output with late streams than in forward order" in wrong
+    assert "forward: 1001000\n" in wrong and wrong.endswith("now:     0")
+    assert "FAIL  with late streams: used after it was freed" in row("freed", "wrong")
+    unfinished = row("unfinished", "wrong")
+    assert "PASS" in unfinished and "nothing waits for kernel twice, launched at" in unfinished
 
 
 def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:

@@ -63,6 +63,36 @@ Tensor fills_on_default_stream(const Tensor& x) {
   return y;
 }
 
+// ---------------------------------------------------------------- several streams
+
+// Work on a stream of its own, which waits for the current one (`fork`), which waits for it
+// (`join`).
+Tensor on_a_side_stream(const Tensor& x, bool fork, bool join) {
+  static cudaStream_t side = nullptr;
+  static cudaEvent_t event = nullptr;
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (!side) {
+    check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "stream");
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  }
+  check_cuda(cudaEventRecord(event, current_stream(x)), "record");
+  if (fork) check_cuda(cudaStreamWaitEvent(side, event, 0), "fork");
+  launch(x, y, side);
+  check_cuda(cudaEventRecord(event, side), "record");
+  if (join) check_cuda(cudaStreamWaitEvent(current_stream(x), event, 0), "join");
+  return y;
+}
+Tensor forks_and_joins(const Tensor& x) {
+  return on_a_side_stream(x, true, true);
+}
+Tensor never_forks(const Tensor& x) {
+  return on_a_side_stream(x, false, true);
+}
+Tensor never_joins(const Tensor& x) {
+  return on_a_side_stream(x, true, false);
+}
+
 // ---------------------------------------------------------------- who computes
 
 Tensor on_the_host(const Tensor& x) {
@@ -362,6 +392,9 @@ LAUNCHER(right);
 LAUNCHER(without_guard);
 LAUNCHER(on_default_stream);
 LAUNCHER(fills_on_default_stream);
+LAUNCHER(forks_and_joins);
+LAUNCHER(never_forks);
+LAUNCHER(never_joins);
 LAUNCHER(on_the_host);
 LAUNCHER(host_looks);
 LAUNCHER(kept_by_address);

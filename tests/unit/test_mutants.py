@@ -252,6 +252,14 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
     "default stream": [
         (host("run(current_stream(x));"), ["current_stream(x) -> nullptr"]),
     ],
+    "event wait removed": [
+        (host("cudaStreamWaitEvent(a, e, 0);"), ["cudaStreamWaitEvent(a, e, 0) -> "]),
+        (
+            host('check_cuda(cudaStreamWaitEvent(a, e, 0), "wait");'),
+            ['check_cuda(cudaStreamWaitEvent(a, e, 0), "wait") -> '],
+        ),
+        (host("if (cudaStreamWaitEvent(a, e, 0)) return;"), []),
+    ],
 }  # fmt: skip
 
 CASES = [(kind, source, out) for kind, cases in EXAMPLES.items() for source, out in cases]

@@ -189,9 +189,11 @@ cudaError_t record(cudaStream_t handle, Work work) {
 cudaError_t submit_launch(KernelWork work, const CallType& type) {
   cudaStream_t stream = work.config.stream;
   cudaError_t error = cudaSuccess;
-  switch (fate_of(stream, error)) {
+  switch (nobody_captures() ? Fate::kRun : fate_of(stream, error)) {
     case Fate::kRun:
-      return perform(work);
+      if (!streams_are_late()) return perform(work);
+      if (cudaError_t problem = probe(work); problem != cudaSuccess) return problem;
+      return defer(stream, keep(std::move(work), type));
     case Fate::kRecord:
       if (cudaError_t problem = probe(work); problem != cudaSuccess) {
         std::lock_guard lock(captures().mutex);

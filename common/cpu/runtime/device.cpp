@@ -211,12 +211,14 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 
-// Everything was done when it was called.
+// Everything was done when it was called, unless streams are late.
 cudaError_t cudaDeviceSynchronize() {
-  return refuse_for_device("cudaDeviceSynchronize");
+  const cudaError_t error = refuse_for_device("cudaDeviceSynchronize");
+  return error != cudaSuccess ? error : wait_for_all();
 }
 cudaError_t cudaDeviceReset() {
-  return refuse_for_device("cudaDeviceReset");
+  const cudaError_t error = refuse_for_device("cudaDeviceReset");
+  return error != cudaSuccess ? error : wait_for_all();
 }
 
 cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {

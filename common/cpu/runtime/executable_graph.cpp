@@ -18,6 +18,7 @@ cudaError_t set_in_executable(cudaGraphExec_t executable, cudaGraphNode_t node, 
   W* old = executable ? work_of<W>(find_in_clone(*executable->graph, node)) : nullptr;
   if (!old) return set_error(cudaErrorInvalidValue);
   if (cudaError_t error = check(work); error != cudaSuccess) return error;
+  wait_for(executable->last_launch);  // which has the work of before
   *old = work;
   return cudaSuccess;
 }
@@ -114,6 +115,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   if (!executable) return set_error(cudaErrorInvalidValue);
+  wait_for(executable->last_launch);
   delete executable;
   return cudaSuccess;
 }
@@ -126,7 +128,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (!executable) return set_error(cudaErrorInvalidValue);
   check_caller(stream, "a graph was launched", {"", 0});
   cudaError_t error = refuse_in_capture(stream, "cudaGraphLaunch");  // as on an H200
-  return error != cudaSuccess ? error : launch(*executable);
+  if (error != cudaSuccess) return error;
+  if (!streams_are_late()) return launch(*executable);
+  executable->last_launch = defer(stream, "a graph", [executable] { return launch(*executable); });
+  return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
@@ -135,6 +140,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
   *info = {};
   info->result = compare(*executable->graph, *graph, *info);
   if (info->result != cudaGraphExecUpdateSuccess) return set_error(cudaErrorGraphExecUpdateFailure);
+  wait_for(executable->last_launch);
   take_over(*executable->graph, *graph);
   return cudaSuccess;
 }
@@ -142,7 +148,9 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t executable, cudaGraphNode_t node,
                                              const cudaKernelNodeParams* parameters) {
   auto* work = executable ? work_of<KernelWork>(find_in_clone(*executable->graph, node)) : nullptr;
-  return work ? set_parameters(*work, parameters) : set_error(cudaErrorInvalidValue);
+  if (!work) return set_error(cudaErrorInvalidValue);
+  wait_for(executable->last_launch);
+  return set_parameters(*work, parameters);
 }
 cudaError_t cudaGraphExecMemcpyNodeSetParams1D(cudaGraphExec_t executable, cudaGraphNode_t node,
                                                void* to, const void* from, size_t bytes,
@@ -164,6 +172,7 @@ cudaError_t cudaGraphNodeSetEnabled(cudaGraphExec_t executable, cudaGraphNode_t 
                                     unsigned enabled) {
   CUgraphNode_st* found = executable ? find_in_clone(*executable->graph, node) : nullptr;
   if (!found || type_of(*found) > cudaGraphNodeTypeMemset) return set_error(cudaErrorInvalidValue);
+  wait_for(executable->last_launch);
   found->enabled = enabled != 0;
   return cudaSuccess;
 }

@@ -48,6 +48,7 @@ void on_fault(int signal, siginfo_t* info, void* context_pointer) {
   auto& context = *static_cast<ucontext_t*>(context_pointer);
   if (!in_kernel()) {
     if (host_may_go_on(info->si_addr, program_counter(context))) return;
+    explain_host_access(info->si_addr, program_counter(context));
     // Not ours: the instruction runs again and meets the handler that was there before.
     sigaction(signal, &previous[signal], nullptr);
     return;

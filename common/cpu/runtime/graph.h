@@ -1,11 +1,14 @@
-// Work for a stream, which is done at once or kept in a graph; graphs, streams and their capture.
+// Work for a stream, which is done at once, put off or kept in a graph; graphs, streams and their
+// capture.
 //
 // Every function of the runtime API that gives a stream something to do describes it as a Work and
-// calls submit() (capture.cpp): so what a captured stream records is the same as what another runs.
+// calls submit(): so what a captured stream records is the same as what another runs.
 #pragma once
 
 #include "runtime.h"
 
+#include <functional>
+#include <optional>
 #include <thread>
 #include <variant>
 
@@ -94,6 +97,38 @@ void release_again(const Allocate& allocate);
 // to its first instruction, and fills in what that tells: the type, the cluster. launch.cpp
 cudaError_t probe(KernelWork& work);
 
+// ------------------------------------------------------------------ deferred.cpp
+
+struct Deferred;
+struct DeferredQueue;
+using DeferredWork = std::shared_ptr<Deferred>;
+
+inline bool streams_are_late() {
+  return settings().late_streams.load(std::memory_order_relaxed);
+}
+
+// Work for a stream that runs when something waits for it. what: for a message; "" for what has no
+// effect that a program can see. Errors that are known at once are returned.
+DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act);
+cudaError_t defer(cudaStream_t stream, const Copy& copy);  // memory.cpp, as the next one
+cudaError_t defer(cudaStream_t stream, const Fill& fill);
+cudaError_t defer(cudaStream_t stream, const HostCall& call);
+cudaError_t defer(cudaStream_t stream, const Release& release);
+cudaError_t defer(cudaStream_t stream, KernelWork work);  // one that is kept
+// What this stream does next comes after the event, too.
+void defer_wait(cudaStream_t stream, const DeferredWork& event);
+
+// Do the work that a call waits for; nothing where streams are not late, or no work is given.
+// Return the first error of the work.
+cudaError_t wait_for(cudaStream_t stream);
+cudaError_t wait_for(const DeferredWork& work);
+cudaError_t wait_for_all();
+// The same for a query, which is a few times answered by cudaErrorNotReady.
+cudaError_t ask(cudaStream_t stream);
+cudaError_t ask(const DeferredWork& work);
+// When it was done, in seconds; nothing if it is not.
+std::optional<double> time_of(const DeferredWork& work);
+
 // ------------------------------------------------------------------ graph.cpp
 
 struct Dependency {
@@ -123,6 +158,7 @@ struct CUgraph_st {
 struct CUgraphExec_st {
   std::unique_ptr<CUgraph_st> graph;  // a clone of what was instantiated
   bool releases_first = false;        // what its last launch has allocated and not freed
+  cudacpu::DeferredWork last_launch = {};
 };
 
 namespace cudacpu {
@@ -189,6 +225,7 @@ struct CUstream_st {
   std::shared_ptr<cudacpu::Capture> capture = {};
   std::vector<cudaGraphNode_t> tail = {};  // while it is captured: what the next node depends on
   std::vector<cudaGraphEdgeData> tail_data = {};  // of it, as cudaStreamGetCaptureInfo gave it last
+  std::shared_ptr<cudacpu::DeferredQueue> queue = {};
 };
 
 struct CUevent_st {
@@ -196,6 +233,7 @@ struct CUevent_st {
   double recorded_at;                              // s; negative: never, or in a capture
   std::shared_ptr<cudacpu::Capture> capture = {};  // in which it was recorded last
   std::vector<cudaGraphNode_t> nodes = {};         // of it, that it waits for
+  cudacpu::DeferredWork deferred = {};             // the record, where streams are late
 };
 
 namespace cudacpu {
@@ -225,11 +263,10 @@ cudaError_t submit_launch(KernelWork work, const CallType& type);
 template <class W>
 cudaError_t submit(cudaStream_t stream, const W& work) {
   check_caller(stream, "a copy, a fill or the like was queued", {"", 0});
-  if (nobody_captures()) return perform(work);
   cudaError_t error = cudaSuccess;
-  switch (fate_of(stream, error)) {
+  switch (nobody_captures() ? Fate::kRun : fate_of(stream, error)) {
     case Fate::kRun:
-      return perform(work);
+      return streams_are_late() ? defer(stream, work) : perform(work);
     case Fate::kRecord:
       if (cudaError_t problem = check(work); problem != cudaSuccess) return problem;
       return record(stream, work);

@@ -152,13 +152,13 @@ Outcome run_once(const KernelWork& work, bool probe) {
   install_fault_handlers();
   {
     if (!probe) count_work();
-    const TensorsOpen open;
+    const MemoryOpen open;
     Watch watch(launch);
     trace::launch_begins(launch);
     run_on_workers(launch);
     trace::launch_ends();
+    if (!probe) report_writes_beyond_allocations(launch);
   }
-  if (!probe) report_writes_beyond_allocations(launch);
   if (!probe) note_launch(config.grid, config.block);
   if (!launch.printed.empty()) write_printed(launch);
   switch (launch.stop.load()) {
@@ -222,8 +222,9 @@ cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const 
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
   refuse_host_pointers(site, type, call);
   KernelWork work{site, config, type.loop, call, type.bytes};
-  const cudaError_t status =
-      nobody_captures() ? perform(work) : submit_launch(std::move(work), type);
+  const cudaError_t status = nobody_captures() && !streams_are_late()
+                                 ? perform(work)
+                                 : submit_launch(std::move(work), type);
   if (status != cudaSuccess) note_refused_launch(site, status);
   return status;
 }

@@ -31,6 +31,7 @@ struct Memory {
   std::mutex mutex;
   std::map<char*, Allocation> allocations;   // by address
   std::map<const char*, size_t> registered;  // the program's own memory: bytes, by address
+  std::map<char*, size_t> freed;             // kept where streams are late: bytes, by address
 };
 
 Memory& memory() {
@@ -69,6 +70,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   void* block = nullptr;
   if (posix_memalign(&block, alignment, room)) return set_error(cudaErrorMemoryAllocation);
   memset(block, kFresh, room);  // fresh device memory holds anything: here NaN
+  if (alignment == kPage) close_to_host(block, room);
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
   *address = block;
@@ -77,6 +79,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
 
 cudaError_t release(void* address, cudaMemoryType type) {
   if (!address) return cudaSuccess;
+  const MemoryOpen open;
   std::lock_guard lock(memory().mutex);
   auto found = memory().allocations.find(static_cast<char*>(address));
   if (found == memory().allocations.end() || found->second.type != type ||
@@ -88,9 +91,17 @@ cudaError_t release(void* address, cudaMemoryType type) {
     forbid(address, found->second.bytes);
     return cudaSuccess;
   }
+  const size_t bytes = found->second.bytes;
   memory().allocations.erase(found);
   leave_pool(address);
   stop_sharing(address);
+  if (streams_are_late()) {
+    memset(address, kFresh, bytes);
+    forbid(address, bytes);
+    memory().freed[static_cast<char*>(address)] = bytes;
+    return cudaSuccess;
+  }
+  open_to_host(address);
   free(address);
   return cudaSuccess;
 }
@@ -149,6 +160,7 @@ void leave_to_program(void* address) {
   }
   allow(address, found->second.bytes);
   memory().allocations.erase(found);
+  open_to_host(address);
   free(address);
 }
 
@@ -193,11 +205,59 @@ char* in_symbol(const void* symbol, size_t offset) {
   return static_cast<char*>(const_cast<void*>(symbol)) + offset;
 }
 
-// For a function that waits until it is done, on the legacy default stream.
+// Memory of the host that is neither pinned nor managed.
+bool is_pageable(const void* address) {
+  if (settings().host_is_pinned) return false;
+  std::lock_guard lock(memory().mutex);
+  if (find(address)) return false;
+  const auto& registered = memory().registered;
+  auto after = registered.upper_bound(static_cast<const char*>(address));
+  if (after == registered.begin()) return true;
+  const auto& [begin, bytes] = *std::prev(after);
+  return address >= begin + bytes;
+}
+bool is_pinned(const void* address) {
+  {
+    std::lock_guard lock(memory().mutex);
+    const auto* holder = find(address);
+    if (holder) return holder->second.type == cudaMemoryTypeHost;
+  }
+  return !is_pageable(address);
+}
+bool reads_pageable(const Copy& copy) {
+  return (copy.kind == cudaMemcpyHostToDevice || copy.kind == cudaMemcpyHostToHost ||
+          copy.kind == cudaMemcpyDefault) &&
+         is_pageable(copy.from);
+}
+bool writes_pageable(const Copy& copy) {
+  return (copy.kind == cudaMemcpyDeviceToHost || copy.kind == cudaMemcpyHostToHost ||
+          copy.kind == cudaMemcpyDefault) &&
+         is_pageable(copy.to);
+}
+
+// What a GPU does of a function that has no stream, where streams are late: it uses the legacy
+// default stream and waits, but not for a copy within the device, for the way of staged memory to
+// the device, nor for a fill of device memory.
+cudaError_t defer_without_stream(const Copy& copy) {
+  const bool staged = reads_pageable(copy) && !writes_pageable(copy);
+  const bool within_device =
+      copy.kind == cudaMemcpyDeviceToDevice ||
+      (copy.kind == cudaMemcpyDefault && is_device_memory(copy.from) && is_device_memory(copy.to));
+  if (staged)
+    if (cudaError_t error = wait_for(cudaStreamLegacy); error != cudaSuccess) return error;
+  if (cudaError_t error = defer(cudaStreamLegacy, copy); error != cudaSuccess) return error;
+  return staged || within_device ? cudaSuccess : wait_for(cudaStreamLegacy);
+}
+cudaError_t defer_without_stream(const Fill& fill) {
+  if (cudaError_t error = defer(cudaStreamLegacy, fill); error != cudaSuccess) return error;
+  return is_pinned(fill.to) ? wait_for(cudaStreamLegacy) : cudaSuccess;
+}
+
+// For a function that has no stream.
 template <class W>
-cudaError_t submit_and_wait(const W& work, const char* function) {
+cudaError_t submit_without_stream(const W& work, const char* function) {
   if (cudaError_t error = refuse_on_legacy_stream(function); error != cudaSuccess) return error;
-  return perform(work);
+  return streams_are_late() ? defer_without_stream(work) : perform(work);
 }
 
 // Whether the range is memory that moves, managed or the system's own, and the location one where
@@ -290,11 +350,37 @@ cudaError_t perform(const Copy& copy) {
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
   if (copy.width == 0) return cudaSuccess;
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < copy.height; ++y)
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
   return cudaSuccess;
+}
+
+cudaError_t defer(cudaStream_t stream, const Copy& copy) {
+  if (cudaError_t error = check(copy); error != cudaSuccess) return error;
+  if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+  Copy later = copy;
+  std::shared_ptr<std::vector<char>> staged;
+  if (reads_pageable(copy) && !writes_pageable(copy)) {
+    // Pageable memory is read at once, into memory that the copy can be made from later.
+    staged = std::make_shared<std::vector<char>>(copy.width * copy.height);
+    later.from = staged->data();
+    later.from_pitch = copy.width;
+    const MemoryOpen open;
+    for (size_t y = 0; y < copy.height; ++y)
+      memcpy(staged->data() + y * copy.width,
+             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
+  }
+  const std::string what = format("a copy of %s", in_bytes(copy.width * copy.height).c_str());
+  const DeferredWork work = defer(stream, what, [later, staged, what] {
+    refuse_freed_memory(later.to, what);
+    refuse_freed_memory(later.from, what);
+    return perform(later);
+  });
+  // A GPU has written pageable memory when the call returns, and waits for a copy within the host.
+  const bool waits = writes_pageable(copy) || copy.kind == cudaMemcpyHostToHost;
+  return waits ? wait_for(work) : cudaSuccess;
 }
 
 cudaError_t check(const Fill& fill) {
@@ -314,7 +400,7 @@ cudaError_t perform(const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
   count_work();
-  const TensorsOpen open;
+  const MemoryOpen open;
   for (size_t y = 0; y < fill.height; ++y) {
     char* row = static_cast<char*>(fill.to) + y * fill.pitch;
     if (fill.element_bytes == 1) {
@@ -325,6 +411,17 @@ cudaError_t perform(const Fill& fill) {
       std::fill_n(reinterpret_cast<uint32_t*>(row), fill.width, fill.value);
     }
   }
+  return cudaSuccess;
+}
+
+cudaError_t defer(cudaStream_t stream, const Fill& fill) {
+  if (cudaError_t error = check(fill); error != cudaSuccess) return error;
+  const size_t bytes = fill.width * fill.element_bytes * fill.height;
+  const std::string what = format("a fill of %s", in_bytes(bytes).c_str());
+  defer(stream, what, [fill, what] {
+    refuse_freed_memory(fill.to, what);
+    return perform(fill);
+  });
   return cudaSuccess;
 }
 
@@ -356,6 +453,29 @@ cudaError_t check(const Release& release) {
 }
 cudaError_t perform(const Release& release) {
   return release_device(release.address);
+}
+
+void refuse_freed_memory(const void* address, const std::string& what) {
+  {
+    std::lock_guard lock(memory().mutex);
+    auto& freed = memory().freed;
+    auto after = freed.upper_bound(static_cast<char*>(const_cast<void*>(address)));
+    if (after == freed.begin()) return;
+    const auto& [begin, bytes] = *std::prev(after);
+    if (address >= begin + bytes) return;
+  }
+  throw KernelError("CUDA on CPU: used after it was freed: memory that is used by " + what +
+                    "\n  free it in the stream that uses it last, or wait for that stream first");
+}
+
+void forget_freed_memory() {
+  std::lock_guard lock(memory().mutex);
+  for (const auto& [address, bytes] : memory().freed) {
+    allow(address, bytes);
+    open_to_host(address);
+    free(address);
+  }
+  memory().freed.clear();
 }
 
 std::pair<void*, size_t> pages_of_allocation(const void* address) {
@@ -413,14 +533,20 @@ cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t 
 
 cudaError_t cudaFree(void* address) {
   if (cudaError_t error = refuse_unsafe("cudaFree"); error != cudaSuccess) return error;
-  return release_device(address);
+  if (!address) return cudaSuccess;
+  const cudaError_t before = wait_for_all();  // as a GPU does
+  const cudaError_t error = release_device(address);
+  return error != cudaSuccess ? error : before;
 }
 cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
   return submit(stream, Release{address});
 }
 cudaError_t cudaFreeHost(void* address) {
   if (cudaError_t error = refuse_unsafe("cudaFreeHost"); error != cudaSuccess) return error;
-  return release(address, cudaMemoryTypeHost);
+  if (!address) return cudaSuccess;
+  const cudaError_t before = wait_for_all();
+  const cudaError_t error = release(address, cudaMemoryTypeHost);
+  return error != cudaSuccess ? error : before;
 }
 
 cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
@@ -488,7 +614,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return submit_and_wait(row(to, from, bytes, kind), "cudaMemcpy");
+  return submit_without_stream(row(to, from, bytes, kind), "cudaMemcpy");
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
@@ -496,7 +622,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind) {
-  return submit_and_wait(Copy{to, to_pitch, from, from_pitch, width, height, kind}, "cudaMemcpy2D");
+  return submit_without_stream(Copy{to, to_pitch, from, from_pitch, width, height, kind},
+                               "cudaMemcpy2D");
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind kind,
@@ -505,14 +632,14 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return submit_and_wait(row(to, value, bytes), "cudaMemset");
+  return submit_without_stream(row(to, value, bytes), "cudaMemset");
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   return submit(stream, row(to, value, bytes));
 }
 cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
-  return submit_and_wait(Fill{to, pitch, static_cast<unsigned>(value), 1, width, height},
-                         "cudaMemset2D");
+  return submit_without_stream(Fill{to, pitch, static_cast<unsigned>(value), 1, width, height},
+                               "cudaMemset2D");
 }
 cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height,
                               cudaStream_t stream) {
@@ -522,12 +649,14 @@ cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, s
 cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                                cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  return submit_and_wait(row(in_symbol(symbol, offset), from, bytes, kind), "cudaMemcpyToSymbol");
+  return submit_without_stream(row(in_symbol(symbol, offset), from, bytes, kind),
+                               "cudaMemcpyToSymbol");
 }
 cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
                                  cudaMemcpyKind kind) {
   if (!symbol) return set_error(cudaErrorInvalidSymbol);
-  return submit_and_wait(row(to, in_symbol(symbol, offset), bytes, kind), "cudaMemcpyFromSymbol");
+  return submit_without_stream(row(to, in_symbol(symbol, offset), bytes, kind),
+                               "cudaMemcpyFromSymbol");
 }
 cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
                                     size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {

@@ -106,13 +106,15 @@ void note_launch(const dim3& grid, const dim3& block) {
   launches_text += format("%u %u %u %u %u %u\n", grid.x, grid.y, grid.z, block.x, block.y, block.z);
 }
 
-TensorsOpen::TensorsOpen() {
+MemoryOpen::MemoryOpen() {
+  begin_device_work();
   if (!tensors_closed.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(tensors_mutex);
   if (open_for.fetch_add(1) == 0) protect(true);
 }
 
-TensorsOpen::~TensorsOpen() {
+MemoryOpen::~MemoryOpen() {
+  end_device_work();
   if (!tensors_closed.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(tensors_mutex);
   if (open_for.fetch_sub(1) == 1) protect(false);

@@ -308,9 +308,15 @@ struct Settings {
   std::atomic<double> time_limit{30.0};
   std::atomic<double> spin_limit{1.5};
   std::atomic<double> stuck_limit{HUGE_VAL};
+  // When a launch first says how far it is; then each time that it has taken twice as long.
+  std::atomic<double> progress_after{HUGE_VAL};
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
+  // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host that
+  // this runtime does not know counts as pageable, or as pinned.
+  std::atomic<bool> late_streams{false};
+  std::atomic<bool> host_is_pinned{false};
 };
 Settings& settings();
 
@@ -684,12 +690,12 @@ int device_count();
 // Throws if a launcher that is checked gives work to the default stream, or has another device than
 // the tensors' as its current one. what: "a kernel was launched".
 void check_caller(cudaStream_t stream, const char* what, Site site);
-// While in scope, kernels and the runtime's own copies may use the tensors that are closed to host
-// code.
-class TensorsOpen {
+// While in scope, kernels and the runtime's own copies may use what is closed to host code: the
+// tensors of a launcher that is checked, the device memory of a program (device_pages.cpp).
+class MemoryOpen {
  public:
-  TensorsOpen();
-  ~TensorsOpen();
+  MemoryOpen();
+  ~MemoryOpen();
 };
 // Whether host code that touches this address may go on: it is a tensor's, and open from now on.
 bool host_may_go_on(const void* address, void* pc);
@@ -698,6 +704,17 @@ std::string read_only_tensor_at(const void* address);
 void count_work();
 // A kernel has run: kept for what explains a wrong result, while a launcher is checked.
 void note_launch(const dim3& grid, const dim3& block);
+
+// ------------------------------------------------------------------ device_pages.cpp
+
+// Closes whole pages of device memory to the host code of a program, and opens them for good.
+void close_to_host(void* address, size_t bytes);
+void open_to_host(void* address);
+// Opens all of them as long as something on the device runs: see MemoryOpen.
+void begin_device_work();
+void end_device_work();
+// Prints what is wrong if this address, which host code could not access, is device memory.
+void explain_host_access(const void* address, void* pc);
 
 // ------------------------------------------------------------------ memory.cpp
 
@@ -713,6 +730,10 @@ void report_writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);
+// Where streams are late, memory that was freed is kept until no work is left that may use it. The
+// first throws if the address is in such memory; `what` uses it.
+void refuse_freed_memory(const void* address, const std::string& what);
+void forget_freed_memory();
 // The whole pages of the device memory that holds the address; null if none does.
 std::pair<void*, size_t> pages_of_allocation(const void* address);
 

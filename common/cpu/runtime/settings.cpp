@@ -40,6 +40,10 @@ void cudacpu_set_stuck_limit(double seconds) {
   cudacpu::settings().stuck_limit = seconds;
 }
 
+void cudacpu_set_progress_after(double seconds) {
+  cudacpu::settings().progress_after = seconds;
+}
+
 void cudacpu_set_strict_barriers(int on) {
   cudacpu::settings().strict_barriers = on;
 }

@@ -54,6 +54,7 @@ void note_whether_it_shares() {
 
 // Moves the pages to a file; -1 if that cannot be.
 int move_to_file(void* address, size_t bytes) {
+  open_to_host(address);
   const int file = memfd_create("cuda-on-cpu", MFD_CLOEXEC);
   if (file < 0) return -1;
   auto left = static_cast<const char*>(address);

@@ -1,6 +1,6 @@
 // Streams and events. All work is done when it is called, which is one of the orders that streams
 // allow; an event is the time at which it was recorded. In a capture (capture.cpp), it stands for
-// nodes of a graph.
+// nodes of a graph; where streams are late (deferred.cpp), for work that is put off.
 #include "graph.h"
 
 using namespace cudacpu;
@@ -53,10 +53,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return refuse_waiting_for(stream, "cudaStreamSynchronize");
+  const cudaError_t error = refuse_waiting_for(stream, "cudaStreamSynchronize");
+  return error != cudaSuccess ? error : wait_for(stream);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return refuse_waiting_for(stream, "cudaStreamQuery");
+  const cudaError_t error = refuse_waiting_for(stream, "cudaStreamQuery");
+  return error != cudaSuccess ? error : ask(stream);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);
@@ -65,7 +67,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (flags == cudaEventWaitExternal &&
       (status = refuse_in_capture(stream, "cudaEventWaitExternal")) != cudaSuccess)
     return status;
-  captured_wait(stream, event, status);
+  if (!captured_wait(stream, event, status)) defer_wait(stream, event->deferred);
   return status;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
@@ -101,7 +103,12 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
   if (!callback) return set_error(cudaErrorInvalidValue);
   if (cudaError_t error = refuse_in_capture(stream, "cudaStreamAddCallback"); error != cudaSuccess)
     return error;
-  callback(stream, cudaSuccess, data);
+  auto call = [=] {
+    callback(stream, cudaSuccess, data);
+    return cudaSuccess;
+  };
+  if (!streams_are_late()) return call();
+  defer(stream, "a callback", call);
   return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -128,24 +135,33 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   if (flags == cudaEventRecordExternal &&
       (status = refuse_in_capture(stream, "cudaEventRecordExternal")) != cudaSuccess)
     return status;
-  if (!captured_record(event, stream, status)) event->recorded_at = seconds();
+  event->deferred.reset();
+  if (captured_record(event, stream, status)) return status;
+  event->recorded_at = seconds();
+  if (streams_are_late()) event->deferred = defer(stream, "", nullptr);
   return status;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return check_waiting_for(event, "cudaEventSynchronize");
+  const cudaError_t error = check_waiting_for(event, "cudaEventSynchronize");
+  return error != cudaSuccess ? error : wait_for(event->deferred);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return check_waiting_for(event, "cudaEventQuery");
+  const cudaError_t error = check_waiting_for(event, "cudaEventQuery");
+  return error != cudaSuccess ? error : ask(event->deferred);
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (!milliseconds) return set_error(cudaErrorInvalidValue);
   for (cudaEvent_t event : {start, end})
     if (!event || event->recorded_at < 0 || (event->flags & cudaEventDisableTiming))
       return set_error(cudaErrorInvalidResourceHandle);
-  *milliseconds = static_cast<float>(1e3 * (end->recorded_at - start->recorded_at));
+  std::optional<double> times[] = {start->recorded_at, end->recorded_at};
+  if (start->deferred) times[0] = time_of(start->deferred);
+  if (end->deferred) times[1] = time_of(end->deferred);
+  if (!times[0] || !times[1]) return set_error(cudaErrorNotReady);
+  *milliseconds = static_cast<float>(1e3 * (*times[1] - *times[0]));
   return cudaSuccess;
 }
 

@@ -60,7 +60,8 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream
   return status;
 }
 cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy) {
-  return cudaMemcpy3DAsync(copy, nullptr);
+  const cudaError_t status = cudaMemcpy3DAsync(copy, nullptr);
+  return status != cudaSuccess ? status : wait_for(cudaStreamLegacy);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,

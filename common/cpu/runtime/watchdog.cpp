@@ -22,7 +22,8 @@ constexpr int kIdleTicks = 200;          // with nothing to watch, until it goes
 
 struct Watched {
   Launch* launch;
-  double first_seen;  // 0: not yet
+  double first_seen = 0;  // 0: not yet
+  double progress_after = settings().progress_after;
 };
 
 struct Watchdog {
@@ -72,6 +73,16 @@ void give_back_interrupts() {
     sigaction(SIGINT, &previous_interrupt, nullptr);
 }
 
+void show_progress(Watched& watched, double taken) {
+  const Launch& launch = *watched.launch;
+  const uint64_t begun = std::min(launch.next_position.load(), launch.clusters);
+  fprintf(stderr, "%.2g s so far, %llu of %llu blocks begun, %s\n", taken,
+          static_cast<unsigned long long>(begun * launch.cluster_size),
+          static_cast<unsigned long long>(launch.blocks),
+          launch.describe().c_str() + 2);  // without its indent
+  watched.progress_after *= 2;
+}
+
 void look_at(Watched& watched, double now) {
   Launch& launch = *watched.launch;
   if (watched.first_seen == 0) watched.first_seen = now;
@@ -86,6 +97,8 @@ void look_at(Watched& watched, double now) {
                "another thread without ever letting it run (it needs an atomic or "
                "__nanosleep), or more work than a CPU can do\n",
                limit));
+  if (now - watched.first_seen > watched.progress_after && !launch.stopping())
+    show_progress(watched, now - watched.first_seen);
   double stuck = settings().stuck_limit.load();
   if (stuck < limit && !launch.stopping()) {
     // In answers, not by the clock: an OS thread that is not scheduled is not stuck.
@@ -137,7 +150,7 @@ int watch_signal() {
 
 Watch::Watch(Launch& launch) {
   std::lock_guard lock(watchdog->mutex);
-  watchdog->launches.push_back({&launch, 0});
+  watchdog->launches.push_back({&launch});
   if (!watchdog->running) {
     watchdog->running = true;
     std::thread(watch).detach();

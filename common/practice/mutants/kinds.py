@@ -790,6 +790,22 @@ def _stream(code: Code, function: Function) -> Iterator[Edit]:
         yield Edit(name, close + 1, "nullptr")
 
 
+@_kind(
+    "event wait removed",
+    "host",
+    "A stream no longer waits for the work of another: it reads too early, or overwrites what is "
+    "still read.",
+    watched=False,
+)
+def _event(code: Code, function: Function) -> Iterator[Edit]:
+    for name, _, close in _calls(code, function, "cudaStreamWaitEvent"):
+        start, end = name, close + 1
+        if is_op_at(code.code, start - 1, "(") and code.code[start - 2].is_word("check_cuda"):
+            start, end = start - 2, closing(code.code, start - 1) + 1
+        if _statement(code, start, end):
+            yield Edit(start, end, "")
+
+
 def edits(code: Code, function: Function) -> Iterator[tuple[Kind, Edit]]:
     """All single changes of a function, by kind."""
     for kind in KINDS:

@@ -1,0 +1,309 @@
+// The mode in which the work of streams is put off as late as legal (settings().late_streams).
+//
+// A call that gives a stream something to do returns at once. The work runs when a call waits for
+// it: then all that it comes after runs first, and nothing else does. Of that, what was submitted
+// last runs first as far as the order allows, so that an operation that lacks an event overtakes
+// the one that it needs. In random order of blocks, any that may be next is.
+#include "graph.h"
+
+#include <functional>
+#include <unordered_map>
+
+namespace cudacpu {
+
+// One operation of a stream.
+struct Deferred {
+  uint64_t number;                  // as they were submitted
+  std::vector<DeferredWork> after;  // what has to be done first
+  std::function<cudaError_t()> act;
+  std::string what;  // for a message; "" where it has no effect that a program can see
+  bool done = false;
+  unsigned asked = 0;   // how often a query was answered by cudaErrorNotReady
+  double done_at = -1;  // s, as seconds() counts
+};
+
+// What a stream was given last, which outlives the stream.
+struct DeferredQueue {
+  bool blocking;  // ordered with the legacy default stream
+  DeferredWork last = {};
+};
+
+namespace {
+
+// A program that polls is answered so often that the work is not ready before the work runs.
+constexpr unsigned kNotReadyAnswers = 3;
+
+struct Deferrals {
+  std::recursive_mutex mutex;  // recursive: a host function may call the API
+  std::vector<std::shared_ptr<DeferredQueue>> queues;  // but the legacy default stream's
+  DeferredQueue legacy{true};
+  uint64_t submitted = 0;
+  std::unordered_map<const Deferred*, DeferredWork> pending;
+};
+
+Deferrals& deferrals() {
+  static auto& instance = *new Deferrals;
+  return instance;
+}
+
+// What follows is called with the lock held.
+
+DeferredQueue& queue_of(CUstream_st& stream) {
+  if (!stream.queue) {
+    auto& queues = deferrals().queues;
+    std::erase_if(queues, [](const auto& queue) {
+      return queue.use_count() == 1 && (!queue->last || queue->last->done);
+    });
+    const bool blocking = !(stream.flags & cudaStreamNonBlocking);
+    stream.queue = std::make_shared<DeferredQueue>(DeferredQueue{blocking});
+    queues.push_back(stream.queue);
+  }
+  return *stream.queue;
+}
+
+// What the next operation of this stream comes after: the stream's last one, and across the legacy
+// default stream those of all streams that are ordered with it.
+std::vector<DeferredWork> tails_of(cudaStream_t handle) {
+  CUstream_st* stream = stream_at(handle);
+  std::vector<DeferredWork> tails;
+  auto add = [&](const DeferredQueue& queue) {
+    if (queue.last && !queue.last->done) tails.push_back(queue.last);
+  };
+  if (stream) add(queue_of(*stream));
+  if (!stream || !(stream->flags & cudaStreamNonBlocking)) add(deferrals().legacy);
+  if (!stream)
+    for (const auto& queue : deferrals().queues)
+      if (queue->blocking) add(*queue);
+  return tails;
+}
+
+DeferredWork push(cudaStream_t handle, std::string what, std::function<cudaError_t()> act) {
+  CUstream_st* stream = stream_at(handle);
+  auto work = std::make_shared<Deferred>(
+      Deferred{++deferrals().submitted, tails_of(handle), std::move(act), std::move(what)});
+  (stream ? queue_of(*stream) : deferrals().legacy).last = work;
+  deferrals().pending[work.get()] = work;
+  return work;
+}
+
+// Which of two operations that may both be next is the one that runs: that of the higher rank.
+uint64_t rank_of(const Deferred& work, const Schedule& schedule) {
+  if (schedule.blocks != Order::kRandom) return work.number;
+  uint64_t mixed = (work.number + schedule.seed) * 0x9e3779b97f4a7c15ull;
+  return (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ull;
+}
+
+cudaError_t perform_now(Deferred& work) {
+  work.done = true;  // also if it throws: what failed does not run again
+  work.after.clear();
+  auto act = std::move(work.act);
+  const cudaError_t error = act ? act() : cudaSuccess;
+  work.done_at = seconds();
+  return error;
+}
+
+// Does these, and first all that they come after. Returns the first error.
+cudaError_t complete(const std::vector<DeferredWork>& targets) {
+  struct Node {
+    size_t missing = 0;
+    std::vector<Deferred*> dependents = {};
+  };
+  std::unordered_map<Deferred*, Node> nodes;
+  std::vector<DeferredWork> needed;  // keeps them
+  auto need = [&](const DeferredWork& work) {
+    if (!work->done && nodes.try_emplace(work.get()).second) needed.push_back(work);
+  };
+  for (const DeferredWork& target : targets) need(target);
+  for (size_t i = 0; i < needed.size(); ++i) {
+    const DeferredWork work = needed[i];
+    for (const DeferredWork& before : work->after) {
+      if (before->done) continue;
+      need(before);
+      nodes[before.get()].dependents.push_back(work.get());
+      ++nodes[work.get()].missing;
+    }
+  }
+  const Schedule schedule = settings().schedule.load();
+  auto runs_later = [&](const Deferred* a, const Deferred* b) {
+    return rank_of(*a, schedule) < rank_of(*b, schedule);
+  };
+  std::vector<Deferred*> ready;  // a heap
+  for (const DeferredWork& work : needed)
+    if (!nodes[work.get()].missing) ready.push_back(work.get());
+  std::make_heap(ready.begin(), ready.end(), runs_later);
+  cudaError_t first = cudaSuccess;
+  while (!ready.empty()) {
+    std::pop_heap(ready.begin(), ready.end(), runs_later);
+    Deferred* next = ready.back();
+    ready.pop_back();
+    deferrals().pending.erase(next);
+    if (!next->done) {  // a host function may have waited for it meanwhile
+      const cudaError_t error = perform_now(*next);
+      if (first == cudaSuccess) first = error;
+    }
+    for (Deferred* dependent : nodes[next].dependents) {
+      if (--nodes[dependent].missing) continue;
+      ready.push_back(dependent);
+      std::push_heap(ready.begin(), ready.end(), runs_later);
+    }
+  }
+  if (deferrals().pending.empty()) forget_freed_memory();
+  return first;
+}
+
+// For a query of what runs after these.
+cudaError_t answer(const std::vector<DeferredWork>& tails) {
+  if (tails.empty()) return cudaSuccess;
+  if (tails.back()->asked++ < kNotReadyAnswers) return set_error(cudaErrorNotReady);
+  return complete(tails);
+}
+
+std::vector<DeferredWork> all_pending() {
+  std::vector<DeferredWork> all;
+  for (const auto& [work, owner] : deferrals().pending) all.push_back(owner);
+  return all;
+}
+
+}  // namespace
+
+DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act) {
+  std::lock_guard lock(deferrals().mutex);
+  return push(stream, std::move(what), std::move(act));
+}
+
+cudaError_t defer(cudaStream_t stream, const HostCall& call) {
+  if (cudaError_t error = check(call); error != cudaSuccess) return error;
+  defer(stream, "a host function", [call] { return perform(call); });
+  return cudaSuccess;
+}
+
+cudaError_t defer(cudaStream_t stream, const Release& release) {
+  defer(stream, "", [release] { return perform(release); });
+  return cudaSuccess;
+}
+
+cudaError_t defer(cudaStream_t stream, KernelWork work) {
+  std::string what =
+      format("kernel %s, launched at %s:%d", work.site.kernel ? work.site.kernel : "(unknown)",
+             work.site.file, work.site.line);
+  defer(stream, what, [work = std::move(work), what] {
+    const CallType& type = *work.call_type;
+    std::vector<void*> arguments(type.count + 1);
+    type.find_arguments(work.call, arguments.data());
+    for (size_t i = 0; i < type.count; ++i)
+      if (type.arguments[i].kind == ArgumentKind::kPointer)
+        refuse_freed_memory(*static_cast<void**>(arguments[i]), what);
+    return perform(work);
+  });
+  return cudaSuccess;
+}
+
+cudaError_t wait_for(cudaStream_t stream) {
+  if (!streams_are_late()) return cudaSuccess;
+  std::lock_guard lock(deferrals().mutex);
+  return complete(tails_of(stream));
+}
+
+cudaError_t wait_for(const DeferredWork& work) {
+  if (!work) return cudaSuccess;
+  std::lock_guard lock(deferrals().mutex);
+  return complete({work});
+}
+
+cudaError_t wait_for_all() {
+  if (!streams_are_late()) return cudaSuccess;
+  std::lock_guard lock(deferrals().mutex);
+  return complete(all_pending());
+}
+
+cudaError_t ask(cudaStream_t stream) {
+  if (!streams_are_late()) return cudaSuccess;
+  std::lock_guard lock(deferrals().mutex);
+  return answer(tails_of(stream));
+}
+
+cudaError_t ask(const DeferredWork& work) {
+  if (!work) return cudaSuccess;
+  std::lock_guard lock(deferrals().mutex);
+  return work->done ? cudaSuccess : answer({work});
+}
+
+void defer_wait(cudaStream_t stream, const DeferredWork& event) {
+  if (!event) return;
+  std::lock_guard lock(deferrals().mutex);
+  if (!event->done) push(stream, "", nullptr)->after.push_back(event);
+}
+
+std::optional<double> time_of(const DeferredWork& work) {
+  std::lock_guard lock(deferrals().mutex);
+  return work->done ? std::optional(work->done_at) : std::nullopt;
+}
+
+}  // namespace cudacpu
+
+using namespace cudacpu;
+
+extern "C" {
+
+void cudacpu_set_late_streams(int on) {
+  wait_for_all();
+  settings().late_streams = on != 0;
+}
+
+// The operation that was submitted first of those that nothing has waited for, or "". The text is
+// valid until the next call.
+const char* cudacpu_unfinished_work() {
+  static std::string text;
+  std::lock_guard lock(deferrals().mutex);
+  const Deferred* first = nullptr;
+  for (const auto& [work, owner] : deferrals().pending)
+    if (!work->what.empty() && (!first || work->number < first->number)) first = work;
+  text = first ? first->what : "";
+  return text.c_str();
+}
+
+// Does all that is put off. Throws what the work throws.
+void cudacpu_finish_work() {
+  wait_for_all();
+}
+
+// A launcher's check with late streams begins. All host arrays count as pinned, whose copies are
+// the latest.
+void cudacpu_begin_late_check() {
+  settings().host_is_pinned = true;
+  settings().late_streams = true;
+}
+
+// The current stream copies an argument, late.
+void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
+  defer(current_stream(), "a copy of an argument", [=] {
+    const MemoryOpen open;
+    memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return cudaSuccess;
+  });
+}
+
+// It ends: does what the current stream waits for, then all else. Returns what failed, or which
+// work the current stream does not wait for, or "". The text is valid until the next call.
+const char* cudacpu_end_late_check() {
+  static std::string text;
+  text.clear();
+  std::string unfinished;
+  for (auto wait : {+[] { return wait_for(current_stream()); }, +[] { return wait_for_all(); }}) {
+    try {
+      const cudaError_t error = wait();
+      if (error != cudaSuccess && text.empty()) text = cudaGetErrorString(error);
+    } catch (const std::exception& error) {
+      if (text.empty()) text = error.what();
+    }
+    if (unfinished.empty()) unfinished = cudacpu_unfinished_work();
+  }
+  if (text.empty() && !unfinished.empty())
+    text = "CUDA on CPU: the current stream does not wait for " + unfinished +
+           "\n  record an event behind it, and let the current stream wait for that event";
+  settings().late_streams = false;
+  settings().host_is_pinned = false;
+  return text.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,116 @@
+// Device memory is closed to the host code of a program: its pages cannot be accessed but while a
+// kernel, a copy or a fill runs. On a GPU, host code that follows such a pointer ends with a
+// segmentation fault; here too, with a message.
+//
+// Each kernel opens and closes the pages, which takes time in proportion to them. So memory stays
+// open for a while where that would cost more than kShare of the program's time.
+#include "runtime.h"
+
+#include <sys/mman.h>
+
+#include <map>
+
+namespace cudacpu {
+
+namespace {
+
+constexpr double kShare = 0.05;       // of the program's time
+constexpr double kGrace = 0.02;       // s that may be spent at any time
+constexpr size_t kMostRanges = 4096;  // Linux keeps 65,530 ranges of pages per process
+
+struct DevicePages {
+  std::mutex mutex;
+  std::map<char*, size_t> ranges;  // whole pages: bytes, by address
+  unsigned users = 0;              // kernels, copies and fills that run now
+  bool open = false;
+  double spent = 0;  // s
+  double since = 0;  // the first range: s
+};
+
+DevicePages& pages() {
+  static auto& instance = *new DevicePages;
+  return instance;
+}
+
+std::atomic<bool> closing{false};  // in programs
+std::atomic<bool> any{false};      // range
+
+void protect_range(char* begin, size_t bytes, bool open) {
+  mprotect(begin, bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+// The caller holds the lock.
+void protect_all(bool open) {
+  DevicePages& p = pages();
+  if (p.open == open) return;
+  const double begin = seconds();
+  for (auto [address, bytes] : p.ranges) protect_range(address, bytes, open);
+  p.open = open;
+  p.spent += seconds() - begin;
+}
+
+}  // namespace
+
+void close_to_host(void* address, size_t bytes) {
+  if (!closing.load(std::memory_order_relaxed)) return;
+  DevicePages& p = pages();
+  std::lock_guard lock(p.mutex);
+  if (p.ranges.size() == kMostRanges) return;
+  if (p.ranges.empty()) {
+    install_fault_handlers();
+    p.since = seconds();
+    any.store(true);
+  }
+  p.ranges[static_cast<char*>(address)] = bytes;
+  if (!p.open) protect_range(static_cast<char*>(address), bytes, false);
+}
+
+void open_to_host(void* address) {
+  if (!any.load(std::memory_order_relaxed)) return;
+  DevicePages& p = pages();
+  std::lock_guard lock(p.mutex);
+  auto found = p.ranges.find(static_cast<char*>(address));
+  if (found == p.ranges.end()) return;
+  protect_range(found->first, found->second, true);
+  p.ranges.erase(found);
+}
+
+void begin_device_work() {
+  if (!any.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(pages().mutex);
+  ++pages().users;
+  protect_all(true);
+}
+
+void end_device_work() {
+  if (!any.load(std::memory_order_relaxed)) return;
+  DevicePages& p = pages();
+  std::lock_guard lock(p.mutex);
+  if (p.users > 0 && --p.users > 0) return;  // the first range may be younger than this work
+  if (p.spent <= kGrace + kShare * (seconds() - p.since)) protect_all(false);
+}
+
+// Called by a signal handler, on the thread that accessed it.
+void explain_host_access(const void* address, void* pc) {
+  if (!any.load()) return;
+  for (auto [begin, bytes] : pages().ranges) {
+    const auto offset = static_cast<const char*>(address) - begin;
+    if (offset < 0 || static_cast<size_t>(offset) >= bytes) continue;
+    const std::string line = source_line(pc);
+    fflush(stdout);
+    fprintf(
+        stderr,
+        "CUDA on CPU: host code accessed device memory (address %p, %s from where an allocation "
+        "begins)%s%s\n  a GPU ends the program here: copy it by cudaMemcpy, or allocate it by "
+        "cudaMallocManaged\n",
+        address, in_bytes(static_cast<size_t>(offset)).c_str(), line.empty() ? "" : "\n  at ",
+        line.c_str());
+    return;
+  }
+}
+
+}  // namespace cudacpu
+
+extern "C" void cudacpu_close_device_memory(int on) {
+  cudacpu::closing.store(on != 0);
+}
