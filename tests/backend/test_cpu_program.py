@@ -370,7 +370,8 @@ FAULTS = {
     "hole": ("addresses", "faulty.cu:15"),
     "zeros missing": (
         "unwritten",
-        "faulty.cu:6 reads global memory, byte 0 of an allocation of 256 bytes, which nothing has written",
+        "faulty.cu:6 reads global memory, byte 0 of an allocation of 256 bytes, "
+        "which nothing has written",
     ),
     "pointer": ("addresses", "host code accessed device memory"),
 }
