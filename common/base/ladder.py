@@ -13,7 +13,7 @@ from pathlib import Path
 from common.base.days import Day
 from common.base.declaration import Problem, Rung
 
-_BINDING = re.compile(r"^\s*RUNG\(\s*\w+\s*,\s*((\w+?)_v\d+\w*)", re.MULTILINE)
+_BINDING = re.compile(r"^\s*(?:HOST_)?RUNG\(\s*\w+\s*,\s*((\w+?)_v\d+\w*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)

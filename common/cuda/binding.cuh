@@ -19,6 +19,16 @@
   }                                         \
   static_assert(true, "a RUNG ends with a semicolon")
 
+// The same of a launcher that takes tensors on the host, and copies them itself.
+#define HOST_RUNG(day, name, schema)       \
+  STABLE_TORCH_LIBRARY_FRAGMENT(day, m) {  \
+    m.def(#name schema);                   \
+  }                                        \
+  STABLE_TORCH_LIBRARY_IMPL(day, CPU, m) { \
+    m.impl(#name, TORCH_BOX(&name));       \
+  }                                        \
+  static_assert(true, "a HOST_RUNG ends with a semicolon")
+
 // What the last launcher said by fell_back(); autograd calls launchers on threads of its own.
 struct Fallback {
   std::mutex lock;

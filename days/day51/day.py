@@ -8,7 +8,7 @@ TITLE = "SGEMM with register tiles"
 TEACHES = "Thread coarsening, 1D and 2D register tiles, packs of 16 bytes; loads per multiply-add"
 TOPICS = ("GEMM", "SGEMM", "register tile", "thread coarsening", "bank conflicts", "float4")
 SOURCE = "sgemm_register_tiling.cu"
-INTRODUCES = ("thread coarsening", "K-major")
+INTRODUCES = ("thread coarsening", "K-major", "TF32")
 
 EXERCISE = Exercise(
     function="multiply_tiles",

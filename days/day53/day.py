@@ -8,7 +8,7 @@ TITLE = "Tensor cores through WMMA"
 TEACHES = "WMMA fragments in fp16, bf16, tf32 and int8, and what each type loses against float64"
 TOPICS = ("WMMA", "GEMM", "tensor cores", "fp16", "bf16", "tf32", "int8", "accuracy", "matmul")
 SOURCE = "gemm_wmma.cu"
-INTRODUCES = ("WMMA", "TF32")
+INTRODUCES = ("WMMA",)
 EQUIVALENT = {  # mutants that compute the same, and why
     'run_any: device check dropped: `check(a, "a").on_gpu()` -> `check(a, "a")`': (
         "one tensor on the host fails same_device, and both are refused by PyTorch's dispatcher"

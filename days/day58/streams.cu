@@ -285,19 +285,10 @@ void kepler_non_blocking_beside_legacy(const Tensor& M, Tensor& E, int64_t chunk
 RUNG(day58, kepler, "(Tensor M) -> Tensor");
 
 // These take arrays on the host, so they are registered for the CPU (day 2).
-#define HOST_RUNG(name)                                       \
-  STABLE_TORCH_LIBRARY_FRAGMENT(day58, m) {                   \
-    m.def(#name "(Tensor M, Tensor(a!) E, int chunk) -> ()"); \
-  }                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(day58, CPU, m) {                  \
-    m.impl(#name, TORCH_BOX(&name));                          \
-  }                                                           \
-  static_assert(true, "a HOST_RUNG ends with a semicolon")
-
-HOST_RUNG(kepler_v1_serial);
-HOST_RUNG(kepler_v2_chunks);
-HOST_RUNG(kepler_v3_streams);
-HOST_RUNG(kepler_v4_stages);
-HOST_RUNG(kepler_beside_legacy);
-HOST_RUNG(kepler_beside_per_thread);
-HOST_RUNG(kepler_non_blocking_beside_legacy);
+HOST_RUNG(day58, kepler_v1_serial, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_v2_chunks, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_v3_streams, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_v4_stages, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_beside_legacy, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_beside_per_thread, "(Tensor M, Tensor(a!) E, int chunk) -> ()");
+HOST_RUNG(day58, kepler_non_blocking_beside_legacy, "(Tensor M, Tensor(a!) E, int chunk) -> ()");

@@ -26,7 +26,7 @@ from common.cpu.syntax import (
 )
 
 _TYPES = ("struct", "class", "union", "enum")
-_BINDINGS = re.compile(r"RUNG|(STABLE_)?TORCH_LIBRARY\w*")
+_BINDINGS = re.compile(r"(HOST_)?RUNG|(STABLE_)?TORCH_LIBRARY\w*")
 _KEYWORDS = STATEMENT_WORDS | {"if", "while", "for", "switch", "co_return", "constexpr"}
 
 
@@ -367,7 +367,7 @@ def _declaration(
             for token in tokens[start:end]
             if token.kind == "string" and (match := re.match(r'"(\w+)', token.text))
         }
-        if first == "RUNG":
+        if first in ("RUNG", "HOST_RUNG"):
             bound = {tokens[start + 4].text}
         # A block of a library that names no operator of its own belongs to all of them.
         return Declaration(
