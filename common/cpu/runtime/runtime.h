@@ -313,8 +313,8 @@ struct Settings {
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
-  // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host that
-  // this runtime does not know counts as pageable, or as pinned.
+  // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host
+  // that this runtime does not know counts as pageable, or as pinned.
   std::atomic<bool> late_streams{false};
   std::atomic<bool> host_is_pinned{false};
 };
