@@ -12,14 +12,21 @@ EXTRA_SOURCES = ("gemm_persistent.cu",)
 INTRODUCES = ("warp specialisation",)
 
 EXERCISE = Exercise(
-    function="multiply",
-    task="Add 64 rows of A times B to the sums: four wgmmas, each for 16 values of k.",
+    function="consume",
+    task=(
+        "The loop of a consumer: for each step wait until the stage's tiles have come, multiply, "
+        "and release the stage of the step before once its products have read it. At the end, "
+        "all products are complete."
+    ),
     hints=(
-        "A wgmma takes two descriptors. Where in the tile do 16 further values of k begin?",
-        "For a tile whose rows run along k, 16 values are 32 bytes further. Where the rows run "
-        "along n, they are 16 rows further.",
-        "wgmma_descriptor(tile, Swizzle::k128, leading, 8 * ROW): leading is 0, or BOX_BYTES where "
-        "the rows run along n. Then ptx::wgmma<T, T, Major::kK, P::B_MAJOR>(sums, of_a, of_b).",
+        "Step i uses stage i % STAGES, for the i / STAGES-th time. Which parity does the phase of "
+        "its mbarrier have? When is it certain that a stage has been read?",
+        "mbarrier_wait(full), wgmma_fence, multiply, wgmma_commit. wgmma_wait<1> leaves the group "
+        "of this step in flight: that of the step before is complete, so lane 0 of each warp can "
+        "arrive at its mbarrier in `empty`.",
+        "ptx::mbarrier_wait(&full[step % STAGES], step / STAGES % 2); multiply<P>(sums, stage + "
+        "first, stage + P::A_BYTES); after wgmma_wait<1>: if (step > 0 && threadIdx.x % 32 == 0) "
+        "ptx::mbarrier_arrive(&empty[(step - 1) % STAGES]). After the loop wgmma_wait<0>(sums).",
     ),
 )
 

@@ -153,8 +153,9 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, const std::optional<T
   check(a, "a").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(2).contiguous();
   check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).same_device(a, "a").size(0, a.size(1));
   const int64_t M = a.size(0), K = a.size(1), N = b.size(1);
-  const bool rows = b.stride(1) == 1 && b.stride(0) == N,
-             cols = b.stride(0) == 1 && b.stride(1) == K;
+  // A dimension of one element may have any stride.
+  const bool cols = (K == 1 || b.stride(0) == 1) && (N == 1 || b.stride(1) == K);
+  const bool rows = (N == 1 || b.stride(1) == 1) && (K == 1 || b.stride(0) == N);
   STD_TORCH_CHECK(rows || cols || b.numel() == 0,
                   "b: expected a contiguous matrix or the transpose of one, got strides ",
                   b.stride(0), " and ", b.stride(1));
