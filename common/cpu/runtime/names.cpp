@@ -73,7 +73,7 @@ std::string describe_address(const void* pointer, size_t bytes) {
   }
   std::lock_guard lock(names_mutex);
   const NamedMemory* found = nearest(names, address);
-  return found ? place(*found, address, bytes) : describe_allocation(pointer);
+  return found ? place(*found, address, bytes) : "";
 }
 
 void name_variable(const void* begin, size_t bytes, const char* name) {

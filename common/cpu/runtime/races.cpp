@@ -120,8 +120,10 @@ void report(const char* what, const Access& access, const Place& first) {
   const Configuration& config = traced.launch->config;
   Place second{access.site, running.block->number, running.rank, access.kind, access.bytes};
   auto* pointer = reinterpret_cast<const void*>(access.address);
+  std::string memory = describe_address(pointer, access.bytes);
+  if (memory.empty()) memory = describe_allocation(pointer);
   all.findings.push_back({what, kernel_number(), config.block, config.grid, access.space,
-                          describe_address(pointer, access.bytes), first, second});
+                          std::move(memory), first, second});
 }
 
 void report_unwritten(const Access& access) {
