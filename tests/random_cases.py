@@ -84,6 +84,13 @@ def arrangements(tensor: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
         yield "not aligned, like x[1:]", unaligned(tensor)
 
 
+# What a day's inputs raise for a shape that they do not know, such as patches of no pixels.
+_UNKNOWN_SHAPE = (
+    *(ProblemError, ValueError, ArithmeticError),
+    *(RuntimeError, AssertionError, LookupError),
+)
+
+
 class TimeIsUp(KeyboardInterrupt):
     """Ends the search: hypothesis lets it pass, as it does Ctrl-C."""
 
@@ -137,7 +144,7 @@ def explore(
         drawn = Draw(case, backend, numbers)
         try:
             args = problem.inputs(case, drawn)
-        except (ProblemError, ValueError, RuntimeError, AssertionError, LookupError):
+        except _UNKNOWN_SHAPE:
             return  # a shape that the day's inputs do not know
         text = f"{case}, draw {numbers}"
         tensors = [i for i, value in enumerate(args) if isinstance(value, Tensor)]

@@ -63,7 +63,8 @@ __device__ Chunk<T, N> gradient(const Chunk<T, N>& gy, const Chunk<T, N>& h,
   Chunk<T, N> gx;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const float g = static_cast<float>(gy.at[i]) * static_cast<float>(weight.at[i]);
+    // Rounded, as it was summed: as part of an FMA, g would not cancel against the mean of one g.
+    const float g = __fmul_rn(static_cast<float>(gy.at[i]), static_cast<float>(weight.at[i]));
     const float n = s.normalise(static_cast<float>(h.at[i]));
     gx.at[i] =
         static_cast<T>(s.rstd * (g - means.g - n * means.gn) + static_cast<float>(more.at[i]));
