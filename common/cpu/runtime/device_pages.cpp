@@ -7,6 +7,7 @@
 #include "runtime.h"
 
 #include <sys/mman.h>
+#include <time.h>
 
 #include <map>
 
@@ -15,7 +16,7 @@ namespace cudacpu {
 namespace {
 
 constexpr double kShare = 0.05;       // of the program's time
-constexpr double kGrace = 0.02;       // s that may be spent at any time
+constexpr double kGrace = 0.05;       // s that may be spent at any time
 constexpr size_t kMostRanges = 4096;  // Linux keeps 65,530 ranges of pages per process
 
 struct DevicePages {
@@ -39,14 +40,21 @@ void protect_range(char* begin, size_t bytes, bool open) {
   mprotect(begin, bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
+// Of the processor: a thread that waits for a core spends none.
+double own_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 // The caller holds the lock.
 void protect_all(bool open) {
   DevicePages& p = pages();
   if (p.open == open) return;
-  const double begin = seconds();
+  const double begin = own_seconds();
   for (auto [address, bytes] : p.ranges) protect_range(address, bytes, open);
   p.open = open;
-  p.spent += seconds() - begin;
+  p.spent += own_seconds() - begin;
 }
 
 }  // namespace
