@@ -27,7 +27,7 @@ from common.bench.counters import (
     columns_file,
     counted_columns,
 )
-from common.bench.showing import peak_memory, print_table, seconds
+from common.bench.showing import peak_memory, print_table, rows_as_json, seconds
 from common.check.sparse_matrices import (
     coo_product,
     csr_product,
@@ -76,6 +76,7 @@ __all__ = [
     "played",
     "print_table",
     "row_lengths",
+    "rows_as_json",
     "rows_of",
     "save_pictures",
     "seconds",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -67,3 +68,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         line = first.ljust(widths[0])
         line += "".join(f"  {cell:>{w}}" for cell, w in zip(others, widths[1:], strict=True))
         print(line.rstrip())
+
+
+def rows_as_json(found: Mapping[str, Sequence[object]]) -> str:
+    """Rows by name as the text of a file, a line per row: so that a diff shows what changed."""
+    lines = [
+        f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        for name, rows in found.items()
+    ]
+    return "{\n" + "\n ],\n".join(lines) + "\n ]\n}\n"

@@ -49,21 +49,22 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
     runtime = libraries.build_runtime(platform)
     command = [platform.compiler, *libraries.flags(platform), _STANDARD]
     command += [*(f"-I{folder}" for folder in folders), "-pthread", _RETURNS, *flags]
-    reached = {file for source in sources for file in sources_of(source, roots)}
-    if any(name.startswith(b"thrust/") for name in _system_includes(reached)):
+    reached = {source: sources_of(source, roots) for source in sources}
+    everything = sorted({file for files in reached.values() for file in files})
+    if any(name.startswith(b"thrust/") for name in _system_includes(everything)):
         command += _THRUST
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     files: list[Path] = []
     compiled: list[Path] = []
     for source in sources:
         if source.suffix == ".cu":
-            cpp = _rewritten(source, roots, platform, command)
+            cpp = _rewritten(source, reached[source], roots, platform, command)
             files += libraries.texts(cpp)
             compiled.append(cpp)
         else:
-            files += sources_of(source, roots)
+            files += reached[source]
             compiled.append(source)
-    compiled += vendor.objects(sorted(reached), platform)
+    compiled += vendor.objects(everything, platform)
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
     parts = [platform.compiler_version, str(runtime), *map(str, sources), *command]
     key = digest([*parts, *map(str, compiled)], [_SUPPORT, *files, *backend.HEADERS])
@@ -96,14 +97,19 @@ def _explained(message: str) -> str:
     )
 
 
-def _rewritten(source: Path, roots: list[Path], platform: Platform, command: Sequence[str]) -> Path:
-    """The `.cpp` of a `.cu`. Raises BuildError.
+def _rewritten(
+    source: Path,
+    files: list[Path],
+    roots: list[Path],
+    platform: Platform,
+    command: Sequence[str],
+) -> Path:
+    """The `.cpp` of a `.cu`; files: all that it reaches, itself too. Raises BuildError.
 
     What is refused may stand under a condition that only the preprocessor can decide: then it is
     made to say which macros there are, which costs about half a second.
     """
     name = f"program-{source.stem}"
-    files = sources_of(source, roots)
     given = _given(command)
     try:
         return libraries.rewritten(name, source, files, roots, platform.model, Macros(given))

@@ -35,6 +35,13 @@ inline void require_capability(int major, int minor, const char* feature) {
                   ".", has % 10);
 }
 
+// Refuses every GPU but those of compute capability 9.0: later ones have other instructions.
+inline void require_wgmma() {
+  const int has = compute_capability();
+  STD_TORCH_CHECK(has == 90, "this card lacks wgmma: it needs compute capability 9.0, the ",
+                  "card has ", has / 10, ".", has % 10);
+}
+
 // Refuses a GPU whose blocks cannot have so much shared memory:
 //
 //   require_shared_memory(sizeof(Tiles<128>), "a tile of 128");

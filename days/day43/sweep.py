@@ -1,12 +1,11 @@
 """The sweep: registers, block size and shared memory against bandwidth and FLOP/s."""
 
 import io
-import json
 from functools import partial
 
 import torch
 
-from common.day import print_table, seconds
+from common.day import print_table, rows_as_json, seconds
 
 COUNTS = (1, 2, 4, 8)  # packs, or chains, per thread
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads
@@ -94,11 +93,7 @@ def print_best(found):
 
 def files(found):
     """The sweep as data, a line per launch, and as a plot."""
-    lines = [
-        f" {json.dumps(title)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in launches)
-        for title, launches in found.items()
-    ]
-    return dict(zip(FILES, ("{\n" + "\n ],\n".join(lines) + "\n ]\n}\n", svg(found)), strict=True))
+    return dict(zip(FILES, (rows_as_json(found), svg(found)), strict=True))
 
 
 def svg(found):

@@ -291,9 +291,7 @@ Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
   STD_TORCH_CHECK(repeats >= 0 && repeats <= INT32_MAX, "repeats: expected 0 to 2^31 - 1, got ",
                   repeats);
   const DeviceGuard guard(a);
-  const int capability = compute_capability();
-  STD_TORCH_CHECK(capability == 90, "this card lacks wgmma: it needs compute capability 9.0, the ",
-                  "card has ", capability / 10, ".", capability % 10);
+  require_wgmma();
   Tensor d = torch::stable::new_empty(a, {a.size(0), M, N}, ScalarType::Float);
   if (a.size(0) == 0) return d;
   require_shared_memory(sizeof(Tiles), "the tiles of wgmma");

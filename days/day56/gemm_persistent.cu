@@ -12,8 +12,6 @@
 
 #include <algorithm>
 
-constexpr int CONSUMERS = 2, CONSUMER_WARPS = CONSUMERS * 4;
-constexpr int THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr int STAGES = 4;
 
 // A consumer stores its 64 rows of C in parts of 64 columns, each through one of two buffers.

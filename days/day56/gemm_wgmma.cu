@@ -154,8 +154,6 @@ Tensor gemm_v2_pipeline(const Tensor& a, const Tensor& b, const std::optional<Te
 //   full[s]    the tiles of stage s have come           1 arrival and the bytes, by the producer
 //   empty[s]   the products have read stage s           an arrival per consumer warp
 
-constexpr int CONSUMERS = 2, CONSUMER_WARPS = CONSUMERS * 4;
-
 // A consumer: sums += its 64 rows of A, `first` bytes into a stage, times B, for all steps.
 template <typename P, int STAGES>
 __device__ __forceinline__ void consume(float (&sums)[P::BN / 2], const char* stages, int first,
@@ -173,7 +171,7 @@ __device__ __forceinline__ void consume(float (&sums)[P::BN / 2], const char* st
 }
 
 template <typename P, int STAGES>
-__global__ void __launch_bounds__(WARPGROUP * (1 + CONSUMERS), 1)
+__global__ void __launch_bounds__(THREADS, 1)
     gemm_v3_warp_roles_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
                               const __grid_constant__ TensorMap b) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -211,16 +209,16 @@ __global__ void __launch_bounds__(WARPGROUP * (1 + CONSUMERS), 1)
 template <int BN, int STAGES>
 Tensor gemm_with_roles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
                        int64_t activation, const char* name) {
-  return multiply_matrices(
-      a, b, bias, activation, name, [&]<typename T>(const Gemm<T>& p, auto major) {
-        using P = Tile<T, 128, BN, major()>;
-        constexpr size_t SHARED = STAGES * P::BYTES + TILE_ALIGNMENT;
-        const auto kernel = gemm_v3_warp_roles_kernel<P, STAGES>;
-        require_shared_memory(SHARED, "the pairs of tiles");
-        allow_shared(kernel, SHARED);
-        kernel<<<tile_grid<P>(p), WARPGROUP * (1 + CONSUMERS), SHARED, current_stream(a)>>>(
-            p, map_of_a<P>(p), map_of_b<P>(p));
-      });
+  return multiply_matrices(a, b, bias, activation, name,
+                           [&]<typename T>(const Gemm<T>& p, auto major) {
+                             using P = Tile<T, 128, BN, major()>;
+                             constexpr size_t SHARED = STAGES * P::BYTES + TILE_ALIGNMENT;
+                             const auto kernel = gemm_v3_warp_roles_kernel<P, STAGES>;
+                             require_shared_memory(SHARED, "the pairs of tiles");
+                             allow_shared(kernel, SHARED);
+                             kernel<<<tile_grid<P>(p), THREADS, SHARED, current_stream(a)>>>(
+                                 p, map_of_a<P>(p), map_of_b<P>(p));
+                           });
 }
 
 Tensor gemm_v3_warp_roles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,

@@ -31,6 +31,10 @@ constexpr int ROW = BK * 2;     // bytes of a row of a tile
 constexpr int WARPGROUP = 128;  // threads that issue a wgmma together, for 64 rows of A
 constexpr int ROWS = 64;        // of A per wgmma
 
+// From v3 on: one warpgroup loads, and CONSUMERS of them multiply, each its own rows of A.
+constexpr int CONSUMERS = 2, CONSUMER_WARPS = CONSUMERS * 4;
+constexpr int THREADS = WARPGROUP * (1 + CONSUMERS);
+
 // BM × BN elements of C. B_MAJOR: kK where B is stored as (N, K), else kMN: then 64 columns and BK
 // rows make up a box of 8 KB, and a tile has BN / 64 of them.
 template <typename Element, int M, int N, Major B>
@@ -119,12 +123,6 @@ __device__ __forceinline__ void store_sums(float (&sums)[COUNT], const Gemm<T>& 
 
 // ---------------------------------------------------------------------------------------------
 // Launchers.
-
-inline void require_wgmma() {
-  const int capability = compute_capability();
-  STD_TORCH_CHECK(capability == 90, "this card lacks wgmma: it needs compute capability 9.0, the ",
-                  "card has ", capability / 10, ".", capability % 10);
-}
 
 // The matrix t by rows that are adjacent in memory.
 template <typename T>

@@ -1,12 +1,11 @@
 """When copies and kernels ran, by events, as a picture; and what a stream's priority changes."""
 
 import io
-import json
 import statistics
 
 import torch
 
-from common.day import print_table
+from common.day import print_table, rows_as_json
 
 N, CHUNK, STREAMS = 1 << 24, 1 << 20, 4
 STAGES = ("copy in", "kernel", "copy out")
@@ -74,11 +73,7 @@ def print_stages(found):
 
 def files(found):
     """The times as data, a line per chunk, and the picture."""
-    lines = [
-        f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in chunks)
-        for name, chunks in found.items()
-    ]
-    return dict(zip(FILES, ("{\n" + "\n ],\n".join(lines) + "\n ]\n}\n", svg(found)), strict=True))
+    return dict(zip(FILES, (rows_as_json(found), svg(found)), strict=True))
 
 
 def svg(found):

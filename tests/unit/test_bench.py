@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.base.declaration import Case, Cost, Problem, Rung, Target
 from common.base.outcome import Timing
 from common.bench import timing as bench
 from common.bench.ceilings import Ceilings
+from common.bench.showing import rows_as_json
 from common.check.device import Backend
 
 CEILINGS = Ceilings(
@@ -199,3 +201,12 @@ def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
     found = bench.time_problem(problem(**declared), calls, Backend("cpu"), None, quick=True)
     assert isinstance(found["kept"], str) and "a copy of as many bytes reaches" in found["kept"]
     assert isinstance(found["copied"], Timing), found["copied"]
+
+
+def test_rows_are_written_a_line_each() -> None:
+    found = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
+    text = rows_as_json(found)
+    assert json.loads(text) == found
+    assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [
+        *("[0, 1.5]", "[1, 2.5]", '["a"]')
+    ]
