@@ -3,7 +3,7 @@
 Listing days reads day.py without running it. What runs it has imported PyTorch already.
 """
 
-from common.base.cache import Entry, cached, digest
+from common.base.cache import Entry, cache_directory, cached, digest
 from common.base.declaration import (
     COMPILE,
     Case,
@@ -19,6 +19,7 @@ from common.base.declaration import (
     streamed,
 )
 from common.base.outcome import Skip
+from common.bench.ceilings import raise_ceilings
 from common.bench.counters import (
     SECTORS,
     WAVEFRONTS,
@@ -27,7 +28,15 @@ from common.bench.counters import (
     columns_file,
     counted_columns,
 )
-from common.bench.showing import peak_memory, print_table, rows_as_json, seconds
+from common.bench.showing import (
+    card_state,
+    launches_of,
+    peak_memory,
+    print_table,
+    rows_as_json,
+    seconds,
+    seconds_in_turn,
+)
 from common.check.sparse_matrices import (
     coo_product,
     csr_product,
@@ -59,7 +68,9 @@ __all__ = [
     "Skip",
     "Target",
     "Tolerance",
+    "cache_directory",
     "cached",
+    "card_state",
     "columns_file",
     "coo_product",
     "counted_columns",
@@ -71,15 +82,18 @@ __all__ = [
     "ell_product",
     "grid",
     "hills_at_night",
+    "launches_of",
     "one_tensor",
     "peak_memory",
     "played",
     "print_table",
+    "raise_ceilings",
     "row_lengths",
     "rows_as_json",
     "rows_of",
     "save_pictures",
     "seconds",
+    "seconds_in_turn",
     "sparse_matrix",
     "streamed",
 ]

@@ -1,6 +1,8 @@
-"""What the GPU can do at most: measured here, kept by GPU, held beside every rung's rate.
+"""What the GPU can do at most: measured, kept by GPU, held beside every rung's rate.
 
-Day 50 teaches how each of these is measured.
+Day 50's kernels measure it, and a run of that day on a GPU keeps what they find (`raise_ceilings`).
+Until then PyTorch's operators measure it, since a first run of another day should not wait for the
+build of day 50.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,17 +43,35 @@ class Ceilings:
 
 def ceilings(cache: Path) -> Ceilings:
     """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
-    properties = torch.cuda.get_device_properties(0)
-    slug = re.sub(r"\W+", "-", properties.name.lower())
-    file = cache / f"ceilings-4-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    file = _file(cache)
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
     measured = measure()
-    cache.mkdir(parents=True, exist_ok=True)
+    _keep(file, measured)
+    return measured
+
+
+def raise_ceilings(found: Mapping[str, float], cache: Path) -> None:
+    """Keeps the rates of day 50's kernels as the current GPU's ceilings from now on.
+
+    found: rates by field of Ceilings, in its units. Where PyTorch's operator reached more, that
+    stays the ceiling: a maximum is the most that was seen.
+    Raises KeyError for a name that is none of Ceilings.
+    """
+    known = asdict(ceilings(cache))
+    _keep(_file(cache), Ceilings(**known | {k: max(known[k], v) for k, v in found.items()}))
+
+
+def _file(cache: Path) -> Path:
+    slug = re.sub(r"\W+", "-", torch.cuda.get_device_properties(0).name.lower())
+    return cache / f"ceilings-4-{slug}-torch{torch.__version__.split('+')[0]}.json"
+
+
+def _keep(file: Path, measured: Ceilings) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(asdict(measured)))
     os.replace(unfinished, file)
-    return measured
 
 
 def measure() -> Ceilings:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,6 +61,62 @@ def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / 1e3)
     return times
+
+
+def seconds_in_turn(
+    calls: Mapping[str, Callable[[], object]], turn: float = 0.05, rounds: int = 10
+) -> dict[str, float]:
+    """Seconds per call of each under load: the calls take turns, and in each turn one is launched
+    back to back for `turn` seconds. Medians of the rounds. Without a GPU by the host's clock.
+
+    Unlike single calls with pauses between them, the card keeps the clock that it can sustain.
+    """
+    once = {name: seconds(call, 3) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times = max(1, round(turn / once[name]))
+
+            def repeated(call: Callable[[], object] = call, times: int = times) -> None:
+                for _ in range(times):
+                    call()
+
+            if torch.cuda.is_available():
+                samples[name] += [taken / times for taken in gpu_times(repeated, 1)]
+            else:
+                began = time.perf_counter()
+                repeated()
+                samples[name].append((time.perf_counter() - began) / times)
+    return {name: statistics.median(taken) for name, taken in samples.items()}
+
+
+def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
+    """The kernels that a call launches, as PyTorch's profiler reports them: name, "registers per
+    thread", "shared memory" (bytes per block), "grid" and "block". Needs a GPU."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="launches-") as folder:
+        trace = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    return [
+        {"name": event["name"], **event["args"]} for event in events if event.get("cat") == "kernel"
+    ]
+
+
+def card_state() -> str:
+    """Clock of the multiprocessors and power at this moment, by nvidia-smi; "" without one."""
+    query = "--query-gpu=clocks.sm,power.draw.instant"
+    try:
+        run = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return ""
+    return run.stdout.strip().splitlines()[0] if run.returncode == 0 else ""
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,14 +1,13 @@
 """What the day's kernels measure: ceilings, latencies, launches; and five lies."""
 
 import statistics
-import subprocess
 import time
 from collections import namedtuple
 from functools import partial
 
 import torch
 
-from common.day import print_table, seconds
+from common.day import cache_directory, card_state, print_table, raise_ceilings, seconds
 
 from .problems import K, M, N, chain
 
@@ -16,15 +15,25 @@ from .problems import K, M, N, chain
 Sizes = namedtuple("Sizes", "large threads rounds steps")
 GPU = Sizes(large=1 << 28, threads=2048, rounds=2000, steps=20_000)
 
+# The runner's ceilings, by the name of the row that measures them here.
+CEILINGS = {
+    "copy": "copy",
+    "read": "read",
+    "multiply-adds, fp32": "fp32",
+    "multiply-adds, int32": "int32",
+    "tensor cores, bf16": "tensor",
+}
+
 
 def tables(operators, device, sizes):
     """Prints all tables. sizes: a Sizes; the tests take a small one."""
     multiprocessors = 1
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    print_table(
-        ["ceiling", "kernel", "PyTorch"], ceilings(operators, device, sizes, multiprocessors)
-    )
+    rates = ceilings(operators, device, sizes, multiprocessors)
+    print_table(["ceiling", "kernel", "PyTorch"], [shown(name, *rates[name]) for name in rates])
+    if device.type == "cuda":  # what the runner holds every rung's rate beside, from now on
+        raise_ceilings({CEILINGS[name]: rates[name][0] for name in CEILINGS}, cache_directory())
     print_table(["latency", "ns per load"], latencies(operators, device, sizes))
     print_table(["launch", "µs"], launches(operators, device))
     print_table(["lie", "it says", "the truth"], lies(operators, device, sizes, multiprocessors))
@@ -48,44 +57,45 @@ def tensor_rate(operators, device, sizes, multiprocessors, zeros=False):
     return 2 * M * N * K * count * sizes.rounds / seconds(call) / 1e12
 
 
-def ceilings(operators, device, sizes, multiprocessors):
-    """Rows of (what, rate of the day's kernel, rate of PyTorch's operator or "")."""
+def shown(name, rate, unit, library):
+    """A row of the table of ceilings."""
+    return name, f"{rate:.4g} {unit}", f"{library:.4g}" if library else ""
 
-    def row(what, unit, work, call, library=None):
-        theirs = f"{work / seconds(library):.4g}" if library else ""
-        return what, f"{work / seconds(call):.4g} {unit}", theirs
+
+def ceilings(operators, device, sizes, multiprocessors):
+    """By name: rate of the day's kernel, its unit, rate of PyTorch's operator or None."""
+    rates = {}
+
+    def measure(name, unit, work, call, library=None):
+        rates[name] = work / seconds(call), unit, work / seconds(library) if library else None
 
     x = torch.randn(sizes.large, device=device)
     y = torch.empty_like(x)
     gb, tflop = x.nbytes / 1e9, 2 * 8 / 1e12  # tflop: of one element and step
-    rows = [
-        row("copy", "GB/s", 2 * gb, partial(operators.copy_v2_four_packs, x), partial(y.copy_, x)),
-        row("read", "GB/s", gb, partial(operators.read_global, x.view(torch.int32), 1), x.sum),
-    ]
+    copy = partial(operators.copy_v2_four_packs, x)
+    measure("copy", "GB/s", 2 * gb, copy, partial(y.copy_, x))
+    measure("read", "GB/s", gb, partial(operators.read_global, x.view(torch.int32), 1), x.sum)
     del x, y
     small = words(sizes.large // 64, device)  # 16 MB: a quarter of an H200's L2
     work = 20 * small.nbytes / 1e9
-    rows.append(row("read, L2", "GB/s", work, partial(operators.read_global, small, 20)))
+    measure("read, L2", "GB/s", work, partial(operators.read_global, small, 20))
     shared = words(1024 * 8 * multiprocessors, device)
     work = sizes.rounds * shared.nbytes / 1e9
-    rows.append(
-        row("read, shared", "GB/s", work, partial(operators.read_shared, shared, sizes.rounds))
-    )
+    measure("read, shared", "GB/s", work, partial(operators.read_shared, shared, sizes.rounds))
     count = sizes.threads * multiprocessors
     for name, lanes in (
         ("fp32", torch.rand(count, device=device)),
         ("fp16", torch.rand(count, device=device).half()),
         ("int32", words(count, device)),
     ):
-        work = tflop * count * sizes.rounds
         call = partial(operators.multiply_adds, lanes, sizes.rounds)
-        rows.append(row(f"multiply-adds, {name}", "TFLOP/s", work, call))
+        measure(f"multiply-adds, {name}", "TFLOP/s", tflop * count * sizes.rounds, call)
     n = 8192 if device.type == "cuda" else 64
     a, b = (torch.randn(n, n, device=device).bfloat16() for _ in range(2))
     theirs = 2 * n**3 / seconds(lambda: a @ b) / 1e12
     mine = tensor_rate(operators, device, sizes, multiprocessors)
-    rows.append(("tensor cores, bf16", f"{mine:.4g} TFLOP/s", f"{theirs:.4g}"))
-    return rows
+    rates["tensor cores, bf16"] = mine, "TFLOP/s", theirs
+    return rates
 
 
 def latencies(operators, device, sizes):
@@ -120,18 +130,6 @@ def launches(operators, device):
             many()
         rows.append(("in a CUDA graph", f"{seconds(graph.replay) / 100 * 1e6:.2f}"))
     return rows
-
-
-def card_state():
-    """Clock of the multiprocessors and power, by nvidia-smi; "" without one."""
-    query = "--query-gpu=clocks.sm,power.draw"
-    try:
-        run = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        return ""
-    return run.stdout.strip().splitlines()[0] if run.returncode == 0 else ""
 
 
 def cold_seconds(call, large):

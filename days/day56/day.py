@@ -2,7 +2,7 @@
 
 from common.day import Exercise
 
-from . import products
+from . import ladder, products
 
 TITLE = "GEMM with wgmma"
 TEACHES = "wgmma, a TMA pipeline, producer and consumers, persistent tiles, clusters and multicast"
@@ -31,3 +31,8 @@ EXERCISE = Exercise(
 )
 
 PROBLEMS = products.problems
+
+
+def show(operators, device):
+    """On a GPU: the ladder beside cuBLAS, many shapes, and what the data changes."""
+    return ladder.show_ladder(operators, device)

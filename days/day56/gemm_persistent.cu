@@ -132,7 +132,8 @@ struct Roles {
     if constexpr (CLUSTER == 1) {
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[s]);
     } else {
-      if (threadIdx.x % 32 < CLUSTER) ptx::mbarrier_arrive_at_rank(&empty[s], threadIdx.x % 32);
+      const uint32_t lane = threadIdx.x % 32;
+      if (lane < CLUSTER) ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], lane);
     }
   }
 

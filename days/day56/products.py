@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
-FIRST = (
+RUNGS = (
     Rung("gemm_v1_one_warpgroup", "threads copy, one warpgroup multiplies"),
     Rung("gemm_v2_pipeline", "TMA, three stages"),
     Rung("gemm_v3_warp_roles", "a producer, two consumers"),
@@ -51,7 +51,7 @@ def product(name, cases, transposed, activation=None, timed=False):
         name=name,
         inputs=inputs,
         reference=formula,
-        rungs=FIRST,
+        rungs=RUNGS,
         cases=cases,
         bench=Case((8192, 8192, 8192), dtype="bfloat16"),
         bench_cpu=Case((256, 256, 128), dtype="bfloat16"),

@@ -212,7 +212,7 @@ __global__ void hand_out_kernel(const int* x, int* y, int rows) {
     const int value = buffers[b][kThreads - 1 - t];
     y[((cluster * rows + row) * size + rank) * kThreads + kThreads - 1 - t] = value * (rank + 1);
     __syncthreads();  // all of this block have read, before one of them says so
-    if (t == 0) ptx::mbarrier_arrive_at_rank(&empty[b], 0);
+    if (t == 0) ptx::mbarrier_arrive_relaxed_at_rank(&empty[b], 0);
   }
   ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();

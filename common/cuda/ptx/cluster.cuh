@@ -249,7 +249,28 @@ __device__ __forceinline__ void mbarrier_arrive_at_rank(uint64_t* barrier, uint3
 #endif
 }
 
-// The same, and `bytes` more are due there in this phase.
+// The same, but it orders nothing, so nvcc need not wait until this thread's writes are visible in
+// the cluster: for a thread that only read, as a consumer that returns a buffer. The CPU backend
+// takes it for a release: its race detector misses a write before it.
+// PTX: mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [barrier]; where mapa.shared::cluster
+// has made the address
+__device__ __forceinline__ void mbarrier_arrive_relaxed_at_rank(uint64_t* barrier,
+                                                                uint32_t rank PTX_HERE) {
+#ifdef CUDA_ON_CPU
+  cudacpu::mbarrier_arrive_at_rank(barrier, rank, 0, PTX_SITE);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 address; mapa.shared::cluster.u32 address, %0, %1; "
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [address]; }" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+// mbarrier_arrive_at_rank, and `bytes` more are due there in this phase.
 // PTX: mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [barrier], bytes; where
 // mapa.shared::cluster has made the address
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes_at_rank(uint64_t* barrier,
