@@ -110,7 +110,8 @@ def time_problem(
         host_timed=any(rung.host_timed for rung in rungs.values()),
     )
     try:
-        contenders.append(_prepare(backend, plain, step(problem.pytorch, inputs), inputs, writes))
+        call = step(problem.pytorch, inputs)
+        contenders.append(_prepare(backend, plain, call, inputs, writes, baseline=True))
     except RuntimeError as error:
         raise MeasuringFault(
             "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
@@ -121,7 +122,8 @@ def time_problem(
         call = each.call or torch.compile(problem.pytorch, dynamic=False)
         other = Rung(each.name, "", not_captured=each.not_captured, host_timed=plain.host_timed)
         try:
-            contenders.append(_prepare(backend, other, step(call, inputs), inputs, writes))
+            call = step(call, inputs)
+            contenders.append(_prepare(backend, other, call, inputs, writes, baseline=True))
         except Exception as error:  # a Skip, or the library's own failure: the rungs go on
             missing.append(f"{each.name} is not timed: {message_of(error).splitlines()[0]}")
 
@@ -331,8 +333,13 @@ def _prepare(
     call: Callable[..., Any],
     inputs: tuple[Any, ...],
     writes: list[int],
+    baseline: bool = False,
 ) -> Contender:
-    """writes: positions of arguments that a call may write, so that it needs copies of them."""
+    """writes: positions of arguments that a call may write, so that it needs copies of them.
+
+    baseline: of a long call, time the graph or the call itself, whichever is faster. A copy by
+    cudaMemcpyAsync, such as that of torch.clone, is slower as a node of a graph.
+    """
     last: list[Any] = [None]
     arguments = _with_copies(inputs, writes)
 
@@ -370,7 +377,8 @@ def _prepare(
     graph = _capture([once])
     single = _event_seconds(graph.replay)
     if single >= SHORT:
-        return contender(graph.replay, 1, "events", False, [arguments])
+        by_call = baseline and _event_seconds(once) < single
+        return contender(once if by_call else graph.replay, 1, "events", False, [arguments])
     # Each call of the batch has inputs of its own, or it would find the last call's in the cache.
     batch = min(32, max(2, round(10 * SHORT / single)))
     copies = [tuple(_clone(value) for value in inputs) for _ in range(batch)]

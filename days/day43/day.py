@@ -81,7 +81,7 @@ def mapped(x, c, steps):
 
 def map_pytorch(x, c, steps):
     """One operator per step."""
-    c = x.new_tensor(c)
+    c = x.new_full((), c)
     for _ in range(steps):
         x = torch.addcmul(c, x, x)
     return x

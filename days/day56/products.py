@@ -36,7 +36,7 @@ def cublas(a, b, bias=None, activation=0):
 
 def cost(case):
     M, N, K = case.shape
-    return Cost(bytes=2 * (M * K + K * N + M * N), flops=2 * M * N * K)
+    return Cost(bytes=2 * (M * K + K * N + M * N), flops=2 * M * N * K, unit="tensor")
 
 
 def product(name, cases, transposed, activation=None, timed=False):
