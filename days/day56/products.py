@@ -11,7 +11,8 @@ RUNGS = (
     Rung("gemm_v3_warp_roles", "a producer, two consumers"),
     Rung("gemm_v4_wide_tiles", "128 × 256 per block"),
     Rung("gemm_v5_persistent", "persistent, grouped tiles, C by TMA"),
-    Rung("gemm_v6_clusters", "clusters of two, B by multicast", target=Target(1.02, "pytorch")),
+    Rung("gemm_v6_ping_pong", "128 × 192, consumers take turns"),
+    Rung("gemm_v7_clusters", "clusters of two, B by multicast", target=Target(1.02, "pytorch")),
 )
 TYPES = ["bfloat16", "float16"]
 # (M, N, K): whole tiles; less than one; several tiles of odd sizes; more tiles than blocks.

@@ -59,14 +59,18 @@ __device__ __forceinline__ void multiply(float (&sums)[P::BN / 2], const char* a
   }
 }
 
-// Starts to load B's columns [n, n + COLS) of step k. COLS: a part of BN.
-template <typename P, int COLS = P::BN, typename Load>
-__device__ __forceinline__ void load_b(char* tile, int n, int k, Load load) {
+// Starts to load the `rank`-th of PARTS equal parts of B's tile of step k, which is BN columns from
+// n on: parts of the columns where B is stored as (N, K), else parts of the values of k.
+template <typename P, int PARTS = 1, typename Load>
+__device__ __forceinline__ void load_b(char* tile, int n, int k, int rank, Load load) {
   if constexpr (P::B_MAJOR == Major::kK) {
-    load(tile, k, n);
+    load(tile + rank * (P::B_BYTES / PARTS), k, n + rank * (P::BN / PARTS));
   } else {
 #pragma unroll
-    for (int i = 0; i < COLS / 64; ++i) load(tile + i * P::BOX_BYTES, n + i * 64, k);
+    for (int i = 0; i < P::BN / 64; ++i) {
+      load(tile + i * P::BOX_BYTES + rank * (P::BOX_BYTES / PARTS), n + i * 64,
+           k + rank * (BK / PARTS));
+    }
   }
 }
 
@@ -76,7 +80,7 @@ __device__ __forceinline__ void load_tiles(char* stage, const TensorMap& a, cons
                                            int m, int n, int k, uint64_t* full) {
   ptx::mbarrier_arrive_expect_bytes(full, P::BYTES);
   ptx::load_tensor(stage, a, {k, m}, full);
-  load_b<P>(stage + P::A_BYTES, n, k,
+  load_b<P>(stage + P::A_BYTES, n, k, 0,
             [&](char* to, int inner, int outer) { ptx::load_tensor(to, b, {inner, outer}, full); });
 }
 
@@ -135,10 +139,10 @@ template <typename P>
 TensorMap map_of_a(const Gemm<typename P::T>& p) {
   return tile_map(p.a, p.M, p.K, P::BM, BK);
 }
-template <typename P, int COLS = P::BN>
+template <typename P, int PARTS = 1>
 TensorMap map_of_b(const Gemm<typename P::T>& p) {
-  return P::B_MAJOR == Major::kK ? tile_map(p.b, p.N, p.K, COLS, BK)
-                                 : tile_map(p.b, p.K, p.N, BK, 64);
+  return P::B_MAJOR == Major::kK ? tile_map(p.b, p.N, p.K, P::BN / PARTS, BK)
+                                 : tile_map(p.b, p.K, p.N, BK / PARTS, 64);
 }
 
 // Checks the arguments and calls launch(gemm, major of B) unless C is empty.
