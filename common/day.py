@@ -30,13 +30,13 @@ from common.bench.counters import (
 )
 from common.bench.showing import (
     card_state,
-    launches_of,
     peak_memory,
     print_table,
     rows_as_json,
     seconds,
     seconds_in_turn,
 )
+from common.bench.traces import launches_of, traced_events
 from common.check.sparse_matrices import (
     coo_product,
     csr_product,
@@ -96,4 +96,5 @@ __all__ = [
     "seconds_in_turn",
     "sparse_matrix",
     "streamed",
+    "traced_events",
 ]

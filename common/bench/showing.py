@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -66,15 +64,17 @@ def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
 def seconds_in_turn(
     calls: Mapping[str, Callable[[], object]], turn: float = 0.05, rounds: int = 10
 ) -> dict[str, float]:
-    """Seconds per call of each under load: the calls take turns, and in each turn one is launched
-    back to back for `turn` seconds. Medians of the rounds. Without a GPU by the host's clock.
+    """Seconds per call of each under load: the calls take turns, in another order in each round,
+    and in each turn one is launched back to back for `turn` seconds. Medians of the rounds. Without
+    a GPU by the host's clock.
 
     Unlike single calls with pauses between them, the card keeps the clock that it can sustain.
     """
     once = {name: seconds(call, 3) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    shuffled = random.Random(0)
     for _ in range(rounds):
-        for name, call in calls.items():
+        for name, call in shuffled.sample(list(calls.items()), len(calls)):
             times = max(1, round(turn / once[name]))
 
             def repeated(call: Callable[[], object] = call, times: int = times) -> None:
@@ -88,23 +88,6 @@ def seconds_in_turn(
                 repeated()
                 samples[name].append((time.perf_counter() - began) / times)
     return {name: statistics.median(taken) for name, taken in samples.items()}
-
-
-def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
-    """The kernels that a call launches, as PyTorch's profiler reports them: name, "registers per
-    thread", "shared memory" (bytes per block), "grid" and "block". Needs a GPU."""
-    call()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory(prefix="launches-") as folder:
-        trace = Path(folder, "trace.json")
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    return [
-        {"name": event["name"], **event["args"]} for event in events if event.get("cat") == "kernel"
-    ]
 
 
 def card_state() -> str:

@@ -2,15 +2,11 @@
 torch.profiler."""
 
 import json
-import os
-import sys
-import tempfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from common.day import (
     SECTORS,
@@ -20,6 +16,7 @@ from common.day import (
     columns_file,
     counted_columns,
     print_table,
+    traced_events,
 )
 
 LANES = range(32)
@@ -103,44 +100,18 @@ def print_counters(device, metrics):
     return columns_file(columns)
 
 
-@contextmanager
-def without_notes():
-    """Leaves out what torch.profiler writes to the standard error stream in every run: that it
-    starts and stops, and that the thread is not the one that imported PyTorch, which matters only
-    to profiling from outside."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            file.seek(0)
-            lines = file.read().decode(errors="replace").splitlines()
-            for line in lines:
-                if not line.startswith(("USDT:", "ERROR: External init callback")):
-                    print(line, file=sys.stderr)
-
-
 def traced(operators, x):
     """The events of a trace in which each rung runs once, in a range of its own name."""
-    on_gpu = x.device.type == "cuda"
     calls = {name: partial(getattr(operators, name), x) for name in PREDICTED}
     for call in calls.values():
         call()  # the first launch loads the kernel
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with without_notes(), profile(activities=activities) as profiler:
+
+    def run():
         for name, call in calls.items():
             with record_function(name):
                 call()
-        if on_gpu:
-            torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        path = Path(folder, TRACE)
-        profiler.export_chrome_trace(str(path))
-        return json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+
+    return traced_events(run)
 
 
 def reduced(events):

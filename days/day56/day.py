@@ -8,7 +8,7 @@ TITLE = "GEMM with wgmma"
 TEACHES = "wgmma, a TMA pipeline, producer and consumers, persistent tiles, clusters and multicast"
 TOPICS = ("GEMM", "wgmma", "TMA", "warp specialisation", "persistent kernel", "cluster", "epilogue")
 SOURCE = "gemm_wgmma.cu"
-EXTRA_SOURCES = ("gemm_persistent.cu",)
+EXTRA_SOURCES = ("gemm_persistent.cu", "gemm_chosen.cu")
 INTRODUCES = ("warp specialisation",)
 
 EXERCISE = Exercise(

@@ -12,11 +12,13 @@ RUNGS = (
     Rung("gemm_v4_wide_tiles", "128 × 256 per block"),
     Rung("gemm_v5_persistent", "persistent, grouped tiles, C by TMA"),
     Rung("gemm_v6_ping_pong", "128 × 192, consumers take turns"),
-    Rung("gemm_v7_clusters", "clusters of two, B by multicast", target=Target(1.02, "pytorch")),
+    Rung("gemm_v7_clusters", "clusters of two, B by multicast"),
+    Rung("gemm_v8_chosen", "tile by the shape, split-K", target=Target(1.02, "pytorch")),
 )
 TYPES = ["bfloat16", "float16"]
 # (M, N, K): whole tiles; less than one; several tiles of odd sizes; more tiles than blocks.
 SHAPES = [(128, 256, 64), (256, 512, 128), (8, 8, 8), (1, 8, 16), (200, 264, 72), (333, 520, 200)]
+SPLIT = [(70, 200, 1600), (300, 8, 2056)]  # long sums of few tiles
 ODD_COLUMNS = [(64, 1, 64), (130, 259, 40), (257, 3, 8)]
 EMPTY = [(0, 16, 8), (16, 0, 8)]
 ACTIVATIONS = (lambda x: x, F.relu, lambda x: F.gelu(x, approximate="tanh"))
@@ -63,12 +65,15 @@ def product(name, cases, transposed, activation=None, timed=False):
 
 
 problems = (
-    product("A · B", grid([*SHAPES, *EMPTY], TYPES), transposed=False, timed=True),
+    product("A · B", grid([*SHAPES, *SPLIT, *EMPTY], TYPES), transposed=False, timed=True),
     product(
         "A · B, B stored as (N, K)", grid([*SHAPES, *ODD_COLUMNS, *EMPTY], TYPES), True, timed=True
     ),
     product("relu(A · B + bias)", grid(SHAPES[2:], TYPES), False, activation=1),
     product(
-        "gelu(A · B + bias), B stored as (N, K)", grid([*SHAPES[2:], *ODD_COLUMNS], TYPES), True, 2
+        "gelu(A · B + bias), B stored as (N, K)",
+        grid([*SHAPES[2:], *SPLIT, *ODD_COLUMNS], TYPES),
+        True,
+        2,
     ),
 )

@@ -20,6 +20,8 @@ struct Gemm {
   T* c;           // (M, N)
   int64_t M, N, K;
   int activation;
+  float* partial = nullptr;  // (splits, M, N), parts of the sums, where there are several
+  int splits = 1;
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -87,7 +89,9 @@ __device__ __forceinline__ void load_tiles(char* stage, const TensorMap& a, cons
 // ---------------------------------------------------------------------------------------------
 // The epilogue: f(sum + bias), rounded.
 
-__device__ __forceinline__ float gelu(float x) {
+__device__ __forceinline__ float activated(float x, int activation) {
+  if (activation == RELU) return fmaxf(x, 0.0f);
+  if (activation == NONE) return x;
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
@@ -101,28 +105,29 @@ __device__ __forceinline__ void finish(float (&sums)[COUNT], const Gemm<T>& p, i
       if (col < p.N) sums[i] += static_cast<float>(p.bias[col]);
     }
   }
-  if (p.activation == RELU) {
+  if (p.activation == NONE) return;
 #pragma unroll
-    for (float& x : sums) x = fmaxf(x, 0.0f);
-  } else if (p.activation == GELU) {
-#pragma unroll
-    for (float& x : sums) x = gelu(x);
-  }
+  for (float& x : sums) x = activated(x, p.activation);
 }
 
-// Stores 64 rows from m on, COUNT / 2 columns per thread and row pair from n on, element by
-// element.
-template <typename T, int COUNT>
-__device__ __forceinline__ void store_sums(float (&sums)[COUNT], const Gemm<T>& p, int64_t m,
-                                           int64_t n) {
-  finish(sums, p, n);
+// Stores 64 rows from m on and 2 · COUNT columns from n on into `to`, (M, N), element by element.
+template <typename To, typename T, int COUNT>
+__device__ __forceinline__ void store_elements(const float (&sums)[COUNT], To* to, const Gemm<T>& p,
+                                               int64_t m, int64_t n) {
   const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
   const int64_t row = m + thread / 32 * 16 + lane / 4, first = n + lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const int64_t r = row + i / 2 % 2 * 8, col = first + i / 4 * 8 + i % 2;
-    if (r < p.M && col < p.N) p.c[r * p.N + col] = static_cast<T>(sums[i]);
+    if (r < p.M && col < p.N) to[r * p.N + col] = static_cast<To>(sums[i]);
   }
+}
+
+template <typename T, int COUNT>
+__device__ __forceinline__ void store_sums(float (&sums)[COUNT], const Gemm<T>& p, int64_t m,
+                                           int64_t n) {
+  finish(sums, p, n);
+  store_elements(sums, p.c, p, m, n);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,0 +1,273 @@
+// Persistent blocks: each computes several tiles of C, or parts of their sums. v5 to v8 share it.
+#pragma once
+
+#include "common/cuda/cluster_launch.cuh"   // taught in day 35
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "days/day56/tiles.cuh"
+
+#include <algorithm>
+
+// A consumer stores its rows of C in parts of 64 × 64, each through one of two buffers, or through
+// one where the stages leave no room for two in the 227 KB of a block.
+constexpr int PART = 64, PART_BYTES = ROWS * ROW;
+template <typename P, int STAGES>
+constexpr int BUFFERS =
+    STAGES * P::BYTES + CONSUMERS * 2 * PART_BYTES + TILE_ALIGNMENT <= 227 * 1024 ? 2 : 1;
+
+template <typename P, int STAGES>
+constexpr size_t SHARED =
+    STAGES * P::BYTES + CONSUMERS * BUFFERS<P, STAGES> * PART_BYTES + TILE_ALIGNMENT;
+
+// ---------------------------------------------------------------------------------------------
+// The order of tiles. Neighbours in time share rows of A or columns of B, which L2 then has: groups
+// of GROUP rows of tiles, within a group column by column.
+
+struct Corner {
+  int m, n;  // of a tile, in tiles
+};
+template <int GROUP>
+__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
+  const int group = i / (GROUP * tiles_n), first = group * GROUP;
+  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
+  return {first + within % rows, within / rows};
+}
+
+// ---------------------------------------------------------------------------------------------
+// C by TMA: stmatrix writes a warp's sums to shared memory as TMA's swizzle has it.
+
+// Two sums as one register of 16-bit numbers.
+template <typename T>
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+  const T pair[] = {static_cast<T>(low), static_cast<T>(high)};
+  uint32_t bits;
+  memcpy(&bits, pair, sizeof bits);
+  return bits;
+}
+
+// Stores 64 rows of a consumer from m on, columns from n on. `stored` counts the consumer's parts:
+// buffers are used in turn. Thread 0 of the consumer starts the stores.
+template <int BUFFERS, typename T, int COUNT>
+__device__ __forceinline__ void store_by_tma(float (&sums)[COUNT], const Gemm<T>& p,
+                                             const TensorMap& c, char* buffers, int consumer,
+                                             int& stored, int m, int n) {
+  const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+  const int row = thread / 32 * 16 + lane % 16;  // that this lane passes to stmatrix
+  finish(sums, p, n);
+#pragma unroll
+  for (int part = 0; part < COUNT * 2 / PART; ++part) {
+    char* buffer = buffers + stored++ % BUFFERS * PART_BYTES;
+    if (thread == 0) ptx::bulk_wait_read<BUFFERS - 1>();  // its last store has read the buffer
+    ptx::barrier_sync(1 + consumer, WARPGROUP);
+#pragma unroll
+    for (int pair = 0; pair < PART / 16; ++pair) {  // 16 columns: four matrices of 8 × 8
+      const float* of = &sums[part * (PART / 2) + pair * 8];
+      const uint32_t matrices[] = {packed<T>(of[0], of[1]), packed<T>(of[2], of[3]),
+                                   packed<T>(of[4], of[5]), packed<T>(of[6], of[7])};
+      const int piece = pair * 2 + lane / 16;
+      ptx::stmatrix_x4(buffer + ptx::swizzled(Swizzle::k128, row * ROW + piece * 16), matrices);
+    }
+    ptx::fence_for_copy_engine();                // what this thread wrote, before TMA reads it …
+    ptx::barrier_sync(1 + consumer, WARPGROUP);  // … and what all others wrote
+    if (thread == 0) {
+      ptx::store_tensor(c, {n + part * PART, m}, buffer);
+      ptx::bulk_commit();
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Consumers share a tile, each has a half of its rows; or they take turns (ping-pong): a
+// consumer has all rows of each second tile, and stores it while the other one multiplies.
+//
+// CLUSTER blocks compute tiles of one column of tiles, one below the other. Each loads its own tile
+// of A, and an equal part of B's tile, which goes to all of them.
+//
+// With splits (v8), the sum over K is divided: a block computes parts of sums, each for an equal
+// number of steps. The last part may reach beyond K, where TMA loads zeros.
+
+constexpr int TURN = 1 + CONSUMERS;  // barrier TURN + c: it is consumer c's turn
+
+template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP>
+struct Roles {
+  using T = typename P::T;
+  static constexpr uint16_t ALL = (1 << CLUSTER) - 1;  // blocks of the cluster
+  static constexpr int HALVES = P::BM / ROWS / (PING_PONG ? 1 : CONSUMERS);  // 64 rows each
+  // Warps of the cluster that read a stage.
+  static constexpr int READERS = CLUSTER * (PING_PONG ? 1 : CONSUMERS) * (WARPGROUP / 32);
+
+  char* stages;
+  uint64_t *full, *empty;
+  int rank, steps, splits, clusters, first;
+  int tiles_m, tiles_n;  // tiles_m: in units of CLUSTER tiles
+
+  // What is computed at one time: the tile's corner, the part of the sum, the number of steps that
+  // the block made before, and whether the block has a next one.
+  struct Task {
+    int m, n, split, before;
+    bool more;
+  };
+
+  // Calls f for the block's tasks skip, skip + every …
+  template <typename F>
+  __device__ __forceinline__ void each_task(int skip, int every, F f) const {
+    const int tasks = tiles_m * tiles_n * splits;
+    int before = skip * steps;
+    for (int i = first + skip * clusters; i < tasks;
+         i += every * clusters, before += every * steps) {
+      const Corner tile = tile_at<GROUP>(i / splits, tiles_m, tiles_n);
+      f(Task{(tile.m * CLUSTER + rank) * P::BM, tile.n * P::BN, i % splits, before,
+             i + clusters < tasks});
+    }
+  }
+
+  __device__ __forceinline__ void load(const TensorMap& a, const TensorMap& b, int m, int n, int k,
+                                       int s) const {
+    char* stage = stages + s * P::BYTES;
+    if constexpr (CLUSTER == 1) {
+      load_tiles<P>(stage, a, b, m, n, k, &full[s]);
+    } else {
+      ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);  // also what the others bring
+      ptx::load_tensor(stage, a, {k, m}, &full[s]);
+      load_b<P, CLUSTER>(stage + P::A_BYTES, n, k, rank, [&](char* to, int inner, int outer) {
+        ptx::load_tensor_multicast(to, b, {inner, outer}, &full[s], ALL);
+      });
+    }
+  }
+
+  __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b) const {
+    each_task(0, 1, [&](const Task& t) {
+      for (int i = 0; i < steps; ++i) {
+        const int s = (t.before + i) % STAGES, round = (t.before + i) / STAGES;
+        ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // all blocks' products have read the stage
+        load(a, b, t.m, t.n, (t.split * steps + i) * BK, s);
+      }
+    });
+  }
+
+  // This warp's products have read stage s, which each block of the cluster writes to.
+  __device__ __forceinline__ void release(int s) const {
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (CLUSTER == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(&empty[s]);
+    } else {
+      if (lane < CLUSTER) ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], lane);
+    }
+  }
+
+  // sums += the consumer's rows of A, from `row` of the tile on, times B, for all steps. All
+  // products are issued at the end, those of the last step not complete.
+  __device__ __forceinline__ void multiply_steps(float (&sums)[HALVES][P::BN / 2], int row,
+                                                 int before) const {
+    for (int i = 0; i < steps; ++i) {
+      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
+      const char* stage = stages + s * P::BYTES;
+      ptx::mbarrier_wait(&full[s], round % 2);
+      ptx::wgmma_fence(sums);
+#pragma unroll
+      for (int h = 0; h < HALVES; ++h) {
+        multiply<P>(sums[h], stage + (row + h * ROWS) * ROW, stage + P::A_BYTES);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();  // the products of the step before have read their stage
+      if (i > 0) release((before + i - 1) % STAGES);
+    }
+  }
+
+  __device__ __forceinline__ void consume(const Gemm<T>& p, const TensorMap& c, bool by_tma) const {
+    const int consumer = threadIdx.x / WARPGROUP - 1;
+    const int row = PING_PONG ? 0 : consumer * HALVES * ROWS;
+    constexpr int COUNT = BUFFERS<P, STAGES>;
+    char* buffers = stages + STAGES * P::BYTES + consumer * COUNT * PART_BYTES;
+    int stored = 0;
+    const int skip = PING_PONG ? consumer : 0, every = PING_PONG ? CONSUMERS : 1;
+    each_task(skip, every, [&](const Task& t) {
+      float sums[HALVES][P::BN / 2] = {};
+      // The other one has seen all stages of the task before: what is full from here on is ours.
+      if (PING_PONG && t.before > 0) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
+      multiply_steps(sums, row, t.before);
+      if (PING_PONG && t.more) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
+      ptx::wgmma_wait<0>(sums);
+      release((t.before + steps - 1) % STAGES);
+#pragma unroll
+      for (int h = 0; h < HALVES; ++h) {
+        const int m = t.m + row + h * ROWS;
+        if (splits > 1) {
+          store_elements(sums[h], p.partial + t.split * p.M * p.N, p, m, t.n);
+        } else if (by_tma) {
+          store_by_tma<COUNT>(sums[h], p, c, buffers, consumer, stored, m, t.n);
+        } else {
+          store_sums(sums[h], p, m, t.n);
+        }
+      }
+    });
+    if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
+  }
+};
+
+template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_persistent_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
+                           const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c,
+                           bool by_tma) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using R = Roles<P, PING_PONG, CLUSTER, STAGES, GROUP>;
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; ++s) {
+      ptx::mbarrier_init(&full[s], 1);
+      ptx::mbarrier_init(&empty[s], R::READERS);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  // The mbarriers are there before any thread, of any block of the cluster, uses one.
+  if constexpr (CLUSTER > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  const R roles{.stages = tile_memory(),
+                .full = full,
+                .empty = empty,
+                .rank = CLUSTER > 1 ? static_cast<int>(blockIdx.x % CLUSTER) : 0,
+                .steps = static_cast<int>(ceil_div<int64_t>(p.K, int64_t{BK} * p.splits)),
+                .splits = p.splits,
+                .clusters = static_cast<int>(gridDim.x / CLUSTER),
+                .first = static_cast<int>(blockIdx.x / CLUSTER),
+                .tiles_m = static_cast<int>(ceil_div<int64_t>(p.M, P::BM * CLUSTER)),
+                .tiles_n = static_cast<int>(ceil_div<int64_t>(p.N, P::BN))};
+  // 65,536 registers: the more sums a consumer has, the fewer are left for the producer.
+  constexpr bool MANY = R::HALVES * P::BN / 2 > 128;
+  if (threadIdx.x / WARPGROUP == 0) {
+    ptx::setmaxnreg_dec<MANY ? 24 : 40>();
+    if (threadIdx.x == 0) roles.produce(a, b);
+  } else {
+    ptx::setmaxnreg_inc<MANY ? 240 : 232>();
+    roles.consume(p, c, by_tma);
+  }
+  // A block's shared memory has to be there as long as others write to it and arrive in it.
+  if constexpr (CLUSTER > 1) ptx::cluster_sync();
+#endif
+}
+
+// Launches the kernel for tiles P on the current stream of the GPU of `on`.
+template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP = 8>
+void launch_persistent(const Tensor& on, const Gemm<typename P::T>& p) {
+  constexpr size_t BYTES = SHARED<P, STAGES>;
+  require_shared_memory(BYTES, "the pairs of tiles");
+  const bool by_tma = p.N % 8 == 0;  // TMA stores rows of a multiple of 16 bytes
+  const auto kernel = gemm_persistent_kernel<P, PING_PONG, CLUSTER, STAGES, GROUP>;
+  const TensorMap to_a = map_of_a<P>(p), to_b = map_of_b<P, CLUSTER>(p);
+  const TensorMap to_c = by_tma ? tile_map(p.c, p.M, p.N, ROWS, PART) : TensorMap{};
+  const int64_t tasks =
+      ceil_div<int64_t>(p.M, P::BM * CLUSTER) * ceil_div<int64_t>(p.N, P::BN) * p.splits;
+  const int64_t places = std::max(1, multiprocessor_count(on) / CLUSTER);
+  const unsigned grid = static_cast<unsigned>(std::min(tasks, places)) * CLUSTER;
+  if constexpr (CLUSTER > 1) {
+    launch_clusters(kernel, grid, CLUSTER, THREADS, BYTES, current_stream(on), p, to_a, to_b, to_c,
+                    by_tma);
+  } else {
+    allow_shared(kernel, BYTES);
+    kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, to_a, to_b, to_c, by_tma);
+  }
+}
