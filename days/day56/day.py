@@ -9,7 +9,7 @@ TEACHES = "wgmma, a TMA pipeline, producer and consumers, persistent tiles, clus
 TOPICS = ("GEMM", "wgmma", "TMA", "warp specialisation", "persistent kernel", "cluster", "epilogue")
 SOURCE = "gemm_wgmma.cu"
 EXTRA_SOURCES = ("gemm_persistent.cu", "gemm_chosen.cu")
-INTRODUCES = ("warp specialisation",)
+INTRODUCES = ("warp specialisation", "ping-pong")
 
 EXERCISE = Exercise(
     function="consume",
