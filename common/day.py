@@ -27,7 +27,15 @@ from common.bench.counters import (
     columns_file,
     counted_columns,
 )
+from common.bench.sgemm_rates import SGEMM_SIZES, sgemm_operands, sgemm_rates, size_name
 from common.bench.showing import peak_memory, print_table, rows_as_json, seconds
+from common.check.sgemm import (
+    sgemm,
+    sgemm_by_cublas,
+    sgemm_cost,
+    sgemm_inputs,
+    sgemm_problems,
+)
 from common.check.sparse_matrices import (
     coo_product,
     csr_product,
@@ -45,6 +53,7 @@ from common.report.picture import hills_at_night, save_pictures
 __all__ = [
     "COMPILE",
     "SECTORS",
+    "SGEMM_SIZES",
     "WAVEFRONTS",
     "Card",
     "Case",
@@ -80,6 +89,14 @@ __all__ = [
     "rows_of",
     "save_pictures",
     "seconds",
+    "sgemm",
+    "sgemm_by_cublas",
+    "sgemm_cost",
+    "sgemm_inputs",
+    "sgemm_operands",
+    "sgemm_problems",
+    "sgemm_rates",
+    "size_name",
     "sparse_matrix",
     "streamed",
 ]
