@@ -14,10 +14,9 @@
 //
 // Run: python run_day.py 52
 
-#include "common/cuda/binding.cuh"          // taught in day 6
-#include "common/cuda/capability.cuh"       // taught in day 20
-#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day52/tiles.cuh"
 
 #include <tuple>
@@ -348,12 +347,11 @@ Tensor sgemm_v4_tuned(const Tensor& a, const Tensor& b, const std::optional<Tens
   });
 }
 
-// Rows and columns per block, and resident blocks per multiprocessor: what tuning.py needs to know.
-using Facts = std::tuple<int64_t, int64_t, int64_t>;
-Facts tiling_facts(const Tensor&, int64_t tiling) {
+// Rows and columns per block of a tiling, for tuning.py.
+std::tuple<int64_t, int64_t> tile_of(const Tensor&, int64_t tiling) {
   return with_tiling(tiling, [](auto chosen) {
     using T = decltype(chosen);
-    return Facts{T::BM, T::BN, T::RESIDENT};
+    return std::tuple<int64_t, int64_t>{T::BM, T::BN};
   });
 }
 
@@ -366,4 +364,4 @@ RUNG(day52, sgemm_v1_warp_tiles, SGEMM(""));
 RUNG(day52, sgemm_v2_double_buffered, SGEMM(""));
 RUNG(day52, sgemm_v3_swizzled, SGEMM(""));
 RUNG(day52, sgemm_v4_tuned, SGEMM(", int tiling=0, int splits=1"));
-RUNG(day52, tiling_facts, "(Tensor on, int tiling) -> (int, int, int)");
+RUNG(day52, tile_of, "(Tensor on, int tiling) -> (int, int)");

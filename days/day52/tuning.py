@@ -1,4 +1,4 @@
-"""The autotuner: times all tilings and splits for a list of sizes, and chooses by what it stored."""
+"""The autotuner: times all tilings and splits for many sizes, and chooses by what is stored."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import torch
 
 from common.day import (
     SGEMM_SIZES,
+    played,
     print_table,
     seconds,
     sgemm_operands,
@@ -19,7 +20,8 @@ STORED = "tuned.json"  # by GPU: M, N, K, A transposed, B transposed, tiling, sp
 TILINGS = range(7)
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEPTH = 16  # of a tile
-FEWEST = 8  # tiles per split
+FEWEST = 4  # tiles per split
+MOST_SUMS = 1 << 26  # numbers that all splits store
 NEAR = 2.0  # log2 of the ratios of M, N and K, added up, up to which a stored size serves another
 
 
@@ -29,29 +31,32 @@ def stored():
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def sensible_splits(K):
-    return [splits for splits in SPLITS if splits == 1 or splits * FEWEST * DEPTH <= K]
+def sensible_splits(M, N, K):
+    """Those that leave FEWEST tiles for each part of K, and take little memory for the sums."""
+    return [
+        splits
+        for splits in SPLITS
+        if splits == 1 or (splits * FEWEST * DEPTH <= K and splits * M * N <= MOST_SUMS)
+    ]
 
 
-def estimate(M, N, K, multiprocessors, facts, splits):
-    """Clocks that a product takes if nothing but multiply-adds and the loads of tiles counts.
+def estimate(M, N, K, multiprocessors, tile, splits):
+    """Clocks that a product takes, roughly. tile: rows and columns per block.
 
-    facts: rows and columns of a block's tile, resident blocks per multiprocessor.
+    Per value of k, a multiprocessor needs a clock for 128 multiply-adds, and one for 8 numbers that
+    it loads. A block needs 2000 to begin and to end, and the second kernel of split-K 5000.
     """
-    rows, columns, resident = facts
+    rows, columns = tile
     blocks = math.ceil(M / rows) * math.ceil(N / columns) * splits
-    on_the_busiest = math.ceil(blocks / multiprocessors)
-    per_k = rows * columns / 128 + (rows + columns) / 8
-    idle = max(1, 2 / min(on_the_busiest, resident)) if rows * columns < 128 * 128 else 1
-    tiles = math.ceil(K / DEPTH / splits)
-    clocks = on_the_busiest * (tiles * DEPTH * per_k * idle + 2000)
-    return clocks + (0 if splits == 1 else 5000 + 2 * splits * M * N / multiprocessors / 16)
+    per_block = K / splits * (rows * columns / 128 + (rows + columns) / 8) + 2000
+    adding = 5000 + splits * M * N / multiprocessors / 8
+    return math.ceil(blocks / multiprocessors) * per_block + (adding if splits > 1 else 0)
 
 
-def default(M, N, K, multiprocessors, facts):
-    """The tiling and the splits with the best estimate: for a GPU that was never tuned."""
-    choices = [(tiling, splits) for tiling in TILINGS for splits in sensible_splits(K)]
-    return min(choices, key=lambda one: estimate(M, N, K, multiprocessors, facts[one[0]], one[1]))
+def default(M, N, K, multiprocessors, tiles):
+    """The tiling and the splits with the best estimate: for what was never tuned."""
+    choices = [(tiling, splits) for tiling in TILINGS for splits in sensible_splits(M, N, K)]
+    return min(choices, key=lambda one: estimate(M, N, K, multiprocessors, tiles[one[0]], one[1]))
 
 
 def nearest(rows, M, N, K, a_transposed, b_transposed):
@@ -82,19 +87,19 @@ def tuned(operators, choices):
     @lru_cache
     def of_device(device):
         on = torch.empty(1, device=device)
-        facts = [operators.tiling_facts(on, tiling) for tiling in TILINGS]
+        tiles = [operators.tile_of(on, tiling) for tiling in TILINGS]
         if device.type != "cuda":
-            return [], 132, facts
+            return [], played().multiprocessors, tiles
         found = torch.cuda.get_device_properties(device)
-        return choices.get(found.name, []), found.multi_processor_count, facts
+        return choices.get(found.name, []), found.multi_processor_count, tiles
 
     @lru_cache(maxsize=4096)
     def choose(device, M, N, K, a_transposed, b_transposed):
-        rows, multiprocessors, facts = of_device(device)
+        rows, multiprocessors, tiles = of_device(device)
         if min(M, N, K) == 0:
             return 0, 1
         choice = nearest(rows, M, N, K, a_transposed, b_transposed)
-        return choice or default(M, N, K, multiprocessors, facts)
+        return choice or default(M, N, K, multiprocessors, tiles)
 
     def sgemm_v4_tuned(a, b, c=None, a_transposed=False, b_transposed=False, alpha=1.0, beta=0.0):
         choice = 0, 1  # for operands that the operator refuses
@@ -117,9 +122,7 @@ def tune(operators, device):
         times = {
             (tiling, splits): seconds(partial(operators.sgemm_v4_tuned, *arguments, tiling, splits))
             for tiling in TILINGS
-            for splits in sensible_splits(K)
-            if splits * M * N <= 1 << 26  # sums of the splits
-            or splits == 1
+            for splits in sensible_splits(M, N, K)
         }
         best = min(times, key=times.get)
         rows.append([*size, *best])
