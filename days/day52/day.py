@@ -12,20 +12,22 @@ INTRODUCES = ("warp tile", "autotuner")
 
 EXERCISE = Exercise(
     function="multiply_tiles",
+    first="if (k < T::BK - 1) {",
+    last="fragments[k % 2].multiply(sum);",
     task=(
-        "Add the products of all tiles.count tiles to sum. While row k of a tile is multiplied, "
-        "row k + 1 comes into the other fragments; while tile i is multiplied, the copies of tile "
-        "i + STAGES - 1 run."
+        "Step k of tile i: load the fragments of the next step, which may be the first one of the "
+        "next tile; at k = 0, start the copies of tile i + STAGES - 1 and commit a group; multiply "
+        "this step's fragments."
     ),
     hints=(
-        "Which fragments does step k multiply, and which ones does it fill? Which row comes after "
-        "the last one of a tile, and what has to be true before it can be loaded?",
-        "Each step first loads the fragments (k + 1) % 2, then multiplies the fragments k % 2. In "
-        "the last step of a tile, tiles.wait() comes before the load. At k = 0, all threads have "
-        "left the tile before: its stage can be filled.",
-        "k < BK - 1: load(tiles.stages[stage], k + 1, at). Else, if there is another tile: "
-        "tiles.wait(), the next stage, load row 0. At k == 0: if (i + STAGES - 1 < tiles.count) "
-        "tiles.copy(free); cp_async_commit() in any case, so that wait() counts right; the next "
+        "Which of the two fragments does step k multiply, and which one does it fill? Which row "
+        "comes after the last one of a tile, and what has to be true before it can be loaded?",
+        "In the last step of a tile, tiles.wait() and the next stage come before the load. At "
+        "k = 0, all threads have left the tile before, so that the stage `free` can be filled; "
+        "commit in any case, because wait() counts groups.",
+        "k < BK - 1: fragments[(k + 1) % 2].load(tiles.stages[stage], k + 1, at). Else, if there is "
+        "another tile: tiles.wait(), stage = the next one or 0, fragments[0].load(…, 0, at). At "
+        "k == 0: tiles.copy(free) if i + STAGES - 1 < tiles.count, cp_async_commit(), the next "
         "free stage. Then fragments[k % 2].multiply(sum).",
     ),
 )
