@@ -25,9 +25,9 @@ EXERCISE = Exercise(
         "In the last step of a tile, tiles.wait() and the next stage come before the load. At "
         "k = 0, all threads have left the tile before, so that the stage `free` can be filled; "
         "commit in any case, because wait() counts groups.",
-        "k < BK - 1: fragments[(k + 1) % 2].load(tiles.stages[stage], k + 1, at). Else, if there is "
-        "another tile: tiles.wait(), stage = the next one or 0, fragments[0].load(…, 0, at). At "
-        "k == 0: tiles.copy(free) if i + STAGES - 1 < tiles.count, cp_async_commit(), the next "
+        "k < BK - 1: fragments[(k + 1) % 2].load(tiles.stages[stage], k + 1, at). Else, if there "
+        "is another tile: tiles.wait(), stage = the next one or 0, fragments[0].load(…, 0, at). "
+        "At k == 0: tiles.copy(free) if i + STAGES - 1 < tiles.count, cp_async_commit(), the next "
         "free stage. Then fragments[k % 2].multiply(sum).",
     ),
 )
