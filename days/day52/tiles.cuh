@@ -43,6 +43,15 @@ struct Layout {
   }
 };
 
+// A tile of each operand.
+template <typename T, bool A_PACKS, bool B_PACKS>
+struct Stage {
+  using A = Layout<T, T::BM, A_PACKS>;
+  using B = Layout<T, T::BN, B_PACKS>;
+  alignas(16) float a[T::BK * A::PITCH];
+  alignas(16) float b[T::BK * B::PITCH];
+};
+
 // What one thread copies into the tiles of an operand: by packs where they run along mn, else
 // element by element. Rows and columns outside of the operand are copies of its last ones: what
 // they add up to is never stored. Values of k outside of it are zeros.
