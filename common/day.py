@@ -28,6 +28,7 @@ from common.bench.counters import (
     columns_file,
     counted_columns,
 )
+from common.bench.sgemm_rates import SGEMM_SIZES, sgemm_operands, sgemm_rates, size_name
 from common.bench.showing import (
     card_state,
     peak_memory,
@@ -37,6 +38,13 @@ from common.bench.showing import (
     seconds_in_turn,
 )
 from common.bench.traces import launches_of, traced_events
+from common.check.sgemm import (
+    sgemm,
+    sgemm_by_cublas,
+    sgemm_cost,
+    sgemm_inputs,
+    sgemm_problems,
+)
 from common.check.sparse_matrices import (
     coo_product,
     csr_product,
@@ -54,6 +62,7 @@ from common.report.picture import hills_at_night, save_pictures
 __all__ = [
     "COMPILE",
     "SECTORS",
+    "SGEMM_SIZES",
     "WAVEFRONTS",
     "Card",
     "Case",
@@ -94,6 +103,14 @@ __all__ = [
     "save_pictures",
     "seconds",
     "seconds_in_turn",
+    "sgemm",
+    "sgemm_by_cublas",
+    "sgemm_cost",
+    "sgemm_inputs",
+    "sgemm_operands",
+    "sgemm_problems",
+    "sgemm_rates",
+    "size_name",
     "sparse_matrix",
     "streamed",
     "traced_events",

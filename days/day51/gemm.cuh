@@ -1,4 +1,4 @@
-// D = α · op(A) · op(B) + β · C: checks and arguments of all rungs of day 51.
+// D = α · op(A) · op(B) + β · C: arguments, their checks, and stores; for days 51 and 52.
 #pragma once
 
 #include "common/cuda/tensor.cuh"  // taught in days 6 and 12
@@ -36,6 +36,21 @@ __device__ inline void store(const Gemm& p, int64_t m, int64_t n, float sum) {
   p.d[i] = p.alpha * sum + p.beta * (p.c ? p.c[i] : 0.0f);
 }
 
+// The elements (m, n) to (m, n + 3) of D.
+template <bool ALIGNED>
+__device__ void store_pack(const Gemm& p, int64_t m, int64_t n, const float* sum) {
+  if constexpr (ALIGNED) {
+    if (m >= p.M || n >= p.N) return;
+    const int64_t i = m * p.N + n;
+    const float4 c = p.c ? *reinterpret_cast<const float4*>(p.c + i) : float4{};
+    const float4 d = {p.alpha * sum[0] + p.beta * c.x, p.alpha * sum[1] + p.beta * c.y,
+                      p.alpha * sum[2] + p.beta * c.z, p.alpha * sum[3] + p.beta * c.w};
+    *reinterpret_cast<float4*>(p.d + i) = d;
+  } else {
+    for (int e = 0; e < 4; ++e) store(p, m, n + e, sum[e]);
+  }
+}
+
 // x as it is stored: (size, K) if it is K-major, else (K, size).
 inline Operand make_operand(const Tensor& x, bool k_major) {
   const int64_t rows = x.size(0), cols = x.size(1);
@@ -46,6 +61,17 @@ inline Operand make_operand(const Tensor& x, bool k_major) {
 inline float make_factor(double value, const char* name) {
   STD_TORCH_CHECK(std::abs(value) <= FLT_MAX, name, ": expected a finite fp32 number, got ", value);
   return static_cast<float>(value);
+}
+
+// Whether rows in memory, of so many elements, consist of whole packs of 16 bytes, all aligned.
+inline bool has_packs(const float* at, int64_t row) {
+  return row % 4 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0;
+}
+inline bool has_packs(const Operand& x) {
+  return has_packs(x.at, x.k_stride == 1 ? x.K : x.size);
+}
+inline bool has_packs(const Gemm& p) {
+  return has_packs(p.a) && has_packs(p.b) && has_packs(p.c, p.N);
 }
 
 struct Arguments {

@@ -205,21 +205,6 @@ __device__ inline void multiply_tiles(float (&sum)[TM][TN], const Tile<BM>& a_ti
   }
 }
 
-// The elements (m, n) to (m, n + 3) of D.
-template <bool ALIGNED>
-__device__ void store_pack(const Gemm& p, int64_t m, int64_t n, const float* sum) {
-  if constexpr (ALIGNED) {
-    if (m >= p.M || n >= p.N) return;
-    const int64_t i = m * p.N + n;
-    const float4 c = p.c ? *reinterpret_cast<const float4*>(p.c + i) : float4{};
-    const float4 d = {p.alpha * sum[0] + p.beta * c.x, p.alpha * sum[1] + p.beta * c.y,
-                      p.alpha * sum[2] + p.beta * c.z, p.alpha * sum[3] + p.beta * c.w};
-    *reinterpret_cast<float4*>(p.d + i) = d;
-  } else {
-    for (int e = 0; e < 4; ++e) store(p, m, n + e, sum[e]);
-  }
-}
-
 // The first row and column of a thread in the block's tile: a warp has 2 × 16 lanes.
 struct LanesInRows {
   static __device__ int2 place() {
@@ -256,19 +241,10 @@ __global__ void __launch_bounds__(BLOCK, 2) sgemm_v3_vectorised_kernel(Gemm p) {
   }
 }
 
-// Whether packs are whole and aligned: rows in memory of whole packs, starts at 16 bytes.
-bool is_aligned(const Gemm& p) {
-  const auto whole = [](const float* at, int64_t row) {
-    return row % 4 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0;
-  };
-  const auto row_of = [](const Operand& x) { return x.k_stride == 1 ? x.K : x.size; };
-  return whole(p.a.at, row_of(p.a)) && whole(p.b.at, row_of(p.b)) && whole(p.c, p.N);
-}
-
 template <typename Lanes>
 void launch_vectorised(const Gemm& p, cudaStream_t stream) {
-  const auto kernel = is_aligned(p) ? sgemm_v3_vectorised_kernel<Lanes, true>
-                                    : sgemm_v3_vectorised_kernel<Lanes, false>;
+  const auto kernel = has_packs(p) ? sgemm_v3_vectorised_kernel<Lanes, true>
+                                   : sgemm_v3_vectorised_kernel<Lanes, false>;
   kernel<<<grid_of<BM, BN>(p), BLOCK, 0, stream>>>(p);
 }
 

@@ -1,11 +1,6 @@
 """Wavefronts of shared memory per multiply-add, and the rates of many sizes."""
 
-import io
-import json
-from functools import partial
 from pathlib import Path
-
-import torch
 
 from common.day import (
     WAVEFRONTS,
@@ -13,20 +8,13 @@ from common.day import (
     columns_file,
     counted_columns,
     print_table,
-    seconds,
+    sgemm_rates,
 )
 
-from .products import RUNGS, by_cublas, problems, timed
+from .products import RUNGS, problems, timed
 
 NAMES = [rung.name for rung in RUNGS]
-LABELS = [*(name.removeprefix("sgemm_") for name in NAMES), "cuBLAS"]
-SQUARES = (256, 512, 1024, 2048, 4096, 8192)
-SKINNY = (  # M, N, K
-    *((16, 4096, 4096), (128, 4096, 4096), (4096, 16, 4096), (4096, 128, 4096)),
-    *((4096, 4096, 16), (4096, 4096, 128), (128, 128, 65536), (1 << 20, 64, 64)),
-)
-LAYOUTS = ((True, False), (False, True), (True, True))  # whether A, B are transposed
-FILES = ("sizes.json", "sizes.svg")  # what --write stores of a GPU
+LABELS = [name.removeprefix("sgemm_") for name in NAMES]
 
 BK = 16
 
@@ -77,59 +65,8 @@ def print_wavefronts(device):
     return columns_file(counted)
 
 
-def rates(operators, device, shape, a_transposed=False, b_transposed=False):
-    """TFLOP/s of each rung and of cuBLAS, for α = 1 and without C."""
-    M, N, K = shape
-    a = torch.randn((K, M) if a_transposed else (M, K), device=device)
-    b = torch.randn((N, K) if b_transposed else (K, N), device=device)
-    calls = [*(getattr(operators, name) for name in NAMES), by_cublas]
-    arguments = (a, b, None, a_transposed, b_transposed)
-    return [2e-12 * M * N * K / seconds(partial(call, *arguments)) for call in calls]
-
-
 def print_rates(operators, device):
     """Prints TFLOP/s of all sizes, and returns them as data and as a plot; nothing on the CPU."""
     if device.type != "cuda":
         return {}
-    found = {
-        f"{M} × {N} × {K}": rates(operators, device, (M, N, K))
-        for M, N, K in (*((n, n, n) for n in SQUARES), *SKINNY)
-    }
-    for layout in LAYOUTS:
-        a, b = ("ᵀ" if transposed else "" for transposed in layout)
-        found[f"4096 × 4096 × 4096, A{a} · B{b}"] = rates(operators, device, (4096,) * 3, *layout)
-    print("TFLOP/s, M × N × K")
-    table = [
-        [name, *(f"{rate:.1f}" for rate in row), f"{row[-2] / row[-1]:.2f}×"]
-        for name, row in found.items()
-    ]
-    print_table(["", *LABELS, "v4 × cuBLAS"], table)
-    lines = ",\n".join(
-        f" {json.dumps(name, ensure_ascii=False)}: {json.dumps([float(f'{r:.4g}') for r in row])}"
-        for name, row in found.items()
-    )
-    text = f'{{\n "columns": {json.dumps(LABELS)},\n{lines}\n}}\n'
-    return dict(zip(FILES, (text, svg(list(found.values())[: len(SQUARES)])), strict=True))
-
-
-def svg(found):
-    """The rates of square products over their size, a line per rung."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained", facecolor="white")
-        axis = figure.subplots()
-        for label, values in zip(LABELS, zip(*found, strict=True), strict=True):
-            axis.plot(SQUARES, values, "k--" if label == "cuBLAS" else ".-", label=label)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(SQUARES, [str(n) for n in SQUARES])
-        axis.minorticks_off()
-        axis.set_ylim(bottom=0)
-        axis.set_xlabel("M = N = K")
-        axis.set_ylabel("TFLOP/s")
-        axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return sgemm_rates({label: getattr(operators, f"sgemm_{label}") for label in LABELS}, device)
