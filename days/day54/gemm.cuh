@@ -127,9 +127,9 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, const char* kernel, L
     const Tensor whole_a = whole_rows<T>(a, M, K);
     const Tensor whole_b = rows ? whole_rows<T>(b, K, N) : whole_rows<T>(b, N, K);
     const auto pitch = [](int64_t n) { return ceil_div<int64_t>(n, 8) * 8; };
-    const Gemm<T> p{data<T>(whole_a),    data<T>(whole_b),    mutable_data<T>(c),
-                    pitch(K),            pitch(rows ? N : K), static_cast<int>(M),
-                    static_cast<int>(N), static_cast<int>(K)};
+    const Gemm<T> p{
+        data<T>(whole_a),    data<T>(whole_b),    mutable_data<T>(c),  pitch(K),
+        pitch(rows ? N : K), static_cast<int>(M), static_cast<int>(N), static_cast<int>(K)};
     rows ? launch(p, std::false_type{}) : launch(p, std::true_type{});
   };
   a.scalar_type() == ScalarType::Half ? run(__half{}) : run(__nv_bfloat16{});

@@ -29,21 +29,6 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// The order of tiles. Tiles that are computed at the same time should share rows of A and columns
-// of B: groups of GROUP rows of tiles, within a group column by column. 132 blocks then compute
-// about 16 × 8 tiles, 2048 × 2048 elements, at a time.
-
-constexpr int GROUP = 16;
-
-struct Corner {
-  int m, n;  // of a tile, in tiles
-};
-__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
-  const int group = i / (GROUP * tiles_n), first = group * GROUP;
-  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-  return {first + within % rows, within / rows};
-}
-
 // What the blocks compute. The first stream_tiles tiles, stream_tiles · steps steps of k, are split
 // into equal ranges, one per block. Of the others, each block computes every gridDim.x-th.
 struct Schedule {
@@ -65,7 +50,11 @@ struct Work {
   int next_tile;  // the next of its whole tiles
 
   __device__ Work(const Schedule& s, int range)
-      : tile(0), first(0), count(0), at(s.begin(range)), end(s.begin(range + 1)),
+      : tile(0),
+        first(0),
+        count(0),
+        at(s.begin(range)),
+        end(s.begin(range + 1)),
         next_tile(s.stream_tiles + range) {}
 
   __device__ __forceinline__ bool next(const Schedule& s) {
@@ -277,24 +266,23 @@ Schedule all_tiles(const Gemm<typename P::T>& p) {
   return {ceil_div(p.M, P::BM), ceil_div(p.N, P::BN), ceil_div(p.K, P::BK), 0, nullptr, nullptr};
 }
 
-template <typename T, bool B_IS_NK, int COUNT>
-using Large = Tile<T, B_IS_NK, 128, 256, 64, COUNT>;
-
 Tensor gemm_v1_one_stage(const Tensor& a, const Tensor& b) {
-  return multiply_matrices(
-      a, b, "gemm_v1_one_stage", [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-        using P = Large<T, b_is_nk(), 1>;
-        const Schedule s = all_tiles<P>(p);
-        const auto kernel = gemm_v1_one_stage_kernel<P>;
-        allow_shared(kernel, P::BYTES);
-        kernel<<<s.tiles(), P::THREADS, P::BYTES, current_stream(a)>>>(p, s);
-      });
+  return multiply_matrices(a, b, "gemm_v1_one_stage",
+                           [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
+                             using P = Tile<T, b_is_nk(), 128, 256, 64, 1>;
+                             const Schedule s = all_tiles<P>(p);
+                             const auto kernel = gemm_v1_one_stage_kernel<P>;
+                             require_shared_memory(P::BYTES, "a stage");
+                             allow_shared(kernel, P::BYTES);
+                             kernel<<<s.tiles(), P::THREADS, P::BYTES, current_stream(a)>>>(p, s);
+                           });
 }
 
 // blocks: of the grid. stream_tiles: how many tiles are split into ranges, one per block.
 template <typename P>
 void launch_pipelined(const Gemm<typename P::T>& p, const Tensor& a, int64_t blocks,
                       int64_t stream_tiles = 0) {
+  require_shared_memory(P::BYTES, "the stages");
   Schedule s = all_tiles<P>(p);
   Tensor partial, ticket;
   if (stream_tiles > 0 && stream_tiles * s.steps < INT32_MAX) {
@@ -304,81 +292,82 @@ void launch_pipelined(const Gemm<typename P::T>& p, const Tensor& a, int64_t blo
     s.partial = mutable_data<float>(partial), s.ticket = mutable_data<unsigned>(ticket);
   }
   const auto kernel = gemm_pipelined_kernel<P>;
-  require_shared_memory(P::BYTES, "the stages");
   allow_shared(kernel, P::BYTES);
   kernel<<<grid_size(blocks, "a, b"), P::THREADS, P::BYTES, current_stream(a)>>>(p, s);
 }
 
+// Calls launch<tile>(gemm): four stages of 48 KB, or of 24 KB on cards with less shared memory.
+template <typename Launch>
+Tensor pipelined(const Tensor& a, const Tensor& b, const char* name, Launch&& launch) {
+  return multiply_matrices(a, b, name, [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
+    using Deep = Tile<T, b_is_nk(), 128, 256, 64, 4>;
+    using Flat = Tile<T, b_is_nk(), 128, 256, 32, 4>;
+    shared_limit(a) >= Deep::BYTES ? launch.template operator()<Deep>(p)
+                                   : launch.template operator()<Flat>(p);
+  });
+}
+
 Tensor gemm_v2_pipelined(const Tensor& a, const Tensor& b) {
-  return multiply_matrices(a, b, "gemm_v2_pipelined",
-                           [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-                             using P = Large<T, b_is_nk(), 4>;
-                             launch_pipelined<P>(p, a, all_tiles<P>(p).tiles());
-                           });
+  return pipelined(a, b, "gemm_v2_pipelined", [&]<typename P>(const Gemm<typename P::T>& p) {
+    launch_pipelined<P>(p, a, all_tiles<P>(p).tiles());
+  });
 }
 
 // v3 against v2: as many blocks as are resident.
 Tensor gemm_v3_persistent(const Tensor& a, const Tensor& b) {
-  return multiply_matrices(a, b, "gemm_v3_persistent",
-                           [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-                             using P = Large<T, b_is_nk(), 4>;
-                             const int64_t tiles = all_tiles<P>(p).tiles();
-                             launch_pipelined<P>(
-                                 p, a, std::min<int64_t>(tiles, multiprocessor_count(a)));
-                           });
+  return pipelined(a, b, "gemm_v3_persistent", [&]<typename P>(const Gemm<typename P::T>& p) {
+    const int64_t tiles = all_tiles<P>(p).tiles();
+    launch_pipelined<P>(p, a, std::min<int64_t>(tiles, multiprocessor_count(a)));
+  });
 }
 
-// v4 against v3: without stream-K, the last tiles % blocks tiles occupy as few blocks for a whole
-// tile. With it, these and one more tile per block are split into equal ranges. A range writes and
-// reads the sums of a tile, which takes about as long as LEAST steps (a guess).
+// v4 against v3: in v3, the last tiles % blocks tiles keep as few blocks busy for a whole tile.
+// Here these, and one more tile per block, are split into equal ranges. To write and to read the
+// sums of a tile takes about as long as LEAST steps, we think; where less is gained, nothing is
+// split.
 constexpr int LEAST = 8;
 
 Tensor gemm_v4_stream_k(const Tensor& a, const Tensor& b) {
-  return multiply_matrices(
-      a, b, "gemm_v4_stream_k", [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-        using P = Large<T, b_is_nk(), 4>;
-        const Schedule s = all_tiles<P>(p);
-        const int64_t places = multiprocessor_count(a), tiles = s.tiles(), rest = tiles % places;
-        if (tiles < places) {  // as many blocks per tile as have LEAST steps each
-          const int64_t blocks = std::min(places, tiles * s.steps / LEAST);
-          launch_pipelined<P>(p, a, std::max(blocks, tiles), blocks > tiles ? tiles : 0);
-        } else {
-          const int64_t idle_steps = rest > 0 ? (places - rest) * s.steps / places : 0;
-          launch_pipelined<P>(p, a, places, idle_steps >= LEAST ? places + rest : 0);
-        }
-      });
+  return pipelined(a, b, "gemm_v4_stream_k", [&]<typename P>(const Gemm<typename P::T>& p) {
+    const Schedule s = all_tiles<P>(p);
+    const int64_t places = multiprocessor_count(a), tiles = s.tiles(), rest = tiles % places;
+    if (tiles < places) {  // as many blocks as have LEAST steps each
+      const int64_t blocks = std::min(places, tiles * s.steps / LEAST);
+      launch_pipelined<P>(p, a, std::max(blocks, tiles), blocks > tiles ? tiles : 0);
+    } else {
+      const int64_t idle_steps = rest > 0 ? (places - rest) * s.steps / places : 0;
+      launch_pipelined<P>(p, a, places, idle_steps >= LEAST ? places + rest : 0);
+    }
+  });
 }
 
-// For the tables: other tiles and stages, so many blocks (0: as are resident), stream-K or not.
+// For the tables, bf16 only: other tiles, `blocks` blocks (0: as many as are resident), stream-K or
+// not. columns: BN. depth: BK.
 Tensor gemm_variant(const Tensor& a, const Tensor& b, int64_t columns, int64_t depth,
                     int64_t stages, int64_t blocks, bool stream) {
-  STD_TORCH_CHECK(blocks >= 0 && blocks <= 65535, "blocks: expected 0 to 65535, got ", blocks);
-  const auto launch = [&]<typename P>(const Gemm<typename P::T>& p) {
-    const Schedule s = all_tiles<P>(p);
-    const int64_t tiles = s.tiles();
-    const int64_t places = blocks > 0 ? blocks : int64_t{multiprocessor_count(a)} * P::BLOCKS;
-    const int64_t used = std::min(places, stream ? tiles * s.steps : tiles);
-    launch_pipelined<P>(p, a, used, !stream ? 0 : tiles < used ? tiles : used + tiles % used);
-  };
+  using T = __nv_bfloat16;
   check(a, "a").dtype({ScalarType::BFloat16});
-  return multiply_matrices(
-      a, b, "gemm_variant", [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-        if constexpr (std::is_same_v<T, __nv_bfloat16> && !b_is_nk()) {
-          const auto is = [&](int n, int k, int s) {
-            return columns == n && depth == k && stages == s;
-          };
-          if (is(256, 64, 3)) return launch.template operator()<Tile<T, false, 128, 256, 64, 3>>(p);
-          if (is(256, 64, 4)) return launch.template operator()<Tile<T, false, 128, 256, 64, 4>>(p);
-          if (is(256, 32, 3)) return launch.template operator()<Tile<T, false, 128, 256, 32, 3>>(p);
-          if (is(256, 32, 4)) return launch.template operator()<Tile<T, false, 128, 256, 32, 4>>(p);
-          if (is(256, 32, 5)) return launch.template operator()<Tile<T, false, 128, 256, 32, 5>>(p);
-          if (is(128, 64, 3)) return launch.template operator()<Tile<T, false, 128, 128, 64, 3>>(p);
-          STD_TORCH_CHECK(false, "columns, depth, stages: no kernel for ", columns, ", ", depth,
-                          " and ", stages);
-        } else {
-          STD_TORCH_CHECK(false, "b: expected a contiguous matrix");
-        }
-      });
+  check(b, "b").contiguous();
+  STD_TORCH_CHECK(blocks >= 0 && blocks <= 65535, "blocks: expected 0 to 65535, got ", blocks);
+  return multiply_matrices(a, b, "gemm_variant", [&](const auto& p, auto b_is_nk) {
+    if constexpr (std::is_same_v<decltype(p), const Gemm<T>&> && !b_is_nk()) {
+      bool found = false;
+      const auto try_tile = [&]<int N, int K, int COUNT>() {
+        if (columns != N || depth != K || stages != COUNT) return;
+        using P = Tile<T, false, 128, N, K, COUNT>;
+        const int64_t tiles = all_tiles<P>(p).tiles(), steps = all_tiles<P>(p).steps;
+        const int64_t resident = int64_t{multiprocessor_count(a)} * P::BLOCKS;
+        const int64_t used = std::min(blocks ? blocks : resident, stream ? tiles * steps : tiles);
+        launch_pipelined<P>(p, a, used, !stream ? 0 : tiles < used ? tiles : used + tiles % used);
+        found = true;
+      };
+      try_tile.template operator()<256, 64, 3>(), try_tile.template operator()<256, 64, 4>();
+      try_tile.template operator()<256, 32, 3>(), try_tile.template operator()<256, 32, 4>();
+      try_tile.template operator()<256, 32, 5>(), try_tile.template operator()<128, 64, 3>();
+      STD_TORCH_CHECK(found, "columns, depth, stages: no kernel for ", columns, ", ", depth,
+                      " and ", stages);
+    }
+  });
 }
 
 // ---------------------------------------------------------------------------------------------

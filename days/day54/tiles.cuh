@@ -14,13 +14,29 @@ struct Tile {
   static constexpr int BM = M, BN = N, BK = K, STAGES = COUNT;
   static constexpr int WM = 64, WN = 64, WARPS_N = BN / WN;
   static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
-  static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1;  // per multiprocessor
+  static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1;            // per multiprocessor
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
   static constexpr int BYTES = STAGES * SIZE * 2;
 };
 
 template <typename P>
 using Sums = float[P::WM / 16][P::WN / 8][4];
+
+// ---------------------------------------------------------------------------------------------
+// The order of tiles. Tiles that are computed at the same time should share rows of A and columns
+// of B: groups of GROUP rows of tiles, within a group column by column. 132 blocks then compute
+// about 16 × 8 tiles of 128 × 256, 2048 × 2048 elements, at a time.
+
+constexpr int GROUP = 16;
+
+struct Corner {
+  int m, n;  // of a tile, in tiles
+};
+__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
+  const int group = i / (GROUP * tiles_n), first = group * GROUP;
+  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
+  return {first + within % rows, within / rows};
+}
 
 // ---------------------------------------------------------------------------------------------
 // Tiles in shared memory. ldmatrix reads 16-byte chunks of 8 consecutive rows at a time.
@@ -43,9 +59,9 @@ struct TileCopy {
   static constexpr int PASSES = ROWS / STEP;
   static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "all passes of a thread have one swizzle");
 
-  const T* from;      // this thread's chunk in the first of its rows
-  int64_t stride;     // elements from row to row
-  int rows, cols;     // how many there are from that chunk on
+  const T* from;   // this thread's chunk in the first of its rows
+  int64_t stride;  // elements from row to row
+  int rows, cols;  // how many there are from that chunk on
 
   __device__ TileCopy(const T* matrix, int64_t ld, int all_rows, int all_cols, int row, int col)
       : stride(ld) {
