@@ -12,20 +12,23 @@ INTRODUCES = ("stream-K",)
 
 EXERCISE = Exercise(
     function="multiply_steps",
+    first="bool ahead = true;",
+    last="multiply_and_load<P>(",
     task=(
-        "Set sums to the products of `count` steps, from stage `stage` on, which advances by one "
-        "per step. Copies run STAGES - 1 steps ahead, one group per step, and ldmatrix runs 16 "
-        "values of k ahead."
+        "For 16 values of k: load the fragments of the next 16 into one half of `fragments` while "
+        "the other half is multiplied. At k = LAST they are in the next stage, `stage`: close this "
+        "step's group of copies, and make sure that the stage is complete. Before, start a part of "
+        "the copies into `refill`."
     ),
     hints=(
-        "Which stage may be overwritten during a step: which one have all warps certainly read? "
-        "And how many groups are younger than the one that the next step needs?",
-        "Two Fragments, used in turn. For k < LAST load the next 16 values of this stage, and "
-        "start a part of the copies into the stage before it. At k = LAST advance loads and "
-        "commit, then wait, meet at a barrier, and load from the next stage, if there is a step.",
-        "Before the loop: clear<P>(sums), cp_async_wait<STAGES - 2>, __syncthreads, "
-        "fragments[0].load(stages + stage * P::SIZE, places, 0). Per k: fragments[(k + 1) % 2]"
-        ".load(…), loads.copy(refill, k, LAST), and last fragments[k % 2].multiply(sums).",
+        "Which half of `fragments` belongs to k? What has to be true before anything is loaded "
+        "from the next stage, and in which step is there no next stage?",
+        "For k < LAST: loads.copy(refill, k, LAST). At k = LAST: loads.advance(p, s), then a "
+        "commit in every step; if step + 1 < count, a wait for all but STAGES - 2 groups and a "
+        "barrier. Then multiply_and_load (tiles.cuh).",
+        "from is stages + stage * P::SIZE at k = LAST, and ahead is false in the last of all steps "
+        "there. multiply_and_load<P>(sums, fragments[k % 2], fragments[(k + 1) % 2], ahead, from, "
+        "places, k < LAST ? k + 1 : 0).",
     ),
 )
 

@@ -17,6 +17,7 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "days/day54/schedule.cuh"
 #include "days/day54/tiles.cuh"
 
 #include <cuda/atomic>
@@ -27,47 +28,6 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define HAS_BF16_MMA
 #endif
-
-// ---------------------------------------------------------------------------------------------
-// What the blocks compute. The first stream_tiles tiles, stream_tiles · steps steps of k, are split
-// into equal ranges, one per block. Of the others, each block computes every gridDim.x-th.
-struct Schedule {
-  int tiles_m, tiles_n, steps, stream_tiles;
-  float* partial;    // v4: BM · BN sums per range, of a tile that another block finishes
-  unsigned* ticket;  // v4: a counter, then per range whether `partial` is there; null else
-
-  __host__ __device__ int tiles() const { return tiles_m * tiles_n; }
-  // The first step of a range; that of range gridDim.x is the end.
-  __device__ int begin(int range) const {
-    return static_cast<int>(int64_t{stream_tiles} * steps * range / gridDim.x);
-  }
-};
-
-// A block's work, part by part: `count` steps from `first` on of a tile.
-struct Work {
-  int tile, first, count;
-  int at, end;    // what is left of the block's range
-  int next_tile;  // the next of its whole tiles
-
-  __device__ Work(const Schedule& s, int range)
-      : tile(0),
-        first(0),
-        count(0),
-        at(s.begin(range)),
-        end(s.begin(range + 1)),
-        next_tile(s.stream_tiles + range) {}
-
-  __device__ __forceinline__ bool next(const Schedule& s) {
-    if (at < end) {
-      tile = at / s.steps, first = at % s.steps, count = min(s.steps - first, end - at);
-      at += count;
-      return true;
-    }
-    tile = next_tile, first = 0, count = s.steps;
-    next_tile += gridDim.x;
-    return tile < s.tiles();
-  }
-};
 
 // ---------------------------------------------------------------------------------------------
 // v1: one stage. All threads copy, then all warps multiply.
@@ -93,7 +53,8 @@ __global__ void __launch_bounds__(P::THREADS)
     for (int k = 0; k < P::BK / 16; ++k) {
       Fragments<P> fragments;
       fragments.load(stage, places, k);
-      fragments.multiply(sums);
+#pragma unroll
+      for (int i = 0; i < P::PIECES; ++i) fragments.multiply_piece(sums, i);
     }
   }
   store_sums(p, sums, m + warp_row<P>(), n + warp_col<P>());
@@ -149,24 +110,26 @@ __device__ __forceinline__ void multiply_steps(Sums<P>& sums, typename P::T* sta
   __syncthreads();  // … for all threads, and all warps have read the stage of the step before
   fragments[0].load(stages + stage * P::SIZE, places, 0);
   for (int step = 0; step < count; ++step) {
-    const auto* tiles = stages + stage * P::SIZE;
+    const auto* from = stages + stage * P::SIZE;  // where the next fragments are
     auto* refill = stages + (stage == 0 ? P::STAGES - 1 : stage - 1) * P::SIZE;
     stage = stage + 1 == P::STAGES ? 0 : stage + 1;
 #pragma unroll
     for (int k = 0; k <= LAST; ++k) {
+      bool ahead = true;  // whether there are any
       if (k < LAST) {
-        fragments[(k + 1) % 2].load(tiles, places, k + 1);
         loads.copy(refill, k, LAST);
       } else {
         loads.advance(p, s);
         ptx::cp_async_commit();  // also where nothing is left to copy: one group per step
-        if (step + 1 < count) {
+        ahead = step + 1 < count;
+        if (ahead) {
           ptx::cp_async_wait<P::STAGES - 2>();
           __syncthreads();  // the next stage is complete, and all warps have read this one
-          fragments[(k + 1) % 2].load(stages + stage * P::SIZE, places, 0);
         }
+        from = stages + stage * P::SIZE;
       }
-      fragments[k % 2].multiply(sums);
+      auto &now = fragments[k % 2], &next = fragments[(k + 1) % 2];
+      multiply_and_load<P>(sums, now, next, ahead, from, places, k < LAST ? k + 1 : 0);
     }
   }
 }
@@ -260,11 +223,6 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
 
 // ---------------------------------------------------------------------------------------------
 // Launchers.
-
-template <typename P>
-Schedule all_tiles(const Gemm<typename P::T>& p) {
-  return {ceil_div(p.M, P::BM), ceil_div(p.N, P::BN), ceil_div(p.K, P::BK), 0, nullptr, nullptr};
-}
 
 Tensor gemm_v1_one_stage(const Tensor& a, const Tensor& b) {
   return multiply_matrices(a, b, "gemm_v1_one_stage",

@@ -13,6 +13,7 @@ struct Tile {
   static constexpr bool B_IS_NK = B_BY_COLUMNS;  // B is stored as (N, K)
   static constexpr int BM = M, BN = N, BK = K, STAGES = COUNT;
   static constexpr int WM = 64, WN = 64, WARPS_N = BN / WN;
+  static constexpr int PIECES = 4;  // of 16 rows of A and 16 columns of B, per warp
   static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
   static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1;            // per multiprocessor
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
@@ -21,22 +22,6 @@ struct Tile {
 
 template <typename P>
 using Sums = float[P::WM / 16][P::WN / 8][4];
-
-// ---------------------------------------------------------------------------------------------
-// The order of tiles. Tiles that are computed at the same time should share rows of A and columns
-// of B: groups of GROUP rows of tiles, within a group column by column. 132 blocks then compute
-// about 16 × 8 tiles of 128 × 256, 2048 × 2048 elements, at a time.
-
-constexpr int GROUP = 16;
-
-struct Corner {
-  int m, n;  // of a tile, in tiles
-};
-__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
-  const int group = i / (GROUP * tiles_n), first = group * GROUP;
-  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-  return {first + within % rows, within / rows};
-}
 
 // ---------------------------------------------------------------------------------------------
 // Tiles in shared memory. ldmatrix reads 16-byte chunks of 8 consecutive rows at a time.
@@ -143,37 +128,48 @@ struct Places {
 
 template <typename P>
 struct Fragments {
-  uint32_t a[P::WM / 16][4];     // 16 rows each
-  uint32_t b[P::WN / 16][2][2];  // 16 columns each, as two times 8
+  uint32_t a[P::PIECES][4];     // 16 rows each
+  uint32_t b[P::PIECES][2][2];  // 16 columns each, as two times 8
 
-  // Of a stage; k: which 16 values.
-  __device__ __forceinline__ void load(const typename P::T* stage, const Places<P>& at, int k) {
-#pragma unroll
-    for (int i = 0; i < P::WM / 16; ++i) {
-      ptx::ldmatrix_x4(a[i], stage + (at.a ^ 16 * k) + 16 * i * P::BK);
+  // Piece i of a stage's; k: which 16 values.
+  __device__ __forceinline__ void load_piece(const typename P::T* stage, const Places<P>& at, int k,
+                                             int i) {
+    uint32_t r[4];
+    if constexpr (P::B_IS_NK) {
+      ptx::ldmatrix_x4(r, stage + (at.b ^ 16 * k) + 16 * i * P::BK);
+    } else {
+      ptx::ldmatrix_x4_trans(r, stage + (at.b ^ 16 * i) + 16 * k * P::BN);
     }
-#pragma unroll
-    for (int j = 0; j < P::WN / 16; ++j) {
-      uint32_t r[4];
-      if constexpr (P::B_IS_NK) {
-        ptx::ldmatrix_x4(r, stage + (at.b ^ 16 * k) + 16 * j * P::BK);
-      } else {
-        ptx::ldmatrix_x4_trans(r, stage + (at.b ^ 16 * j) + 16 * k * P::BN);
-      }
-      b[j][0][0] = r[0], b[j][0][1] = r[1], b[j][1][0] = r[2], b[j][1][1] = r[3];
-    }
+    b[i][0][0] = r[0], b[i][0][1] = r[1], b[i][1][0] = r[2], b[i][1][1] = r[3];
+    ptx::ldmatrix_x4(a[i], stage + (at.a ^ 16 * k) + 16 * i * P::BK);
   }
 
-  __device__ __forceinline__ void multiply(Sums<P>& sums) const {
+  __device__ __forceinline__ void load(const typename P::T* stage, const Places<P>& at, int k) {
 #pragma unroll
-    for (int i = 0; i < P::WM / 16; ++i) {
+    for (int i = 0; i < P::PIECES; ++i) load_piece(stage, at, k, i);
+  }
+
+  // The products of the 16 rows of piece i.
+  __device__ __forceinline__ void multiply_piece(Sums<P>& sums, int i) const {
 #pragma unroll
-      for (int j = 0; j < P::WN / 8; ++j) {
-        ptx::mma_m16n8k16<typename P::T>(sums[i][j], a[i], b[j / 2][j % 2], sums[i][j]);
-      }
+    for (int j = 0; j < P::WN / 8; ++j) {
+      ptx::mma_m16n8k16<typename P::T>(sums[i][j], a[i], b[j / 2][j % 2], sums[i][j]);
     }
   }
 };
+
+// The products of `now`, and between them the loads of the `next` 16 values of k, if `ahead`.
+template <typename P>
+__device__ __forceinline__ void multiply_and_load(Sums<P>& sums, const Fragments<P>& now,
+                                                  Fragments<P>& next, bool ahead,
+                                                  const typename P::T* stage, const Places<P>& at,
+                                                  int k) {
+#pragma unroll
+  for (int i = 0; i < P::PIECES; ++i) {
+    if (ahead) next.load_piece(stage, at, k, i);
+    now.multiply_piece(sums, i);
+  }
+}
 
 template <typename P>
 __device__ __forceinline__ void clear(Sums<P>& sums) {
