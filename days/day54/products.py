@@ -1,0 +1,83 @@
+"""C = A · B: cases, rungs, cost."""
+
+import torch
+
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
+RUNGS = (
+    Rung("gemm_v1_one_stage", "ldmatrix and mma.sync, swizzled tiles"),
+    Rung("gemm_v2_pipelined", "cp.async, four stages; fragments one ahead"),
+    Rung("gemm_v3_persistent", "a block per multiprocessor"),
+    Rung("gemm_v4_stream_k", "the last tiles in equal shares", target=Target(0.6, "pytorch")),
+)
+TYPES = ["bfloat16", "float16"]
+# (M, N, K): a whole tile; less than one; parts of tiles; 36 steps of two tiles, which v4 splits.
+SHAPES = [(128, 256, 64), (8, 8, 8), (1, 8, 16), (200, 264, 392), (130, 16, 1100)]
+# Rows of A, or of B, or of both, that are not multiples of 16 bytes; columns that are odd.
+ODD = [(1, 1, 1), (129, 257, 65), (33, 40, 7), (64, 31, 136)]
+EMPTY = [(0, 16, 8), (16, 0, 8), (5, 8, 0)]
+# M, N, K, and a variant: columns of a tile, depth of a step, stages, blocks, stream-K. Ranges that
+# end within, with and several times within a tile; more tiles than blocks, and fewer.
+VARIANTS = [
+    *((300, 520, 200, 256, 64, 4, blocks, True) for blocks in (1, 2, 4, 7, 9, 40)),
+    *((300, 520, 200, 256, 64, 3, 4, False), (140, 300, 130, 256, 32, 3, 3, True)),
+    *((140, 300, 130, 256, 32, 4, 0, False), (300, 140, 333, 256, 32, 5, 2, True)),
+    *((300, 264, 200, 128, 64, 3, 5, True), (130, 16, 1, 256, 64, 4, 4, True)),
+    *((2100, 264, 64, 256, 64, 4, 3, False), (130, 40, 1100, 128, 64, 3, 0, True)),
+]
+REFUSED = [(8, 8, 8, 256, 64, 5, 0, False), (8, 8, 8, 64, 64, 4, 0, False)]
+REFUSED += [(8, 8, 8, 256, 64, 4, -1, False), (8, 8, 8, 256, 64, 4, 1 << 32, True)]
+
+
+def cost(case):
+    M, N, K = case.shape
+    return Cost(bytes=2 * (M * K + K * N + M * N), flops=2 * M * N * K)
+
+
+def product(name, transposed):
+    """transposed: B is the transpose of a contiguous (N, K)."""
+
+    def inputs(case, draw):
+        M, N, K = case.shape
+        return draw(M, K), draw(N, K).t() if transposed else draw(K, N)
+
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=torch.mm,
+        rungs=RUNGS,
+        cases=(
+            *grid([*SHAPES, *ODD, *EMPTY], TYPES),
+            *grid([(9, 24, 40)], TYPES, values="nonfinite"),
+        ),
+        bench=Case((8192, 8192, 8192), dtype="bfloat16"),
+        bench_cpu=Case((256, 256, 128), dtype="bfloat16"),
+        cost=cost,
+        pytorch=torch.mm,
+    )
+
+
+def variant_inputs(case, draw):
+    M, N, K, *variant = case.shape
+    return draw(M, K), draw(K, N), *variant
+
+
+def variant_reference(a, b, columns, depth, stages, blocks, stream):
+    return a @ b
+
+
+VARIANT = Problem(
+    name="A · B, other tiles, stages and schedules",
+    inputs=variant_inputs,
+    reference=variant_reference,
+    rungs=(Rung("gemm_variant", "for the tables"),),
+    cases=grid(VARIANTS, TYPES[:1]),
+    refused=grid(REFUSED, TYPES[:1]),
+    timed=False,
+)
+
+problems = (
+    product("A · B", False),
+    product("A · B, B stored as (N, K)", True),
+    VARIANT,
+)
