@@ -1,0 +1,47 @@
+// Boxes of pixels, which TMA loads: BM outputs are 2^a columns × 2^b rows × 2^c images.
+#pragma once
+
+#include "days/day56/tiles.cuh"  // multiply and its constants, taught in day 56
+#include "days/day60/conv.cuh"
+
+constexpr int MOST_SCALE = 8;  // of TMA: every how many-th element of a box it can take
+constexpr int MOST_BOX = 256;  // elements that a side of a box spans
+
+struct Box {
+  int cols, rows, images;
+  int across, down, deep;  // how many boxes cover an image's columns, its rows, all images
+
+  __host__ __device__ int count() const { return across * down * deep; }
+};
+
+// The first pixel of box `index`.
+__device__ __forceinline__ Pixel corner_of(const Box& box, int index) {
+  return {index / box.across / box.down * box.images, index / box.across % box.down * box.rows,
+          index % box.across * box.cols};
+}
+
+// The box of `pixels` pixels, a power of two, of which the fewest cover all outputs.
+inline Box best_box(const Axis& rows, const Axis& cols, int N, int pixels) {
+  const auto span = [](int outputs, const Axis& axis) { return (outputs - 1) * axis.scale + 1; };
+  Box best{};
+  for (int c = pixels; c >= 1; c /= 2) {
+    for (int r = pixels / c; r >= 1; r /= 2) {
+      if (span(c, cols) > MOST_BOX || span(r, rows) > MOST_BOX) continue;
+      const int images = pixels / c / r;
+      const Box box{
+          c, r, images, ceil_div(cols.outputs, c), ceil_div(rows.outputs, r), ceil_div(N, images)};
+      if (best.cols == 0 || box.count() < best.count()) best = box;
+    }
+  }
+  return best;
+}
+
+// Of the inputs of a box of outputs, 64 channels of each: (N, rows.inputs, cols.inputs, channels).
+inline TensorMap map_of_inputs(const bf16* from, const Axis& rows, const Axis& cols, int N,
+                               int channels, const Box& box) {
+  return ptx::make_tensor_map(from, {.sizes = {channels, cols.inputs, rows.inputs, N},
+                                     .box = {DEPTH, (box.cols - 1) * cols.scale + 1,
+                                             (box.rows - 1) * rows.scale + 1, box.images},
+                                     .element_strides = {1, cols.scale, rows.scale, 1},
+                                     .swizzle = Swizzle::k128});
+}
