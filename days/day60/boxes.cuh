@@ -45,3 +45,30 @@ inline TensorMap map_of_inputs(const bf16* from, const Axis& rows, const Axis& c
                                      .element_strides = {1, cols.scale, rows.scale, 1},
                                      .swizzle = Swizzle::k128});
 }
+
+// ---------------------------------------------------------------------------------------------
+// What a launcher plans.
+
+// A filter of one tap at stride 1 moves no pixel: all images are one row of pixels.
+inline Gather flattened(Gather g) {
+  const auto same = [](const Axis& a) {
+    return a.taps == 1 && a.scale == 1 && a.first == 0 && a.inputs == a.outputs;
+  };
+  const bool dense = g.to_col == g.channels && g.to_row == g.to_col * g.cols.outputs &&
+                     g.to_n == g.to_row * g.rows.outputs;
+  if (!same(g.rows) || !same(g.cols) || !dense) return g;
+  g.cols.inputs = g.cols.outputs = g.pixels();
+  g.rows.inputs = g.rows.outputs = g.N = 1;
+  return g;
+}
+
+// Clusters, of blocks of which a multiprocessor holds one, that run at the same time.
+inline int64_t places_for(const Tensor& on, int cluster) {
+  return std::max(1, multiprocessor_count(on) / cluster);
+}
+
+// How many tiles of m pixels × n channels each cluster computes, one after the other.
+inline double rounds(const Gather& g, int m, int n, int cluster, int64_t places) {
+  const int64_t clusters = ceil_div(best_box(g.rows, g.cols, g.N, m).count(), cluster);
+  return static_cast<double>(ceil_div(clusters * ceil_div(g.channels, n), places));
+}

@@ -100,6 +100,25 @@ inline Gather gradient_gather(const Conv& v, const bf16* dy, const bf16* w, bf16
           int64_t{v.C} * v.stride};
 }
 
+// Into how many parts a sum of so many steps is cut, so that tiles × parts blocks take the least
+// time. A step takes a microsecond or less; a part, of `sums` numbers in fp32, is written and read.
+inline int parts_for(int64_t tiles, int64_t steps, int64_t sums, int64_t places) {
+  constexpr double STEP_SECONDS = 1e-6, BYTES_PER_SECOND = 2e12;
+  constexpr int64_t FEWEST_STEPS = 8, MOST_PARTS = 128;
+  int64_t best = 1;
+  double least = 0;
+  for (int64_t parts = 1; parts <= std::clamp<int64_t>(steps / FEWEST_STEPS, 1, MOST_PARTS);
+       ++parts) {
+    const int64_t in_turn = ceil_div(tiles * parts, places) * ceil_div(steps, parts);
+    const double time = static_cast<double>(in_turn) * STEP_SECONDS +
+                        static_cast<double>(parts * sums) * 8 / BYTES_PER_SECOND;
+    if (parts > 1 && time >= least) continue;
+    best = parts;
+    least = time;
+  }
+  return static_cast<int>(best);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Checks of all launchers.
 

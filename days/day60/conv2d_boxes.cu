@@ -212,19 +212,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---------------------------------------------------------------------------------------------
 // Launchers.
 
-// A filter of one tap at stride 1 moves no pixel: all images are one row of pixels.
-inline Gather flattened(Gather g) {
-  const auto same = [](const Axis& a) {
-    return a.taps == 1 && a.scale == 1 && a.first == 0 && a.inputs == a.outputs;
-  };
-  const bool dense = g.to_col == g.channels && g.to_row == g.to_col * g.cols.outputs &&
-                     g.to_n == g.to_row * g.rows.outputs;
-  if (!same(g.rows) || !same(g.cols) || !dense) return g;
-  g.cols.inputs = g.cols.outputs = g.pixels();
-  g.rows.inputs = g.rows.outputs = g.N = 1;
-  return g;
-}
-
 template <typename P, int CLUSTER>
 void launch_boxes(const Gather& g, const Tensor& on) {
   constexpr bool K_MAJOR = P::B_MAJOR == Major::kK;
@@ -244,9 +231,8 @@ void launch_boxes(const Gather& g, const Tensor& on) {
                                   .box = {PART, cols, rows, ROWS / cols / rows},
                                   .swizzle = Swizzle::k128});
   const auto kernel = conv2d_boxes_kernel<P, CLUSTER>;
-  const int64_t places = std::max(1, multiprocessor_count(on) / CLUSTER);
-  const unsigned grid =
-      static_cast<unsigned>(std::min(int64_t{tiles_m} * tiles_n, places)) * CLUSTER;
+  const int64_t tiles = int64_t{tiles_m} * tiles_n;
+  const unsigned grid = static_cast<unsigned>(std::min(tiles, places_for(on, CLUSTER))) * CLUSTER;
   if constexpr (CLUSTER > 1) {
     launch_clusters(kernel, grid, CLUSTER, THREADS, BOX_SHARED<P>, current_stream(on), plan, from,
                     filter, to);
@@ -256,20 +242,16 @@ void launch_boxes(const Gather& g, const Tensor& on) {
   }
 }
 
-// The tile of the least time: rounds of tiles that all multiprocessors compute together, times the
-// tile's size over its rate. The rates, relative to each other, are guesses from bytes of shared
-// memory per operation.
+// Launches the tile size of the least time. The rates are guesses from bytes of shared memory per
+// operation.
 template <Major B, int CLUSTER>
 void convolve(const Gather& given, const Tensor& on) {
   const Gather g = flattened(given);
-  if (g.pixels() == 0) return;  // a phase beyond a small image
-  const int64_t places = std::max(1, multiprocessor_count(on) / CLUSTER);
+  if (g.pixels() == 0) return;  // there are no images
   double least = 0;
   void (*best)(const Gather&, const Tensor&) = nullptr;
   const auto consider = [&]<int M, int N>(double rate) {
-    const int64_t count = best_box(g.rows, g.cols, g.N, M).count();
-    const int64_t tiles = ceil_div<int64_t>(count, CLUSTER) * ceil_div(g.channels, N);
-    const double time = static_cast<double>(ceil_div(tiles, places)) * M * N / rate;
+    const double time = rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) * M * N / rate;
     if (best && time >= least) return;
     least = time;
     best = launch_boxes<ConvTile<M, N, B>, CLUSTER>;
@@ -291,7 +273,6 @@ Tensor conv2d_by_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t
                        int64_t dilation, const char* name) {
   const Conv v = check_forward(x, w, stride, padding, dilation);
   const DeviceGuard guard(x);
-  if (x.numel() == 0) return torch::stable::new_zeros(x, {v.N, v.P, v.Q, v.K});
   require_boxes();
   if (stride > MOST_SCALE) {
     fell_back("conv2d_v1_gathered", "a stride of more than 8, which TMA does not have");
@@ -317,7 +298,6 @@ Tensor conv2d_data_gradient_v2(const Tensor& dy, const Tensor& w, int64_t height
                                int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_data_gradient(dy, w, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
-  if (dy.numel() == 0) return torch::stable::new_zeros(dy, {v.N, v.H, v.W, v.C});
   require_boxes();
   Tensor dx = torch::stable::new_empty(dy, {v.N, v.H, v.W, v.C});
   for (int row = 0; row < std::min(v.stride, v.H); ++row) {

@@ -199,26 +199,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---------------------------------------------------------------------------------------------
 // Launchers.
 
-// Into how many parts the steps are cut, so that tiles × parts blocks take the least time. A step
-// of a tile of one part takes a microsecond or less; a part of all sums is written and read once.
-int parts_for(int64_t tiles, int64_t steps, int64_t sums, int64_t places) {
-  constexpr double STEP_SECONDS = 1e-6, BYTES_PER_SECOND = 2e12;
-  int best = 1;
-  double least = 0;
-  for (int parts = 1; parts <= std::min<int64_t>(steps, 128); ++parts) {
-    const auto rounds = static_cast<double>(ceil_div(tiles * parts, places));
-    const double time =
-        rounds * static_cast<double>(ceil_div<int64_t>(steps, parts)) * STEP_SECONDS +
-        static_cast<double>(parts * sums) * 8 / BYTES_PER_SECOND;
-    if (parts > 1 && time >= least) continue;
-    best = parts;
-    least = time;
-  }
-  return best;
-}
-
-// Checks, then launch(sums, parts of the tiles of `rows` output channels) and the sum of the parts.
-// plan(sums): how many tiles and steps there are. launch(sums, steps per part, parts).
+// plan(g): how many tiles and steps there are. launch(g, steps per part, grid): computes the parts,
+// which are added here.
 template <typename Plan, typename Launch>
 Tensor weight_gradient(const Tensor& dy, const Tensor& x, const Conv& v, const char* name,
                        Plan plan, Launch launch) {
@@ -249,9 +231,7 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
-  if (dy.numel() == 0 || x.numel() == 0) {
-    return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
-  }
+  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   require_gathering();
   const auto plan = [](const Sums& g) {
     return Work{int64_t{ceil_div(g.K, SIDE)} * ceil_div(g.columns(), SIDE),
@@ -292,9 +272,7 @@ Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t heig
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
-  if (dy.numel() == 0 || x.numel() == 0) {
-    return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
-  }
+  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   require_wgmma();
   if (stride > MOST_SCALE) {
     fell_back("conv2d_weight_gradient_v1", "a stride of more than 8, which TMA does not have");

@@ -131,6 +131,16 @@ SHAPES = [
     (1, 30, 29, 8, 72, 7, 7, 2, 3, 1),
     (1, 19, 40, 8, 8, 2, 2, 9, 0, 1),
 ]
+# On an H200, whose number of multiprocessors the CPU backend has: tiles of 256 × 128, 128 × 256 and
+# 256 × 64, where the shapes above take 128 × 128. C and K change places for the data gradient.
+TILES = [
+    (7, 35, 35, 8, 256, 2, 2, 1, 1, 1),
+    (1, 5, 8, 8, 17032, 1, 1, 1, 0, 1),
+    (1, 5, 40, 8, 16640, 1, 1, 1, 0, 1),
+    (7, 51, 50, 8, 64, 1, 1, 1, 0, 1),
+]
+SWAPPED = [(*shape[:3], shape[4], shape[3], *shape[5:]) for shape in TILES]
+PARTS = [(2, 24, 23, 8, 8, 1, 1, 1, 0, 1), (1, 21, 20, 8, 72, 1, 3, 1, 1, 1)]  # many pixels
 EMPTY = [(0, 5, 5, 8, 16, 3, 3, 1, 1, 1)]
 SMALL = [(1, 6, 5, 8, 16, 3, 3, 1, 1, 1), (2, 5, 4, 16, 8, 2, 1, 2, 1, 1)]
 LARGE = (32, 56, 56, 128, 128, 3, 3, 1, 1, 1)
@@ -152,8 +162,16 @@ def problem(name, inputs, function, rungs, cases, **options):
 
 
 problems = (
-    problem("convolution", inputs, conv2d, FORWARD, [*SHAPES, *EMPTY]),
-    problem("data gradient", data_gradient_inputs, data_gradient, DATA, [*SHAPES, *EMPTY]),
-    problem("weight gradient", weight_gradient_inputs, weight_gradient, WEIGHT, [*SHAPES, *EMPTY]),
+    problem("convolution", inputs, conv2d, FORWARD, [*SHAPES, *TILES, *EMPTY]),
+    problem(
+        "data gradient", data_gradient_inputs, data_gradient, DATA, [*SHAPES, *SWAPPED, *EMPTY]
+    ),
+    problem(
+        "weight gradient",
+        weight_gradient_inputs,
+        weight_gradient,
+        WEIGHT,
+        [*SHAPES, *PARTS, *EMPTY],
+    ),
     problem("training", inputs, conv2d, FORWARD[:2], SMALL, gradients=True, timed=False),
 )
