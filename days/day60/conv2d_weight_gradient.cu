@@ -231,8 +231,8 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
-  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   require_gathering();
+  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   const auto plan = [](const Sums& g) {
     return Work{int64_t{ceil_div(g.K, SIDE)} * ceil_div(g.columns(), SIDE),
                 ceil_div(g.pixels(), DEPTH)};
@@ -272,8 +272,8 @@ Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t heig
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
-  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   require_wgmma();
+  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   if (stride > MOST_SCALE) {
     fell_back("conv2d_weight_gradient_v1", "a stride of more than 8, which TMA does not have");
     return conv2d_weight_gradient_v1(dy, x, height, width, stride, padding, dilation);
