@@ -11,6 +11,8 @@
 // conv2d_boxes.cu, compute capability 9.0:
 //   v2 boxes      a tile of outputs is a box of pixels: TMA loads its inputs, wgmma multiplies
 //   v3 clusters   two blocks share the filter's tile
+// conv2d_split.cu:
+//   v4 split      two or four blocks share the sum of a tile, for layers with few pixels
 // conv2d_weight_gradient.cu: the gradient of w, both ways.
 //
 // Run: python run_day.py 60
@@ -123,7 +125,7 @@ template <bool GRADIENT>
 void launch_gathered(const Gather& g, cudaStream_t stream) {
   const auto kernel = conv2d_v1_gathered_kernel<GRADIENT>;
   const int tiles_n = ceil_div(g.channels, SIDE);
-  const int64_t blocks = int64_t{ceil_div(g.pixels(), SIDE)} * tiles_n;
+  const int blocks = ceil_div(g.pixels(), SIDE) * tiles_n;
   if (blocks == 0) return;  // there are no images
   allow_shared(kernel, GATHER_SHARED);
   kernel<<<grid_size(blocks, "x"), GATHER_THREADS, GATHER_SHARED, stream>>>(g, tiles_n);

@@ -1,4 +1,4 @@
-// Day 60, third file: the gradient of the filter, a product whose sum runs over all pixels.
+// Day 60, fourth file: the gradient of the filter, a product whose sum runs over all pixels.
 //
 //   dw[k, r, s, c] = Σ_{n, p, q} dy[n, p, q, k] · x[n, p·stride - pad + r·dilation, …, c]
 //
@@ -6,7 +6,7 @@
 // blocks take parts of the pixels (split-K). Each stores its sums in fp32, and a second kernel adds
 // the parts in a fixed order: two runs agree bit for bit.
 //
-//   v1  gathered rows, as in the first file      v2  boxes of pixels by TMA, as in the second
+//   v1  gathered rows, as in the first file      v2  boxes of pixels by TMA, as in the second file
 
 #include "common/cuda/binding.cuh"  // taught in day 6
 #include "days/day60/boxes.cuh"
@@ -234,8 +234,7 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
   require_gathering();
   if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
   const auto plan = [](const Sums& g) {
-    return Work{int64_t{ceil_div(g.K, SIDE)} * ceil_div(g.columns(), SIDE),
-                ceil_div(g.pixels(), DEPTH)};
+    return Work{ceil_div(g.K, SIDE) * ceil_div(g.columns(), SIDE), ceil_div(g.pixels(), DEPTH)};
   };
   return weight_gradient(dy, x, v, "conv2d_weight_gradient_v1", plan,
                          [&](const Sums& g, int per_part, dim3 grid) {
@@ -254,7 +253,7 @@ Tensor weight_gradient_by_boxes(const Tensor& dy, const Tensor& x, const Conv& v
   const auto plan = [&](const Sums& g) {
     boxes.box = best_box(g.rows, g.cols, g.N, DEPTH);
     boxes.groups = ceil_div(v.R * v.S * ceil_div(v.C, DEPTH), CHUNKS);
-    return Work{int64_t{ceil_div(v.K, P::BM)} * boxes.groups, boxes.box.count()};
+    return Work{ceil_div(v.K, P::BM) * boxes.groups, boxes.box.count()};
   };
   return weight_gradient(
       dy, x, v, "conv2d_weight_gradient_v2", plan, [&](const Sums& g, int per_part, dim3 grid) {

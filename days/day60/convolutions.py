@@ -110,6 +110,7 @@ FORWARD = (
     forward_rung("v2_boxes", BOXES, "v2"),
     forward_rung("v3_clusters", "two blocks share the filter", "v2", target=TARGET),
 )
+SPLIT = forward_rung("v4_split", "two or four blocks share a sum", "v2", target=TARGET)
 DATA = tuple(
     Rung(f"conv2d_data_gradient_{version}", idea, target=target)
     for version, idea, target in (("v1", GATHERED, None), ("v2", BOXES, TARGET))
@@ -134,7 +135,7 @@ SHAPES = [
 # On an H200, whose number of multiprocessors the CPU backend has: tiles of 256 × 128, 128 × 256 and
 # 256 × 64, where the shapes above take 128 × 128. C and K change places for the data gradient.
 TILES = [
-    (7, 35, 35, 8, 256, 2, 2, 1, 1, 1),
+    (7, 35, 35, 72, 256, 1, 1, 1, 0, 1),
     (1, 5, 8, 8, 17032, 1, 1, 1, 0, 1),
     (1, 5, 40, 8, 16640, 1, 1, 1, 0, 1),
     (7, 51, 50, 8, 64, 1, 1, 1, 0, 1),
@@ -143,17 +144,19 @@ SWAPPED = [(*shape[:3], shape[4], shape[3], *shape[5:]) for shape in TILES]
 PARTS = [(1, 41, 40, 8, 8, 1, 1, 1, 0, 1), (1, 21, 20, 8, 72, 1, 3, 1, 1, 1)]  # many pixels
 EMPTY = [(0, 5, 5, 8, 16, 3, 3, 1, 1, 1)]
 SMALL = [(1, 6, 5, 8, 16, 3, 3, 1, 1, 1), (2, 5, 4, 16, 8, 2, 1, 2, 1, 1)]
+SPLIT_SHAPES = [(1, 6, 9, 24, 264, 1, 1, 1, 0, 1), (1, 12, 13, 16, 72, 7, 7, 1, 3, 1)]
+FEW = (32, 7, 7, 512, 512, 3, 3, 1, 1, 1)
 LARGE = (32, 56, 56, 128, 128, 3, 3, 1, 1, 1)
 
 
-def problem(name, inputs, function, rungs, cases, **options):
+def problem(name, inputs, function, rungs, cases, bench=LARGE, **options):
     return Problem(
         name=name,
         inputs=inputs,
         reference=function,
         rungs=rungs,
         cases=grid(cases, ["bfloat16"]),
-        bench=Case(LARGE, "bfloat16"),
+        bench=Case(bench, "bfloat16"),
         bench_cpu=Case((2, 8, 8, 64, 128, 3, 3, 1, 1, 1), "bfloat16"),
         cost=cost,
         pytorch=by_cudnn(function),
@@ -163,6 +166,14 @@ def problem(name, inputs, function, rungs, cases, **options):
 
 problems = (
     problem("convolution", inputs, conv2d, FORWARD, [*SHAPES, *TILES, *EMPTY]),
+    problem(
+        "few pixels",
+        inputs,
+        conv2d,
+        (FORWARD[2], SPLIT),
+        [*SHAPES, *SPLIT_SHAPES, *EMPTY],
+        bench=FEW,
+    ),
     problem(
         "data gradient", data_gradient_inputs, data_gradient, DATA, [*SHAPES, *SWAPPED, *EMPTY]
     ),

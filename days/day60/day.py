@@ -8,8 +8,14 @@ TITLE = "Convolution as implicit GEMM"
 TEACHES = "Implicit GEMM in NHWC: gathered rows, boxes of pixels by TMA; both gradients as products"
 TOPICS = ("convolution", "conv2d", "implicit GEMM", "NHWC", "TMA", "wgmma", "backward", "cuDNN")
 SOURCE = "conv2d_implicit_gemm.cu"
-EXTRA_SOURCES = ("conv2d_boxes.cu", "conv2d_weight_gradient.cu")
+EXTRA_SOURCES = ("conv2d_boxes.cu", "conv2d_split.cu", "conv2d_weight_gradient.cu")
 INTRODUCES = ("data gradient", "im2col")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    "conv2d_by_boxes: comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
+        "at a stride of 8 the other kernel computes the same"
+    ),
+}
 
 EXERCISE = Exercise(
     function="Pixels::load",

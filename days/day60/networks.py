@@ -34,7 +34,7 @@ LAYERS = (
     (56, 128, 128, 3, 1),  # not in ResNet-50: the layer that the days time
 )
 DIRECTIONS = {  # inputs, by cuDNN, operators
-    "forward": (inputs, conv2d, ("v1_gathered", "v2_boxes", "v3_clusters")),
+    "forward": (inputs, conv2d, ("v1_gathered", "v2_boxes", "v3_clusters", "v4_split")),
     "data": (data_gradient_inputs, data_gradient, ("data_gradient_v1", "data_gradient_v2")),
     "weight": (
         weight_gradient_inputs,
