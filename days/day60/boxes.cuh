@@ -1,0 +1,82 @@
+// Boxes of pixels, which TMA loads: BM outputs are 2^a columns × 2^b rows × 2^c images.
+#pragma once
+
+#include "days/day56/tiles.cuh"  // multiply and its constants, taught in day 56
+#include "days/day60/conv.cuh"
+
+constexpr int MOST_SCALE = 8;  // of TMA: every how many-th element of a box it can take
+constexpr int MOST_BOX = 256;  // elements that a side of a box spans
+
+struct Box {
+  int cols, rows, images;
+  int across, down, deep;  // how many boxes cover an image's columns, its rows, all images
+
+  __host__ __device__ int count() const { return across * down * deep; }
+};
+
+// The first pixel of box `index`.
+__device__ __forceinline__ Pixel corner_of(const Box& box, int index) {
+  return {index / box.across / box.down * box.images, index / box.across % box.down * box.rows,
+          index % box.across * box.cols};
+}
+
+// The box of `pixels` pixels, a power of two, of which the fewest cover all outputs.
+inline Box best_box(const Axis& rows, const Axis& cols, int N, int pixels) {
+  const auto span = [](int outputs, const Axis& axis) { return (outputs - 1) * axis.scale + 1; };
+  Box best{};
+  for (int c = pixels; c >= 1; c /= 2) {
+    for (int r = pixels / c; r >= 1; r /= 2) {
+      if (span(c, cols) > MOST_BOX || span(r, rows) > MOST_BOX) continue;
+      const int images = pixels / c / r;
+      const Box box{
+          c, r, images, ceil_div(cols.outputs, c), ceil_div(rows.outputs, r), ceil_div(N, images)};
+      if (best.cols == 0 || box.count() < best.count()) best = box;
+    }
+  }
+  return best;
+}
+
+// Of the inputs of a box of outputs, 64 channels of each: (N, rows.inputs, cols.inputs, channels).
+inline TensorMap map_of_inputs(const bf16* from, const Axis& rows, const Axis& cols, int N,
+                               int channels, const Box& box) {
+  return ptx::make_tensor_map(from, {.sizes = {channels, cols.inputs, rows.inputs, N},
+                                     .box = {DEPTH, (box.cols - 1) * cols.scale + 1,
+                                             (box.rows - 1) * rows.scale + 1, box.images},
+                                     .element_strides = {1, cols.scale, rows.scale, 1},
+                                     .swizzle = Swizzle::k128});
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a launcher plans.
+
+// A filter of one tap at stride 1 moves no pixel: all images are one row of pixels.
+inline Gather flattened(Gather g) {
+  const auto same = [](const Axis& a) {
+    return a.taps == 1 && a.scale == 1 && a.first == 0 && a.inputs == a.outputs;
+  };
+  const bool dense = g.to_col == g.channels && g.to_row == g.to_col * g.cols.outputs &&
+                     g.to_n == g.to_row * g.rows.outputs;
+  if (!same(g.rows) || !same(g.cols) || !dense) return g;
+  g.cols.inputs = g.cols.outputs = g.pixels();
+  g.rows.inputs = g.rows.outputs = g.N = 1;
+  return g;
+}
+
+// Clusters, of blocks of which a multiprocessor holds one, that run at the same time.
+inline int64_t places_for(const Tensor& on, int cluster) {
+  return std::max(1, multiprocessor_count(on) / cluster);
+}
+
+// How many tiles of m pixels × n channels each cluster computes, one after the other.
+inline double rounds(const Gather& g, int m, int n, int cluster, int64_t places) {
+  const int64_t clusters = ceil_div(best_box(g.rows, g.cols, g.N, m).count(), cluster);
+  return static_cast<double>(ceil_div(clusters * ceil_div(g.channels, n), places));
+}
+
+// About how long tiles take whose sums are split: steps of a tile, and the exchange of the sums,
+// which is about three steps, in operations.
+inline double split_time(const Gather& g, int m, int n, int split, const Tensor& on) {
+  constexpr int EXCHANGE_STEPS = 3;
+  const int steps = ceil_div(g.steps(), split) + EXCHANGE_STEPS;
+  return rounds(g, m, n, 1, places_for(on, split)) * steps * m * n;
+}
