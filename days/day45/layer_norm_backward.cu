@@ -44,40 +44,21 @@ __device__ Statistics statistics_of(const Backward<T, N>& b, int64_t row) {
   return row < b.rows ? Statistics{b.mean[row], b.rstd[row]} : Statistics{0, 0};
 }
 
-template <typename T, int N>
-__device__ void add_products(RowSums& sums, const Chunk<T, N>& gy, const Chunk<T, N>& h,
-                             const Chunk<T, N>& weight, const Statistics& s) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float g = static_cast<float>(gy.at[i]) * static_cast<float>(weight.at[i]);
-    sums.g += g;
-    sums.gn += g * s.normalise(static_cast<float>(h.at[i]));
-  }
-}
+// g and n of an element. g is rounded: as part of an FMA, it would not cancel against a mean of g.
+struct Terms {
+  float g, n;
 
-// gx of a chunk; means: those of g and g · n over the row. more: what is added, gh or 0.
-template <typename T, int N>
-__device__ Chunk<T, N> gradient(const Chunk<T, N>& gy, const Chunk<T, N>& h,
-                                const Chunk<T, N>& weight, const Statistics& s, RowSums means,
-                                const Chunk<T, N>& more) {
-  Chunk<T, N> gx;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    // Rounded, as it was summed: as part of an FMA, g would not cancel against the mean of one g.
-    const float g = __fmul_rn(static_cast<float>(gy.at[i]), static_cast<float>(weight.at[i]));
-    const float n = s.normalise(static_cast<float>(h.at[i]));
-    gx.at[i] =
-        static_cast<T>(s.rstd * (g - means.g - n * means.gn) + static_cast<float>(more.at[i]));
-  }
-  return gx;
-}
+  Terms() = default;
+  template <typename T>
+  __device__ Terms(T gy, T h, T weight, const Statistics& s)
+      : g(__fmul_rn(static_cast<float>(gy), static_cast<float>(weight))),
+        n(s.normalise(static_cast<float>(h))) {}
+};
 
-template <typename T, int N>
-__device__ Chunk<T, N> zeros() {
-  Chunk<T, N> chunk;
-#pragma unroll
-  for (int i = 0; i < N; ++i) chunk.at[i] = static_cast<T>(0.0f);
-  return chunk;
+// gx of an element; means: those of g and g · n over the row. more: what is added, gh or 0.
+template <typename T>
+__device__ T gradient(const Terms& of, const Statistics& s, RowSums means, T more) {
+  return static_cast<T>(s.rstd * (of.g - means.g - of.n * means.gn) + static_cast<float>(more));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -95,15 +76,19 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_gx_kernel(Backward<T, 1> b, 
   const Place p(split, 0);
   const Statistics s = statistics_of(b, p.row);
   const int64_t start = p.row * b.chunks;
+  const auto terms = [&](int64_t c) {
+    return Terms(b.gy[start + c].at[0], b.h[start + c].at[0], b.weight[c].at[0], s);
+  };
   RowSums sums{0, 0};
   for (int64_t c = threadIdx.x; c < b.chunks; c += BLOCK) {
-    add_products(sums, b.gy[start + c], b.h[start + c], b.weight[c], s);
+    sums.g += terms(c).g;
+    sums.gn += terms(c).g * terms(c).n;
   }
-  sums = merge_row<false>(sums, shared, 0, p);
+  sums = merge_row<false>(merge_lanes(sums), shared, 0, p);
   const RowSums means{sums.g / b.chunks, sums.gn / b.chunks};
   for (int64_t c = threadIdx.x; c < b.chunks; c += BLOCK) {
-    const Chunk<T, 1> more = b.gh ? b.gh[start + c] : zeros<T, 1>();
-    b.gx[start + c] = gradient(b.gy[start + c], b.h[start + c], b.weight[c], s, means, more);
+    const T more = b.gh ? b.gh[start + c].at[0] : static_cast<T>(0.0f);
+    b.gx[start + c].at[0] = gradient(terms(c), s, means, more);
   }
 }
 
@@ -240,70 +225,92 @@ Gradients backward_v1(const GradInputs& a) {
 // and each thread adds to gw and gb of its own columns in registers. The next rows come to shared
 // memory by cp.async while this one is computed. A thread reads only what it copied itself.
 
-constexpr int PACKS = 2;       // per thread and tensor: 16 KB of a row per block
-constexpr int STAGES = 3;      // of 32 KB: 96 KB fit into the 99 KB of an RTX card
+constexpr int SMALL_BLOCK = 256;
+constexpr int PACKS = 2;       // per thread and tensor: up to 16 KB of a row per block
+constexpr int STAGES = 3;      // of up to 32 KB: 96 KB fit into the 99 KB of an RTX card
 constexpr int64_t FEWEST = 8;  // rows per team, where there are few: each team stores 2 · cols sums
 
-template <typename T, int N>
-struct Ring {
-  Chunk<T, N> gy[STAGES][PACKS][BLOCK], h[STAGES][PACKS][BLOCK];
-};
+constexpr int ring_bytes(int threads) {
+  return threads * STAGES * 2 * PACKS * 16;
+}
 
 template <bool CLUSTER, typename T, int N>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 1)
     layer_norm_backward_v2_fused_kernel(Backward<T, N> b, Split split,
                                         float* __restrict__ partial) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  using C = Chunk<T, N>;
   extern __shared__ __align__(16) char memory[];
   __shared__ Merging<RowSums> shared;
-  auto& ring = *reinterpret_cast<Ring<T, N>*>(memory);
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
-  const int t = threadIdx.x;
   const int64_t cols = b.chunks * N;
+  const float per_column = 1.0f / cols;
 
+  // Pack k of tensor t (0: gy, 1: h) of a stage.
+  auto* const ring = reinterpret_cast<C*>(memory) + threadIdx.x;
+  const auto at = [&](int stage, int t, int k) {
+    return ring + ((stage * 2 + t) * PACKS + k) * blockDim.x;
+  };
   const auto copy = [&](int64_t row, int stage) {
-    for (int k = 0; k < p.count(row); ++k) {
-      ptx::cp_async<16>(&ring.gy[stage][k][t], b.gy + p.at(row, k));
-      ptx::cp_async<16>(&ring.h[stage][k][t], b.h + p.at(row, k));
+    const int64_t start = p.at(row, 0);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (k >= p.count(row)) break;
+      ptx::cp_async<16>(at(stage, 0, k), b.gy + start + k * p.width);
+      ptx::cp_async<16>(at(stage, 1, k), b.h + start + k * p.width);
     }
     ptx::cp_async_commit();  // also an empty group, so that all threads count alike
   };
   for (int s = 0; s < STAGES - 1; ++s) copy(p.row + s * p.step, s);
 
+  RawChunk<C> weight[PACKS];
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (k < p.mine) weight[k] = load_raw(b.weight + p.at(0, k));
+  }
   float gw[PACKS][N] = {}, gb[PACKS][N] = {};
   Statistics s = statistics_of(b, p.row);
   begin_merging<CLUSTER>(shared);
 
   for (int stage = 0, round = 0; p.goes_on(); ++round, p.row += p.step) {
     copy(p.row + (STAGES - 1) * p.step, (stage + STAGES - 1) % STAGES);
-    ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
     const int count = p.count(p.row);
+    const int64_t start = p.at(p.row, 0);
+    RawChunk<C> more[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      if (b.gh && k < count) more[k] = load_raw(b.gh + start + k * p.width);
+    }
     const Statistics next = statistics_of(b, p.row + p.step);  // in flight, like the copies
-    Chunk<T, N> gy[PACKS], h[PACKS], more[PACKS], weight[PACKS];
+    ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
+    keep_as_bits(weight);
+    Terms terms[PACKS][N];
     RowSums sums{0, 0};
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k >= count) break;
-      weight[k] = b.weight[p.at(0, k)];  // from L1: for all rows, it would take too many registers
-      more[k] = b.gh ? b.gh[p.at(p.row, k)] : zeros<T, N>();
-      gy[k] = ring.gy[stage][k][t];
-      h[k] = ring.h[stage][k][t];
-      add_products(sums, gy[k], h[k], weight[k], s);
+      const C gy = load_whole(at(stage, 0, k)), h = load_whole(at(stage, 1, k));
+      const C w = weight[k].chunk();
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float upstream = static_cast<float>(gy[k].at[i]);
-        gw[k][i] += upstream * s.normalise(static_cast<float>(h[k].at[i]));
-        gb[k][i] += upstream;
+        const Terms of(gy.at[i], h.at[i], w.at[i], s);
+        sums.g += of.g;
+        sums.gn += of.g * of.n;
+        gw[k][i] += static_cast<float>(gy.at[i]) * of.n;
+        gb[k][i] += static_cast<float>(gy.at[i]);
+        terms[k][i] = of;
       }
     }
-    sums = merge_row<CLUSTER>(sums, shared, round, p);
-    const RowSums means{sums.g / cols, sums.gn / cols};
-    keep_as_bits(gy);
-    keep_as_bits(h);
-    keep_as_bits(weight);
+    sums = merge_row<CLUSTER>(merge_lanes(sums), shared, round, p);
+    const RowSums means{sums.g * per_column, sums.gn * per_column};
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k < count) b.gx[p.at(p.row, k)] = gradient(gy[k], h[k], weight[k], s, means, more[k]);
+      if (k >= count) break;
+      const C add = b.gh ? more[k].chunk() : C{};
+      C gx;
+#pragma unroll
+      for (int i = 0; i < N; ++i) gx.at[i] = gradient(terms[k][i], s, means, add.at[i]);
+      b.gx[start + k * p.width] = gx;
     }
     stage = (stage + 1) % STAGES;
     s = next;
@@ -314,11 +321,14 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
     if (k >= p.mine) break;
+    float* const to = partial + team * 2 * cols + p.at(0, k) * N;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int64_t c = p.at(0, k) * N + i;
-      partial[team * 2 * cols + c] = gw[k][i];
-      partial[(team * 2 + 1) * cols + c] = gb[k][i];
+    for (int i = 0; i < N; i += 4) {
+      const auto four = [&](const float* of) {
+        return float4{of[i], of[i + 1], of[i + 2], of[i + 3]};
+      };
+      *reinterpret_cast<float4*>(to + i) = four(gw[k]);
+      *reinterpret_cast<float4*>(to + cols + i) = four(gb[k]);
     }
   }
 #endif
@@ -330,9 +340,17 @@ bool fits_fused(const GradInputs& a) {
   for (const Tensor* tensor : {&a.gy, &a.h, &a.weight, a.gh ? a.gh : &a.h}) {
     if (!is_aligned(*tensor, 16)) return false;
   }
-  constexpr int64_t shared = sizeof(Ring<float, 4>) + sizeof(Merging<RowSums>);
+  constexpr int64_t shared = ring_bytes(BLOCK) + sizeof(Merging<RowSums>);
   return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) && shared <= shared_limit(a.gy) &&
          fits(bytes / 16, BLOCK, PACKS);
+}
+
+// Blocks of 256 threads, of which two are resident: one computes while the other waits. Those of
+// 512 threads where a row fits no cluster of smaller ones, or does without a cluster.
+Split split_for(int64_t rows, int64_t chunks) {
+  const bool alone = chunks > SMALL_BLOCK * PACKS && chunks <= BLOCK * PACKS;
+  const bool large = alone || chunks > MAX_CLUSTER * SMALL_BLOCK * PACKS;
+  return split_rows(rows, chunks, large ? BLOCK : SMALL_BLOCK, PACKS);
 }
 
 Gradients backward_v2(const GradInputs& a) {
@@ -346,9 +364,9 @@ Gradients backward_v2(const GradInputs& a) {
     return backward_v1(a);
   }
   return go_back(a, "layer_norm_backward_v2_fused", [&](const auto& b) {
-    const Split split = split_rows(b.rows, b.chunks, BLOCK, PACKS);
-    const auto launch = [&](auto kernel, size_t bytes) {
-      RowLaunch launch(a.gy, kernel, split, bytes);
+    const Split split = split_for(b.rows, b.chunks);
+    const auto launch = [&](auto kernel) {
+      RowLaunch launch(a.gy, kernel, split, ring_bytes(split.teams * split.width));
       const int64_t work = ceil_div<int64_t>(b.rows, split.teams * FEWEST);
       const int64_t clusters = launch.resident(a.gy, kernel, work);
       Tensor partial = partial_sums(a, clusters * split.teams);
@@ -358,9 +376,8 @@ Gradients backward_v2(const GradInputs& a) {
     constexpr int N = sizeof(b.h->at) / sizeof(b.h->at[0]);
     using T = std::decay_t<decltype(b.h->at[0])>;
     if constexpr (N > 1) {
-      constexpr size_t bytes = sizeof(Ring<T, N>);
-      return split.blocks > 1 ? launch(layer_norm_backward_v2_fused_kernel<true, T, N>, bytes)
-                              : launch(layer_norm_backward_v2_fused_kernel<false, T, N>, bytes);
+      return split.blocks > 1 ? launch(layer_norm_backward_v2_fused_kernel<true, T, N>)
+                              : launch(layer_norm_backward_v2_fused_kernel<false, T, N>);
     } else {
       return partial_sums(a, 0);  // not reached: fits_fused refuses single elements
     }

@@ -37,7 +37,7 @@ __device__ inline Moments merge_lanes(Moments mine) {
   const float base = __shfl_sync(FULL_WARP, mine.base, 0);
   const float from_base = mine.base - base + mine.mean;
   const float count = warp_sum(mine.count);
-  const float mean = count > 0 ? warp_sum(mine.count * from_base) / count : 0;
+  const float mean = count > 0 ? __fdividef(warp_sum(mine.count * from_base), count) : 0;
   const float d = from_base - mean;
   return {count, base, mean, warp_sum(mine.m2 + mine.count * d * d)};
 }
@@ -66,7 +66,7 @@ struct Sums {
 // passes NaN on. A row with an infinity gets a mean of NaN, or it would depend on the infinity's
 // place whether distances from it are NaN.
 __device__ inline Statistics statistics_of(const Moments& row, float eps) {
-  const float variance = row.m2 / row.count;
+  const float variance = __fdividef(row.m2, row.count);
   const float rstd = rsqrtf((variance < 0 ? 0.0f : variance) + eps);
   return {isnan(rstd) ? rstd : row.base + row.mean, rstd};
 }
@@ -92,18 +92,36 @@ __device__ Chunk<T, N> added(const Chunk<T, N>& x, const Chunk<T, N>& residual) 
   return h;
 }
 
-// The moments of the first `count` chunks, of up to EACH in registers.
-template <typename T, int N, int EACH>
-__device__ Moments moments_of(const Chunk<T, N> (&h)[EACH], int count) {
-  if (count == 0) return {};
-  Sums sums(static_cast<float>(h[0].at[0]));
+// Calls f(element) for the elements of the first `count` chunks, of up to EACH; at(k) is chunk k.
+template <int EACH, typename At, typename F>
+__device__ void each_element(int count, At at, F f) {
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
     if (k >= count) break;
+    const auto chunk = at(k);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sums.add(static_cast<float>(h[k].at[i]));
+    for (int i = 0; i < sizeof(chunk.at) / sizeof(chunk.at[0]); ++i) {
+      f(static_cast<float>(chunk.at[i]));
+    }
   }
-  return sums.moments();
+}
+
+// The moments of a warp's elements, `elements` in all lanes together, by two passes over chunks
+// that it has on the chip. The base is their mean but for rounding errors, which d and d2 account
+// for.
+template <int EACH, typename At>
+__device__ Moments moments_of_warp(int count, float elements, At at) {
+  if (elements == 0) return {};
+  float sum = 0, d = 0, d2 = 0;
+  each_element<EACH>(count, at, [&](float x) { sum += x; });
+  const float base = __fdividef(warp_sum(sum), elements);
+  each_element<EACH>(count, at, [&](float x) {
+    d += x - base;
+    d2 += (x - base) * (x - base);
+  });
+  d = warp_sum(d);
+  const float mean = __fdividef(d, elements);
+  return {elements, base, mean, warp_sum(d2) - d * mean};
 }
 
 template <typename T, int N>
@@ -138,7 +156,7 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_v1_reread_kernel(Rows<T, 1> 
     if (sums.count == 0) sums.base = static_cast<float>(h.at[0]);
     sums.add(static_cast<float>(h.at[0]));
   }
-  const Moments all = merge_row<false>(sums.moments(), shared, 0, p);
+  const Moments all = merge_row<false>(merge_lanes(sums.moments()), shared, 0, p);
   const Statistics s = statistics_of(all, m.eps);
   for (int64_t c = threadIdx.x; c < m.chunks; c += BLOCK) {
     m.y[start + c] = normalised(from[start + c], s, m.weight[c], m.bias[c]);
@@ -221,9 +239,9 @@ Normed norm_v1(const NormInputs& a) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a thread loads its part of the row at once and keeps it in registers, as the bits
-// that came: 16-bit elements take half of what fp32 would. Short rows share a block, so that a
-// multiprocessor is not limited by its number of blocks.
+// v2 against v1: a thread loads its part of the row at once and keeps it in registers. Each warp
+// computes its moments by two passes over them: 3 operations per element, without a division.
+// Short rows share a block, so that a multiprocessor is not limited by its number of blocks.
 
 constexpr int MAX_BLOCK = 1024;
 
@@ -237,25 +255,30 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   __shared__ Merging<Moments> shared;
   const Place p(split, 0);
   const int count = p.count(p.row);
-  Chunk<T, N> h[EACH<N>], residual[RESIDUAL ? EACH<N> : 1];
+  const int64_t start = p.at(p.row, 0);
+  RawChunk<Chunk<T, N>> h[EACH<N>], residual[RESIDUAL ? EACH<N> : 1];
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
-    if (k < count) h[k] = m.x[p.at(p.row, k)];
-    if (RESIDUAL && k < count) residual[k] = m.residual[p.at(p.row, k)];
+    if (k < count) h[k] = load_raw(m.x + start + k * p.width);
+    if (RESIDUAL && k < count) residual[k] = load_raw(m.residual + start + k * p.width);
   }
+  const float elements = warp_sum(static_cast<float>(count * N));  // while the loads are in flight
 #pragma unroll
   for (int k = 0; RESIDUAL && k < EACH<N>; ++k) {
-    if (k < count) m.h[p.at(p.row, k)] = h[k] = added(h[k], residual[k]);
+    if (k >= count) break;
+    const Chunk<T, N> sum = added(h[k].chunk(), residual[k].chunk());
+    m.h[start + k * p.width] = sum;
+    memcpy(&h[k], &sum, sizeof sum);
   }
-  const Moments all = merge_row<false>(moments_of(h, count), shared, 0, p);
-  const Statistics s = statistics_of(all, m.eps);
-  keep_as_bits(h);
+  const Moments warp =
+      moments_of_warp<EACH<N>>(count, elements, [&](int k) { return h[k].chunk(); });
+  const Statistics s = statistics_of(merge_row<false>(warp, shared, 0, p), m.eps);
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
-    if (k < count) {
-      const int64_t c = p.at(0, k);
-      m.y[p.at(p.row, k)] = normalised(h[k], s, m.weight[c], m.bias[c]);
-    }
+    if (k >= count) break;
+    const int c = p.first + k * p.width;
+    m.y[start + k * p.width] =
+        normalised(h[k].chunk(), s, load_constant(m.weight + c), load_constant(m.bias + c));
   }
   if (p.stores_row()) {
     m.mean[p.row] = s.mean;
@@ -300,70 +323,89 @@ Normed norm_v2(const NormInputs& a) {
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: persistent threads with fixed columns. Weight and bias are loaded once, instead of
-// once per row, and stay in shared memory: as registers they would spill. The next row's loads are
-// in flight while this one is computed. A row above 16 KB is shared by the blocks of a cluster,
-// each of which takes up to 16 KB.
+// once per row, and stay in registers. The next rows come to shared memory by cp.async while this
+// one is computed; a thread reads only what it copied itself. A row above 16 KB is shared by the
+// blocks of a cluster. Three blocks are resident, so that the others compute while one waits for
+// its cluster.
 
-// Per thread. With 64 registers, two blocks of 512 threads are resident; the loads of a residual
-// need more, and leave one.
-constexpr int PACKS = 2;
+constexpr int RING_BLOCK = 256;
+constexpr int PACKS = 4;   // per thread
+constexpr int STAGES = 3;  // of 16 KB, or of 32 KB with a residual: 96 KB fit into an RTX card
 
 template <bool RESIDUAL, bool CLUSTER, typename T, int N>
-__global__ void __launch_bounds__(BLOCK, RESIDUAL ? 1 : 2)
+__global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
     layer_norm_v3_cluster_kernel(Rows<T, N> m, Split split) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  using C = Chunk<T, N>;
+  constexpr int TENSORS = RESIDUAL ? 2 : 1;
+  extern __shared__ __align__(16) char memory[];
   __shared__ Merging<Moments> shared;
-  __shared__ Chunk<T, N> weight[PACKS][BLOCK], bias[PACKS][BLOCK];
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
-  const int t = threadIdx.x;
-  Chunk<T, N> x[PACKS], residual[RESIDUAL ? PACKS : 1];
-  const auto load = [&](int64_t row) {
+  // Pack k of tensor t (0: x, later h; 1: residual) of a stage.
+  auto* const ring = reinterpret_cast<C*>(memory) + threadIdx.x;
+  const auto at = [&](int stage, int t, int k) {
+    return ring + ((stage * TENSORS + t) * PACKS + k) * RING_BLOCK;
+  };
+  const auto copy = [&](int64_t row, int stage) {
+    const int64_t start = p.at(row, 0);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k < p.count(row)) x[k] = m.x[p.at(row, k)];
-      if (RESIDUAL && k < p.count(row)) residual[k] = m.residual[p.at(row, k)];
+      if (k >= p.count(row)) break;
+      ptx::cp_async<16>(at(stage, 0, k), m.x + start + k * p.width);
+      if (RESIDUAL) ptx::cp_async<16>(at(stage, 1, k), m.residual + start + k * p.width);
     }
+    ptx::cp_async_commit();  // also an empty group, so that each row is one
   };
-  load(p.row);
+  for (int s = 0; s < STAGES - 1; ++s) copy(p.row + s * p.step, s);
+  RawChunk<C> weight[PACKS], bias[PACKS];
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
-    if (k < p.mine) {  // no barrier: a thread reads only what it stored itself
-      weight[k][t] = m.weight[p.at(0, k)];
-      bias[k][t] = m.bias[p.at(0, k)];
-    }
+    if (k >= p.mine) break;
+    weight[k] = load_raw(m.weight + p.at(0, k));
+    bias[k] = load_raw(m.bias + p.at(0, k));
   }
+  const float elements = warp_sum(static_cast<float>(p.mine * N));
   begin_merging<CLUSTER>(shared);
 
-  for (int round = 0; p.goes_on(); ++round, p.row += p.step) {
+  for (int stage = 0, round = 0; p.goes_on(); ++round, p.row += p.step) {
+    copy(p.row + (STAGES - 1) * p.step, (stage + STAGES - 1) % STAGES);
+    ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
     const int count = p.count(p.row);
-    Chunk<T, N> h[PACKS];
-#pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-      if (k < count) h[k] = RESIDUAL ? added(x[k], residual[RESIDUAL ? k : 0]) : x[k];
-    }
-    load(p.row + p.step);
+    const int64_t start = p.at(p.row, 0);
 #pragma unroll
     for (int k = 0; RESIDUAL && k < PACKS; ++k) {
-      if (k < count) m.h[p.at(p.row, k)] = h[k];
+      if (k >= count) break;
+      const C sum = added(load_whole(at(stage, 0, k)), load_whole(at(stage, 1, k)));
+      m.h[start + k * p.width] = *at(stage, 0, k) = sum;
     }
-    const Moments all = merge_row<CLUSTER>(moments_of(h, count), shared, round, p);
-    const Statistics s = statistics_of(all, m.eps);
-    keep_as_bits(h);
+    const auto part = [&](int k) { return load_whole(at(stage, 0, k)); };
+    const Moments warp = moments_of_warp<PACKS>(count, p.row < p.rows ? elements : 0, part);
+    const Statistics s = statistics_of(merge_row<CLUSTER>(warp, shared, round, p), m.eps);
+    keep_as_bits(weight);
+    keep_as_bits(bias);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      if (k < count) {
-        m.y[p.at(p.row, k)] = normalised(h[k], s, weight[k][t], bias[k][t]);
-      }
+      if (k >= count) break;
+      m.y[start + k * p.width] = normalised(part(k), s, weight[k].chunk(), bias[k].chunk());
     }
     if (p.stores_row()) {
       m.mean[p.row] = s.mean;
       m.rstd[p.row] = s.rstd;
     }
+    stage = (stage + 1) % STAGES;
   }
+#endif
+}
+
+constexpr int ring_bytes(bool residual) {
+  return STAGES * PACKS * RING_BLOCK * 16 * (residual ? 2 : 1);
 }
 
 bool fits_cluster(const NormInputs& a) {
   const Chunks chunks(a);
-  return chunks.packs && fits(chunks.count, BLOCK, PACKS);
+  const int64_t shared = ring_bytes(a.residual) + sizeof(Merging<Moments>);
+  return chunks.packs && has_capability(8, 0) && shared <= shared_limit(a.x) &&
+         fits(chunks.count, RING_BLOCK, PACKS);
 }
 
 Normed norm_v3(const NormInputs& a) {
@@ -372,13 +414,13 @@ Normed norm_v3(const NormInputs& a) {
   if (!fits_cluster(a)) {
     fell_back("layer_norm_v2_registers",
               "rows that are not made of aligned packs, above 256 KB, or above 16 KB on a card "
-              "without clusters");
+              "without clusters, or a card without cp.async or without the shared memory");
     return norm_v2(a);
   }
   return normalise(a, "layer_norm_v3_cluster", [&](const auto& m, auto residual) {
-    const Split split = split_rows(m.rows, m.chunks, BLOCK, PACKS);
+    const Split split = split_rows(m.rows, m.chunks, RING_BLOCK, PACKS);
     const auto launch = [&](auto kernel) {
-      RowLaunch launch(a.x, kernel, split, 0);
+      RowLaunch launch(a.x, kernel, split, ring_bytes(residual));
       const int64_t work = ceil_div<int64_t>(m.rows, split.teams);
       launch.launch(kernel, launch.resident(a.x, kernel, work), m, split);
     };

@@ -38,7 +38,7 @@ struct Place {
 
   __device__ Place(const Split& s, int rank)
       : rows(s.rows),
-        row(int64_t{blockIdx.x} / s.blocks * s.teams + threadIdx.x / s.width),
+        row(int64_t{blockIdx.x / s.blocks} * s.teams + threadIdx.x / s.width),
         chunks(s.chunks),
         step(gridDim.x / s.blocks * s.teams),
         first(rank * s.length + threadIdx.x % s.width),
@@ -47,7 +47,7 @@ struct Place {
         team(threadIdx.x / s.width),
         width(s.width) {
     const int end = min((rank + 1) * s.length, chunks);
-    mine = first < end ? (end - first + width - 1) / width : 0;
+    mine = first < end ? (end - first + width - 1u) / width : 0;
   }
 
   // Whether any team of the block has a row: equal in all threads of the cluster, which share
@@ -87,14 +87,13 @@ __device__ void begin_merging(Merging<Value>& shared) {
 #endif
 }
 
-// One value for all threads that share a row, from a value of each. Value{} is that of a thread
-// with no elements, and merge_lanes merges the 32 lanes of a warp, with equal bits in each. All
-// threads of the block, or of the cluster, must call it, in rounds 0, 1, 2 …
+// One value for all threads that share a row, from a value of each warp, equal in its lanes.
+// Value{} is that of no elements, and merge_lanes merges the values of 32 lanes, with equal bits in
+// each. All threads of the block, or of the cluster, must call it, in rounds 0, 1, 2 …
 template <bool CLUSTER, typename Value>
 __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const Place& p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = p.width / 32;
   const int half = round % 2;
-  value = merge_lanes(value);
   if (warps > 1) {
     if (lane == 0) shared.warps[half][warp] = value;
     __syncthreads();  // every warp waits for the other warps of its row
@@ -119,15 +118,27 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
   return value;
 }
 
-// Chunks of 16 bytes, from here on as the bits that they are. Without it the compiler keeps their
-// elements as fp32 numbers, which take twice the registers of 16-bit ones while a thread waits.
-template <typename T, int N, int COUNT>
-__device__ void keep_as_bits([[maybe_unused]] Chunk<T, N> (&chunks)[COUNT]) {
+// The chunk at `from`, which no thread writes during the kernel. An ordinary load would wait for
+// the stores before it: as far as the compiler knows, they may have changed the chunk.
+template <typename T, int N>
+__device__ Chunk<T, N> load_constant(const Chunk<T, N>* from) {
+  if constexpr (sizeof(Chunk<T, N>) == 16) {
+    return RawChunk<Chunk<T, N>>{__ldg(reinterpret_cast<const uint4*>(from))}.chunk();
+  } else {
+    return *from;
+  }
+}
+
+// Chunks that stay in registers over many rows, from here on as the bits that they are. Without it
+// the compiler converts their elements to fp32 once, before the loop, and 16-bit ones take twice
+// the registers.
+template <typename C, int COUNT>
+__device__ void keep_as_bits([[maybe_unused]] RawChunk<C> (&chunks)[COUNT]) {
 #ifndef CUDA_ON_CPU
-  if constexpr (sizeof(chunks[0]) == 16) {
+  if constexpr (sizeof(C) == 16) {
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
-      uint4& bits = reinterpret_cast<uint4&>(chunks[k]);
+      uint4& bits = chunks[k].words;
       asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
     }
   }
