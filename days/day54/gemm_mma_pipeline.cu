@@ -157,8 +157,8 @@ __device__ __forceinline__ void publish(const Sums<P>& sums, const Schedule& s, 
       to += P::THREADS;
     }
   }
-  __threadfence();
-  __syncthreads();  // all sums are in memory before the flag says so
+  // All threads have stored their sums, and what thread 0 releases comes after these stores too.
+  __syncthreads();
   if (threadIdx.x == 0) Flag(s.ticket[1 + range]).store(1, cuda::memory_order_release);
 }
 
