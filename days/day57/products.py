@@ -1,0 +1,116 @@
+"""Products of fp8 with scales: cases, rungs, formulas."""
+
+import torch
+
+from common.day import Case, Cost, Library, Problem, Rung, Target, grid
+
+BLOCK = 128
+# (M, N, K): less than a tile; whole tiles; odd sizes; several tiles per block; empty.
+SHAPES = [(1, 1, 16), (5, 3, 48), (128, 256, 128), (256, 128, 256), (130, 259, 144)]
+SHAPES += [(257, 130, 272), (64, 40, 1040), (520, 300, 160), (1030, 514, 128)]
+EMPTY = [(0, 16, 16), (16, 0, 16)]
+
+
+def blocks(size):
+    return -(-size // BLOCK)
+
+
+def operands(case, draw):
+    """e4m3 with a standard deviation of 64, so that all its exponents occur."""
+    M, N, K = case.shape
+    return [(64 * draw(rows, K, dtype="float32")).to(torch.float8_e4m3fn) for rows in (M, N)]
+
+
+def with_row_scales(case, draw):
+    M, N, _ = case.shape
+    return *operands(case, draw), *(draw(n, dtype="float32", low=0.001, high=0.1) for n in (M, N))
+
+
+def with_block_scales(case, draw):
+    M, N, K = case.shape
+    shapes = (blocks(K), M), (blocks(K), blocks(N))
+    return *operands(case, draw), *(draw(*s, dtype="float32", low=0.001, high=0.1) for s in shapes)
+
+
+def rounded(product, like):
+    """To bf16, but where all is float64."""
+    return product if like.dtype == torch.float64 else product.bfloat16()
+
+
+def wide(x, scale):
+    return x.double() if scale.dtype == torch.float64 else x.float()
+
+
+def row_formula(a, b, a_scale, b_scale):
+    product = wide(a, a_scale) @ wide(b, b_scale).T
+    return rounded(product * a_scale[:, None] * b_scale, a_scale)
+
+
+def block_formula(a, b, a_scale, b_scale):
+    K, N = a.shape[1], b.shape[0]
+    left = wide(a, a_scale) * a_scale.T.repeat_interleave(BLOCK, 1)[:, :K]
+    of_b = b_scale.T.repeat_interleave(BLOCK, 0)[:N].repeat_interleave(BLOCK, 1)[:, :K]
+    return rounded(left @ (wide(b, b_scale) * of_b).T, a_scale)
+
+
+def scaled_mm(a, b, a_scale, b_scale):
+    return torch._scaled_mm(
+        a, b.T, scale_a=a_scale[:, None], scale_b=b_scale[None], out_dtype=torch.bfloat16
+    )
+
+
+def fast_scaled_mm(a, b, a_scale, b_scale):
+    return torch._scaled_mm(
+        a,
+        b.T,
+        scale_a=a_scale[:, None],
+        scale_b=b_scale[None],
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+
+
+def scaled_mm_blocks(a, b, a_scale, b_scale):
+    """Scales as cuBLASLt takes them: those of a (M, K / 128) by columns, of b (K / 128, N / 128)
+    by columns."""
+    return torch._scaled_mm(
+        a,
+        b.T,
+        scale_a=a_scale.T,
+        scale_b=b_scale.T.contiguous().T,
+        out_dtype=torch.bfloat16,
+    )
+
+
+def cost(case):
+    M, N, K = case.shape
+    return Cost(bytes=(M + N) * K + 2 * M * N, flops=2 * M * N * K, unit="int8")
+
+
+problems = (
+    Problem(
+        name="A · Bᵀ, a scale per row",
+        inputs=with_row_scales,
+        reference=row_formula,
+        rungs=(Rung("gemm_v1_row_scales", "scales at the end", target=Target(1.0, "pytorch")),),
+        cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
+        bench=Case((8192, 8192, 8192), "float8_e4m3fn"),
+        bench_cpu=Case((256, 256, 256), "float8_e4m3fn"),
+        cost=cost,
+        pytorch=fast_scaled_mm,
+        libraries=(Library("without use_fast_accum", scaled_mm),),
+    ),
+    Problem(
+        name="A · Bᵀ, a scale per 128 of K",
+        inputs=with_block_scales,
+        reference=block_formula,
+        rungs=(
+            Rung("gemm_v2_block_scales", "promoted every 128", target=Target(1.0, "pytorch")),
+        ),
+        cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
+        bench=Case((8192, 8192, 8192), "float8_e4m3fn"),
+        bench_cpu=Case((256, 256, 256), "float8_e4m3fn"),
+        cost=cost,
+        pytorch=scaled_mm_blocks,
+    ),
+)
