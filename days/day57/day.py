@@ -2,7 +2,7 @@
 
 from common.day import Exercise
 
-from . import products
+from . import accuracy, products
 
 TITLE = "FP8 with block scales"
 TEACHES = "e4m3 on wgmma, scales per row and per 128 of K, sums promoted to fp32"
@@ -26,3 +26,8 @@ EXERCISE = Exercise(
 )
 
 PROBLEMS = products.problems
+
+
+def show(operators, device):
+    """The errors with and without promotion, as tables, and stored as data and a plot."""
+    return accuracy.show_errors(operators, device)
