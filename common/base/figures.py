@@ -30,7 +30,7 @@ def rate(timing: Timing) -> str:
     Without a known ceiling, bytes are taken where the day declares any. "" where it declares no
     work.
     """
-    arithmetic = timing.bound in ("fp32", "int32", "tensor", "int8") or not timing.gbs
+    arithmetic = timing.bound in ("fp32", "int32", "tensor", "int8", "fp8") or not timing.gbs
     if arithmetic and timing.tflops:
         unit = operations(timing)
         if timing.tflops < 0.995:

@@ -24,7 +24,7 @@ class Timing:
     case: the case, as text. ms: median of one call. spread: half the interquartile range over the
     median. samples: how many were taken. gbs: GB/s (1e9) of the declared bytes. tflops: of the
     declared operations. bound: the ceiling it is held against ("copy", "read", "fp32",
-    "int32", "tensor", "int8"), share: the rate over that ceiling (None where none is known, as on
+    "int32", "tensor", "int8", "fp8"), share: the rate over that ceiling (None where none is known, as on
     the CPU).
     pytorch_ms: the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved
     with it.

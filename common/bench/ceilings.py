@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from common.bench.showing import gpu_times
+from common.bench.showing import gpu_times, wake_gpu
 
 GIB = 1 << 30
 
@@ -28,7 +28,7 @@ class Ceilings:
 
     copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum.
     fp32, int32: TFLOP/s of independent multiply-adds in that type. tensor: TFLOP/s of a large bf16
-    product, int8 of one of int8.
+    product, int8 and fp8 of one in those types (fp8: 0 where the GPU has none).
     l2_bytes: size of the second-level cache.
     """
 
@@ -38,6 +38,7 @@ class Ceilings:
     int32: float
     tensor: float
     int8: float
+    fp8: float
     l2_bytes: int
 
 
@@ -64,7 +65,7 @@ def raise_ceilings(found: Mapping[str, float], cache: Path) -> None:
 
 def _file(cache: Path) -> Path:
     slug = re.sub(r"\W+", "-", torch.cuda.get_device_properties(0).name.lower())
-    return cache / f"ceilings-4-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    return cache / f"ceilings-5-{slug}-torch{torch.__version__.split('+')[0]}.json"
 
 
 def _keep(file: Path, measured: Ceilings) -> None:
@@ -77,6 +78,7 @@ def _keep(file: Path, measured: Ceilings) -> None:
 def measure() -> Ceilings:
     """Measures the current GPU; takes about a second and 8 GiB at most."""
     properties = torch.cuda.get_device_properties(0)
+    wake_gpu()
     count = min(GIB, properties.total_memory // 16) // 4
     x = torch.randn(count, device="cuda")
     y = torch.empty_like(x)
@@ -92,7 +94,14 @@ def measure() -> Ceilings:
     tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
     a, b = (torch.ones(n, n, device="cuda", dtype=torch.int8) for _ in range(2))
     int8 = 2 * n**3 / _best_seconds(lambda: torch._int_mm(a, b.T)) / 1e12
-    return Ceilings(copy, read, fp32, int32, tensor, int8, properties.L2_cache_size)
+    fp8 = 0.0
+    if torch.cuda.get_device_capability(0) >= (8, 9):
+        a, b = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.ones((), device="cuda")
+        options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+        seconds = _best_seconds(lambda: torch._scaled_mm(a, b.T, one, one, **options))
+        fp8 = 2 * n**3 / seconds / 1e12
+    return Ceilings(copy, read, fp32, int32, tensor, int8, fp8, properties.L2_cache_size)
 
 
 def _multiply_adds(dtype: torch.dtype) -> float:

@@ -19,6 +19,7 @@ import torch
 from common.base.declaration import Cost, Problem, Rung
 from common.base.outcome import Timing
 from common.bench.ceilings import Ceilings
+from common.bench.showing import wake_gpu
 from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import map_tensors, message_of, signature_of, tensors_of
@@ -194,6 +195,7 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
     peak_flops = {
         "tensor": ceilings.tensor,
         "int8": ceilings.int8,
+        "fp8": ceilings.fp8,
         "int32": ceilings.int32,
         "fp32": ceilings.fp32,
     }[cost.unit]
@@ -442,6 +444,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
     if backend.name == "cuda":
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda")
+        wake_gpu()
     deadline = time.perf_counter() + seconds * len(contenders)
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):

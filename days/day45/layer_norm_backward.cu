@@ -44,16 +44,16 @@ __device__ Statistics statistics_of(const Backward<T, N>& b, int64_t row) {
   return row < b.rows ? Statistics{b.mean[row], b.rstd[row]} : Statistics{0, 0};
 }
 
-// g and n of an element. g is rounded: as part of an FMA, it would not cancel against a mean of g.
 struct Terms {
-  float g, n;
-
-  Terms() = default;
-  template <typename T>
-  __device__ Terms(T gy, T h, T weight, const Statistics& s)
-      : g(__fmul_rn(static_cast<float>(gy), static_cast<float>(weight))),
-        n(s.normalise(static_cast<float>(h))) {}
+  float g, n;  // of an element
 };
+
+// g is rounded: as part of an FMA, it would not cancel against a mean of g.
+template <typename T>
+__device__ Terms terms_of(T gy, T h, T weight, const Statistics& s) {
+  return {__fmul_rn(static_cast<float>(gy), static_cast<float>(weight)),
+          s.normalise(static_cast<float>(h))};
+}
 
 // gx of an element; means: those of g and g · n over the row. more: what is added, gh or 0.
 template <typename T>
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_gx_kernel(Backward<T, 1> b, 
   const Statistics s = statistics_of(b, p.row);
   const int64_t start = p.row * b.chunks;
   const auto terms = [&](int64_t c) {
-    return Terms(b.gy[start + c].at[0], b.h[start + c].at[0], b.weight[c].at[0], s);
+    return terms_of(b.gy[start + c].at[0], b.h[start + c].at[0], b.weight[c].at[0], s);
   };
   RowSums sums{0, 0};
   for (int64_t c = threadIdx.x; c < b.chunks; c += BLOCK) {
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
       const C w = weight[k].chunk();
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const Terms of(gy.at[i], h.at[i], w.at[i], s);
+        const Terms of = terms_of(gy.at[i], h.at[i], w.at[i], s);
         sums.g += of.g;
         sums.gn += of.g * of.n;
         gw[k][i] += static_cast<float>(gy.at[i]) * of.n;

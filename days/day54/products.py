@@ -31,7 +31,7 @@ REFUSED += [(8, 8, 8, 256, 64, 4, -1, False), (8, 8, 8, 256, 64, 4, 1 << 32, Tru
 
 def cost(case):
     M, N, K = case.shape
-    return Cost(bytes=2 * (M * K + K * N + M * N), flops=2 * M * N * K)
+    return Cost(bytes=2 * (M * K + K * N + M * N), flops=2 * M * N * K, unit="tensor")
 
 
 def product(name, transposed):

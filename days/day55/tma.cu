@@ -24,6 +24,7 @@
 
 constexpr int PIECE = 16384;  // bytes that one copy moves
 constexpr int STAGES = 6;     // pieces per block: 96 KB, so two blocks per multiprocessor
+constexpr int PER_BLOCK = 2;  // pieces that a block moves at least; see the README for more
 constexpr int THREADS = 1;    // per block: copies need a thread to start them, and no other
 
 // The piece at byte `at` of `bytes`; the last one may be shorter.
@@ -131,12 +132,14 @@ __global__ void __launch_bounds__(THREADS)
 
 constexpr size_t RING_BYTES = STAGES * PIECE + TILE_ALIGNMENT;
 
-// As many blocks as the GPU holds at one time, each with a ring, for so many pieces.
+// Blocks with a ring each for so many pieces: as many as the GPU holds at one time, or more, since
+// multiprocessors are not equally fast, and those that are done take another block.
 template <typename Kernel>
 unsigned ring_grid(const Tensor& x, Kernel kernel, int64_t pieces) {
   require_shared_memory(RING_BYTES, "six pieces of 16 KB");
   allow_shared(kernel, RING_BYTES);
-  return resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
+  const unsigned resident = resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
+  return std::max(resident, grid_size(pieces / PER_BLOCK, "x"));
 }
 
 Tensor copy_v2_pipeline(const Tensor& x) {

@@ -107,8 +107,8 @@ TARGET = Target(0.9, "pytorch")
 GATHERED, BOXES = "an address per 16 bytes, mma.sync", "boxes of pixels by TMA, wgmma"
 FORWARD = (
     forward_rung("v1_gathered", GATHERED, "v1"),
-    forward_rung("v2_boxes", BOXES, "v2"),
-    forward_rung("v3_clusters", "two blocks share the filter", "v2", target=TARGET),
+    forward_rung("v2_boxes", BOXES, "v2", target=TARGET),
+    forward_rung("v3_clusters", "two blocks share the filter", "v2"),
 )
 SPLIT = forward_rung("v4_split", "two or four blocks share a sum", "v2", target=TARGET)
 DATA = tuple(
@@ -170,7 +170,7 @@ problems = (
         "few pixels",
         inputs,
         conv2d,
-        (FORWARD[2], SPLIT),
+        (FORWARD[1], SPLIT),
         [*SHAPES, *SPLIT_SHAPES, *EMPTY],
         bench=FEW,
     ),

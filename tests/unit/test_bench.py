@@ -18,7 +18,14 @@ from common.bench.showing import rows_as_json
 from common.check.device import Backend
 
 CEILINGS = Ceilings(
-    copy=4000.0, read=4400.0, fp32=60.0, int32=30.0, tensor=800.0, int8=1600.0, l2_bytes=50 << 20
+    copy=4000.0,
+    read=4400.0,
+    fp32=60.0,
+    int32=30.0,
+    tensor=800.0,
+    int8=1600.0,
+    fp8=1600.0,
+    l2_bytes=50 << 20,
 )
 GIGABYTE = 10**9
 

@@ -156,7 +156,7 @@ def lacks_from(columns: int):
 def test_the_phrase_is_that_of_the_launcher_s_helper() -> None:
     helpers = (ROOT / "common" / "cuda" / "capability.cuh").read_text(encoding="utf-8")
     found = re.findall(r'STD_TORCH_CHECK\([^"]*"([^"]*)"', helpers)
-    assert len(found) == 2 and all(words.startswith(PHRASE) for words in found)
+    assert len(found) == 3 and all(words.startswith(PHRASE) for words in found)
     assert lacking(f"f: {PHRASE}cp.async: it needs 8.0\nat x.cu:3") == (
         f"{PHRASE}cp.async: it needs 8.0"
     )

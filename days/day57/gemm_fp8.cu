@@ -1,0 +1,311 @@
+// Day 57: products of fp8 matrices with scales
+//
+//   v1  C[m, n] = s_a[m] · s_b[n] · Σ_k A[m, k] · B[n, k]
+//   v2  C[m, n] = Σ_j s_a[j, m] · s_b[j, n / 128] · Σ_k A[m, k] · B[n, k]   k: the j-th 128 of K
+//
+//   A: (M, K), B: (N, K) e4m3, C: (M, N) bf16; scales in fp32
+//
+// 8192³ takes 1.1 · 10¹² operations on 0.27 GB: arithmetic is the limit. Hopper's tensor cores add
+// fp8 products with some 14 bits, so long sums lose digits.
+//
+//   v1 row_scales    day 56's pipeline on bytes: a scale per row of A and per row of B, at the end;
+//                    all of K is summed in the tensor cores
+//   v2 block_scales  a scale per 128 of K: sums of 128 products are scaled and added in registers,
+//                    which also keeps all digits of fp32 (promotion)
+//
+// Run: python run_day.py 57
+
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/cluster_launch.cuh"   // taught in day 35
+#include "common/cuda/matrix_map.cuh"       // taught in day 55
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // wgmma: taught in day 56; TMA: day 55
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "days/day56/tiles.cuh"             // WARPGROUP, ROW, ROWS: taught in day 56
+
+#include <cuda_fp8.h>
+
+#include <algorithm>
+
+using E4m3 = __nv_fp8_e4m3;
+
+constexpr int DEPTH = 128;   // of K per step: a row of 128 bytes, and one block of the scales
+constexpr int STAGES = 4;    // of 48 KB
+constexpr int CLUSTER = 2;   // blocks that share B's tile
+constexpr int GROUP = 8;     // rows of tiles that are computed together (day 56)
+constexpr int SCALED = 128;  // rows of B per scale
+
+// Who scales what. kRows: s_a (M) and s_b (N). kBlocks: s_a (K / 128, M), s_b (K / 128, N / 128).
+enum class Scales { kRows, kBlocks };
+
+struct Arguments {
+  const float *a_scale, *b_scale;
+  __nv_bfloat16* c;  // (M, N)
+  int M, N, K;
+};
+
+// BM × BN elements of C per block. A consumer has BM / 2 rows, in HALVES of 64.
+template <int M, int N, Scales S>
+struct Shape {
+  static constexpr int BM = M, BN = N, HALVES = M / CONSUMERS / ROWS;
+  static constexpr Scales SCALES = S;
+  static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
+  static constexpr size_t SHARED = STAGES * BYTES + TILE_ALIGNMENT;
+  static_assert(M % (CONSUMERS * ROWS) == 0 && N <= 256);
+  static_assert(S == Scales::kRows || N == SCALED, "one scale of B per tile");
+};
+using RowScaled = Shape<128, 256, Scales::kRows>;
+using BlockScaled = Shape<256, 128, Scales::kBlocks>;
+
+// sums (+)= 64 rows of A, at a, times B, at b: four wgmmas, each for 32 values of k.
+template <int COUNT>
+__device__ __forceinline__ void multiply_step(float (&sums)[COUNT], const char* a, const char* b,
+                                              bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < DEPTH / 32; ++k) {
+    const uint64_t of_a = ptx::wgmma_descriptor(a + k * 32, Swizzle::k128, 0, 8 * ROW);
+    const uint64_t of_b = ptx::wgmma_descriptor(b + k * 32, Swizzle::k128, 0, 8 * ROW);
+    ptx::wgmma<E4m3>(sums, of_a, of_b, accumulate || k > 0);
+  }
+}
+
+// sums += what 128 of K gave, scaled: elements 4j and 4j + 1 are of the upper row, 4j + 2 and
+// 4j + 3 of the lower one.
+template <int COUNT>
+__device__ __forceinline__ void promote(float (&sums)[COUNT], const float (&part)[COUNT],
+                                        float upper, float lower) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) sums[i] += (i / 2 % 2 ? lower : upper) * part[i];
+}
+
+// Stores two sums of neighbouring columns.
+__device__ __forceinline__ void store_pair(const Arguments& p, int row, int col, float x, float y) {
+  if (row >= p.M || col >= p.N) return;
+  __nv_bfloat16* to = p.c + int64_t{row} * p.N + col;
+  if (p.N % 2 == 0) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x, y);
+  } else {
+    to[0] = __float2bfloat16(x);
+    if (col + 1 < p.N) to[1] = __float2bfloat16(y);
+  }
+}
+
+// The scale of one row of A, 0 beyond the last.
+__device__ __forceinline__ float row_scale(const Arguments& p, int block, int row) {
+  return row < p.M ? p.a_scale[int64_t{block} * p.M + row] : 0.0f;
+}
+
+template <typename P>
+struct Roles {
+  static constexpr int COLS = P::BN / CLUSTER;  // of B's tile that one block loads
+  char* stages;
+  uint64_t *full, *empty;
+  int rank, steps, tiles_m, tiles_n;  // tiles_m: in units of CLUSTER tiles
+
+  // Calls f(m, n, step): the tile's corner, and the number of steps before it.
+  template <typename F>
+  __device__ __forceinline__ void each_tile(F f) const {
+    const int clusters = static_cast<int>(gridDim.x) / CLUSTER;
+    int step = 0;
+    for (int i = static_cast<int>(blockIdx.x) / CLUSTER; i < tiles_m * tiles_n;
+         i += clusters, step += steps) {
+      const int group = i / (GROUP * tiles_n), first = group * GROUP;
+      const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
+      f(((first + within % rows) * CLUSTER + rank) * P::BM, within / rows * P::BN, step);
+    }
+  }
+
+  __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b) const {
+    each_tile([&](int m, int n, int before) {
+      for (int i = 0; i < steps; ++i) {
+        const int s = (before + i) % STAGES, round = (before + i) / STAGES;
+        ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // both blocks' products have read the stage
+        char* stage = stages + s * P::BYTES;
+        ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);  // also what the other block brings
+        ptx::load_tensor(stage, a, {i * DEPTH, m}, &full[s]);
+        ptx::load_tensor_multicast(stage + P::A_BYTES + rank * COLS * ROW, b,
+                                   {i * DEPTH, n + rank * COLS}, &full[s], (1 << CLUSTER) - 1);
+      }
+    });
+  }
+
+  // This warp's products have read stage s, which both blocks write to.
+  __device__ __forceinline__ void release(int s) const {
+    if (threadIdx.x % 32 < CLUSTER) ptx::mbarrier_arrive_at_rank(&empty[s], threadIdx.x % 32);
+  }
+
+  // v1: all of K in the tensor cores' sums; one group of wgmmas stays in flight.
+  __device__ __forceinline__ void sum_all(float (&sums)[P::HALVES][P::BN / 2], int consumer,
+                                          int before) const {
+    for (int i = 0; i < steps; ++i) {
+      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
+      const char* stage = stages + s * P::BYTES;
+      ptx::mbarrier_wait(&full[s], round % 2);
+      ptx::wgmma_fence(sums);
+#pragma unroll
+      for (int h = 0; h < P::HALVES; ++h) {
+        const int first = (consumer * P::HALVES + h) * ROWS;
+        multiply_step(sums[h], stage + first * ROW, stage + P::A_BYTES, true);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();  // the products of the step before have read their stage
+      if (i > 0) release((before + i - 1) % STAGES);
+    }
+    ptx::wgmma_wait<0>(sums);
+    release((before + steps - 1) % STAGES);
+  }
+
+  // v2: 128 of K at a time, then promoted. While one consumer promotes, the other one's wgmmas run.
+  __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2],
+                                             const Arguments& p, int consumer, int row, int n,
+                                             int before) const {
+    const int scales_n = ceil_div(p.N, SCALED), column = n / SCALED;
+    float upper[P::HALVES], lower[P::HALVES];  // of the step to come: loaded one step ahead
+    const auto load_scales = [&](int block) {
+      const float of_b = p.b_scale[int64_t{block} * scales_n + column];
+#pragma unroll
+      for (int h = 0; h < P::HALVES; ++h) {
+        upper[h] = of_b * row_scale(p, block, row + h * ROWS);
+        lower[h] = of_b * row_scale(p, block, row + h * ROWS + 8);
+      }
+    };
+    for (int i = 0; i < steps; ++i) {
+      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
+      const char* stage = stages + s * P::BYTES;
+      load_scales(i);
+      ptx::mbarrier_wait(&full[s], round % 2);
+#pragma unroll
+      for (int h = 0; h < P::HALVES; ++h) {
+        const int first = (consumer * P::HALVES + h) * ROWS;
+        float part[P::BN / 2];
+        ptx::wgmma_fence(part);
+        multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>(part);
+        if (h == P::HALVES - 1) release(s);
+        promote(sums[h], part, upper[h], lower[h]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void consume(const Arguments& p) const {
+    const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+    const int lane = thread % 32;
+    each_tile([&](int m, int n, int before) {
+      const int row = m + consumer * P::HALVES * ROWS + thread / 32 * 16 + lane / 4;
+      float sums[P::HALVES][P::BN / 2] = {};
+      if constexpr (P::SCALES == Scales::kRows) {
+        sum_all(sums, consumer, before);
+      } else {
+        sum_blocks(sums, p, consumer, row, n, before);
+      }
+#pragma unroll
+      for (int h = 0; h < P::HALVES; ++h) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int r = row + h * ROWS + half * 8;
+          const float of_a = P::SCALES == Scales::kRows ? row_scale(p, 0, r) : 1.0f;
+#pragma unroll
+          for (int j = 0; j < P::BN / 8; ++j) {
+            const int col = n + j * 8 + lane % 4 * 2;
+            float x = sums[h][4 * j + 2 * half], y = sums[h][4 * j + 2 * half + 1];
+            if constexpr (P::SCALES == Scales::kRows) {
+              x *= of_a * (col < p.N ? p.b_scale[col] : 0.0f);
+              y *= of_a * (col + 1 < p.N ? p.b_scale[col + 1] : 0.0f);
+            }
+            store_pair(p, r, col, x, y);
+          }
+        }
+      }
+    });
+  }
+};
+
+template <typename P>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_fp8_kernel(const Arguments p, const __grid_constant__ TensorMap a,
+                    const __grid_constant__ TensorMap b) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; ++s) {
+      ptx::mbarrier_init(&full[s], 1);
+      ptx::mbarrier_init(&empty[s], CLUSTER * CONSUMER_WARPS);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_sync();  // the mbarriers of both blocks are there before any thread uses one
+  const Roles<P> roles{tile_memory(),
+                       full,
+                       empty,
+                       static_cast<int>(blockIdx.x % CLUSTER),
+                       ceil_div(p.K, DEPTH),
+                       ceil_div(p.M, P::BM * CLUSTER),
+                       ceil_div(p.N, P::BN)};
+  if (threadIdx.x / WARPGROUP == 0) {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x == 0) roles.produce(a, b);
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    roles.consume(p);
+  }
+  ptx::cluster_sync();  // a block's shared memory is there as long as the other one writes to it
+#endif
+}
+
+// Checks the arguments and multiplies. a_scale, b_scale: fp32 of the sizes of Scales.
+template <typename P>
+Tensor gemm_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scale, const Tensor& b_scale,
+                const char* name) {
+  check(a, "a").on_gpu().dtype({ScalarType::Float8_e4m3fn}).rank(2).contiguous();
+  check(b, "b").on_gpu().dtype({ScalarType::Float8_e4m3fn}).rank(2).contiguous();
+  check(b, "b").same_device(a, "a").size(1, a.size(1));
+  const int64_t M = a.size(0), N = b.size(0), K = a.size(1);
+  STD_TORCH_CHECK(K % 16 == 0, "a: expected rows of a multiple of 16 elements, as TMA needs, got ",
+                  K);
+  STD_TORCH_CHECK(M < INT32_MAX && N < INT32_MAX && K < INT32_MAX,
+                  "a, b: expected fewer than 2^31 rows and columns");
+  check(a_scale, "a_scale").on_gpu().dtype({ScalarType::Float}).contiguous();
+  check(a_scale, "a_scale").same_device(a, "a");
+  check(b_scale, "b_scale").on_gpu().dtype({ScalarType::Float}).contiguous();
+  check(b_scale, "b_scale").same_device(a, "a");
+  if constexpr (P::SCALES == Scales::kRows) {
+    check(a_scale, "a_scale").rank(1).size(0, M);
+    check(b_scale, "b_scale").rank(1).size(0, N);
+  } else {
+    const int64_t blocks = ceil_div<int64_t>(K, DEPTH);
+    check(a_scale, "a_scale").rank(2).size(0, blocks).size(1, M);
+    check(b_scale, "b_scale").rank(2).size(0, blocks).size(1, ceil_div<int64_t>(N, SCALED));
+  }
+  const DeviceGuard guard(a);
+  Tensor c = torch::stable::new_empty(a, {M, N}, ScalarType::BFloat16);
+  if (c.numel() == 0) return c;
+  require_wgmma();
+  STD_TORCH_CHECK(K > 0, "a: expected at least 16 columns, got 0");
+  require_shared_memory(P::SHARED, "four pairs of tiles");
+  const Arguments p{data<float>(a_scale), data<float>(b_scale), mutable_data<__nv_bfloat16>(c),
+                    static_cast<int>(M),  static_cast<int>(N),  static_cast<int>(K)};
+  const TensorMap to_a = matrix_map<E4m3>(a, "a", P::BM, DEPTH, Swizzle::k128);
+  const TensorMap to_b = matrix_map<E4m3>(b, "b", P::BN / CLUSTER, DEPTH, Swizzle::k128);
+  const int64_t work = ceil_div<int64_t>(M, P::BM * CLUSTER) * ceil_div<int64_t>(N, P::BN);
+  const int64_t places = std::max(1, multiprocessor_count(a) / CLUSTER);
+  const unsigned grid = static_cast<unsigned>(std::min(work, places)) * CLUSTER;
+  launch_clusters(gemm_fp8_kernel<P>, grid, CLUSTER, THREADS, P::SHARED, current_stream(a), p, to_a,
+                  to_b);
+  check_launch(name);
+  return c;
+}
+
+Tensor gemm_v1_row_scales(const Tensor& a, const Tensor& b, const Tensor& a_scale,
+                          const Tensor& b_scale) {
+  return gemm_fp8<RowScaled>(a, b, a_scale, b_scale, "gemm_v1_row_scales");
+}
+Tensor gemm_v2_block_scales(const Tensor& a, const Tensor& b, const Tensor& a_scale,
+                            const Tensor& b_scale) {
+  return gemm_fp8<BlockScaled>(a, b, a_scale, b_scale, "gemm_v2_block_scales");
+}
+
+#define GEMM_FP8 "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale) -> Tensor"
+RUNG(day57, gemm_v1_row_scales, GEMM_FP8);
+RUNG(day57, gemm_v2_block_scales, GEMM_FP8);
