@@ -47,8 +47,8 @@ class Cost:
 
     bytes: each input read once and each output written once.
     flops: arithmetic operations, a multiply-add counted as two.
-    unit: the ceiling for flops: "fp32", "int32", "tensor" (bf16 tensor cores), "int8" or "fp8" (tensor
-        cores).
+    unit: the ceiling for flops: "fp32", "int32", "tensor" (bf16 tensor cores), "int8" or "fp8"
+        (tensor cores).
     """
 
     bytes: int = 0

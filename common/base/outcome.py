@@ -24,8 +24,8 @@ class Timing:
     case: the case, as text. ms: median of one call. spread: half the interquartile range over the
     median. samples: how many were taken. gbs: GB/s (1e9) of the declared bytes. tflops: of the
     declared operations. bound: the ceiling it is held against ("copy", "read", "fp32",
-    "int32", "tensor", "int8", "fp8"), share: the rate over that ceiling (None where none is known, as on
-    the CPU).
+    "int32", "tensor", "int8", "fp8"), share: the rate over that ceiling (None where none is known,
+    as on the CPU).
     pytorch_ms: the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved
     with it.
     note: how it was timed ("events", "graph of 32 calls", "host clock").

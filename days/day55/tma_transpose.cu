@@ -25,7 +25,7 @@ using ptx::TensorMap;
 constexpr int SPAN = 128;       // bytes of a box's row: as many as the largest swizzle spans
 constexpr int BOXES = 2;        // side by side in a tile
 constexpr int EACH = 4;         // packs of 16 bytes per thread: 16 registers
-constexpr int PER_BLOCK = 2;      // tiles that a block of v3 transposes at least
+constexpr int PER_BLOCK = 2;    // tiles that a block of v3 transposes at least
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
 // A square tile: BOXES boxes, one behind the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
