@@ -13,9 +13,9 @@ INTRODUCES = ("block scale", "promoted accumulation")
 EXERCISE = Exercise(
     function="add_block",
     task=(
-        "Multiply the tiles of stage s, one half of the consumer's rows after the other, into "
-        "sums of their own, and promote these: multiply_step and promote are there. Release the "
-        "stage when both halves have been read."
+        "Multiply the tiles of a stage, one half of the consumer's rows after the other, into "
+        "sums of their own, and promote these: multiply_step and promote are there. Call release "
+        "when both halves have been read."
     ),
     hints=(
         "A wgmma runs while the threads go on. What has to come before the first one, what after "
@@ -23,7 +23,7 @@ EXERCISE = Exercise(
         "wgmma_fence, multiply_step without accumulating, wgmma_commit, wgmma_wait<0>. Half h of "
         "this consumer begins at row (consumer · HALVES + h) · ROWS of A's tile.",
         "Per half, in an unrolled loop: float part[P::BN / 2]; multiply_step(part, stage + first * "
-        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release(s) if it "
+        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release() if it "
         "is the last half; promote(sums[h], part, upper[h], lower[h]).",
     ),
 )

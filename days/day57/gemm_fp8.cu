@@ -79,6 +79,25 @@ __device__ __forceinline__ void promote(float (&sums)[COUNT], const float (&part
   for (int i = 0; i < COUNT; ++i) sums[i] += (i / 2 % 2 ? lower : upper) * part[i];
 }
 
+// v2: adds the products of a stage, scaled by upper[h] and lower[h]. Calls `release` when they have
+// read it. While one consumer promotes, the other one's wgmmas run.
+template <typename P, typename Release>
+__device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], const char* stage,
+                                          int consumer, const float (&upper)[P::HALVES],
+                                          const float (&lower)[P::HALVES], Release release) {
+#pragma unroll
+  for (int h = 0; h < P::HALVES; ++h) {
+    const int first = (consumer * P::HALVES + h) * ROWS;
+    float part[P::BN / 2];
+    ptx::wgmma_fence(part);
+    multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>(part);
+    if (h == P::HALVES - 1) release();
+    promote(sums[h], part, upper[h], lower[h]);
+  }
+}
+
 // Stores two sums of neighbouring columns.
 __device__ __forceinline__ void store_pair(const Arguments& p, int row, int col, float x, float y) {
   if (row >= p.M || col >= p.N) return;
@@ -156,25 +175,6 @@ struct Roles {
     release((before + steps - 1) % STAGES);
   }
 
-  // v2: adds the products of stage s, scaled by upper[h] and lower[h], and releases the stage.
-  // While one consumer promotes, the other one's wgmmas run.
-  __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], int s,
-                                            int consumer, const float (&upper)[P::HALVES],
-                                            const float (&lower)[P::HALVES]) const {
-    const char* stage = stages + s * P::BYTES;
-#pragma unroll
-    for (int h = 0; h < P::HALVES; ++h) {
-      const int first = (consumer * P::HALVES + h) * ROWS;
-      float part[P::BN / 2];
-      ptx::wgmma_fence(part);
-      multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>(part);
-      if (h == P::HALVES - 1) release(s);
-      promote(sums[h], part, upper[h], lower[h]);
-    }
-  }
-
   // v2: 128 of K at a time.
   __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2],
                                              const Arguments& p, int consumer, int row, int n,
@@ -193,7 +193,7 @@ struct Roles {
       const int s = (before + i) % STAGES, round = (before + i) / STAGES;
       load_scales(i);
       ptx::mbarrier_wait(&full[s], round % 2);
-      add_block(sums, s, consumer, upper, lower);
+      add_block<P>(sums, stages + s * P::BYTES, consumer, upper, lower, [&] { release(s); });
     }
   }
 
