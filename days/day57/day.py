@@ -11,17 +11,20 @@ SOURCE = "gemm_fp8.cu"
 INTRODUCES = ("block scale", "promoted accumulation")
 
 EXERCISE = Exercise(
-    function="promote",
+    function="add_block",
     task=(
-        "Add a block's sums to those of all blocks before it: sums[i] += scale · part[i]. "
-        "`upper` is the scale of the thread's upper row, `lower` that of its lower row."
+        "Multiply the tiles of a stage, one half of the consumer's rows after the other, into "
+        "sums of their own, and promote these: multiply_step and promote are there. Call release "
+        "when both halves have been read."
     ),
     hints=(
-        "wgmma leaves each thread elements of two rows, 8 apart. Which of part[0], part[1], "
-        "part[2], part[3] are of the lower one?",
-        "Of each four elements, the first two are of the upper row. i / 2 % 2 says which.",
-        "In an unrolled loop over COUNT: sums[i] += (i / 2 % 2 ? lower : upper) * part[i]; the "
-        "compiler makes one FFMA of it.",
+        "A wgmma runs while the threads go on. What has to come before the first one, what after "
+        "the last, and what before a thread reads `part`?",
+        "wgmma_fence, multiply_step without accumulating, wgmma_commit, wgmma_wait<0>. Half h of "
+        "this consumer begins at row (consumer · HALVES + h) · ROWS of A's tile.",
+        "Per half, in an unrolled loop: float part[P::BN / 2]; multiply_step(part, stage + first * "
+        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release() if it "
+        "is the last half; promote(sums[h], part, upper[h], lower[h]).",
     ),
 )
 

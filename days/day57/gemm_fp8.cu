@@ -79,6 +79,25 @@ __device__ __forceinline__ void promote(float (&sums)[COUNT], const float (&part
   for (int i = 0; i < COUNT; ++i) sums[i] += (i / 2 % 2 ? lower : upper) * part[i];
 }
 
+// v2: adds the products of a stage, scaled by upper[h] and lower[h]. Calls `release` when they have
+// read it. While one consumer promotes, the other one's wgmmas run.
+template <typename P, typename Release>
+__device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], const char* stage,
+                                          int consumer, const float (&upper)[P::HALVES],
+                                          const float (&lower)[P::HALVES], Release release) {
+#pragma unroll
+  for (int h = 0; h < P::HALVES; ++h) {
+    const int first = (consumer * P::HALVES + h) * ROWS;
+    float part[P::BN / 2];
+    ptx::wgmma_fence(part);
+    multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>(part);
+    if (h == P::HALVES - 1) release();
+    promote(sums[h], part, upper[h], lower[h]);
+  }
+}
+
 // Stores two sums of neighbouring columns.
 __device__ __forceinline__ void store_pair(const Arguments& p, int row, int col, float x, float y) {
   if (row >= p.M || col >= p.N) return;
@@ -156,12 +175,12 @@ struct Roles {
     release((before + steps - 1) % STAGES);
   }
 
-  // v2: 128 of K at a time, then promoted. While one consumer promotes, the other one's wgmmas run.
+  // v2: 128 of K at a time.
   __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2],
                                              const Arguments& p, int consumer, int row, int n,
                                              int before) const {
     const int scales_n = ceil_div(p.N, SCALED), column = n / SCALED;
-    float upper[P::HALVES], lower[P::HALVES];  // of the step to come: loaded one step ahead
+    float upper[P::HALVES], lower[P::HALVES];  // loaded before the wait for the tiles
     const auto load_scales = [&](int block) {
       const float of_b = p.b_scale[int64_t{block} * scales_n + column];
 #pragma unroll
@@ -172,20 +191,9 @@ struct Roles {
     };
     for (int i = 0; i < steps; ++i) {
       const int s = (before + i) % STAGES, round = (before + i) / STAGES;
-      const char* stage = stages + s * P::BYTES;
       load_scales(i);
       ptx::mbarrier_wait(&full[s], round % 2);
-#pragma unroll
-      for (int h = 0; h < P::HALVES; ++h) {
-        const int first = (consumer * P::HALVES + h) * ROWS;
-        float part[P::BN / 2];
-        ptx::wgmma_fence(part);
-        multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>(part);
-        if (h == P::HALVES - 1) release(s);
-        promote(sums[h], part, upper[h], lower[h]);
-      }
+      add_block<P>(sums, stages + s * P::BYTES, consumer, upper, lower, [&] { release(s); });
     }
   }
 
