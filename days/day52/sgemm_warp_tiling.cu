@@ -18,6 +18,7 @@
 #include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day52/tiles.cuh"
+#include "days/day52/transposed.cuh"
 
 #include <tuple>
 
@@ -284,7 +285,7 @@ Tensor sgemm_v3_swizzled(const Tensor& a, const Tensor& b, const std::optional<T
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: the caller names a tiling, and into how many parts K is split. tuning.py chooses
-// both, by what is stored of this GPU.
+// both, by what is stored of this GPU. A large K-major operand is transposed first.
 
 // Calls f with a tiling as its argument.
 template <typename F>
@@ -323,7 +324,9 @@ Tensor sgemm_v4_tuned(const Tensor& a, const Tensor& b, const std::optional<Tens
                       int64_t tiling, int64_t splits) {
   STD_TORCH_CHECK(splits >= 1 && splits <= 256, "splits: expected 1 to 256, got ", splits);
   const Arguments of{a, b, c, a_transposed, b_transposed, alpha, beta};
-  return multiply(of, "sgemm_v4_tuned", [&](const Gemm& p, cudaStream_t stream) {
+  return multiply(of, "sgemm_v4_tuned", [&](Gemm p, cudaStream_t stream) {
+    const Tensor copies[] = {copy_if_it_pays(p.a, p.N, a, stream),
+                             copy_if_it_pays(p.b, p.M, a, stream)};
     with_tiling(tiling, [&](auto chosen) {
       using T = decltype(chosen);
       if (splits == 1) return launch_buffered<T>(p, 1, stream);
