@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, Target
 from common.base.outcome import Timing
+from common.bench import ceilings
 from common.bench import timing as bench
 from common.bench.ceilings import Ceilings
-from common.bench.showing import rows_as_json
+from common.bench.showing import rows_as_json, seconds_in_turn
+from common.bench.traces import launches_of, traced_events
 from common.check.device import Backend
 
 CEILINGS = Ceilings(
@@ -217,3 +221,40 @@ def test_rows_are_written_a_line_each() -> None:
     assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [
         *("[0, 1.5]", "[1, 2.5]", '["a"]')
     ]
+
+
+def test_day_50s_rates_raise_the_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel reaches becomes the ceiling where it is more than was known, and is kept."""
+    properties = SimpleNamespace(name="NVIDIA Test")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
+    ceilings.raise_ceilings({"copy": 4100.0, "tensor": 700.0}, tmp_path)
+    kept = ceilings.ceilings(tmp_path)
+    assert kept == dataclasses.replace(CEILINGS, copy=4100.0)
+    monkeypatch.setattr(ceilings, "measure", lambda: pytest.fail("measured again"))
+    assert ceilings.ceilings(tmp_path) == kept
+    with pytest.raises(KeyError, match="l3"):
+        ceilings.raise_ceilings({"l3": 1.0}, tmp_path)
+
+
+def test_calls_take_turns_under_load() -> None:
+    """All are called in each round, in another order, and the slower one has the longer time."""
+    called: list[str] = []
+
+    def call(name: str, pause: float) -> None:
+        called.append(name)
+        time.sleep(pause)
+
+    calls = {"fast": lambda: call("fast", 0.001), "slow": lambda: call("slow", 0.02)}
+    found = seconds_in_turn(calls, turn=0.001, rounds=8)
+    assert list(found) == ["fast", "slow"] and 0.001 <= found["fast"] < found["slow"]
+    rounds = called[-16:]
+    firsts = {tuple(rounds[i : i + 2]) for i in range(0, 16, 2)}
+    assert firsts == {("fast", "slow"), ("slow", "fast")}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+def test_without_a_gpu_no_launch_is_traced() -> None:
+    x = torch.ones(4)
+    assert launches_of(lambda: x + 1) == []
+    assert any("add" in event.get("name", "") for event in traced_events(lambda: x + 1))
