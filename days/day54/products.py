@@ -6,7 +6,7 @@ from common.day import Case, Cost, Problem, Rung, Target, grid
 
 RUNGS = (
     Rung("gemm_v1_one_stage", "ldmatrix and mma.sync, swizzled tiles"),
-    Rung("gemm_v2_pipelined", "cp.async, four stages; fragments one ahead"),
+    Rung("gemm_v2_pipelined", "cp.async, four stages, fragments one ahead"),
     Rung("gemm_v3_persistent", "a block per multiprocessor"),
     Rung("gemm_v4_stream_k", "the last tiles in equal shares", target=Target(0.6, "pytorch")),
 )

@@ -29,13 +29,13 @@ def products_of(operators, a, b):
     """By way: (result, what the product of the same e4m3 numbers is in float64)."""
     K = a.shape[1]
     rows = quantised(a, K), quantised(b, K)
-    at_end = operators.gemm_v1_row_scales(
+    at_end = operators.gemm_rows_v1_scaled_at_end(
         rows[0][0], rows[1][0], rows[0][1].flatten(), rows[1][1].flatten()
     )
     left, of_a = quantised(a, 128)
     of_b = b.unflatten(1, (-1, 128)).abs().amax((0, 2))[:, None] / 448  # (K / 128, 1): 128 × 128
     right = (b / of_b.T.repeat_interleave(128, 1)).to(torch.float8_e4m3fn)
-    promoted = operators.gemm_v2_block_scales(left, right, of_a.T.contiguous(), of_b)
+    promoted = operators.gemm_blocks_v2_promoted(left, right, of_a.T.contiguous(), of_b)
     exact = restored(left, of_a) @ restored(right, of_b.T.expand(SIDE, -1)).T
     return {
         "v1, scales per row, not promoted": (at_end, restored(*rows[0]) @ restored(*rows[1]).T),

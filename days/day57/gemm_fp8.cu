@@ -305,15 +305,15 @@ Tensor gemm_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scale, const T
   return c;
 }
 
-Tensor gemm_v1_row_scales(const Tensor& a, const Tensor& b, const Tensor& a_scale,
-                          const Tensor& b_scale) {
-  return gemm_fp8<RowScaled>(a, b, a_scale, b_scale, "gemm_v1_row_scales");
+Tensor gemm_rows_v1_scaled_at_end(const Tensor& a, const Tensor& b, const Tensor& a_scale,
+                                  const Tensor& b_scale) {
+  return gemm_fp8<RowScaled>(a, b, a_scale, b_scale, "gemm_rows_v1_scaled_at_end");
 }
-Tensor gemm_v2_block_scales(const Tensor& a, const Tensor& b, const Tensor& a_scale,
-                            const Tensor& b_scale) {
-  return gemm_fp8<BlockScaled>(a, b, a_scale, b_scale, "gemm_v2_block_scales");
+Tensor gemm_blocks_v2_promoted(const Tensor& a, const Tensor& b, const Tensor& a_scale,
+                               const Tensor& b_scale) {
+  return gemm_fp8<BlockScaled>(a, b, a_scale, b_scale, "gemm_blocks_v2_promoted");
 }
 
 #define GEMM_FP8 "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale) -> Tensor"
-RUNG(day57, gemm_v1_row_scales, GEMM_FP8);
-RUNG(day57, gemm_v2_block_scales, GEMM_FP8);
+RUNG(day57, gemm_rows_v1_scaled_at_end, GEMM_FP8);
+RUNG(day57, gemm_blocks_v2_promoted, GEMM_FP8);

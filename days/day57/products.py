@@ -95,7 +95,9 @@ problems = (
         name="A · Bᵀ, a scale per row",
         inputs=with_row_scales,
         reference=row_formula,
-        rungs=(Rung("gemm_v1_row_scales", "scales at the end", target=Target(1.0, "pytorch")),),
+        rungs=(
+            Rung("gemm_rows_v1_scaled_at_end", "scales at the end", target=Target(1.0, "pytorch")),
+        ),
         cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
         bench=Case((8192, 8192, 8192), "float8_e4m3fn"),
         bench_cpu=Case((256, 256, 256), "float8_e4m3fn"),
@@ -107,7 +109,9 @@ problems = (
         name="A · Bᵀ, a scale per 128 of K",
         inputs=with_block_scales,
         reference=block_formula,
-        rungs=(Rung("gemm_v2_block_scales", "promoted every 128", target=Target(1.0, "pytorch")),),
+        rungs=(
+            Rung("gemm_blocks_v2_promoted", "promoted every 128", target=Target(1.0, "pytorch")),
+        ),
         cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
         bench=Case((8192, 8192, 8192), "float8_e4m3fn"),
         bench_cpu=Case((256, 256, 256), "float8_e4m3fn"),

@@ -12,7 +12,16 @@ EXTRA_SOURCES = ("conv2d_boxes.cu", "conv2d_split.cu", "conv2d_weight_gradient.c
 INTRODUCES = ("data gradient", "im2col")
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "conv2d_by_boxes: comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
+    "conv2d_boxes.cu: conv2d_by_boxes: "
+    "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
+        "at a stride of 8 the other kernel computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: "
+    "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
+        "at a stride of 8 the other kernel computes the same"
+    ),
+    "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: "
+    "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
         "at a stride of 8 the other kernel computes the same"
     ),
 }
