@@ -4,7 +4,8 @@ in builds that watch its accesses to memory.
 The rows are those of a day's report (common/tools/debugger.py), and one about streams, whose work
 is put off as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit
 code are compared with those of its first run. Lines that differ from one run to the next in the
-same order, such as measured times, are left out.
+same order, such as measured times, are left out. Two runs may agree in such a line by chance, so
+the first order is repeated before a row fails because of a line.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _RACES = {"CUDACPU_TRACE": "1"}
 STREAMS = "the same result, however late the work of streams runs"
 _UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
 _SHOWN = 40  # lines of a row's details
+_REPEATS = 4  # further runs in the first order before a line of output counts as another
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ def report(
     Raises BuildError where the program does not build.
     """
     plain = program.executable(sources, platform, flags)
+
+    def repeat() -> Run:
+        return run(plain, arguments, "in forward order, again", seconds, {})
+
     first = run(plain, arguments, "in forward order", seconds, {"CUDACPU_STRICT": "1"})
-    again = run(plain, arguments, "in forward order, again", seconds, {})
+    repeats = [repeat()]
     others = [
         run(
             plain,
@@ -90,9 +96,15 @@ def report(
         watched = run(built, arguments, "with every access watched", seconds, preloaded)
     except FileNotFoundError as error:
         missing = str(error)
+    compared = [judge_orders(first, repeats, others), judge_streams(first, repeats, others, late)]
+    if any(row.details for row in compared if row.status == FAIL):
+        repeats += [repeat() for _ in range(_REPEATS)]
+        compared = [
+            judge_orders(first, repeats, others),
+            judge_streams(first, repeats, others, late),
+        ]
     rows = [
-        judge_orders(first, again, others),
-        judge_streams(first, again, others, late),
+        *compared,
         judge_waits([first, *others]),
         judge_addresses([*([watched] if watched else []), first, *others], missing),
     ]
@@ -134,34 +146,37 @@ def _row(
     return RungOutcome("sanitize", name, ROWS[name], status, reason, list(details))
 
 
-def judge_orders(first: Run, again: Run, others: Sequence[Run]) -> RungOutcome:
-    """The row "orders": the first run whose exit code or output is another."""
+def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> RungOutcome:
+    """The row "orders": the first run whose exit code or output is another.
+
+    repeats: further runs in the order of the first.
+    """
     row = _row("orders")
-    row.reason = _why_not_compared(first, again)
+    row.reason = _why_not_compared(first, repeats)
     if row.reason:
         row.status = SKIP
         return row
     for run in others:
         if run.code is None or (run.thrown() and not first.thrown()):
             continue  # the other rows are about that
-        if _differs(row, first, again, run):
+        if _differs(row, first, repeats, run):
             return row
     return row
 
 
 def judge_streams(
-    first: Run, again: Run, others: Sequence[Run], late: Sequence[Run]
+    first: Run, repeats: Sequence[Run], others: Sequence[Run], late: Sequence[Run]
 ) -> RungOutcome:
     """The row "streams": the first late run that fails, or whose exit code or output is another.
 
     In random order only where the order alone changes nothing: `others` are those orders.
     """
     row = RungOutcome("sanitize", "streams", STREAMS, PASS)
-    row.reason = _why_not_compared(first, again)
+    row.reason = _why_not_compared(first, repeats)
     if row.reason:
         row.status = SKIP
         return row
-    depends = judge_orders(first, again, others).status == FAIL
+    depends = judge_orders(first, repeats, others).status == FAIL
     for run in late[:1] if depends else late:
         if run.code is None:
             row.status, row.reason = SKIP, f"the program did not end in time {run.order}"
@@ -171,30 +186,31 @@ def judge_streams(
             lines = said[0].splitlines()
             row.status, row.reason, row.details = FAIL, f"{run.order}: {lines[0]}", lines[1:_SHOWN]
             return row
-        if _differs(row, first, again, run):
+        if _differs(row, first, repeats, run):
             return row
         if not row.details:
             row.details = [text for text in run.thrown() if text.startswith(_UNFINISHED)]
     return row
 
 
-def _why_not_compared(first: Run, again: Run) -> str:
+def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:
     """Why no other run can be compared with the first; "" if it can."""
-    if None in (first.code, again.code):
+    if None in (first.code, *(each.code for each in repeats)):
         return "the program did not end in time; --time-limit gives it more"
-    if len(first.output.splitlines()) != len(again.output.splitlines()):
+    if len({len(each.output.splitlines()) for each in (first, *repeats)}) > 1:
         return "the number of lines that it prints changes from run to run"
     return ""
 
 
-def _differs(row: RungOutcome, first: Run, again: Run, run: Run) -> bool:
+def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> bool:
     """Whether the exit code or the output of a run is another, which the row then says. Lines that
-    change when the first run is repeated do not count."""
+    change where the first run is repeated do not count."""
     if run.code != first.code:
         row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
         return True
-    lines, repeated, got = (each.output.splitlines() for each in (first, again, run))
-    stable = [a if a == b else None for a, b in zip(lines, repeated, strict=True)]
+    lines, got = first.output.splitlines(), run.output.splitlines()
+    printed = zip(*(each.output.splitlines() for each in (first, *repeats)), strict=True)
+    stable = [each[0] if len(set(each)) == 1 else None for each in printed]
     if len(got) == len(stable):
         pairs = list(zip(stable, got, strict=True))
         different = [(a, b) for a, b in pairs if a is not None and a != b]
