@@ -1,0 +1,338 @@
+// Day 59: CUDA graphs: a thousand small kernels in one launch
+//
+//   y[i] = (1 - 2k) x[i] + k (x[i-1] + x[i+1])      x, y: (n,) fp32, a ring; `steps` times
+//
+// Heat in a ring. Each step is a kernel that needs all of the step before, so the kernels form a
+// chain. n = 4096, 1000 steps.
+//
+// Bytes: 8 n per step, 33 KB that stay in the L2 cache: a step is bound by neither bandwidth nor
+// arithmetic, but by how fast one kernel follows another.
+//
+//   v1 launches    one launch per step
+//   v2 capture     the launches are captured once as a graph with arrays of its own, and replayed
+//   v3 nodes       the graph is built node by node; no copies, an update of two nodes per call
+//   v4 dependent   v1, but each kernel begins before the one ahead has ended
+//   v5 both        v3 with the edges of v4
+//
+// Run: python run_day.py 59
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "common/cuda/binding.cuh"
+#include "common/cuda/capability.cuh"
+#include "common/cuda/ptx/grid_dependency.cuh"
+#include "common/cuda/tensor.cuh"
+
+constexpr int BLOCK = 256;         // threads
+constexpr size_t MAX_GRAPHS = 32;  // kept; then all are destroyed
+constexpr int64_t MAX_STEPS = 100000;
+
+// ---------------------------------------------------------------------------------------------
+// The kernel of all rungs. Without the launch attribute of v4, the two calls do nothing.
+
+__global__ void heat_kernel(const float* x, float* y, int n, float k) {
+  ptx::grid_dependency_launch();  // the next step may start its blocks now: it waits as well
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  const int left = i == 0 ? n - 1 : i - 1, right = i == n - 1 ? 0 : i + 1;
+  ptx::grid_dependency_wait();  // for all blocks of the step before, which write x and read y
+  if (i < n) y[i] = fmaf(k, x[left] + x[right], (1 - k - k) * x[i]);
+}
+
+unsigned blocks(int64_t n) {
+  return grid_size(ceil_div<int64_t>(n, BLOCK), "x");
+}
+
+// What a rung is called with, checked.
+struct Ring {
+  const float* x;
+  int n, device;
+  int64_t steps;
+  float k;
+  cudaStream_t stream;
+
+  Ring(const Tensor& t, int64_t count, double factor) : steps(count), k(float(factor)) {
+    check(t, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+    STD_TORCH_CHECK(t.numel() < (int64_t{1} << 30), "x: expected fewer than 2^30 elements, got ",
+                    t.numel());
+    STD_TORCH_CHECK(0 <= steps && steps <= MAX_STEPS, "steps: expected 0 to ", MAX_STEPS, ", got ",
+                    steps);
+    STD_TORCH_CHECK(0 <= k && k <= 0.5f, "k: expected 0 to 0.5, got ", factor);
+    x = data<float>(t);
+    n = static_cast<int>(t.numel());
+    device = device_index(t);
+    stream = current_stream(t);
+  }
+  bool nothing() const { return n == 0 || steps == 0; }
+};
+
+// Step s of a chain from x to out reads source(s) and writes target(s): two arrays in turns.
+struct Chain {
+  const float* x;
+  float* out;
+  float* arrays[2];
+  int64_t steps;
+
+  const float* source(int64_t s) const { return s ? arrays[(s - 1) % 2] : x; }
+  float* target(int64_t s) const { return s < steps - 1 ? arrays[s % 2] : out; }
+};
+
+void copy(float* to, const float* from, int64_t n, cudaStream_t stream) {
+  check_cuda(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, stream),
+             "copy");
+}
+
+// The chain of v1 and v4: out is one of the two arrays.
+Chain chain_through(const Ring& r, float* out, Tensor& other) {
+  float* o = mutable_data<float>(other);
+  return {r.x, out, {r.steps % 2 ? out : o, r.steps % 2 ? o : out}, r.steps};
+}
+
+// The launches of all steps, as v1 makes them and v2 captures them.
+void launch_steps(const Chain& chain, int n, float k, cudaStream_t stream) {
+  for (int64_t s = 0; s < chain.steps; ++s)
+    heat_kernel<<<blocks(n), BLOCK, 0, stream>>>(chain.source(s), chain.target(s), n, k);
+  check_launch("heat");
+}
+
+// Calls work(ring, out) on the GPU of x. Without a step or an element, the result is a copy.
+template <typename F>
+Tensor solve(const Tensor& x, int64_t steps, double k, F&& work) {
+  const Ring ring(x, steps, k);
+  const DeviceGuard guard(x);
+  Tensor out = torch::stable::empty_like(x);
+  if (!ring.nothing())
+    work(ring, mutable_data<float>(out));
+  else if (ring.n)
+    copy(mutable_data<float>(out), ring.x, ring.n, ring.stream);
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: the host submits every step.
+
+Tensor heat_v1_launches(const Tensor& x, int64_t steps, double k) {
+  return solve(x, steps, k, [&](const Ring& r, float* out) {
+    Tensor other = torch::stable::empty_like(x);
+    launch_steps(chain_through(r, out, other), r.n, r.k, r.stream);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: one launch of a graph. A graph keeps addresses, so it has arrays of its own, and
+// x and the result are copied.
+
+struct Graph {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t done = nullptr;  // the last call has finished with the arrays
+  float* arrays[2] = {};
+  std::vector<cudaGraphNode_t> nodes;  // one per step, in v3
+  float k = 0;                         // what the executable graph has
+
+  explicit Graph(int n) {
+    for (float*& array : arrays) check_cuda(cudaMalloc(&array, n * sizeof(float)), "cudaMalloc");
+    check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
+  }
+  ~Graph() {
+    if (executable) (void)cudaGraphExecDestroy(executable);
+    if (graph) (void)cudaGraphDestroy(graph);
+    if (done) (void)cudaEventDestroy(done);
+    for (float* array : arrays) (void)cudaFree(array);  // waits until nothing uses it
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void instantiate() { check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate"); }
+  void launch(cudaStream_t stream) { check_cuda(cudaGraphLaunch(executable, stream), "graph"); }
+};
+
+// What makes two calls need different graphs: rung, device, n, steps, k (0 where it is updated).
+using Key = std::tuple<int, int, int, int64_t, float>;
+
+// Calls use(graph) with the graph of that key, which build(graph) makes when there is none. The
+// lock: two host threads must not update one graph, or launch it between the other's copies.
+template <typename Build, typename Use>
+void with_graph(const Key& key, int n, Build&& build, Use&& use) {
+  static std::mutex mutex;
+  static std::map<Key, std::unique_ptr<Graph>> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find(key);
+  if (found == known.end()) {
+    if (known.size() >= MAX_GRAPHS) known.clear();
+    auto fresh = std::make_unique<Graph>(n);
+    build(*fresh);
+    fresh->instantiate();
+    found = known.emplace(key, std::move(fresh)).first;
+  }
+  use(*found->second);
+}
+
+// Captures what work(stream) submits, in a stream of its own. Nothing runs.
+template <typename F>
+cudaGraph_t capture(F&& work) {
+  cudaStream_t stream;
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+  work(stream);
+  check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
+  check_cuda(cudaStreamDestroy(stream), "stream");
+  return graph;
+}
+
+Tensor heat_v2_capture(const Tensor& x, int64_t steps, double factor) {
+  return solve(x, steps, factor, [&](const Ring& r, float* out) {
+    const auto build = [&](Graph& g) {
+      const Chain chain{g.arrays[0], g.arrays[steps % 2], {g.arrays[1], g.arrays[0]}, steps};
+      g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
+    };
+    with_graph({2, r.device, r.n, steps, r.k}, r.n, build, [&](Graph& g) {
+      // A call in another stream may still use the arrays.
+      check_cuda(cudaStreamWaitEvent(r.stream, g.done, 0), "wait");
+      copy(g.arrays[0], r.x, r.n, r.stream);
+      g.launch(r.stream);
+      copy(out, g.arrays[steps % 2], r.n, r.stream);
+      check_cuda(cudaEventRecord(g.done, r.stream), "record");
+    });
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: no copies. Only the first node reads x and only the last one writes the result, so
+// a call updates these two nodes of the executable graph; a new k updates them all.
+
+// Calls set(parameters) with step s of the chain as the parameters of a node.
+template <typename F>
+void with_parameters(const Chain& chain, int64_t s, int n, float k, F&& set) {
+  const float* source = chain.source(s);
+  float* target = chain.target(s);
+  void* arguments[] = {&source, &target, &n, &k};
+  cudaKernelNodeParams parameters = {};
+  parameters.func = reinterpret_cast<void*>(heat_kernel);
+  parameters.gridDim = dim3(blocks(n));
+  parameters.blockDim = dim3(BLOCK);
+  parameters.kernelParams = arguments;  // read during the call
+  set(parameters);
+}
+
+// An edge from a to b. A programmatic one lets b start when all blocks of a have allowed it.
+void add_edge(cudaGraph_t graph, cudaGraphNode_t a, cudaGraphNode_t b, bool programmatic) {
+  cudaGraphEdgeData data = {};
+  if (programmatic) {
+    data.type = cudaGraphDependencyTypeProgrammatic;
+    data.from_port = cudaGraphKernelNodePortProgrammatic;
+  }
+  check_cuda(cudaGraphAddDependencies(graph, &a, &b, &data, 1), "edge");
+}
+
+// One node per step, each with an edge from the one before.
+void build_chain(Graph& g, const Chain& chain, int n, float k, bool programmatic) {
+  check_cuda(cudaGraphCreate(&g.graph, 0), "graph");
+  for (int64_t s = 0; s < chain.steps; ++s) {
+    with_parameters(chain, s, n, k, [&](const cudaKernelNodeParams& parameters) {
+      cudaGraphNode_t node;
+      check_cuda(cudaGraphAddKernelNode(&node, g.graph, nullptr, 0, &parameters), "node");
+      if (s > 0) add_edge(g.graph, g.nodes.back(), node, programmatic);
+      g.nodes.push_back(node);
+    });
+  }
+}
+
+// Launches that are submitted already keep their arguments.
+void update(Graph& g, const Chain& chain, int n, float k) {
+  const auto set = [&](int64_t s) {
+    with_parameters(chain, s, n, k, [&](const cudaKernelNodeParams& parameters) {
+      check_cuda(cudaGraphExecKernelNodeSetParams(g.executable, g.nodes[s], &parameters), "update");
+    });
+  };
+  const int64_t last = chain.steps - 1;
+  set(0);
+  if (last > 0) set(last);
+  for (int64_t s = 1; k != g.k && s < last; ++s) set(s);
+  g.k = k;
+}
+
+Tensor heat_by_nodes(const Tensor& x, int64_t steps, double factor, bool programmatic) {
+  return solve(x, steps, factor, [&](const Ring& r, float* out) {
+    const auto chain = [&](const Graph& g) {
+      return Chain{r.x, out, {g.arrays[0], g.arrays[1]}, steps};
+    };
+    const auto build = [&](Graph& g) {
+      build_chain(g, chain(g), r.n, r.k, programmatic);
+      g.k = r.k;
+    };
+    with_graph({programmatic ? 5 : 3, r.device, r.n, steps, 0}, r.n, build, [&](Graph& g) {
+      update(g, chain(g), r.n, r.k);
+      g.launch(r.stream);  // launches of one executable graph run one after the other
+    });
+  });
+}
+
+Tensor heat_v3_nodes(const Tensor& x, int64_t steps, double k) {
+  return heat_by_nodes(x, steps, k, false);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v1: programmatic dependent launch. The blocks of a step start while the step before
+// still runs, and wait in the kernel. Only the start overlaps, not the work.
+
+Tensor heat_v4_dependent(const Tensor& x, int64_t steps, double k) {
+  return solve(x, steps, k, [&](const Ring& r, float* out) {
+    require_capability(9, 0, "programmatic dependent launch");
+    Tensor other = torch::stable::empty_like(x);
+    const Chain chain = chain_through(r, out, other);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks(r.n));
+    config.blockDim = dim3(BLOCK);
+    config.stream = r.stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    for (int64_t s = 0; s < steps; ++s) {
+      check_cuda(
+          cudaLaunchKernelEx(&config, heat_kernel, chain.source(s), chain.target(s), r.n, r.k),
+          "heat");
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v5 against v3: the edges of the graph are programmatic.
+
+Tensor heat_v5_dependent_nodes(const Tensor& x, int64_t steps, double k) {
+  const DeviceGuard guard(x);
+  require_capability(9, 0, "programmatic dependent launch");
+  return heat_by_nodes(x, steps, k, true);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a captured pointer means: one step of an array is captured while it holds x. Then `later`
+// takes its place at the same address, as a new tensor does when the old one is freed.
+
+Tensor heat_replayed(const Tensor& x, const Tensor& later, double k) {
+  check(later, "later").on_gpu().like(x, "x").contiguous();
+  return solve(x, 1, k, [&](const Ring& r, float* out) {
+    Graph g(r.n);
+    copy(g.arrays[0], r.x, r.n, r.stream);
+    const Chain chain{g.arrays[0], out, {}, 1};
+    g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
+    g.instantiate();
+    copy(g.arrays[0], data<float>(later), r.n, r.stream);
+    g.launch(r.stream);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day59, heat_v1_launches, "(Tensor x, int steps, float k) -> Tensor");
+RUNG(day59, heat_v2_capture, "(Tensor x, int steps, float k) -> Tensor");
+RUNG(day59, heat_v3_nodes, "(Tensor x, int steps, float k) -> Tensor");
+RUNG(day59, heat_v4_dependent, "(Tensor x, int steps, float k) -> Tensor");
+RUNG(day59, heat_v5_dependent_nodes, "(Tensor x, int steps, float k) -> Tensor");
+RUNG(day59, heat_replayed, "(Tensor x, Tensor later, float k) -> Tensor");

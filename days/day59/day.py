@@ -1,0 +1,82 @@
+"""Day 59: CUDA graphs: a thousand small kernels in one launch."""
+
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+
+from .heat import graphed, replayed, show_freed_tensor, solve
+
+TITLE = "CUDA graphs"
+TEACHES = "Capture, graphs built by nodes, updates, programmatic dependent launch"
+TOPICS = ("CUDA graphs", "stream capture", "graph update", "programmatic dependent launch")
+SOURCE = "cuda_graphs.cu"
+INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
+
+EXERCISE = Exercise(
+    function="build_chain",
+    task=(
+        "Create the graph g.graph and add one kernel node per step of the chain, with the "
+        "parameters that with_parameters passes on. Each node depends on the one before "
+        "(add_edge). Keep the nodes in g.nodes, in the order of the steps."
+    ),
+    hints=(
+        "Which nodes does a node without an edge wait for? What would the kernels read then?",
+        "cudaGraphAddKernelNode takes the node's dependencies, which may be none: add_edge adds "
+        "an edge of either kind afterwards.",
+        "cudaGraphCreate(&g.graph, 0); for each s, with_parameters(chain, s, n, k, [&](const "
+        "cudaKernelNodeParams& parameters) { cudaGraphAddKernelNode(&node, g.graph, nullptr, 0, "
+        "&parameters); add_edge from g.nodes.back() if s > 0; push_back });",
+    ),
+)
+
+NOT_CAPTURED = "a graph cannot be launched while another one is captured"
+# (n, steps, k in sixteenths): nothing to do, one step (the first node is the last), even and odd
+# numbers of steps, rings of one and two, tails; the same graph with another k
+SHAPES = [(0, 3, 4), (5, 0, 4), (1, 3, 4), (2, 2, 3), (255, 1, 4), (256, 2, 4), (257, 5, 4)]
+SHAPES += [(257, 5, 7), (1000, 64, 3), (4096, 33, 0)]
+
+
+def rung(name, idea, captured=False, target=None):
+    reason = "" if captured else NOT_CAPTURED
+    return Rung(name, idea, target=target, host_timed=True, not_captured=reason)
+
+
+def show(operators, device):
+    """On a GPU: what a graph reads when its tensor was freed."""
+    if device.type == "cuda":
+        show_freed_tensor()
+
+
+PROBLEMS = (
+    Problem(
+        name="heat in a ring",
+        inputs=lambda case, draw: (draw(case.shape[0]), case.shape[1], case.shape[2] / 16),
+        reference=solve,
+        rungs=(
+            rung("heat_v1_launches", "one launch per step", captured=True),
+            rung("heat_v2_capture", "a captured graph, replayed"),
+            rung("heat_v3_nodes", "a graph by nodes, two of them updated"),
+            rung("heat_v4_dependent", "programmatic dependent launches", captured=True),
+            rung(
+                "heat_v5_dependent_nodes",
+                "v3 with programmatic edges",
+                target=Target(3.0, "heat_v1_launches"),
+            ),
+        ),
+        cases=(*grid(SHAPES, ["float32"]), Case((300, 7, 4), values="nonfinite")),
+        refused=(Case((8, -1, 4)), Case((8, 2, 9))),
+        bench=Case((4096, 1000, 4)),
+        bench_cpu=Case((512, 10, 4)),
+        cost=lambda case: Cost(
+            bytes=8 * case.shape[0] * case.shape[1], flops=4 * case.shape[0] * case.shape[1]
+        ),
+        pytorch=solve,
+        libraries=(Library("compile, CUDA graph", graphed),),
+    ),
+    Problem(
+        name="an array that is replaced after the capture",
+        inputs=lambda case, draw: (draw(*case.shape), draw(*case.shape), 0.25),
+        reference=replayed,
+        rungs=(Rung("heat_replayed", "replayed with other contents", not_captured=NOT_CAPTURED),),
+        cases=(*grid([(n,) for n in (1, 257, 1000)], ["float32"]),),
+        timed=False,
+    ),
+)

@@ -1,0 +1,65 @@
+"""Heat in a ring in PyTorch: the reference, the baselines, and a graph whose tensor is freed."""
+
+import functools
+
+import torch
+
+from common.day import Skip
+
+
+def step(x, k):
+    return (1 - 2 * k) * x + k * (torch.roll(x, 1) + torch.roll(x, -1))
+
+
+def solve(x, steps, k):
+    y = x.clone()
+    for _ in range(steps):
+        y = step(y, k)
+    return y
+
+
+def replayed(x, later, k):
+    """A graph that was captured with x reads what is at its address now."""
+    return step(later, k)
+
+
+@functools.cache
+def _graph(n, steps, k):
+    """All steps, each compiled to one kernel, as a graph of PyTorch's: (graph, input, result)."""
+    if not torch.cuda.is_available():
+        raise Skip("a CUDA graph needs a GPU")
+    compiled = torch.compile(step, dynamic=False)
+    x = torch.zeros(n, device="cuda")
+    compiled(x, k)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(steps):
+            y = compiled(y, k)
+    return graph, x, y
+
+
+def graphed(x, steps, k):
+    graph, source, result = _graph(x.numel(), steps, k)
+    source.copy_(x)
+    graph.replay()
+    return result.clone()
+
+
+def show_freed_tensor():
+    """Captures doubled = 2 x, frees x, and replays: what a new tensor holds there is doubled."""
+    n = 1 << 22
+    x = torch.full((n,), 1.0, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = 2 * x
+    address = x.data_ptr()
+    graph.replay()
+    print("x = 1 is captured and doubled:", doubled[0].item())
+    del x
+    new = torch.full((n,), 21.0, device="cuda")
+    graph.replay()
+    where = "the address of x" if new.data_ptr() == address else "another address"
+    print(f"x is freed, a new tensor of 21 has {where}; replayed:", doubled[0].item())
