@@ -138,10 +138,10 @@ struct Graph {
     check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
   }
   ~Graph() {
+    for (float* array : arrays) (void)cudaFree(array);  // waits until no launch uses it
     if (executable) (void)cudaGraphExecDestroy(executable);
     if (graph) (void)cudaGraphDestroy(graph);
     if (done) (void)cudaEventDestroy(done);
-    for (float* array : arrays) (void)cudaFree(array);  // waits until nothing uses it
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -158,7 +158,8 @@ using Key = std::tuple<int, int, int, int64_t, float>;
 template <typename Build, typename Use>
 void with_graph(const Key& key, int n, Build&& build, Use&& use) {
   static std::mutex mutex;
-  static std::map<Key, std::unique_ptr<Graph>> known;
+  // Never destroyed: when a process ends, its CUDA context may be gone first.
+  static auto& known = *new std::map<Key, std::unique_ptr<Graph>>;
   const std::lock_guard<std::mutex> lock(mutex);
   auto found = known.find(key);
   if (found == known.end()) {
