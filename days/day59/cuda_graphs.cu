@@ -54,10 +54,11 @@ struct Ring {
   float k;
   cudaStream_t stream;
 
-  Ring(const Tensor& t, int64_t count, double factor) : steps(count), k(float(factor)) {
-    check(t, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
-    STD_TORCH_CHECK(t.numel() < (int64_t{1} << 30), "x: expected fewer than 2^30 elements, got ",
-                    t.numel());
+  Ring(const Tensor& t, int64_t count, double factor, const char* name)
+      : steps(count), k(float(factor)) {
+    check(t, name).on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+    STD_TORCH_CHECK(t.numel() < (int64_t{1} << 30), name,
+                    ": expected fewer than 2^30 elements, got ", t.numel());
     STD_TORCH_CHECK(0 <= steps && steps <= MAX_STEPS, "steps: expected 0 to ", MAX_STEPS, ", got ",
                     steps);
     STD_TORCH_CHECK(0 <= k && k <= 0.5f, "k: expected 0 to 0.5, got ", factor);
@@ -100,8 +101,8 @@ void launch_steps(const Chain& chain, int n, float k, cudaStream_t stream) {
 
 // Calls work(ring, out) on the GPU of x. Without a step or an element, the result is a copy.
 template <typename F>
-Tensor solve(const Tensor& x, int64_t steps, double k, F&& work) {
-  const Ring ring(x, steps, k);
+Tensor solve(const Tensor& x, int64_t steps, double k, F&& work, const char* name = "x") {
+  const Ring ring(x, steps, k, name);
   const DeviceGuard guard(x);
   Tensor out = torch::stable::empty_like(x);
   if (!ring.nothing())
@@ -185,21 +186,23 @@ cudaGraph_t capture(F&& work) {
   return graph;
 }
 
-Tensor heat_v2_capture(const Tensor& x, int64_t steps, double factor) {
-  return solve(x, steps, factor, [&](const Ring& r, float* out) {
-    const auto build = [&](Graph& g) {
-      const Chain chain{g.arrays[0], g.arrays[steps % 2], {g.arrays[1], g.arrays[0]}, steps};
-      g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
-    };
-    with_graph({2, r.device, r.n, steps, r.k}, r.n, build, [&](Graph& g) {
-      // A call in another stream may still use the arrays.
-      check_cuda(cudaStreamWaitEvent(r.stream, g.done, 0), "wait");
-      copy(g.arrays[0], r.x, r.n, r.stream);
-      g.launch(r.stream);
-      copy(out, g.arrays[steps % 2], r.n, r.stream);
-      check_cuda(cudaEventRecord(g.done, r.stream), "record");
-    });
+void replay(const Ring& r, float* out) {
+  const auto build = [&](Graph& g) {
+    const Chain chain{g.arrays[0], g.arrays[r.steps % 2], {g.arrays[1], g.arrays[0]}, r.steps};
+    g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
+  };
+  with_graph({2, r.device, r.n, r.steps, r.k}, r.n, build, [&](Graph& g) {
+    // A call in another stream may still use the arrays.
+    check_cuda(cudaStreamWaitEvent(r.stream, g.done, 0), "wait");
+    copy(g.arrays[0], r.x, r.n, r.stream);
+    g.launch(r.stream);
+    copy(out, g.arrays[r.steps % 2], r.n, r.stream);
+    check_cuda(cudaEventRecord(g.done, r.stream), "record");
   });
+}
+
+Tensor heat_v2_capture(const Tensor& x, int64_t steps, double k) {
+  return solve(x, steps, k, replay);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -329,6 +332,27 @@ Tensor heat_replayed(const Tensor& x, const Tensor& later, double k) {
   });
 }
 
+// Two streams use the graph of v2: the current one for x, another for `later`.
+std::tuple<Tensor, Tensor> heat_in_two_streams(const Tensor& x, const Tensor& later, int64_t steps,
+                                               double k) {
+  check(later, "later").like(x, "x");
+  Tensor second = solve(later, steps, k, [](const Ring&, float*) {}, "later");
+  Tensor first = solve(x, steps, k, [&](const Ring& r, float* out) {
+    Ring other = r;
+    other.x = data<float>(later);
+    cudaEvent_t event;
+    check_cuda(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking), "stream");
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+    replay(r, out);
+    replay(other, mutable_data<float>(second));  // waits for the call before
+    check_cuda(cudaEventRecord(event, other.stream), "record");
+    check_cuda(cudaStreamWaitEvent(r.stream, event, 0), "wait");
+    check_cuda(cudaEventDestroy(event), "event");
+    check_cuda(cudaStreamDestroy(other.stream), "stream");
+  });
+  return {first, second};
+}
+
 // ---------------------------------------------------------------------------------------------
 
 RUNG(day59, heat_v1_launches, "(Tensor x, int steps, float k) -> Tensor");
@@ -337,3 +361,5 @@ RUNG(day59, heat_v3_nodes, "(Tensor x, int steps, float k) -> Tensor");
 RUNG(day59, heat_v4_dependent, "(Tensor x, int steps, float k) -> Tensor");
 RUNG(day59, heat_v5_dependent_nodes, "(Tensor x, int steps, float k) -> Tensor");
 RUNG(day59, heat_replayed, "(Tensor x, Tensor later, float k) -> Tensor");
+RUNG(day59, heat_in_two_streams,
+     "(Tensor x, Tensor later, int steps, float k) -> (Tensor, Tensor)");

@@ -2,13 +2,26 @@
 
 from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
 
-from .heat import graphed, replayed, show_freed_tensor, solve
+from .heat import graphed, replayed, show_freed_tensor, solve, solve_both
 
 TITLE = "CUDA graphs"
 TEACHES = "Capture, graphs built by nodes, updates, programmatic dependent launch"
 TOPICS = ("CUDA graphs", "stream capture", "graph update", "programmatic dependent launch")
 SOURCE = "cuda_graphs.cu"
 INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    "Chain::source: arithmetic operator: `s - 1` -> `s + 1`": "both are odd, or both are even",
+    "with_graph: comparison: `known.size() >= MAX_GRAPHS` -> `known.size() > MAX_GRAPHS`": (
+        "33 graphs are kept instead of 32"
+    ),
+    "update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
+        "the first node is updated twice with the same"
+    ),
+    "heat_by_nodes: constant off by one: `3` -> `4`": (
+        "any number but those of the other rungs names the graphs of v3"
+    ),
+}
 
 EXERCISE = Exercise(
     function="build_chain",
@@ -77,6 +90,15 @@ PROBLEMS = (
         reference=replayed,
         rungs=(Rung("heat_replayed", "replayed with other contents", not_captured=NOT_CAPTURED),),
         cases=(*grid([(n,) for n in (1, 257, 1000)], ["float32"]),),
+        timed=False,
+    ),
+    Problem(
+        name="two callers of one graph",
+        inputs=lambda case, draw: (draw(case.shape[0]), draw(case.shape[0]), case.shape[1], 0.25),
+        reference=solve_both,
+        rungs=(Rung("heat_in_two_streams", "v2 in two streams", not_captured=NOT_CAPTURED),),
+        cases=(*grid([(1, 1), (257, 3), (1000, 4)], ["float32"]),),
+        several_streams=True,
         timed=False,
     ),
 )

@@ -23,6 +23,10 @@ def replayed(x, later, k):
     return step(later, k)
 
 
+def solve_both(x, later, steps, k):
+    return solve(x, steps, k), solve(later, steps, k)
+
+
 @functools.cache
 def _graph(n, steps, k):
     """All steps, each compiled to one kernel, as a graph of PyTorch's: (graph, input, result)."""
