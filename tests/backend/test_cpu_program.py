@@ -326,6 +326,49 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     )
 
 
+ASSERTS = """\
+#include <cassert>
+#include <cstdio>
+#include <nvtx3/nvToolsExtCudaRt.h>
+__global__ void set(int* x, int least) {
+  assert(threadIdx.x >= least);
+  x[threadIdx.x] = 7;
+}
+int main() {
+  int* x;
+  int h = 0;
+  cudaMalloc(&x, 256);
+  cudaStream_t stream;
+  cudaStreamCreate(&stream);
+  nvtxNameCudaStream(stream, "copies");
+  set<<<1, 64>>>(x, 0);
+  printf("%d ", cudaMemcpy(&h, x, 4, cudaMemcpyDeviceToHost) + h);
+  set<<<1, 64, 0, stream>>>(x, 64);
+  printf("%d ", cudaStreamSynchronize(stream));
+  printf("%s %d ", cudaGetErrorName(cudaGetLastError()), cudaGetLastError());
+  printf("%d %d ", cudaMemcpy(&h, x, 4, cudaMemcpyDeviceToHost), cudaMemset(x, 0, 4));
+  set<<<1, 64>>>(x, 0);
+  printf("%d %d ", cudaGetLastError(), cudaDeviceSynchronize());
+  cudaDeviceReset();
+  printf("%d %d\\n", cudaGetLastError(), cudaDeviceSynchronize());
+}
+"""
+
+
+def test_a_failed_assert_is_an_error_of_every_later_call(tmp_path: Path) -> None:
+    source = tmp_path / "asserts.cu"
+    source.write_text(ASSERTS)
+    for streams in ("early", "late"):
+        done = _run(source, CUDACPU_STREAMS=streams)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "7 710 cudaErrorAssert 710 710 710 710 710 710 0\n", done.stdout
+        assert done.stderr.startswith("CUDA on CPU: assertion failed in set: threadIdx.x >= least")
+        assert "asserts.cu:5" in done.stderr and "launched at" in done.stderr
+    done = _run("--sanitize", source)
+    assert done.returncode == 1
+    assert "waits      FAIL  in forward order: assertion failed in set" in done.stdout, done.stdout
+
+
 FAULTY = """\
 #include <cstdio>
 __device__ int sum;

@@ -199,31 +199,34 @@ cudaError_t defer(cudaStream_t stream, KernelWork work) {
 }
 
 cudaError_t wait_for(cudaStream_t stream) {
-  if (!streams_are_late()) return cudaSuccess;
+  if (!streams_are_late()) return lost_context();
   std::lock_guard lock(deferrals().mutex);
-  return complete(tails_of(stream));
+  const cudaError_t error = complete(tails_of(stream));
+  return error != cudaSuccess ? error : lost_context();
 }
 
 cudaError_t wait_for(const DeferredWork& work) {
-  if (!work) return cudaSuccess;
+  if (!work) return lost_context();
   std::lock_guard lock(deferrals().mutex);
-  return complete({work});
+  const cudaError_t error = complete({work});
+  return error != cudaSuccess ? error : lost_context();
 }
 
 cudaError_t wait_for_all() {
-  if (!streams_are_late()) return cudaSuccess;
+  if (!streams_are_late()) return lost_context();
   std::lock_guard lock(deferrals().mutex);
-  return complete(all_pending());
+  const cudaError_t error = complete(all_pending());
+  return error != cudaSuccess ? error : lost_context();
 }
 
 cudaError_t query(cudaStream_t stream) {
-  if (!streams_are_late()) return cudaSuccess;
+  if (!streams_are_late()) return lost_context();
   std::lock_guard lock(deferrals().mutex);
   return answer(tails_of(stream));
 }
 
 cudaError_t query(const DeferredWork& work) {
-  if (!work) return cudaSuccess;
+  if (!work) return lost_context();
   std::lock_guard lock(deferrals().mutex);
   return work->done ? cudaSuccess : answer({work});
 }

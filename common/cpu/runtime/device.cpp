@@ -217,8 +217,10 @@ cudaError_t cudaDeviceSynchronize() {
   return error != cudaSuccess ? error : wait_for_all();
 }
 cudaError_t cudaDeviceReset() {
-  const cudaError_t error = refuse_for_device("cudaDeviceReset");
-  return error != cudaSuccess ? error : wait_for_all();
+  cudaError_t error = refuse_for_device("cudaDeviceReset");
+  if (error == cudaSuccess) error = wait_for_all();
+  lose_context(cudaSuccess);
+  return error;
 }
 
 cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {

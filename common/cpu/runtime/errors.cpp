@@ -7,7 +7,8 @@ namespace {
 
 CUDACPU_THREAD_LOCAL cudaError_t last_error = cudaSuccess;
 CUDACPU_THREAD_LOCAL cudaError_t last_text_code = cudaSuccess;
-thread_local std::string last_text;  // of that code, with the reason, where there is one
+thread_local std::string last_text;          // of that code, with the reason, where there is one
+std::atomic<cudaError_t> lost{cudaSuccess};  // why the context is lost, if it is
 std::mutex unchecked_mutex;
 std::string unchecked;  // the first launch that was refused since the last error was looked at
 
@@ -117,6 +118,14 @@ cudaError_t set_error(cudaError_t code) {
   return set_error(code, "");
 }
 
+void lose_context(cudaError_t code) {
+  lost = code;
+}
+
+cudaError_t lost_context() {
+  return set_error(lost.load(std::memory_order_relaxed));
+}
+
 void note_refused_launch(const LaunchSite& site, cudaError_t code) {
   std::lock_guard lock(unchecked_mutex);
   if (!unchecked.empty()) return;
@@ -138,7 +147,7 @@ const char* cudacpu_unchecked_launch() {
 
 cudaError_t cudaGetLastError() {
   looked_at_errors();
-  return std::exchange(last_error, cudaSuccess);
+  return std::exchange(last_error, lost.load());
 }
 cudaError_t cudaPeekAtLastError() {
   looked_at_errors();

@@ -263,7 +263,8 @@ cudaError_t submit_launch(KernelWork work, const CallType& type);
 template <class W>
 cudaError_t submit(cudaStream_t stream, const W& work) {
   check_caller(stream, "a copy, a fill or the like was queued", {"", 0});
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = lost_context();
+  if (error != cudaSuccess) return error;
   switch (nobody_captures() ? Fate::kRun : fate_of(stream, error)) {
     case Fate::kRun:
       return streams_are_late() ? defer(stream, work) : perform(work);

@@ -169,6 +169,10 @@ Outcome run_once(const KernelWork& work, bool probe) {
       return {cudaSuccess, launch.kernel_cluster};
     case Stop::kRefused:
       return {set_error(launch.refusal, launch.refusal_reason)};
+    case Stop::kAsserted:  // whoever waits for the kernel learns of it
+      fprintf(stderr, "CUDA on CPU: %s%s\n", launch.error.c_str(), launch.describe().c_str());
+      lose_context(cudaErrorAssert);
+      return {};
     default:
       throw KernelError("CUDA on CPU: " + launch.error + launch.describe());
   }
@@ -220,6 +224,7 @@ cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const 
                      void* call) {
   if (current) trap({site.file, site.line}, "a kernel was launched from device code");
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
+  if (const cudaError_t error = lost_context(); error != cudaSuccess) return error;
   refuse_host_pointers(site, type, call);
   KernelWork work{site, config, type.loop, call, type.bytes};
   const cudaError_t status = nobody_captures() && !streams_are_late()

@@ -260,6 +260,7 @@ cudaError_t defer_without_stream(const Fill& fill) {
 template <class W>
 cudaError_t submit_without_stream(const W& work, const char* function) {
   if (cudaError_t error = refuse_on_legacy_stream(function); error != cudaSuccess) return error;
+  if (cudaError_t error = lost_context(); error != cudaSuccess) return error;
   return streams_are_late() ? defer_without_stream(work) : perform(work);
 }
 

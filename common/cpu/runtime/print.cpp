@@ -46,7 +46,11 @@ void write_printed(Launch& launch) {
 
 void assertion_failed(const char* expression, const char* file, int line, const char* function) {
   if (!current) __assert_fail(expression, file, static_cast<unsigned>(line), function);
-  trap({file, line}, "assertion failed in %s: %s", function, expression);
+  const Stop stop = settings().asserts_lose_context ? Stop::kAsserted : Stop::kFailed;
+  worker->launch()->fail(
+      stop, format("assertion failed in %s: %s\n  at %s:%d\n", function, expression, file, line) +
+                describe(*current));
+  worker->abandon();
 }
 void assumption_failed(const char* expression, const char* file, int line) {
   trap({file, line}, "the condition of __builtin_assume is false: %s", expression);

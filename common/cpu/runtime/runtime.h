@@ -313,6 +313,9 @@ struct Settings {
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
+  // A failed assert() ends the launch, and the context is lost, as on a GPU; else the launch
+  // throws.
+  std::atomic<bool> asserts_lose_context{false};
   // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host
   // that this runtime does not know counts as pageable, or as pinned.
   std::atomic<bool> late_streams{false};
@@ -359,6 +362,7 @@ enum class Stop : uint8_t {
   kRestart,  // with the cluster that the kernel asks for; nothing of it has run
   kProbed,   // nothing of it was to run
   kFailed,
+  kAsserted,
   kTimeLimit,
   kInterrupted
 };
@@ -681,6 +685,11 @@ cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
 // A launch by <<<>>> was refused: only cudaGetLastError tells.
 void note_refused_launch(const LaunchSite& site, cudaError_t code);
+// A kernel has failed in a way after which a GPU's context answers every call with this error;
+// cudaSuccess: a new context.
+void lose_context(cudaError_t code);
+// That error, then also the last one of this thread, or cudaSuccess.
+cudaError_t lost_context();
 
 // ------------------------------------------------------------------ pytorch.cpp
 

@@ -48,4 +48,8 @@ void cudacpu_set_strict_barriers(int on) {
   cudacpu::settings().strict_barriers = on;
 }
 
+void cudacpu_set_asserts_lose_context(int on) {
+  cudacpu::settings().asserts_lose_context = on;
+}
+
 }  // extern "C"
