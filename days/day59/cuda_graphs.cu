@@ -14,22 +14,14 @@
 //   v4 dependent   v1, but each kernel begins before the one ahead has ended
 //   v5 both        v3 with the edges of v4
 //
+// Kernels that do not need each other are in branches.cu.
+//
 // Run: python run_day.py 59
-
-#include <map>
-#include <memory>
-#include <mutex>
-#include <tuple>
-#include <vector>
 
 #include "common/cuda/binding.cuh"
 #include "common/cuda/capability.cuh"
 #include "common/cuda/ptx/grid_dependency.cuh"
-#include "common/cuda/tensor.cuh"
-
-constexpr int BLOCK = 256;         // threads
-constexpr size_t MAX_GRAPHS = 32;  // kept; then all are destroyed
-constexpr int64_t MAX_STEPS = 100000;
+#include "days/day59/graphs.cuh"
 
 // ---------------------------------------------------------------------------------------------
 // The kernel of all rungs. Without the launch attribute of v4, the two calls do nothing.
@@ -46,70 +38,16 @@ unsigned blocks(int64_t n) {
   return grid_size(ceil_div<int64_t>(n, BLOCK), "x");
 }
 
-// What a rung is called with, checked.
-struct Ring {
-  const float* x;
-  int n, device;
-  int64_t steps;
-  float k;
-  cudaStream_t stream;
-
-  Ring(const Tensor& t, int64_t count, double factor, const char* name)
-      : steps(count), k(float(factor)) {
-    check(t, name).on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
-    STD_TORCH_CHECK(t.numel() < (int64_t{1} << 30), name,
-                    ": expected fewer than 2^30 elements, got ", t.numel());
-    STD_TORCH_CHECK(0 <= steps && steps <= MAX_STEPS, "steps: expected 0 to ", MAX_STEPS, ", got ",
-                    steps);
-    STD_TORCH_CHECK(0 <= k && k <= 0.5f, "k: expected 0 to 0.5, got ", factor);
-    x = data<float>(t);
-    n = static_cast<int>(t.numel());
-    device = device_index(t);
-    stream = current_stream(t);
-  }
-  bool nothing() const { return n == 0 || steps == 0; }
-};
-
-// Step s of a chain from x to out reads source(s) and writes target(s): two arrays in turns.
-struct Chain {
-  const float* x;
-  float* out;
-  float* arrays[2];
-  int64_t steps;
-
-  const float* source(int64_t s) const { return s ? arrays[(s - 1) % 2] : x; }
-  float* target(int64_t s) const { return s < steps - 1 ? arrays[s % 2] : out; }
-};
-
-void copy(float* to, const float* from, int64_t n, cudaStream_t stream) {
-  check_cuda(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, stream),
-             "copy");
-}
-
 // The chain of v1 and v4: out is one of the two arrays.
 Chain chain_through(const Ring& r, float* out, Tensor& other) {
   float* o = mutable_data<float>(other);
   return {r.x, out, {r.steps % 2 ? out : o, r.steps % 2 ? o : out}, r.steps};
 }
 
-// The launches of all steps, as v1 makes them and v2 captures them.
 void launch_steps(const Chain& chain, int n, float k, cudaStream_t stream) {
   for (int64_t s = 0; s < chain.steps; ++s)
     heat_kernel<<<blocks(n), BLOCK, 0, stream>>>(chain.source(s), chain.target(s), n, k);
   check_launch("heat");
-}
-
-// Calls work(ring, out) on the GPU of x. Without a step or an element, the result is a copy.
-template <typename F>
-Tensor solve(const Tensor& x, int64_t steps, double k, F&& work, const char* name = "x") {
-  const Ring ring(x, steps, k, name);
-  const DeviceGuard guard(x);
-  Tensor out = torch::stable::empty_like(x);
-  if (!ring.nothing())
-    work(ring, mutable_data<float>(out));
-  else if (ring.n)
-    copy(mutable_data<float>(out), ring.x, ring.n, ring.stream);
-  return out;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -125,53 +63,6 @@ Tensor heat_v1_launches(const Tensor& x, int64_t steps, double k) {
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: one launch of a graph. A graph keeps addresses, so it has arrays of its own, and
 // x and the result are copied.
-
-struct Graph {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaEvent_t done = nullptr;  // the last call has finished with the arrays
-  float* arrays[2] = {};
-  std::vector<cudaGraphNode_t> nodes;  // one per step, in v3
-  float k = 0;                         // what the executable graph has
-
-  explicit Graph(int n) {
-    for (float*& array : arrays) check_cuda(cudaMalloc(&array, n * sizeof(float)), "cudaMalloc");
-    check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
-  }
-  ~Graph() {
-    for (float* array : arrays) (void)cudaFree(array);  // waits until no launch uses it
-    if (executable) (void)cudaGraphExecDestroy(executable);
-    if (graph) (void)cudaGraphDestroy(graph);
-    if (done) (void)cudaEventDestroy(done);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void instantiate() { check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate"); }
-  void launch(cudaStream_t stream) { check_cuda(cudaGraphLaunch(executable, stream), "graph"); }
-};
-
-// What makes two calls need different graphs: rung, device, n, steps, k (0 where it is updated).
-using Key = std::tuple<int, int, int, int64_t, float>;
-
-// Calls use(graph) with the graph of that key, which build(graph) makes when there is none. The
-// lock: two host threads must not update one graph, or launch it between the other's copies.
-template <typename Build, typename Use>
-void with_graph(const Key& key, int n, Build&& build, Use&& use) {
-  static std::mutex mutex;
-  // Never destroyed: when a process ends, its CUDA context may be gone first.
-  static auto& known = *new std::map<Key, std::unique_ptr<Graph>>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto found = known.find(key);
-  if (found == known.end()) {
-    if (known.size() >= MAX_GRAPHS) known.clear();
-    auto fresh = std::make_unique<Graph>(n);
-    build(*fresh);
-    fresh->instantiate();
-    found = known.emplace(key, std::move(fresh)).first;
-  }
-  use(*found->second);
-}
 
 // Captures what work(stream) submits, in a stream of its own. Nothing runs.
 template <typename F>
@@ -191,7 +82,7 @@ void replay(const Ring& r, float* out) {
     const Chain chain{g.arrays[0], g.arrays[r.steps % 2], {g.arrays[1], g.arrays[0]}, r.steps};
     g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
   };
-  with_graph({2, r.device, r.n, r.steps, r.k}, r.n, build, [&](Graph& g) {
+  with_graph({2, r.device, {r.n}, r.steps, r.k}, build, [&](Graph& g) {
     // A call in another stream may still use the arrays.
     check_cuda(cudaStreamWaitEvent(r.stream, g.done, 0), "wait");
     copy(g.arrays[0], r.x, r.n, r.stream);
@@ -233,9 +124,8 @@ void add_edge(cudaGraph_t graph, cudaGraphNode_t a, cudaGraphNode_t b, bool prog
   check_cuda(cudaGraphAddDependencies(graph, &a, &b, &data, 1), "edge");
 }
 
-// One node per step, each with an edge from the one before.
 void build_chain(Graph& g, const Chain& chain, int n, float k, bool programmatic) {
-  check_cuda(cudaGraphCreate(&g.graph, 0), "graph");
+  if (!g.graph) check_cuda(cudaGraphCreate(&g.graph, 0), "graph");
   for (int64_t s = 0; s < chain.steps; ++s) {
     with_parameters(chain, s, n, k, [&](const cudaKernelNodeParams& parameters) {
       cudaGraphNode_t node;
@@ -247,17 +137,17 @@ void build_chain(Graph& g, const Chain& chain, int n, float k, bool programmatic
 }
 
 // Launches that are submitted already keep their arguments.
-void update(Graph& g, const Chain& chain, int n, float k) {
+void update(Graph& g, size_t first, const Chain& chain, int n, float k) {
   const auto set = [&](int64_t s) {
     with_parameters(chain, s, n, k, [&](const cudaKernelNodeParams& parameters) {
-      check_cuda(cudaGraphExecKernelNodeSetParams(g.executable, g.nodes[s], &parameters), "update");
+      const cudaGraphNode_t node = g.nodes[first + s];
+      check_cuda(cudaGraphExecKernelNodeSetParams(g.executable, node, &parameters), "update");
     });
   };
   const int64_t last = chain.steps - 1;
   set(0);
   if (last > 0) set(last);
   for (int64_t s = 1; k != g.k && s < last; ++s) set(s);
-  g.k = k;
 }
 
 Tensor heat_by_nodes(const Tensor& x, int64_t steps, double factor, bool programmatic) {
@@ -265,12 +155,10 @@ Tensor heat_by_nodes(const Tensor& x, int64_t steps, double factor, bool program
     const auto chain = [&](const Graph& g) {
       return Chain{r.x, out, {g.arrays[0], g.arrays[1]}, steps};
     };
-    const auto build = [&](Graph& g) {
-      build_chain(g, chain(g), r.n, r.k, programmatic);
+    const auto build = [&](Graph& g) { build_chain(g, chain(g), r.n, r.k, programmatic); };
+    with_graph({programmatic ? 5 : 3, r.device, {r.n}, steps, 0}, build, [&](Graph& g) {
+      update(g, 0, chain(g), r.n, r.k);
       g.k = r.k;
-    };
-    with_graph({programmatic ? 5 : 3, r.device, r.n, steps, 0}, r.n, build, [&](Graph& g) {
-      update(g, chain(g), r.n, r.k);
       g.launch(r.stream);  // launches of one executable graph run one after the other
     });
   });

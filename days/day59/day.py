@@ -2,19 +2,24 @@
 
 from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
 
-from .heat import graphed, replayed, show_freed_tensor, solve, solve_both
+from .heat import (
+    graphed,
+    graphed_rings,
+    replayed,
+    show_freed_tensor,
+    solve,
+    solve_both,
+    solve_rings,
+)
 
 TITLE = "CUDA graphs"
 TEACHES = "Capture, graphs built by nodes, updates, programmatic dependent launch"
 TOPICS = ("CUDA graphs", "stream capture", "graph update", "programmatic dependent launch")
 SOURCE = "cuda_graphs.cu"
+EXTRA_SOURCES = ("branches.cu",)
 INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "Chain::source: arithmetic operator: `s - 1` -> `s + 1`": "both are odd, or both are even",
-    "with_graph: comparison: `known.size() >= MAX_GRAPHS` -> `known.size() > MAX_GRAPHS`": (
-        "33 graphs are kept instead of 32"
-    ),
     "update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
         "the first node is updated twice with the same"
     ),
@@ -26,17 +31,17 @@ EQUIVALENT = {  # mutants that compute the same, and why
 EXERCISE = Exercise(
     function="build_chain",
     task=(
-        "Create the graph g.graph and add one kernel node per step of the chain, with the "
-        "parameters that with_parameters passes on. Each node depends on the one before "
-        "(add_edge). Keep the nodes in g.nodes, in the order of the steps."
+        "Create the graph g.graph, if there is none, and add one kernel node per step of the "
+        "chain, with the parameters that with_parameters passes on. Each node depends on the one "
+        "before (add_edge). Keep the nodes in g.nodes, in the order of the steps."
     ),
     hints=(
         "Which nodes does a node without an edge wait for? What would the kernels read then?",
         "cudaGraphAddKernelNode takes the node's dependencies, which may be none: add_edge adds "
         "an edge of either kind afterwards.",
-        "cudaGraphCreate(&g.graph, 0); for each s, with_parameters(chain, s, n, k, [&](const "
-        "cudaKernelNodeParams& parameters) { cudaGraphAddKernelNode(&node, g.graph, nullptr, 0, "
-        "&parameters); add_edge from g.nodes.back() if s > 0; push_back });",
+        "if (!g.graph) cudaGraphCreate(&g.graph, 0); for each s, with_parameters(chain, s, n, k, "
+        "[&](const cudaKernelNodeParams& parameters) { cudaGraphAddKernelNode(&node, g.graph, "
+        "nullptr, 0, &parameters); add_edge from g.nodes.back() if s > 0; push_back });",
     ),
 )
 
@@ -45,6 +50,10 @@ NOT_CAPTURED = "a graph cannot be launched while another one is captured"
 # numbers of steps, rings of one and two, tails; the same graph with another k
 SHAPES = [(0, 3, 4), (5, 0, 4), (1, 3, 4), (2, 2, 3), (255, 1, 4), (256, 2, 4), (257, 5, 4)]
 SHAPES += [(257, 5, 7), (1000, 64, 3), (4096, 33, 0)]
+
+
+# (steps, k in sixteenths, elements of each ring): one ring, several, empty ones, no steps
+RINGS = [(3, 4, 5), (4, 3, 300, 1, 257), (1, 4, 0, 7), (3, 4, 0), (0, 4, 6, 9), (4, 5, 300, 1, 257)]
 
 
 def rung(name, idea, captured=False, target=None):
@@ -83,6 +92,34 @@ PROBLEMS = (
         ),
         pytorch=solve,
         libraries=(Library("compile, CUDA graph", graphed),),
+    ),
+    Problem(
+        name="heat in several rings",
+        inputs=lambda case, draw: (
+            draw(sum(case.shape[2:])),
+            case.shape[2:],
+            case.shape[0],
+            case.shape[1] / 16,
+        ),
+        reference=solve_rings,
+        rungs=(
+            rung("heat_rings_v1_launches", "one launch per ring and step", captured=True),
+            rung(
+                "heat_rings_v2_branches",
+                "a graph with a branch per ring",
+                target=Target(3.0, "heat_rings_v1_launches"),
+            ),
+        ),
+        cases=(*grid(RINGS, ["float32"]), Case((3, 4, 40, 300), values="nonfinite")),
+        refused=(Case((-1, 4, 8)), Case((2, 9, 8, 8))),
+        bench=Case((125, 4, *(1024 * i for i in range(1, 9)))),
+        bench_cpu=Case((5, 4, 512, 1024)),
+        cost=lambda case: Cost(
+            bytes=8 * case.shape[0] * sum(case.shape[2:]),
+            flops=4 * case.shape[0] * sum(case.shape[2:]),
+        ),
+        pytorch=solve_rings,
+        libraries=(Library("compile, CUDA graph", graphed_rings),),
     ),
     Problem(
         name="an array that is replaced after the capture",

@@ -27,28 +27,46 @@ def solve_both(x, later, steps, k):
     return solve(x, steps, k), solve(later, steps, k)
 
 
+def solve_rings(x, sizes, steps, k):
+    return torch.cat([solve(ring, steps, k) for ring in x.split(list(sizes))])
+
+
 @functools.cache
-def _graph(n, steps, k):
-    """All steps, each compiled to one kernel, as a graph of PyTorch's: (graph, input, result)."""
+def _graph(sizes, steps, k):
+    """All steps, each compiled to one kernel, as a graph of PyTorch's: (graph, input, result). The
+    rings are captured in streams of their own, so that they are branches of the graph."""
     if not torch.cuda.is_available():
         raise Skip("a CUDA graph needs a GPU")
-    compiled = torch.compile(step, dynamic=False)
-    x = torch.zeros(n, device="cuda")
-    compiled(x, k)
+    compiled = torch.compile(step, dynamic=True)
+    x = torch.zeros(sum(sizes), device="cuda")
+    rings = x.split(sizes)
+    for ring in rings:
+        compiled(ring, k)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in sizes]
     with torch.cuda.graph(graph):
-        y = x
-        for _ in range(steps):
-            y = compiled(y, k)
-    return graph, x, y
+        results = []
+        for ring, stream in zip(rings, streams, strict=True):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(steps):
+                    ring = compiled(ring, k)
+            results.append(ring)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        result = torch.cat(results)
+    return graph, x, result
 
 
-def graphed(x, steps, k):
-    graph, source, result = _graph(x.numel(), steps, k)
+def graphed_rings(x, sizes, steps, k):
+    graph, source, result = _graph(tuple(sizes), steps, k)
     source.copy_(x)
     graph.replay()
     return result.clone()
+
+
+def graphed(x, steps, k):
+    return graphed_rings(x, (x.numel(),), steps, k)
 
 
 def show_freed_tensor():
