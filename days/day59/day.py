@@ -20,10 +20,10 @@ EXTRA_SOURCES = ("branches.cu",)
 INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
+    "cuda_graphs.cu: update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
         "the first node is updated twice with the same"
     ),
-    "heat_by_nodes: constant off by one: `3` -> `4`": (
+    "cuda_graphs.cu: heat_by_nodes: constant off by one: `3` -> `4`": (
         "any number but those of the other rungs names the graphs of v3"
     ),
 }
