@@ -29,17 +29,25 @@ STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 # By the number of a terminal of 256 colours: readable on a light and on a dark background. Of the
 # sixteen that a terminal chooses itself, yellow vanishes on white, and bold often means brighter.
 COLOURS = {"red": 196, "green": 29, "yellow": 136, "cyan": 31, "dim": 243}
+# Where there are but sixteen, as in tmux and screen without a configuration: of xterm's, only red
+# (1) and magenta (5) can be read on white and on black.
+OF_SIXTEEN = {
+    **{"red": "color(1)", "yellow": "color(5)"},
+    **{"green": "default", "cyan": "default", "dim": "dim"},
+}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 PROSE = 78  # characters per line of a text in sentences
 _INDENT = 6  # of lines that explain a rung
 
 
-def _theme() -> Theme:
-    """The styles that lines have, in our colours."""
+def _theme(colours: str | None) -> Theme:
+    """The styles that lines have, in our colours. colours: rich's name for those there are."""
     from rich.theme import Theme
 
     plain = {name: f"color({number})" for name, number in COLOURS.items()}
+    if colours == "standard":
+        plain = OF_SIXTEEN
     return Theme(plain | {f"bold {name}": f"bold {colour}" for name, colour in plain.items()})
 
 
@@ -139,6 +147,11 @@ def _wrapped(line: str) -> list[str]:
     )
 
 
+def _margin(line: str) -> int:
+    """How many spaces a line begins with."""
+    return len(line) - len(line.lstrip(" "))
+
+
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
@@ -172,8 +185,8 @@ class Report:
                 no_color=no_colour,
                 highlight=False,
                 soft_wrap=True,
-                theme=_theme(),
             )
+            self._console.push_theme(_theme(self._console.color_system))
 
     def line(self, line: Line) -> None:
         """Prints one line above the live line."""
@@ -218,6 +231,8 @@ class Report:
                 redirect_stderr=False,
             )
             self._live.start()
+            # A process that is killed shows no cursor again that it has hidden.
+            self._console.show_cursor(True)
         self._live.update(shown, refresh=True)
 
     def close(self) -> None:
@@ -276,11 +291,15 @@ class Report:
         """Lines that explain, not without end: templates can bring hundreds."""
         if self._narrow:
             lines = [part for line in lines for part in _wrapped(line)]
-        for text in lines[: self._shown_details]:
+        shown = list(lines[: self._shown_details])
+        # A heading is not shown without anything of what stands below it.
+        if lines[len(shown) :] and _margin(lines[len(shown)]) > _margin(shown[-1]):
+            shown.pop()
+        for text in shown:
             self.line(detail_line(text))
-        if (left := len(lines) - self._shown_details) > 0:
+        if (left := len(lines) - len(shown)) > 0:
             where = "" if self._narrow else "; --json has all"
-            self.line([(f"      … {left} more lines{where}", "dim")])
+            self.line([(f"      … {counted(left, 'more line')}{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""

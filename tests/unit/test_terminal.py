@@ -69,6 +69,20 @@ def test_a_narrow_terminal_leaves_tables_and_code_as_they_are() -> None:
     assert sum(len(line) > 80 for line in shown) == 2
 
 
+def test_a_heading_is_not_shown_alone() -> None:
+    details = [*(f"line {i}" for i in range(4)), "around it", "  1  2", "  1  3"]
+
+    def shown(how_many: int) -> list[str]:
+        stream = io.StringIO()
+        report = Report(stream, shown_details=how_many, narrow=True)
+        report.details(details)
+        return [line.strip() for line in stream.getvalue().splitlines()]
+
+    assert shown(5) == [*details[:4], "… 3 more lines"]
+    assert shown(6) == [*details[:5], "1  2", "… 1 more line"]
+    assert len(shown(7)) == 7
+
+
 # ---------------------------------------------------------------- colours
 
 
@@ -82,6 +96,7 @@ class Terminal(io.StringIO):
 def drawn(colour: bool = True) -> str:
     stream = Terminal()
     report = Report(stream, colour=colour)
+    report.status("checking")
     for status in (PASS, FAIL, SKIP):
         report.line(rung_line(5, RungOutcome("p", "v1", "", status, "a reason")))
     report.text("a remark", "dim")
@@ -140,6 +155,39 @@ def test_all_that_is_drawn_is_in_our_colours() -> None:
     used = {code.removeprefix("1;") for code in codes} - {"0", "1"}
     assert used == {f"38;5;{COLOURS[name]}" for name in ("green", "red", "yellow", "dim")}
     assert used <= allowed
+
+
+# What xterm shows for the sixteen that a terminal chooses itself, where it has no more.
+SIXTEEN = {
+    "31": (205, 0, 0),
+    "32": (0, 205, 0),
+    "33": (205, 205, 0),
+    "34": (0, 0, 238),
+    "35": (205, 0, 205),
+    "36": (0, 205, 205),
+    "37": (229, 229, 229),
+    "90": (127, 127, 127),
+}
+ATTRIBUTES = {"", "0", "1", "2", "39"}  # none, bold, dim, the terminal's own colour
+
+
+@pytest.mark.usefixtures("coloured")
+def test_a_terminal_of_sixteen_colours_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmux and screen say that they are one, until they are configured."""
+    monkeypatch.setenv("TERM", "screen")
+    used = set(";".join(re.findall(r"\x1b\[([0-9;]*)m", drawn())).split(";")) - ATTRIBUTES
+    assert used, "it is a terminal with colours"
+    for code in used:
+        for background in ("white", "black"):
+            assert contrast(SIXTEEN[code], BACKGROUNDS[background]) >= 3, code
+
+
+@pytest.mark.usefixtures("coloured")
+def test_the_cursor_is_never_hidden_for_long() -> None:
+    """A process that is killed in the middle of a check cannot show it again."""
+    stream = Terminal()
+    Report(stream).status("checking")
+    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
 
 
 def test_every_style_of_a_line_is_one_of_ours() -> None:
