@@ -107,6 +107,7 @@ def page(
     kinds, each with whether it is solved; None where the learner has begun none.
     """
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup, escape
 
     by_number = {outcome.number: outcome for outcome in outcomes}
     scores, exercises = dict(scores or {}), dict(exercises or {})
@@ -136,6 +137,7 @@ def page(
         ran=ran,
         roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
         glossary=glossary,
+        breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
         scored=bool(scores),
         practised=_practised(shown) if exercises else "",
         changes=None if changes is None else [c for c in changes if c.what != "same"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -16,10 +18,12 @@ import run_day
 from common.base.days import discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.verdict import Score
+from common.practice.journal import KINDS
 from common.report.comparison import compare
-from common.report.page import page
+from common.report.page import from_stored, page
+from common.report.plot import NUMBER, apart
 from common.report.runs import describe, write_json
-from common.report.stored import read_stored
+from common.report.stored import read_scores, read_stored
 
 WHERE = {
     **dict.fromkeys(("driver_cuda", "torch_cuda", "compiler", "python", "processor"), ""),
@@ -211,6 +215,10 @@ document.title = JSON.stringify({
   days: document.querySelectorAll("details").length,
   cut: [...document.querySelectorAll(".wide")].filter(wide).length,
   contrast: Math.min(...texts.map(contrast)),
+  letters: Math.min(...[...document.querySelectorAll("svg text")].map(
+    (text) => text.getBoundingClientRect().height)),
+  scrolled: [...document.querySelectorAll(".wide")].filter(wide).every(
+    (element) => element.tabIndex >= 0 || element.querySelector("a")),
   dark: luminance(behind(document.body)) < 0.1,
 });
 </script></body>"""
@@ -222,8 +230,10 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     """On a phone and on a laptop, light and dark: nothing is cut off, all can be read, and links
     open what they lead to."""
     file = tmp_path / "page.html"
-    assert run_day.main(["--html", str(file)]) == 0
-    file.write_text(file.read_text().replace("</body>", PROBE))
+    days, (found, where) = discover()[0], from_stored(read_stored())
+    begun = {day.number: dict.fromkeys(KINDS, False) for day in days}  # a column more
+    text = page(days, found, where, scores=read_scores(), exercises=begun)
+    file.write_text(text.replace("</body>", PROBE))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
     options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     shown = subprocess.run(
@@ -242,3 +252,20 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     assert seen["dark"] == dark
     assert seen["contrast"] >= 4.5
     assert seen["opened"] == [True, True]
+    assert seen["letters"] >= 9, "the roofline cannot be read"
+    assert seen["scrolled"], "what does not fit cannot be scrolled by keys"
+
+
+def test_the_numbers_of_days_cover_nothing() -> None:
+    """Also where many kernels reach the same: 60 in a square of 200 points, and ten
+    more on places of others."""
+    draw = random.Random(1)
+    dots = [(draw.uniform(0, 200), draw.uniform(0, 200)) for _ in range(60)]
+    dots += dots[:10]
+    numbers = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(dots, apart(dots), strict=True)]
+    wide, high = NUMBER
+    for (x, y), (u, v) in itertools.combinations(numbers, 2):
+        assert abs(x - u) >= wide or abs(y - v) >= high
+    for (x, y), (u, v) in itertools.product(numbers, dots):
+        assert abs(x - u) >= wide / 2 or abs(y - v) >= high / 2
+    assert apart([(0.0, 0.0)]) == [(0.0, 8.0)], "alone, it stands above its dot"
