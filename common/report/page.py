@@ -17,7 +17,7 @@ from common.base.parts import part_of
 from common.base.verdict import Score
 from common.base.where import device_name, versions
 from common.report.columns import PROGRESS
-from common.report.comparison import Change
+from common.report.comparison import QUIET, Change
 from common.report.glossary import introduced, terms
 from common.report.markdown import Stored, kills, last_rung
 from common.report.plot import roofline
@@ -140,7 +140,7 @@ def page(
         breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
         scored=bool(scores),
         practised=_practised(shown) if exercises else "",
-        changes=None if changes is None else [c for c in changes if c.what != "same"],
+        changes=None if changes is None else [c for c in changes if c.what not in QUIET],
         compared="" if changes is None else _compared(changes),
     )
 

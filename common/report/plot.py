@@ -195,8 +195,10 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
         )
     axis.scatter([x for x, _ in places], [y for _, y in places], s=14, color=_BAR, zorder=3)
     inside = [72 * _WIDTH * _INNER[0], 72 * _ROOF_HEIGHT * _INNER[1]]
-    at = [axis.transLimits.transform(axis.transScale.transform(place)) * inside for place in places]
-    for (day, _), place, offset in zip(points, places, apart(at), strict=True):
+    dots = [
+        axis.transLimits.transform(axis.transScale.transform(place)) * inside for place in places
+    ]
+    for (day, _), place, offset in zip(points, places, apart(dots), strict=True):
         far = math.hypot(*offset) > _RINGS[0] + 1
         axis.annotate(
             str(day),

@@ -16,7 +16,7 @@ import pytest
 
 import run_day
 from common.base.days import discover
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.verdict import Score
 from common.practice.journal import KINDS
 from common.report.comparison import compare
@@ -63,6 +63,9 @@ def changes(old: RungOutcome | None, new: RungOutcome | None) -> list[str]:
         (rung("a", 1.0), rung("a", status=FAIL), "fails now"),
         (rung("a", status=FAIL), rung("a", 1.0), "passes now"),
         (rung("a"), rung("a"), "same"),
+        (rung("a", 1.0), rung("a", status=SKIP), "skipped now"),
+        (rung("a", 1.0), rung("a"), "not timed"),
+        (rung("a", status=SKIP), rung("a", status=SKIP), "same"),
         (rung("a", 1.0), None, "gone"),
         (None, rung("a", 1.0), "new"),
     ],
@@ -118,6 +121,55 @@ def test_compare_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert run_day.main(["--compare", old, str(tmp_path / "none.json")]) == 1
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_day_in_one_report_only_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    days = [day(number, rung("a", 1.0)) for number in (1, 2, 3, 5)]
+    write_json(old, [describe(WHERE, [each], True) for each in days])
+    write_json(new, [describe(WHERE, days[:1], True)])
+    assert run_day.main(["--compare", str(old), str(new)]) == 0
+    out = capsys.readouterr().out
+    assert f"only {old} has day 2-3, 5, not compared" in out and f"only {new}" not in out
+    assert out.count("NVIDIA X") == 2, "each machine once"
+
+
+def test_what_is_skipped_now_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    write_json(old, [describe(WHERE, [day(1, rung("a", 1.0), rung("b", 1.0))], True)])
+    write_json(new, [describe(WHERE, [day(1, rung("a", status=SKIP), rung("b"))], True)])
+    assert run_day.main(["--compare", str(old), str(new)]) == 1
+    assert "2 rungs compared: 1 skipped now, 1 not timed" in capsys.readouterr().out
+
+
+BROKEN = {
+    "cut": lambda text: text[: len(text) // 2],
+    "text": lambda text: "no report",
+    "format": lambda text: text.replace('"format": 2', '"format": 1'),
+    "no runs": lambda text: text.replace('"runs"', '"walks"'),
+    "no such run": lambda text: text.replace('"run": 0', '"run": 7'),
+    "no rungs": lambda text: text.replace('"rungs"', '"steps"'),
+    "no machine": lambda text: text.replace('"gpu"', '"cpu"'),
+    "no time": lambda text: text.replace('"ms": 1.0', '"ms": "?"'),
+    "no time at all": lambda text: text.replace('"ms": 1.0', '"ms": 0.0'),
+    "mutants": lambda text: '{"format": 2, "date": "2026-01-31", "mutants": []}',
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_what_is_no_report_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    old, new = report(tmp_path / "old.json", 1.0), tmp_path / "new.json"
+    text = Path(old).read_text()
+    new.write_text(BROKEN[way](text))
+    assert new.read_text() != text
+    for arguments in ([old, str(new)], [str(new), old]):
+        assert run_day.main(["--compare", *arguments]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"run_day.py: {new} is ") and said.count("\n") == 1, said
 
 
 def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
