@@ -194,10 +194,9 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
             color=_GOAL,
         )
     axis.scatter([x for x, _ in places], [y for _, y in places], s=14, color=_BAR, zorder=3)
-    inside = [72 * _WIDTH * _INNER[0], 72 * _ROOF_HEIGHT * _INNER[1]]
-    dots = [
-        axis.transLimits.transform(axis.transScale.transform(place)) * inside for place in places
-    ]
+    inside = 72 * _WIDTH * _INNER[0], 72 * _ROOF_HEIGHT * _INNER[1]
+    shares = axis.transLimits.transform(axis.transScale.transform(places))
+    dots = [(float(x) * inside[0], float(y) * inside[1]) for x, y in shares]
     for (day, _), place, offset in zip(points, places, apart(dots), strict=True):
         far = math.hypot(*offset) > _RINGS[0] + 1
         axis.annotate(

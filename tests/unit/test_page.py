@@ -19,7 +19,7 @@ from common.base.days import discover
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.verdict import Score
 from common.practice.journal import KINDS
-from common.report.comparison import compare
+from common.report.comparison import Change, compare
 from common.report.page import from_stored, page
 from common.report.plot import NUMBER, apart
 from common.report.runs import describe, write_json
@@ -284,7 +284,8 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     file = tmp_path / "page.html"
     days, (found, where) = discover()[0], from_stored(read_stored())
     begun = {day.number: dict.fromkeys(KINDS, False) for day in days}  # a column more
-    text = page(days, found, where, scores=read_scores(), exercises=begun)
+    slower = [Change(1, rung.rung, "slower", "1 s", "2 s", 2.0) for rung in found[0].rungs]
+    text = page(days, found, where, slower, read_scores(), begun)
     file.write_text(text.replace("</body>", PROBE))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
     options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
