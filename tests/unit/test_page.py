@@ -239,8 +239,8 @@ def test_the_page_has_mutants_and_exercises() -> None:
     assert "mutants killed" not in shown
 
 
-# Puts the lowest contrast of a text against what is behind it into the title, and whether a link
-# opens its day, also when it is followed again. Contrast: see test_terminal.py.
+# Sends to the page around it the lowest contrast of a text against what is behind it, and whether
+# a link opens its day, also when it is followed again. Contrast: see test_terminal.py.
 PROBE = """<script>
 const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const linear = (c) => c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
@@ -262,7 +262,7 @@ const texts = [...document.body.querySelectorAll(":not(script, style, metadata *
   (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
 const link = document.querySelector("td a"), day = document.querySelector(link.hash);
 const opened = [1, 2].map(() => { day.open = false; link.click(); return day.open; });
-document.title = JSON.stringify({
+parent.postMessage(JSON.stringify({
   wide: document.documentElement.scrollWidth, seen: innerWidth, opened,
   days: document.querySelectorAll("details").length,
   cut: [...document.querySelectorAll(".wide")].filter(wide).length,
@@ -272,8 +272,11 @@ document.title = JSON.stringify({
   scrolled: [...document.querySelectorAll(".wide")].filter(wide).every(
     (element) => element.tabIndex >= 0 || element.querySelector("a")),
   dark: luminance(behind(document.body)) < 0.1,
-});
+}), "*");
 </script></body>"""
+FRAME = """<!doctype html><title></title>
+<script>addEventListener("message", (event) => { document.title = event.data; });</script>
+<iframe src="probed.html" style="border: 0; width: {width}px; height: 800px"></iframe>"""
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
@@ -286,8 +289,11 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     begun = {day.number: dict.fromkeys(KINDS, False) for day in days}  # a column more
     slower = [Change(1, rung.rung, "slower", "1 s", "2 s", 2.0) for rung in found[0].rungs]
     text = page(days, found, where, slower, read_scores(), begun)
-    file.write_text(text.replace("</body>", PROBE))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
+    # In a frame, which may be narrower than any window.
+    (tmp_path / "probed.html").write_text(text.replace("</body>", PROBE))
+    file.write_text(FRAME.replace("{width}", str(width)))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900"]
+    options += ["--virtual-time-budget=5000"]  # milliseconds, for the message
     options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     shown = subprocess.run(
         ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", str(file)],
@@ -300,7 +306,8 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     assert title
     seen = json.loads(title.group(1).replace("&quot;", '"'))
     assert seen["days"] == len(read_stored())
-    assert seen["wide"] <= seen["seen"]
+    assert seen["seen"] == width
+    assert seen["wide"] <= width
     assert width < 1280 or not seen["cut"], "a table does not fit on a laptop's screen"
     assert seen["dark"] == dark
     assert seen["contrast"] >= 4.5
