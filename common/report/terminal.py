@@ -157,7 +157,7 @@ class Report:
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
     shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
-    of which every line counts; only the first failure is explained.
+    of which every line counts; only the first failure is explained, and a remark is made once.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class Report:
         self._shown_details = shown_details
         self._narrow = narrow
         self._explained = False
+        self._remarks = set[str]()
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -274,6 +275,9 @@ class Report:
         self._explained = self._explained or bool(outcome.details)
         if remarks:
             for remark in outcome.remarks:
+                if self._narrow and remark in self._remarks:
+                    continue
+                self._remarks.add(remark)
                 note = f"note: {remark}"
                 parts = textwrap.wrap(note, PROSE - _INDENT) if self._narrow else [note]
                 for part in parts:

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -299,3 +301,19 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
         journal.entry(day.number, kind).solved = "2026-01-31"
     bar = standing(days, journal)[0].split()[-5]
     assert bar == "■" * filled + "□" * (12 - filled)
+
+
+def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
+    """It would take time, and stand below the failure that is to be read."""
+    from common.process.worker import Work, _show
+
+    shown: list[str] = []
+    lesson: Any = SimpleNamespace(show=lambda *_: shown.append("shown"))
+    for work, count in ((Work(alone=True), 0), (Work(rungs=("v1",)), 0), (Work(), 1)):
+        run: Any = SimpleNamespace(
+            work=work,
+            stage=lambda *_: None,
+            backend=SimpleNamespace(device="cpu", synchronize=lambda: None),
+        )
+        _show(run, lesson, None)
+        assert len(shown) == count, work

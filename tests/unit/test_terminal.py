@@ -53,6 +53,14 @@ def test_a_narrow_terminal_holds_every_sentence() -> None:
     assert any(len(line) > 80 for line in lines(passed, narrow=False))
 
 
+def test_a_remark_is_made_once() -> None:
+    one = RungOutcome("p", "v1", "", PASS, remarks=["falls back on some cases"])
+    two = replace(one, rung="v2", remarks=[*one.remarks, "built in 3 s"])
+    shown = "\n".join(lines(one, two, two))
+    assert shown.count("falls back") == shown.count("built in") == 1
+    assert "\n".join(lines(one, two, narrow=False)).count("falls back") == 2
+
+
 def test_what_is_left_out_can_be_had_where_the_remark_says_so() -> None:
     long = RungOutcome("p", "v1", "", FAIL, "wrong", details=[f"line {i}" for i in range(99)])
     assert "--json has all" in "\n".join(lines(long, narrow=False))
