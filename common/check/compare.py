@@ -38,8 +38,9 @@ MANY = 256  # elements from which their errors are looked at together
 NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
 
 _NEARLY_RIGHT = (
-    "hint: all are nearly right: a sum of many terms in one fp32 accumulator rounds more than "
-    "PyTorch's tree does; if that is this day's method, its Tolerance says so"
+    "hint: all are nearly right: more is rounded than PyTorch rounds. Is a sum kept in a type that "
+    "is too small, or added up in one long chain where PyTorch has a tree? If that is this day's "
+    "method, its Tolerance says so"
 )
 
 Pair = tuple[Tensor, Tensor]

@@ -157,7 +157,8 @@ class Report:
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
     shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
-    of which every line counts; only the first failure is explained, and a remark is made once.
+    of which every line counts; only the first failure is explained, a remark is made once, and a
+    rung that comes to the same in several problems is shown once.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class Report:
         self._narrow = narrow
         self._explained = False
         self._remarks = set[str]()
+        self._states = set[tuple[str, str]]()
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -250,6 +252,10 @@ class Report:
 
         problem: named above the first of its rungs, for a day that has several.
         """
+        state = outcome.rung, outcome.status
+        if self._narrow and outcome.timing is None and state in self._states:
+            return
+        self._states.add(state)
         if not self._header_shown:
             self._header_shown = True
             self.line(header_line())
@@ -262,12 +268,14 @@ class Report:
         too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
         if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
-            self.line(before)
-            parts = textwrap.wrap(reason.strip(), PROSE - _INDENT)
-            if alike and len(parts) > 1:
-                parts = [f"{parts[0]} …"]
-            for part in parts:
-                self.line([(f"{' ' * _INDENT}{part}", style)])
+            if alike and outcome.status == FAIL:
+                left = max(PROSE - sum(len(text) for text, _ in before) - 1, 0)
+                short = textwrap.shorten(reason.strip(), left, placeholder=" …")
+                self.line([*before, (f" {short}", style)])
+            else:
+                self.line(before)
+                for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
+                    self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
         if not alike:

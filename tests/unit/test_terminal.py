@@ -37,7 +37,24 @@ def test_of_a_long_reason_that_comes_again_one_line_is_shown() -> None:
     one = RungOutcome("p", "v1", "", FAIL, f"it raised: {LONG}", details=["  in kernel k"])
     shown = lines(one, replace(one, rung="v2"))
     assert "in memory" in shown[3] and shown[-1].endswith(" …"), shown
-    assert len(shown) == 7
+    assert len(shown) == 6 and len(shown[-1]) <= 80
+    needs = "a GPU is needed, because the library that this rung calls runs on nothing else"
+    shown = lines(one, RungOutcome("p", "v2", "", SKIP, needs))
+    assert needs in " ".join(" ".join(shown).split())
+
+
+def test_a_rung_that_comes_to_the_same_in_several_problems_is_shown_once() -> None:
+    """Twenty lines of what is known already would push the explanation off the screen."""
+    stream = io.StringIO()
+    report = Report(stream, narrow=True)
+    for problem in ("p", "q", "r"):
+        states = {"v1": PASS, "v2": FAIL, "v3": FAIL if problem == "r" else PASS}
+        for name, status in states.items():
+            report.rung(5, RungOutcome(problem, name, "", status, "wrong"), problem)
+    shown = [" ".join(line.split()) for line in stream.getvalue().splitlines()[1:]]
+    assert [line for line in shown if line.startswith("5 ")] == [
+        *("5 p:", "5 v1 PASS", "5 v2 FAIL", "5 v3 PASS", "5 r:", "5 v3 FAIL")
+    ], shown
 
 
 def test_each_tool_of_the_sanitizer_explains_what_it_found() -> None:
