@@ -126,13 +126,23 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     command: what checks it, named in the comment.
     """
     begin, end = place(text, exercise)
-    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", "  ")
+    indent = _indent_of(text[begin:end])
+    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", indent)
     body = "".join(f"{line}\n" for line in lines)
     if not exercise.first and returns_value(text, exercise.function):
-        body += "  return {};\n"
+        body += f"{indent}return {{}};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
     return text[:begin] + body + text[end:]
+
+
+def _indent_of(text: str) -> str:
+    """What the first of these lines begins with, directives aside; a function's where there are
+    none."""
+    for line in text.split("\n")[:-1]:
+        if line.strip() and not line.lstrip().startswith("#"):
+            return line[: len(line) - len(line.lstrip())]
+    return "  "
 
 
 def commented(words: str, indent: str = "") -> list[str]:

@@ -107,6 +107,15 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
     assert "T y = x;\n  // your turn: Say so. Then: run it\n  return y + x;\n" in text
 
 
+def test_a_stub_is_indented_as_what_it_replaces() -> None:
+    """Also where that begins with a directive, which has no indentation."""
+    member = "struct S {\n  int f() {\n#pragma unroll\n    return 2;\n  }\n};\n"
+    text = stub(member, Exercise("f", "Return 2.", ("a",)), "run it")
+    assert text == (
+        "struct S {\n  int f() {\n    // your turn: Return 2. Then: run it\n    return {};\n  }\n};\n"
+    )
+
+
 def test_a_body_on_one_line_becomes_a_gap() -> None:
     text = stub(SOURCE, Exercise("two", "Return x.", ("a",)), "run it")
     assert "Tensor two(const Tensor& x) {\n  // your turn:" in text
