@@ -1,5 +1,6 @@
 """Every day has three changes or more for its debug exercises, and on the days in turn
-(tests/chance.py) three changes are planted, the checks reject them, and the last one is undone."""
+(tests/chance.py) three changes are planted, the checks reject them, and the last one is undone. On
+others in turn, the day's own version solves the write exercise."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.paths import ROOT
+from common.practice.challenge import write_challenge
 from common.practice.natural import natural_text
 from common.practice.planted import ENOUGH, candidates
 from common.report.stored import read_scores
@@ -22,6 +24,8 @@ DAYS, _ = discover()
 LEAST = 3  # changes per day
 SCORES = read_scores()
 TRIED = in_turn(DAYS, 2, "debug")
+
+WRITTEN = in_turn([day for day in DAYS if day.exercise], 2, "write")
 
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 tried_days = pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
@@ -75,3 +79,19 @@ def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
     run = runs()
     assert run.returncode == 0 and "\nsolved" in run.stdout, f"{again}\n{run.stdout}"
     assert "planted " in run.stdout and "right " in run.stdout, run.stdout
+
+
+@pytest.mark.uses_days("all")
+@pytest.mark.parametrize("day", WRITTEN, ids=[day.name for day in WRITTEN])
+def test_what_the_day_has_solves_the_write_exercise(day: Day, tmp_path: Path) -> None:
+    """With all that the checks need, gradients among it."""
+    folder = tmp_path / "days" / day.name
+    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+    learners = tmp_path / "practice" / day.name / "write.cu"
+    learners.parent.mkdir(parents=True)
+    learners.write_text(write_challenge(day, tmp_path / "days").solved, encoding="utf-8")
+    command = [sys.executable, "run_day.py", str(day.number), "--practice", "--device", "cpu"]
+    command += ["--days", str(tmp_path / "days")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
+    assert run.returncode == 0 and "\nsolved" in run.stdout, again

@@ -28,6 +28,7 @@ from common.practice.exercise import (
     rungs_that_use,
     solution,
     stub,
+    with_backward,
 )
 from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
@@ -90,6 +91,16 @@ def test_a_function_that_another_file_uses_belongs_to_that_files_rungs() -> None
     assert rungs_that_use(outlines, helper, "half") == ["three"]
 
 
+def test_operators_of_gradients_are_needed_too() -> None:
+    operators = ("conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1")
+    operators += ("sum_backward_v1", "sum_backward_v2", "gradient_of_image")
+    bound = {Path("x.cu"): outline("\n".join(f'RUNG(day01, {o}, "()");' for o in operators))}
+    assert with_backward(bound, ["conv_v1"]) == [
+        *("conv_v1", "conv_data_gradient_v2", "conv_weight_gradient_v1")
+    ]
+    assert with_backward(bound, ["sum_v1"]) == ["sum_v1", "sum_backward_v1"]
+
+
 def test_a_stub_replaces_the_body() -> None:
     text = stub(SOURCE, TWICE, "run it")
     assert "// your turn: Double it. Then: run it\n  return {};\n}" in text
@@ -110,10 +121,9 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
 def test_a_stub_is_indented_as_what_it_replaces() -> None:
     """Also where that begins with a directive, which has no indentation."""
     member = "struct S {\n  int f() {\n#pragma unroll\n    return 2;\n  }\n};\n"
-    text = stub(member, Exercise("f", "Return 2.", ("a",)), "run it")
-    assert text == (
-        "struct S {\n  int f() {\n    // your turn: Return 2. Then: run it\n    return {};\n  }\n};\n"
-    )
+    text = stub(member, Exercise("S::f", "Return 2.", ("a",)), "run it")
+    gap = "    // your turn: Return 2. Then: run it\n    return {};\n"
+    assert text == "struct S {\n  int f() {\n" + gap + "  }\n};\n"
 
 
 def test_a_body_on_one_line_becomes_a_gap() -> None:
