@@ -292,11 +292,14 @@ def judge(
                 details.insert(0, f"hint: it is what {names[other]} should be: swapped?")
                 break
         for position, argument in enumerate(expected.args):
-            if isinstance(argument, Tensor) and argument.numel() > 1:
-                output = outputs[place]
-                if argument.device == output.device and same_values(argument, output):
-                    details.insert(0, f"hint: it is argument {signature.names[position]} unchanged")
-                    break
+            output, its = outputs[place], f"argument {signature.names[position]}"
+            if not isinstance(argument, Tensor) or argument.device != output.device:
+                continue
+            itself = name.split(",")[0] == its
+            if (argument.numel() > 1 or itself) and same_values(argument, output):
+                seen = "nothing was written: it holds what it held before the call"
+                details.insert(0, f"hint: {seen if itself else f'it is {its} unchanged'}")
+                break
         return Failure(f"{name}: {found.summary}", details)
     expected.accept(outputs, rules)
     return None

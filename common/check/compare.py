@@ -29,14 +29,18 @@ from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
 CHUNK = 1 << 22  # elements looked at together: bounds the memory that a comparison takes
 WORST = 4  # how many wrong elements are shown
+AROUND = (7, 5, 3)  # how many elements around the worst are shown, as far as they fit
+WIDTH = 74  # characters of a line: a terminal's 80 but a margin
 BINADES = 3  # how far above an output PyTorch's error still counts for it
 ENOUGH = 16  # elements that an error is taken from
+MANY_ULPS = 1000  # so many are no measure of a rounding error any more
 MANY = 256  # elements from which their errors are looked at together
 NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
 
 _NEARLY_RIGHT = (
-    "hint: all are nearly right: a sum of many terms in one fp32 accumulator rounds more than "
-    "PyTorch's tree does; if that is this day's method, its Tolerance says so"
+    "hint: all are nearly right: more is rounded than PyTorch rounds. Is a sum kept in a type that "
+    "is too small, or added up in one long chain where PyTorch has a tree? If that is this day's "
+    "method, its Tolerance says so"
 )
 
 Pair = tuple[Tensor, Tensor]
@@ -452,10 +456,10 @@ def _table(
             ulp = float(_ulp(here.abs(), dtype))
             distance = abs(have - want)
             if math.isfinite(distance):
-                difference = f"{distance:.3g} = {distance / ulp:.3g} ulp"
+                difference = f"{distance:.3g}{_in_ulps(distance / ulp)}"
             if bound is not None and math.isfinite(want):
                 most = float(bound.allowed(here.abs()))
-                allowed = f"{most:.3g} = {most / ulp:.3g} ulp"
+                allowed = f"{most:.3g}{_in_ulps(most / ulp)}"
         elif dtype != torch.bool:
             difference = f"{int(have) - int(want):+d}"
         expected = _number(want, dtype)
@@ -471,15 +475,31 @@ def _table(
     ]
 
 
+def _in_ulps(count: float) -> str:
+    """ " = 2.5 ulp"; nothing where there are so many that they say no more than the difference."""
+    return f" = {count:.3g} ulp" if count < MANY_ULPS else ""
+
+
 def _neighbourhood(
     got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size
 ) -> list[str]:
-    """What lies around an element in its row, expected above got, wrong ones marked."""
+    """What lies around an element in its row, expected above got, wrong ones marked; as many as
+    fit on a line."""
+    for count in AROUND:
+        lines = _around(got, truth, places, flat, shape, count)
+        if max(map(len, lines), default=0) <= WIDTH:
+            break
+    return lines
+
+
+def _around(
+    got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size, count: int
+) -> list[str]:
     width = shape[-1] if len(shape) else 1
     row = flat - flat % width
-    first = max(row, flat - 3)
-    last = min(row + width, first + 7)
-    first = max(row, last - 7)
+    first = max(row, flat - count // 2)
+    last = min(row + width, first + count)
+    first = max(row, last - count)
     if last - first < 2:
         return []
     wrong = set(places[(places >= first) & (places < last)].tolist())

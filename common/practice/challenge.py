@@ -119,7 +119,7 @@ class WriteChallenge(Challenge):
         notes: tuple[str, ...] = ()
         if around := changed_around(self.start, text, exercise):
             notes = (
-                f"{_lines(around)} differ from {shown(self.original)}, outside the exercise; "
+                f"{_differing(around)} from {shown(self.original)}, outside the exercise; "
                 "the file is checked as it stands",
             )
         untouched = is_stub(text, self.start, exercise)
@@ -183,12 +183,12 @@ def source_of(day: Day, exercise: Exercise) -> Path:
     raise ExerciseError(f"EXERCISE names {exercise.source}, the day has {names}")
 
 
-def _lines(numbers: Sequence[int]) -> str:
-    """ "line 5", "lines 3 to 9"."""
+def _differing(numbers: Sequence[int]) -> str:
+    """ "line 5 differs", "lines 3 to 9 differ"."""
     first, last = numbers[0], numbers[-1]
     if first == last:
-        return f"line {first}"
-    return f"lines {first} to {last}"
+        return f"line {first} differs"
+    return f"lines {first} to {last} differ"
 
 
 def shown(path: Path) -> str:

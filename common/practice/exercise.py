@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -82,10 +83,17 @@ def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str
 
 
 def with_backward(outlines: Mapping[Path, Outline], rungs: Sequence[str]) -> list[str]:
-    """These rungs and the operators that compute their gradients, which are called as the rung is,
-    with "backward" in their names: chain_backward_v1 for chain_v1."""
-    bound = sorted({name for read in outlines.values() for name in read.operators})
-    return [*rungs, *(o for o in bound if o not in rungs and o.replace("_backward", "") in rungs)]
+    """These rungs and the operators that compute their gradients: with "backward" in a name that is
+    otherwise the rung's, as chain_backward_v1 for chain_v1, or with "gradient" in one that begins
+    as the rung's does, as conv_weight_gradient_v1 for conv_v2."""
+    bound = sorted({name for read in outlines.values() for name in read.operators} - {*rungs})
+    return [*rungs, *(o for o in bound if _differentiates(o, rungs))]
+
+
+def _differentiates(operator: str, rungs: Sequence[str]) -> bool:
+    if match := re.match(r"(.+?_)((data|weight)_)?gradient(_|$)", operator):
+        return any(rung.startswith(match[1]) for rung in rungs)
+    return operator.replace("_backward", "") in rungs
 
 
 def linked_for(day: Day, rungs: Sequence[str]) -> Day:
@@ -126,13 +134,23 @@ def stub(text: str, exercise: Exercise, command: str) -> str:
     command: what checks it, named in the comment.
     """
     begin, end = place(text, exercise)
-    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", "  ")
+    indent = _indent_of(text[begin:end])
+    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", indent)
     body = "".join(f"{line}\n" for line in lines)
     if not exercise.first and returns_value(text, exercise.function):
-        body += "  return {};\n"
+        body += f"{indent}return {{}};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
     return text[:begin] + body + text[end:]
+
+
+def _indent_of(text: str) -> str:
+    """What the first of these lines begins with, directives aside; a function's where there are
+    none."""
+    for line in text.split("\n")[:-1]:
+        if line.strip() and not line.lstrip().startswith("#"):
+            return line[: len(line) - len(line.lstrip())]
+    return "  "
 
 
 def commented(words: str, indent: str = "") -> list[str]:

@@ -56,8 +56,9 @@ class Work:
     are not aligned where addresses are watched.
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
-    rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, and
-    hold them against no target. explain: make further calls of a rung that fails, to see why.
+    rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, hold
+    them against no target, and show nothing of the day. explain: make further calls of a rung that
+    fails, to see why.
     """
 
     quick: bool = False
@@ -178,7 +179,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 def _show(run: Run, lesson: Lesson, operators: Any) -> None:
     """Lets the day print what it has to show, and make its files; the runner passes both on."""
-    if lesson.show is None or run.work.quick or run.work.rungs:
+    if lesson.show is None or run.work.quick or run.work.rungs or run.work.alone:
         return
     run.stage("", "showing what it does")
     try:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.base.figures import duration
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 
-WORSE = ("slower", "fails now", "gone")  # what makes a comparison fail
+WORSE = ("slower", "fails now", "skipped now", "gone")  # what makes a comparison fail
+QUIET = ("same", "not timed")  # what is counted, and not listed
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,9 @@ class Change:
     """One rung in both reports.
 
     rung: its name, with its problem's where the day has several of this name. what: "slower",
-    "faster", "unclear", "fails now", "passes now", "gone", "new" or "same". before, after: times as
-    text, or states. factor: the new time over the old one, None where one is missing.
+    "faster", "unclear", "fails now", "skipped now", "passes now", "gone", "new", "same" or "not
+    timed", of what is timed in one report only. before, after: times as text, or states. factor:
+    the new time over the old one, None where one is missing.
     """
 
     day: int
@@ -46,7 +48,7 @@ def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: flo
 
     threshold: by how much a time must change to count, e.g. 0.05; where the two measurements spread
     more than that, a change within their spread is "unclear". Days that only one of the reports
-    has are left out: one may have run fewer days.
+    has are left out: one may have run fewer days. See `in_one_only`.
     """
     days = {o.number for o in old} & {o.number for o in new}
     before, after = _rungs(old, days), _rungs(new, days)
@@ -57,6 +59,12 @@ def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: flo
         replace(change, rung=f"{rung} ({problem})") if named[day, rung] > 1 else change
         for (day, problem, rung), change in zip(keys, changes, strict=True)
     ]
+
+
+def in_one_only(old: Sequence[DayOutcome], new: Sequence[DayOutcome]) -> tuple[set[int], set[int]]:
+    """The days that only the old report has, and those that only the new one has."""
+    before, after = {o.number for o in old}, {o.number for o in new}
+    return before - after, after - before
 
 
 def _rungs(outcomes: Sequence[DayOutcome], days: set[int]) -> dict[Key, RungOutcome]:
@@ -89,8 +97,11 @@ def _change(key: Key, old: RungOutcome | None, new: RungOutcome | None, threshol
         return Change(key[0], name, "fails now", before, after)
     if old.status == FAIL and new.status != FAIL:
         return Change(key[0], name, "passes now", before, after)
+    if old.status == PASS and new.status == SKIP:
+        return Change(key[0], name, "skipped now", before, after)
     if old.timing is None or new.timing is None:
-        return Change(key[0], name, "same", before, after)
+        what = "same" if old.timing is new.timing else "not timed"
+        return Change(key[0], name, what, before, after)
     factor = new.timing.ms / old.timing.ms
     change = max(factor, 1 / factor) - 1
     if change <= threshold:
@@ -110,11 +121,11 @@ def _state(rung: RungOutcome) -> str:
 
 def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
     """What changed, a line each with its style, and a last line that counts."""
-    shown = [change for change in changes if change.what != "same"]
+    shown = [change for change in changes if change.what not in QUIET]
     width = max((len(change.rung) for change in shown), default=0)
     lines = []
     for change in sorted(shown, key=lambda change: not change.worse):
-        text = f"{change.day:>3} {change.rung:<{width}}  {change.what:<10}"
+        text = f"{change.day:>3} {change.rung:<{width}}  {change.what:<11}"
         text += f"  {change.before:>9} -> {change.after:<9} {change.percent}"
         style = "red" if change.worse else _STYLES.get(change.what, "green")
         lines.append((text.rstrip(), style))
@@ -126,6 +137,6 @@ def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
     return lines
 
 
-_ORDER = ("slower", "fails now", "gone", "unclear", "faster", "passes now", "new", "same")
+_ORDER = (*WORSE, "unclear", "faster", "passes now", "new", *reversed(QUIET))
 _STYLES = {"new": "dim", "unclear": "yellow"}
 _UNCLEAR = "unclear: the times of one report spread as much as the two differ; measure again"

@@ -17,7 +17,7 @@ from common.base.parts import part_of
 from common.base.verdict import Score
 from common.base.where import device_name, versions
 from common.report.columns import PROGRESS
-from common.report.comparison import Change
+from common.report.comparison import QUIET, Change
 from common.report.glossary import introduced, terms
 from common.report.markdown import Stored, kills, last_rung
 from common.report.plot import roofline
@@ -107,6 +107,7 @@ def page(
     kinds, each with whether it is solved; None where the learner has begun none.
     """
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup, escape
 
     by_number = {outcome.number: outcome for outcome in outcomes}
     scores, exercises = dict(scores or {}), dict(exercises or {})
@@ -136,9 +137,10 @@ def page(
         ran=ran,
         roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
         glossary=glossary,
+        breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
         scored=bool(scores),
         practised=_practised(shown) if exercises else "",
-        changes=None if changes is None else [c for c in changes if c.what != "same"],
+        changes=None if changes is None else [c for c in changes if c.what not in QUIET],
         compared="" if changes is None else _compared(changes),
     )
 

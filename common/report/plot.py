@@ -24,6 +24,11 @@ _COLOURS = {
 }
 _INK, _FAINT, _BAR, _GOAL, _ON_BAR = _COLOURS
 _BAR_HEIGHT, _WIDTH, _MARGIN = 0.32, 8.2, 0.75  # inches
+_ROOF_HEIGHT = 0.6 * _WIDTH  # inches
+_INNER = (0.92, 0.9)  # of a roofline's width and height are its axes
+NUMBER = (11.0, 8.0)  # the width and height of a day's number, in points
+_DOT = 4.0  # the width of its dot
+_RINGS, _WAYS = (8.0, 13.0, 18.0, 24.0, 30.0, 36.0), 16  # how far from its dot, and where around it
 
 
 def plotted(rungs: Sequence[RungOutcome]) -> list[RungOutcome]:
@@ -146,7 +151,7 @@ def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
 
     settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(_WIDTH, 0.6 * _WIDTH), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _ROOF_HEIGHT), layout="constrained")
         _draw_roofline(figure.subplots(), points)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -163,13 +168,13 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
     ceilings = _ceilings([t for _, t in points])
     bandwidth = ceilings.pop("copy", 0.0) or ceilings.get("read", 0.0)
     ceilings.pop("read", None)
-    for name, ceiling in sorted(ceilings.items()):
-        start = max(left, 1e3 * ceiling / bandwidth) if bandwidth else left
-        end = max(right, 1.5 * start)
-        axis.plot([start, end], [ceiling, ceiling], color=_GOAL, linewidth=1.2)
-        axis.annotate(
-            f"{name} ceiling", (start, ceiling), ha="right", va="bottom", fontsize=8, color=_GOAL
-        )
+    starts = {n: max(left, 1e3 * c / bandwidth) if bandwidth else left for n, c in ceilings.items()}
+    # Their labels are to the right of all kernels.
+    end = max([5 * right if ceilings else right, *(1.5 * start for start in starts.values())])
+    for name, ceiling in ceilings.items():
+        axis.plot([starts[name], end], [ceiling, ceiling], color=_GOAL, linewidth=1.2)
+    for label, ceiling in _named(ceilings):
+        axis.annotate(label, (end, ceiling), ha="right", va="bottom", fontsize=8, color=_GOAL)
     if bandwidth:
         highest = max([y for _, y in places] + list(ceilings.values()))
         end = 1e3 * highest / bandwidth
@@ -189,17 +194,20 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
             color=_GOAL,
         )
     axis.scatter([x for x, _ in places], [y for _, y in places], s=14, color=_BAR, zorder=3)
-    days = sorted(zip(places, (day for day, _ in points), strict=True))
-    for i, (place, day) in enumerate(days):  # neighbours' numbers on either side
-        way = -1 if i % 2 else 1
+    inside = 72 * _WIDTH * _INNER[0], 72 * _ROOF_HEIGHT * _INNER[1]
+    shares = axis.transLimits.transform(axis.transScale.transform(places))
+    dots = [(float(x) * inside[0], float(y) * inside[1]) for x, y in shares]
+    for (day, _), place, offset in zip(points, places, apart(dots), strict=True):
+        far = math.hypot(*offset) > _RINGS[0] + 1
         axis.annotate(
             str(day),
             place,
-            xytext=(5 * way, -7 * way),
+            xytext=offset,
             textcoords="offset points",
             ha="center",
             va="center",
             color=_INK,
+            arrowprops={"arrowstyle": "-", "color": _FAINT, "linewidth": 0.6} if far else None,
         )
     axis.set_xlabel("operations per byte", color=_INK)
     axis.set_ylabel("TFLOP/s", color=_INK)
@@ -208,6 +216,39 @@ def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
         axis.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axis.spines[side].set_color(_FAINT)
+
+
+def apart(dots: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Where the number of each dot stands, from the dot, so that no number covers another one or a
+    dot, as far as there is room. dots: x and y of each, in points."""
+    ways = [2 * math.pi * i / _WAYS for i in range(_WAYS)]
+    offsets = [(r * math.sin(way), r * math.cos(way)) for r in _RINGS for way in ways]
+    taken = [(x, y, _DOT, _DOT) for x, y in dots]
+    found = []
+    for x, y in dots:
+        boxes = [(x + dx, y + dy, *NUMBER) for dx, dy in offsets]
+        best = min(range(len(boxes)), key=lambda i: (sum(_meet(boxes[i], t) for t in taken), i))
+        taken.append(boxes[best])
+        found.append(offsets[best])
+    return found
+
+
+_Box = tuple[float, float, float, float]  # the middle, the width and the height
+
+
+def _meet(one: _Box, other: _Box) -> bool:
+    (x, y, width, height), (u, v, wide, high) = one, other
+    return abs(x - u) < (width + wide) / 2 and abs(y - v) < (height + high) / 2
+
+
+def _named(ceilings: dict[str, float]) -> list[tuple[str, float]]:
+    """Labels of ceilings, one for those that lie close together, above the highest of them."""
+    merged: list[tuple[str, float]] = []
+    for name, ceiling in sorted(ceilings.items(), key=lambda each: each[1]):
+        if merged and ceiling < 1.25 * merged[-1][1]:
+            name = f"{merged.pop()[0]}, {name}"
+        merged.append((name, ceiling))
+    return [(f"{name} ceiling", ceiling) for name, ceiling in merged]
 
 
 def _ceilings(timings: Sequence[Timing]) -> dict[str, float]:

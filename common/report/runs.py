@@ -10,7 +10,7 @@ from typing import Any
 
 from common.base.outcome import DayOutcome
 from common.base.verdict import Score, Verdict, score
-from common.base.where import slug
+from common.base.where import device_name, slug, versions
 from common.report.files import ResultsError, write_atomically
 
 FORMAT = 2
@@ -49,10 +49,26 @@ def read_json(path: Path) -> list[dict[str, Any]]:
     data = _read(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ResultsError(f"{path} is no report of format {FORMAT} written by --json")
-    runs = [{**run, "days": []} for run in data["runs"]]
-    for day in data["days"]:
-        runs[day.pop("run")]["days"].append(day)
+    if "mutants" in data:
+        raise ResultsError(f"{path} is a report of --mutants, not of a run")
+    try:
+        runs = [{**run, "days": []} for run in data["runs"]]
+        for day in data["days"]:
+            runs[day.pop("run")]["days"].append(day)
+        _try(runs)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} is no whole report written by --json: {error!r}") from None
     return runs
+
+
+def _try(runs: Sequence[dict[str, Any]]) -> None:
+    """Raises an error of some kind where something of these runs is not there, or not a number."""
+    for run in runs:
+        device_name(run["where"]), versions(run["where"]), run["complete"]
+    for outcome in outcomes_of(runs):
+        for rung in outcome.rungs:
+            if rung.timing and not rung.timing.ms > 0:
+                raise ValueError(f"{rung.rung} took {rung.timing.ms} ms")
 
 
 def _read(path: Path) -> Any:

@@ -29,17 +29,25 @@ STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 # By the number of a terminal of 256 colours: readable on a light and on a dark background. Of the
 # sixteen that a terminal chooses itself, yellow vanishes on white, and bold often means brighter.
 COLOURS = {"red": 196, "green": 29, "yellow": 136, "cyan": 31, "dim": 243}
+# Where there are but sixteen, as in tmux and screen without a configuration: of xterm's, only red
+# (1) and magenta (5) can be read on white and on black.
+OF_SIXTEEN = {
+    **{"red": "color(1)", "yellow": "color(5)"},
+    **{"green": "default", "cyan": "default", "dim": "dim"},
+}
 SHOWN_DETAILS = 40  # lines that explain one failure
 SHOWN_OUTPUT = 60  # lines of what a day printed
 PROSE = 78  # characters per line of a text in sentences
 _INDENT = 6  # of lines that explain a rung
 
 
-def _theme() -> Theme:
-    """The styles that lines have, in our colours."""
+def _theme(colours: str | None) -> Theme:
+    """The styles that lines have, in our colours. colours: rich's name for those there are."""
     from rich.theme import Theme
 
     plain = {name: f"color({number})" for name, number in COLOURS.items()}
+    if colours == "standard":
+        plain = OF_SIXTEEN
     return Theme(plain | {f"bold {name}": f"bold {colour}" for name, colour in plain.items()})
 
 
@@ -139,12 +147,18 @@ def _wrapped(line: str) -> list[str]:
     )
 
 
+def _margin(line: str) -> int:
+    """How many spaces a line begins with."""
+    return len(line) - len(line.lstrip(" "))
+
+
 class Report:
     """Prints a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
     shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
-    of which every line counts; only the first failure is explained.
+    of which every line counts; only the first failure is explained, a remark is made once, and a
+    rung that comes to the same in several problems is shown once.
     """
 
     def __init__(
@@ -158,6 +172,8 @@ class Report:
         self._shown_details = shown_details
         self._narrow = narrow
         self._explained = False
+        self._remarks = set[str]()
+        self._states = set[tuple[str, str]]()
         self._console: Console | None = None
         self._live: Live | None = None
         self._status = ""
@@ -172,8 +188,8 @@ class Report:
                 no_color=no_colour,
                 highlight=False,
                 soft_wrap=True,
-                theme=_theme(),
             )
+            self._console.push_theme(_theme(self._console.color_system))
 
     def line(self, line: Line) -> None:
         """Prints one line above the live line."""
@@ -218,6 +234,8 @@ class Report:
                 redirect_stderr=False,
             )
             self._live.start()
+            # A process that is killed shows no cursor again that it has hidden.
+            self._console.show_cursor(True)
         self._live.update(shown, refresh=True)
 
     def close(self) -> None:
@@ -234,6 +252,10 @@ class Report:
 
         problem: named above the first of its rungs, for a day that has several.
         """
+        state = outcome.rung, outcome.status
+        if self._narrow and outcome.timing is None and state in self._states:
+            return
+        self._states.add(state)
         if not self._header_shown:
             self._header_shown = True
             self.line(header_line())
@@ -246,12 +268,14 @@ class Report:
         too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
         if self._narrow and (outcome.status != PASS or too_long):
             *before, (reason, style) = line
-            self.line(before)
-            parts = textwrap.wrap(reason.strip(), PROSE - _INDENT)
-            if alike and len(parts) > 1:
-                parts = [f"{parts[0]} …"]
-            for part in parts:
-                self.line([(f"{' ' * _INDENT}{part}", style)])
+            if alike and outcome.status == FAIL:
+                left = max(PROSE - sum(len(text) for text, _ in before) - 1, 0)
+                short = textwrap.shorten(reason.strip(), left, placeholder=" …")
+                self.line([*before, (f" {short}", style)])
+            else:
+                self.line(before)
+                for part in textwrap.wrap(reason.strip(), PROSE - _INDENT):
+                    self.line([(f"{' ' * _INDENT}{part}", style)])
         else:
             self.line(line)
         if not alike:
@@ -259,6 +283,9 @@ class Report:
         self._explained = self._explained or bool(outcome.details)
         if remarks:
             for remark in outcome.remarks:
+                if self._narrow and remark in self._remarks:
+                    continue
+                self._remarks.add(remark)
                 note = f"note: {remark}"
                 parts = textwrap.wrap(note, PROSE - _INDENT) if self._narrow else [note]
                 for part in parts:
@@ -276,11 +303,15 @@ class Report:
         """Lines that explain, not without end: templates can bring hundreds."""
         if self._narrow:
             lines = [part for line in lines for part in _wrapped(line)]
-        for text in lines[: self._shown_details]:
+        shown = list(lines[: self._shown_details])
+        # A heading is not shown without anything of what stands below it.
+        if lines[len(shown) :] and _margin(lines[len(shown)]) > _margin(shown[-1]):
+            shown.pop()
+        for text in shown:
             self.line(detail_line(text))
-        if (left := len(lines) - self._shown_details) > 0:
+        if (left := len(lines) - len(shown)) > 0:
             where = "" if self._narrow else "; --json has all"
-            self.line([(f"      … {left} more lines{where}", "dim")])
+            self.line([(f"      … {counted(left, 'more line')}{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
         """What a day printed, its middle left out where it is long."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.days import Day, discover
+from common.base.figures import numbers
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
@@ -25,7 +26,7 @@ from common.process.child import Child, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
-from common.report.comparison import Change, compare, compared_lines
+from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.files import ResultsError, write_atomically
 from common.report.terminal import Report
 from common.run.runner import BUILD_GRACE, POLL, Runner, Step, jobs_allowed, no_attention
@@ -104,12 +105,12 @@ def signals_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in numbers:
+        for each in signals:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
@@ -419,7 +420,7 @@ def write_page(
 ) -> None:
     """Writes the page of --html. Raises ResultsError."""
     where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
-    _write_page(path, days, reports.outcomes_of(runs), where, changes)
+    _write_page(path, days, reports.outcomes_of(runs), list(dict.fromkeys(where)), changes)
 
 
 def _write_page(
@@ -500,14 +501,20 @@ def compare_reports(
     report = Report(colour=colour)
     try:
         before, after = reports.read_json(old), reports.read_json(new)
-        changes = compare(reports.outcomes_of(before), reports.outcomes_of(after), threshold)
+        outcomes = reports.outcomes_of(before), reports.outcomes_of(after)
+        changes = compare(*outcomes, threshold)
         for runs, path in ((before, old), (after, new)):
-            for run in runs:
-                where = run["where"]
-                report.text(f"{path}: {device_name(where)}, {versions(where)}", "dim")
+            places = [f"{device_name(run['where'])}, {versions(run['where'])}" for run in runs]
+            for place in dict.fromkeys(places):
+                report.text(f"{path}: {place}", "dim")
         machines = {device_name(run["where"]) for run in [*before, *after]}
         if len(machines) > 1:
-            report.text(f"note: measured on different machines: {', '.join(machines)}", "yellow")
+            report.text(
+                f"note: measured on different machines: {', '.join(sorted(machines))}", "yellow"
+            )
+        for found, path in zip(in_one_only(*outcomes), (old, new), strict=True):
+            if found:
+                report.text(f"note: only {path} has day {numbers(found)}, not compared", "yellow")
         for line in compared_lines(changes):
             report.line([line])
         if html:

@@ -21,7 +21,7 @@ from common.practice.challenge import (
 )
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Entry, Journal
-from common.practice.planted import DebugChallenge, debug_challenge
+from common.practice.planted import BY_CHANCE, IN_A_ROW, DebugChallenge, debug_challenge
 from common.practice.speed import SpeedChallenge, speed_challenge
 from common.practice.standing import next_line
 from common.report.terminal import Report
@@ -45,6 +45,7 @@ class Desk:
 
     def __init__(self, options: Options, days: Sequence[Day], journal: Journal):
         self.options = replace(options, bench=False)
+        self.keys = False  # whether the learner presses keys instead of typing commands
         self.days, self.journal = days, journal
         self._platform: Platform | None = None
 
@@ -94,14 +95,17 @@ class Desk:
             self.journal.save()
         return challenge, True
 
-    def _rejected(self, challenge: Challenge, report: Report) -> bool:
+    def _rejected(self, challenge: DebugChallenge, report: Report) -> bool:
         """Whether the checks fail in time on what is planted, and not by the compiler."""
         report.status("planting a change that the checks reject")
+        times = IN_A_ROW if challenge.mutant.kind.name in BY_CHANCE else 1
+        return all(self._fails(challenge) for _ in range(times))
+
+    def _fails(self, challenge: Challenge) -> bool:
         outcome = self._run(challenge, Report(io.StringIO()), PLANTING_LIMIT)
-        return outcome.status == FAIL and any(
-            rung.status == FAIL and not any(words in rung.reason for words in NO_FUN)
-            for rung in outcome.rungs
-        )
+        reasons = [rung.reason for rung in outcome.rungs if rung.status == FAIL]
+        no_fun = any(words in reason for reason in reasons for words in NO_FUN)
+        return outcome.status == FAIL and bool(reasons) and not no_fun
 
     def _run(self, challenge: Challenge, report: Report, time_limit: float = 0.0) -> DayOutcome:
         if self._platform is None:
@@ -138,7 +142,7 @@ class Desk:
             report.text(f"  {line}")
         entry.hints = number + 1
         self.journal.save()
-        if number + 1 == len(challenge.hints):
+        if number + 1 == len(challenge.hints) and not self.keys:
             report.line([("the code  ", "dim"), (f"{challenge.command} --solution", "")])
         return EXIT_PASSED
 
@@ -176,13 +180,26 @@ class Desk:
             now = replace(now, open="")
         self.journal.save()
         if not solved:
-            _say_how_to_go_on(challenge, entry.hints, now, report)
+            if challenge.kind == "debug" and outcome.status == PASS:
+                report.prose("the checks did not notice it this time: it depends on chance")
+            _say_what_is_open(challenge, now, report)
+            self._say_how_to_go_on(challenge, entry.hints, report)
             return EXIT_FAILED
         if not complete:
             report.prose(f"not all was checked: {challenge.command} says whether it is solved")
             return EXIT_PASSED
         self._solved(challenge, outcome, entry, report)
         return EXIT_PASSED
+
+    def _say_how_to_go_on(self, challenge: Challenge, hints: int, report: Report) -> None:
+        command = challenge.command
+        left = len(challenge.hints) - hints
+        which = f"hint {hints + 1} of {len(challenge.hints)}" if left > 0 else "last hint"
+        if not self.keys:
+            report.line([("check again  ", "dim"), (command, "")])
+            report.line([(f"{which:<13}", "dim"), (f"{command} --hint", "")])
+        if challenge.kind == "debug":
+            report.line([("look deeper  ", "dim"), (f"{command} --sanitize", "")])
 
     def _fast_enough(
         self, challenge: SpeedChallenge, outcome: DayOutcome, entry: Entry, report: Report
@@ -215,7 +232,7 @@ class Desk:
             report.prose(line, indent=13 if line.startswith("  ") else 0)  # code goes on so
         if challenge.kind == "debug":
             report.line([("find another  ", "dim"), (f"{challenge.command} --next", "")])
-        else:
+        elif not self.keys:
             report.line(
                 [("the day's own version  ", "dim"), (f"{challenge.command} --solution", "")]
             )
@@ -232,7 +249,7 @@ class Desk:
             report.close()
 
 
-def _say_how_to_go_on(challenge: Challenge, hints: int, now: State, report: Report) -> None:
+def _say_what_is_open(challenge: Challenge, now: State, report: Report) -> None:
     if now.open and challenge.kind == "debug":
         report.text(f"{now.open}: find it, and fix it", "yellow")
     elif now.open:
@@ -241,9 +258,3 @@ def _say_how_to_go_on(challenge: Challenge, hints: int, now: State, report: Repo
         for line in rest:
             report.text(line)
         report.line([(f"      at {now.place}", "cyan")])
-    left = len(challenge.hints) - hints
-    report.line([("check again  ", "dim"), (challenge.command, "")])
-    which = f"hint {hints + 1} of {len(challenge.hints)}" if left > 0 else "the last hint again"
-    report.line([(f"{which:<13}", "dim"), (f"{challenge.command} --hint", "")])
-    if challenge.kind == "debug":
-        report.line([("look deeper  ", "dim"), (f"{challenge.command} --sanitize", "")])

@@ -219,8 +219,8 @@ class Runner:
         for task in self._in("running"):
             what = "waiting for builds, to time" if task.wants_timing else task.progress.doing()
             parts.append(f"running day {task.day.number}: {what}")
-        left = len(self._in("waiting")) + len(self._in("ready"))
-        parts.append(f"{counted(left, 'day')} left")
+        if left := len(self._in("waiting")) + len(self._in("ready")):
+            parts.append(f"{counted(left, 'day')} left")
         self._report.status(" · ".join(parts))
 
     def _wait(self) -> None:

@@ -81,7 +81,7 @@ class _Watch:
     """The loop of `--watch`. Keys and saves count at once, also while a check runs."""
 
     def __init__(self, desk: Desk, challenge: Challenge):
-        desk.options = replace(desk.options, attend=self._attend)
+        desk.options, desk.keys = replace(desk.options, attend=self._attend), True
         self._desk, self._challenge = desk, challenge
         self._report = Report()  # the one of what is being done
         self._heeded: tuple[str, ...] = ()  # what counts while something is being done
@@ -178,6 +178,7 @@ class _Watch:
         while (answer := self._next(POLL)) in (None, SAVED):
             pass
         if answer != "y":
+            self._report.text("not shown", "dim")
             return None if self._complete else SAVED
         try:
             self._desk.solution(self._challenge, self._report)

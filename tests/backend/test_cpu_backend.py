@@ -326,6 +326,7 @@ FAULTS = {
     "mixed_operations": (5, "lane 16 is in __shfl_up_sync while lanes 0x0000ffff"),
     "null_pointer": (6, r"null pointer \(address 0x1c\)"),
     "wild_address": (7, "illegal memory access at address 0x"),
+    "wild_bf16": (25, "illegal memory access at address 0x"),  # read by a header of the toolkit
     "impossible_address": (19, "illegal memory access at a non-canonical address"),
     "division_by_zero": (8, "integer division by zero"),
     "stack_overflow": (9, "stack overflow: the local variables of a thread"),

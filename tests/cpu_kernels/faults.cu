@@ -2,6 +2,8 @@
 // carries the fault's name in a comment: "// line: <name>".
 #include "common/cuda/tensor.cuh"
 
+#include <cuda_bf16.h>
+
 #include <cassert>
 #include <stdexcept>
 #include <vector>
@@ -40,6 +42,9 @@ __global__ void null_pointer(float* x) {
 }
 __global__ void wild_address(float* x) {
   if (blockIdx.x == 2) x[size_t{1} << 42] = 1;  // line: wild_address
+}
+__global__ void wild_bf16(const __nv_bfloat16* x, float* y) {
+  y[0] = __bfloat162float(x[size_t{1} << 42]);  // line: wild_bf16
 }
 __global__ void impossible_address(float* x) {
   x[size_t{1} << 50] = 1;  // line: impossible_address
@@ -194,6 +199,9 @@ void run(Tensor x, int64_t which) {
       break;
     case 23:
       spin_and_count<<<2, 32>>>(i);
+      break;
+    case 25:
+      wild_bf16<<<1, 32>>>(reinterpret_cast<const __nv_bfloat16*>(p), p);
       break;
     case 24:
       false_assumption<<<1, 32>>>(p);

@@ -1,5 +1,6 @@
 """Every day has three changes or more for its debug exercises, and on the days in turn
-(tests/chance.py) three changes are planted, and the checks reject them."""
+(tests/chance.py) three changes are planted, the checks reject them, and the last one is undone. On
+others in turn, the day's own version solves the write exercise."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.paths import ROOT
+from common.practice.challenge import write_challenge
 from common.practice.natural import natural_text
 from common.practice.planted import ENOUGH, candidates
 from common.report.stored import read_scores
@@ -22,6 +24,8 @@ DAYS, _ = discover()
 LEAST = 3  # changes per day
 SCORES = read_scores()
 TRIED = in_turn(DAYS, 2, "debug")
+
+WRITTEN = in_turn([day for day in DAYS if day.exercise], 2, "write")
 
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 tried_days = pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
@@ -48,14 +52,21 @@ def test_there_are_enough_changes_to_plant(day: Day) -> None:
 @pytest.mark.uses_days("all")
 @tried_days
 def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
-    """By the command that a learner types, three times with --next."""
+    """By the command that a learner types, three times with --next; and the exercise is solved by
+    what stood there before."""
     folder = tmp_path / "days" / day.name
     shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-    command = [sys.executable, "run_day.py", str(day.number), "--practice", "debug", "--next"]
+    command = [sys.executable, "run_day.py", str(day.number), "--practice", "debug"]
     command += ["--device", "cpu", "--days", str(tmp_path / "days")]
+
+    def runs(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=600
+        )
+
     planted = []
     for _ in range(LEAST):
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        run = runs("--next")
         again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
         said = " ".join(run.stdout.split())  # lines are wrapped
         assert run.returncode == 1 and " FAIL " in said, again
@@ -63,3 +74,24 @@ def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
         progress = json.loads((tmp_path / "practice" / "progress.json").read_text())
         planted.append(progress["days"][str(day.number)]["debug"]["planted"])
     assert len(set(planted)) == LEAST, planted
+    source = next(s for s in day.library_sources if f"is planted in {s.name}. Find" in said)
+    shutil.copy(source, tmp_path / "practice" / day.name / "debug.cu")
+    run = runs()
+    assert run.returncode == 0 and "\nsolved" in run.stdout, f"{again}\n{run.stdout}"
+    assert "planted " in run.stdout and "right " in run.stdout, run.stdout
+
+
+@pytest.mark.uses_days("all")
+@pytest.mark.parametrize("day", WRITTEN, ids=[day.name for day in WRITTEN])
+def test_what_the_day_has_solves_the_write_exercise(day: Day, tmp_path: Path) -> None:
+    """With all that the checks need, gradients among it."""
+    folder = tmp_path / "days" / day.name
+    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+    learners = tmp_path / "practice" / day.name / "write.cu"
+    learners.parent.mkdir(parents=True)
+    learners.write_text(write_challenge(day, tmp_path / "days").solved, encoding="utf-8")
+    command = [sys.executable, "run_day.py", str(day.number), "--practice", "--device", "cpu"]
+    command += ["--days", str(tmp_path / "days")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
+    assert run.returncode == 0 and "\nsolved" in run.stdout, again

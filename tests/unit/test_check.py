@@ -397,7 +397,7 @@ def test_written_arguments_are_outputs() -> None:
     rejected(twice, "argument out was modified", problem=problem)
     twice.writes = nothing.writes = ("out",)
     assert check(twice, problem).failure is None
-    rejected(nothing, "argument out", "wrong", problem=problem)
+    rejected(nothing, "argument out", "wrong", "nothing was written", problem=problem)
     # A reference that returns nothing but writes as the rung does says the same.
     writing = replace(problem, reference=lambda out, x: (out.copy_(x * 2), None)[1])
     assert check(twice, writing).failure is None

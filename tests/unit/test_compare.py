@@ -342,6 +342,16 @@ def test_the_worst_come_first_with_their_surroundings() -> None:
     assert text.index("(9, 2)") < text.index("(30, 31)") < text.index("(4, 6)")
 
 
+def test_a_row_of_the_worst_fits_on_a_narrow_terminal() -> None:
+    """Of 80 columns, of which 6 are a margin. Where a rounding error could explain a difference,
+    it is given in ulps."""
+    truth = 0.01 * matrix().abs()
+    text = str(rejected((truth * 1.1).float(), truth, "difference"))
+    assert max(len(line) for line in text.splitlines()[1:]) <= 74, text
+    truth = torch.full((8, 8), 1 / 3, dtype=torch.float64)
+    rejected(truth.float() * (1 + 1e-5), truth, "e-06 = 112 ulp", " ulp\n(0, 1)")
+
+
 # ---------------------------------------------------------------- guarded memory and inputs
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -14,12 +16,14 @@ import pytest
 
 import run_day
 from common.base.days import discover
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.verdict import Score
-from common.report.comparison import compare
-from common.report.page import page
+from common.practice.journal import KINDS
+from common.report.comparison import Change, compare
+from common.report.page import from_stored, page
+from common.report.plot import NUMBER, apart
 from common.report.runs import describe, write_json
-from common.report.stored import read_stored
+from common.report.stored import read_scores, read_stored
 
 WHERE = {
     **dict.fromkeys(("driver_cuda", "torch_cuda", "compiler", "python", "processor"), ""),
@@ -59,6 +63,9 @@ def changes(old: RungOutcome | None, new: RungOutcome | None) -> list[str]:
         (rung("a", 1.0), rung("a", status=FAIL), "fails now"),
         (rung("a", status=FAIL), rung("a", 1.0), "passes now"),
         (rung("a"), rung("a"), "same"),
+        (rung("a", 1.0), rung("a", status=SKIP), "skipped now"),
+        (rung("a", 1.0), rung("a"), "not timed"),
+        (rung("a", status=SKIP), rung("a", status=SKIP), "same"),
         (rung("a", 1.0), None, "gone"),
         (None, rung("a", 1.0), "new"),
     ],
@@ -114,6 +121,55 @@ def test_compare_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert run_day.main(["--compare", old, str(tmp_path / "none.json")]) == 1
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_day_in_one_report_only_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    days = [day(number, rung("a", 1.0)) for number in (1, 2, 3, 5)]
+    write_json(old, [describe(WHERE, [each], True) for each in days])
+    write_json(new, [describe(WHERE, days[:1], True)])
+    assert run_day.main(["--compare", str(old), str(new)]) == 0
+    out = capsys.readouterr().out
+    assert f"only {old} has day 2-3, 5, not compared" in out and f"only {new}" not in out
+    assert out.count("NVIDIA X") == 2, "each machine once"
+
+
+def test_what_is_skipped_now_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    write_json(old, [describe(WHERE, [day(1, rung("a", 1.0), rung("b", 1.0))], True)])
+    write_json(new, [describe(WHERE, [day(1, rung("a", status=SKIP), rung("b"))], True)])
+    assert run_day.main(["--compare", str(old), str(new)]) == 1
+    assert "2 rungs compared: 1 skipped now, 1 not timed" in capsys.readouterr().out
+
+
+BROKEN = {
+    "cut": lambda text: text[: len(text) // 2],
+    "text": lambda text: "no report",
+    "format": lambda text: text.replace('"format": 2', '"format": 1'),
+    "no runs": lambda text: text.replace('"runs"', '"walks"'),
+    "no such run": lambda text: text.replace('"run": 0', '"run": 7'),
+    "no rungs": lambda text: text.replace('"rungs"', '"steps"'),
+    "no machine": lambda text: text.replace('"gpu"', '"cpu"'),
+    "no time": lambda text: text.replace('"ms": 1.0', '"ms": "?"'),
+    "no time at all": lambda text: text.replace('"ms": 1.0', '"ms": 0.0'),
+    "mutants": lambda text: '{"format": 2, "date": "2026-01-31", "mutants": []}',
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_what_is_no_report_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    old, new = report(tmp_path / "old.json", 1.0), tmp_path / "new.json"
+    text = Path(old).read_text()
+    new.write_text(BROKEN[way](text))
+    assert new.read_text() != text
+    for arguments in ([old, str(new)], [str(new), old]):
+        assert run_day.main(["--compare", *arguments]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"run_day.py: {new} is ") and said.count("\n") == 1, said
 
 
 def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
@@ -183,8 +239,8 @@ def test_the_page_has_mutants_and_exercises() -> None:
     assert "mutants killed" not in shown
 
 
-# Puts the lowest contrast of a text against what is behind it into the title, and whether a link
-# opens its day, also when it is followed again. Contrast: see test_terminal.py.
+# Sends to the page around it the lowest contrast of a text against what is behind it, and whether
+# a link opens its day, also when it is followed again. Contrast: see test_terminal.py.
 PROBE = """<script>
 const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const linear = (c) => c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
@@ -206,14 +262,21 @@ const texts = [...document.body.querySelectorAll(":not(script, style, metadata *
   (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
 const link = document.querySelector("td a"), day = document.querySelector(link.hash);
 const opened = [1, 2].map(() => { day.open = false; link.click(); return day.open; });
-document.title = JSON.stringify({
+parent.postMessage(JSON.stringify({
   wide: document.documentElement.scrollWidth, seen: innerWidth, opened,
   days: document.querySelectorAll("details").length,
   cut: [...document.querySelectorAll(".wide")].filter(wide).length,
   contrast: Math.min(...texts.map(contrast)),
+  letters: Math.min(...[...document.querySelectorAll("svg text")].map(
+    (text) => text.getBoundingClientRect().height)),
+  scrolled: [...document.querySelectorAll(".wide")].filter(wide).every(
+    (element) => element.tabIndex >= 0 || element.querySelector("a")),
   dark: luminance(behind(document.body)) < 0.1,
-});
+}), "*");
 </script></body>"""
+FRAME = """<!doctype html><title></title>
+<script>addEventListener("message", (event) => { document.title = event.data; });</script>
+<iframe src="probed.html" style="border: 0; width: {width}px; height: 800px"></iframe>"""
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
@@ -222,9 +285,15 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     """On a phone and on a laptop, light and dark: nothing is cut off, all can be read, and links
     open what they lead to."""
     file = tmp_path / "page.html"
-    assert run_day.main(["--html", str(file)]) == 0
-    file.write_text(file.read_text().replace("</body>", PROBE))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800"]
+    days, (found, where) = discover()[0], from_stored(read_stored())
+    begun = {day.number: dict.fromkeys(KINDS, False) for day in days}  # a column more
+    slower = [Change(1, rung.rung, "slower", "1 s", "2 s", 2.0) for rung in found[0].rungs]
+    text = page(days, found, where, slower, read_scores(), begun)
+    # In a frame, which may be narrower than any window.
+    (tmp_path / "probed.html").write_text(text.replace("</body>", PROBE))
+    file.write_text(FRAME.replace("{width}", str(width)))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900"]
+    options += ["--virtual-time-budget=5000"]  # milliseconds, for the message
     options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     shown = subprocess.run(
         ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", str(file)],
@@ -237,8 +306,26 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     assert title
     seen = json.loads(title.group(1).replace("&quot;", '"'))
     assert seen["days"] == len(read_stored())
-    assert seen["wide"] <= seen["seen"]
+    assert seen["seen"] == width
+    assert seen["wide"] <= width
     assert width < 1280 or not seen["cut"], "a table does not fit on a laptop's screen"
     assert seen["dark"] == dark
     assert seen["contrast"] >= 4.5
     assert seen["opened"] == [True, True]
+    assert seen["letters"] >= 9, "the roofline cannot be read"
+    assert seen["scrolled"], "what does not fit cannot be scrolled by keys"
+
+
+def test_the_numbers_of_days_cover_nothing() -> None:
+    """Also where many kernels reach the same: 60 in a square of 200 points, and ten
+    more on places of others."""
+    draw = random.Random(1)
+    dots = [(draw.uniform(0, 200), draw.uniform(0, 200)) for _ in range(60)]
+    dots += dots[:10]
+    numbers = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(dots, apart(dots), strict=True)]
+    wide, high = NUMBER
+    for (x, y), (u, v) in itertools.combinations(numbers, 2):
+        assert abs(x - u) >= wide or abs(y - v) >= high
+    for (x, y), (u, v) in itertools.product(numbers, dots):
+        assert abs(x - u) >= wide / 2 or abs(y - v) >= high / 2
+    assert apart([(0.0, 0.0)]) == [(0.0, 8.0)], "alone, it stands above its dot"

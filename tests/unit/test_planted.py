@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from common.base.days import Day, discover
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.practice.journal import Journal
 from common.practice.mutants.derive import mutants
 from common.practice.mutants.outline import outline
 from common.practice.natural import natural_text
-from common.practice.planted import candidates, debug_challenge
+from common.practice.planted import BY_CHANCE, candidates, debug_challenge
 from common.report.terminal import Report
 from common.run.command import Options
 from common.run.desk import Desk
@@ -195,6 +196,57 @@ def test_a_change_is_found_in_whatever_way_it_is_fixed(tmp_path: Path) -> None:
         "  right    if (i < n) z[i] = x[i] + y[i];  // bounds check: the last block has threads "
         "beyond the end",
     ]
+
+
+def outcome_of(*states: str, reason: str = "wrong") -> DayOutcome:
+    """Of a run whose rungs came to these states."""
+    rungs = [RungOutcome("p", f"v{i}", "", state, reason) for i, state in enumerate(states)]
+    return DayOutcome(1, "day01", "", FAIL if FAIL in states else PASS, rungs=rungs)
+
+
+def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner who gets no failing report has nothing to begin at."""
+    day = next(day for day in DAYS if day.number == 36)  # it adds atomically
+    found = {mutant.kind.name: mutant for mutant in candidates(day)}
+    for kind in ("bounds check dropped", "atomic made plain"):
+        mutant, root = found[kind], tmp_path / kind / "days"
+        desk = Desk(Options((str(day.number),), days=root), [day], Journal(root.parent))
+        challenge = debug_challenge(day, root, mutant.identity, ())
+        for outcomes, rejected in (
+            ([FAIL] * 3, True),
+            ([FAIL, PASS, FAIL], kind not in BY_CHANCE),
+            ([PASS] * 3, False),
+        ):
+            left = iter(outcomes)
+            monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(PASS, next(left)))  # noqa: B023
+            assert desk._rejected(challenge, Report(colour=False)) == rejected, (kind, outcomes)
+
+
+def test_a_change_that_ends_the_process_is_not_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day, root = day_to_debug(tmp_path)
+    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    challenge = debug_challenge(day, root, "", ())
+    died = outcome_of(FAIL, reason="the process died: killed by SIGABRT")
+    died.rungs = [*outcome_of(FAIL).rungs, *died.rungs]
+    monkeypatch.setattr(Desk, "_run", lambda *_: died)
+    assert not desk._rejected(challenge, Report(colour=False))
+
+
+def test_a_change_that_is_not_noticed_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day, root = day_to_debug(tmp_path)
+    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    challenge = debug_challenge(day, root, "", ())
+    challenge.begin()
+    monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(PASS))
+    assert desk.check(challenge, Report(colour=False)) == 1
+    said = capsys.readouterr().out
+    assert "depends on chance" in said and "--sanitize" in said
 
 
 def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

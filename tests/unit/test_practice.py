@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from common.practice.exercise import (
     rungs_that_use,
     solution,
     stub,
+    with_backward,
 )
 from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
@@ -88,6 +91,16 @@ def test_a_function_that_another_file_uses_belongs_to_that_files_rungs() -> None
     assert rungs_that_use(outlines, helper, "half") == ["three"]
 
 
+def test_operators_of_gradients_are_needed_too() -> None:
+    operators = ("conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1")
+    operators += ("sum_backward_v1", "sum_backward_v2", "gradient_of_image")
+    bound = {Path("x.cu"): outline("\n".join(f'RUNG(day01, {o}, "()");' for o in operators))}
+    assert with_backward(bound, ["conv_v1"]) == [
+        *("conv_v1", "conv_data_gradient_v2", "conv_weight_gradient_v1")
+    ]
+    assert with_backward(bound, ["sum_v1"]) == ["sum_v1", "sum_backward_v1"]
+
+
 def test_a_stub_replaces_the_body() -> None:
     text = stub(SOURCE, TWICE, "run it")
     assert "// your turn: Double it. Then: run it\n  return {};\n}" in text
@@ -103,6 +116,14 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
     part = Exercise("twice", "Say so.", ("a",), first="// doubled", last="// doubled")
     text = stub(SOURCE, part, "run it")
     assert "T y = x;\n  // your turn: Say so. Then: run it\n  return y + x;\n" in text
+
+
+def test_a_stub_is_indented_as_what_it_replaces() -> None:
+    """Also where that begins with a directive, which has no indentation."""
+    member = "struct S {\n  int f() {\n#pragma unroll\n    return 2;\n  }\n};\n"
+    text = stub(member, Exercise("S::f", "Return 2.", ("a",)), "run it")
+    gap = "    // your turn: Return 2. Then: run it\n    return {};\n"
+    assert text == "struct S {\n  int f() {\n" + gap + "  }\n};\n"
 
 
 def test_a_body_on_one_line_becomes_a_gap() -> None:
@@ -299,3 +320,19 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
         journal.entry(day.number, kind).solved = "2026-01-31"
     bar = standing(days, journal)[0].split()[-5]
     assert bar == "■" * filled + "□" * (12 - filled)
+
+
+def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
+    """It would take time, and stand below the failure that is to be read."""
+    from common.process.worker import Work, _show
+
+    shown: list[str] = []
+    lesson: Any = SimpleNamespace(show=lambda *_: shown.append("shown"))
+    for work, count in ((Work(alone=True), 0), (Work(rungs=("v1",)), 0), (Work(), 1)):
+        run: Any = SimpleNamespace(
+            work=work,
+            stage=lambda *_: None,
+            backend=SimpleNamespace(device="cpu", synchronize=lambda: None),
+        )
+        _show(run, lesson, None)
+        assert len(shown) == count, work

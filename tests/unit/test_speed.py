@@ -80,7 +80,8 @@ def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> 
     challenge = speed_challenge(day, tmp_path / "days")
     names = [rung.name for rung in challenge.ladder.rungs]
     bound = outline(challenge.start).operators
-    assert {name.replace("_backward", "") for name in bound} == {names[0].replace("_backward", "")}
+    plain = {name.replace("_backward", "") for name in bound if "_gradient" not in name}
+    assert plain == {names[0].replace("_backward", "")}
     assert names[-1] in outline(challenge.answer[1]).operators
     assert challenge.start.count(MARK) == 1 and f"// Then: {challenge.command}" in challenge.start
     # A later rung is named in the note and where v1 sends what it cannot do. It is defined only

@@ -37,7 +37,24 @@ def test_of_a_long_reason_that_comes_again_one_line_is_shown() -> None:
     one = RungOutcome("p", "v1", "", FAIL, f"it raised: {LONG}", details=["  in kernel k"])
     shown = lines(one, replace(one, rung="v2"))
     assert "in memory" in shown[3] and shown[-1].endswith(" …"), shown
-    assert len(shown) == 7
+    assert len(shown) == 6 and len(shown[-1]) <= 80
+    needs = "a GPU is needed, because the library that this rung calls runs on nothing else"
+    shown = lines(one, RungOutcome("p", "v2", "", SKIP, needs))
+    assert needs in " ".join(" ".join(shown).split())
+
+
+def test_a_rung_that_comes_to_the_same_in_several_problems_is_shown_once() -> None:
+    """Twenty lines of what is known already would push the explanation off the screen."""
+    stream = io.StringIO()
+    report = Report(stream, narrow=True)
+    for problem in ("p", "q", "r"):
+        states = {"v1": PASS, "v2": FAIL, "v3": FAIL if problem == "r" else PASS}
+        for name, status in states.items():
+            report.rung(5, RungOutcome(problem, name, "", status, "wrong"), problem)
+    shown = [" ".join(line.split()) for line in stream.getvalue().splitlines()[1:]]
+    assert [line for line in shown if line.startswith("5 ")] == [
+        *("5 p:", "5 v1 PASS", "5 v2 FAIL", "5 v3 PASS", "5 r:", "5 v3 FAIL")
+    ], shown
 
 
 def test_each_tool_of_the_sanitizer_explains_what_it_found() -> None:
@@ -51,6 +68,14 @@ def test_a_narrow_terminal_holds_every_sentence() -> None:
     assert all(len(line) <= 80 for line in shown), shown
     assert LONG in " ".join(" ".join(shown).split())
     assert any(len(line) > 80 for line in lines(passed, narrow=False))
+
+
+def test_a_remark_is_made_once() -> None:
+    one = RungOutcome("p", "v1", "", PASS, remarks=["falls back on some cases"])
+    two = replace(one, rung="v2", remarks=[*one.remarks, "built in 3 s"])
+    shown = "\n".join(lines(one, two, two))
+    assert shown.count("falls back") == shown.count("built in") == 1
+    assert "\n".join(lines(one, two, narrow=False)).count("falls back") == 2
 
 
 def test_what_is_left_out_can_be_had_where_the_remark_says_so() -> None:
@@ -69,6 +94,20 @@ def test_a_narrow_terminal_leaves_tables_and_code_as_they_are() -> None:
     assert sum(len(line) > 80 for line in shown) == 2
 
 
+def test_a_heading_is_not_shown_alone() -> None:
+    details = [*(f"line {i}" for i in range(4)), "around it", "  1  2", "  1  3"]
+
+    def shown(how_many: int) -> list[str]:
+        stream = io.StringIO()
+        report = Report(stream, shown_details=how_many, narrow=True)
+        report.details(details)
+        return [line.strip() for line in stream.getvalue().splitlines()]
+
+    assert shown(5) == [*details[:4], "… 3 more lines"]
+    assert shown(6) == [*details[:5], "1  2", "… 1 more line"]
+    assert len(shown(7)) == 7
+
+
 # ---------------------------------------------------------------- colours
 
 
@@ -82,6 +121,7 @@ class Terminal(io.StringIO):
 def drawn(colour: bool = True) -> str:
     stream = Terminal()
     report = Report(stream, colour=colour)
+    report.status("checking")
     for status in (PASS, FAIL, SKIP):
         report.line(rung_line(5, RungOutcome("p", "v1", "", status, "a reason")))
     report.text("a remark", "dim")
@@ -140,6 +180,39 @@ def test_all_that_is_drawn_is_in_our_colours() -> None:
     used = {code.removeprefix("1;") for code in codes} - {"0", "1"}
     assert used == {f"38;5;{COLOURS[name]}" for name in ("green", "red", "yellow", "dim")}
     assert used <= allowed
+
+
+# What xterm shows for the sixteen that a terminal chooses itself, where it has no more.
+SIXTEEN = {
+    "31": (205, 0, 0),
+    "32": (0, 205, 0),
+    "33": (205, 205, 0),
+    "34": (0, 0, 238),
+    "35": (205, 0, 205),
+    "36": (0, 205, 205),
+    "37": (229, 229, 229),
+    "90": (127, 127, 127),
+}
+ATTRIBUTES = {"", "0", "1", "2", "39"}  # none, bold, dim, the terminal's own colour
+
+
+@pytest.mark.usefixtures("coloured")
+def test_a_terminal_of_sixteen_colours_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmux and screen say that they are one, until they are configured."""
+    monkeypatch.setenv("TERM", "screen")
+    used = set(";".join(re.findall(r"\x1b\[([0-9;]*)m", drawn())).split(";")) - ATTRIBUTES
+    assert used, "it is a terminal with colours"
+    for code in used:
+        for background in ("white", "black"):
+            assert contrast(SIXTEEN[code], BACKGROUNDS[background]) >= 3, code
+
+
+@pytest.mark.usefixtures("coloured")
+def test_the_cursor_is_never_hidden_for_long() -> None:
+    """A process that is killed in the middle of a check cannot show it again."""
+    stream = Terminal()
+    Report(stream).status("checking")
+    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
 
 
 def test_every_style_of_a_line_is_one_of_ours() -> None:

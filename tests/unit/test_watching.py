@@ -91,7 +91,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
 
 def test_keys_and_saves_at_rest(watching: Watching) -> None:
     watching.sees("check 1 is over")
-    watching.sees(READY)
+    assert "--hint" not in watching.sees(READY), "a key does it"
     watching.presses("x\x1b[A\x1bOQ")  # no key of ours, an arrow, F2
     watching.presses("h")
     watching.sees("hint 1 of 3")
@@ -100,6 +100,7 @@ def test_keys_and_saves_at_rest(watching: Watching) -> None:
     watching.sees(READY)
     watching.presses("sx")
     watching.sees("show the day's own version?")
+    watching.sees("not shown")
     watching.presses("sy")
     watching.sees("+++ days/day02/vec_add.cu")
     watching.presses("n")

@@ -12,11 +12,13 @@ namespace {
 
 constexpr size_t kExamples = 4;  // thread ids shown for each group
 
-// Headers of this backend and PTX wrappers, inlined into a kernel: the line to show is the one that
-// used them.
-bool is_backend_header(const std::string& line) {
-  return line.find("/cpu/include/") != std::string::npos ||
-         line.find("/common/cuda/ptx/") != std::string::npos;
+// Headers of this backend, of the toolkit and of the compiler, and PTX wrappers, inlined into a
+// kernel: the line to show is the one that used them.
+bool is_helper(const std::string& line) {
+  for (const char* part :
+       {"/cpu/include/", "/common/cuda/ptx/", "/nvidia/", "/usr/include/", "/usr/local/cuda"})
+    if (line.find(part) != std::string::npos) return true;
+  return false;
 }
 
 std::string position(const Thread& thread) {
@@ -117,7 +119,7 @@ std::string source_line(const void* pc) {
     line.erase(line.find_last_not_of("\n") + 1);
     line = line.substr(0, line.find(" (discriminator"));
     bool known = line.find("??") == std::string::npos;
-    if (known && result.empty() && !is_backend_header(line)) result = line;
+    if (known && result.empty() && !is_helper(line)) result = line;
   }
   pclose(output);
   return result;
