@@ -189,10 +189,11 @@ class Backend:
             self._runtime.open_tensors(opened)
 
     @contextmanager
-    def small_card(self) -> Iterator[None]:
-        """Plays a card so small that small inputs take the paths of large ones."""
+    def small_card(self, shared: bool = False) -> Iterator[None]:
+        """Plays a card so small that small inputs take the paths of large ones. shared: with as
+        much shared memory as it has."""
         assert self._runtime is not None
-        self._runtime.set_small(True)
+        self._runtime.set_small(True, shared)
         try:
             yield
         finally:

@@ -97,6 +97,7 @@ class _CaseCheck:
         self.result = result
         self.explain = explain
         self.wrong: Call | None = None  # the first call, where its values were wrong
+        self.lacks = ""  # what `right_or_refused` was refused for, of the card
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
         self.second = self._expected(1)
@@ -410,21 +411,24 @@ class _CaseCheck:
             )
         return None
 
-    def on_small_card(self) -> Failure | None:
+    def on_small_card(self, shared: bool = False) -> Failure | None:
         """On a card with few multiprocessors, little shared memory and small grids, so that this
-        case takes the paths of a large one. It may be refused there, for a reason."""
-        with self.backend.small_card():
+        case takes the paths of a large one. It may be refused there, for a reason. shared: with the
+        usual shared memory."""
+        with self.backend.small_card(shared):
             failure = self.right_or_refused()
         if failure is None:
             return None
+        memory = "" if shared else " 2 KB of shared memory to opt in to,"
         return replace(
             failure,
-            summary="on a small card (2 multiprocessors with one block each, 2 KB of shared memory "
-            f"to opt in to, 3 blocks along y), {failure.summary}",
+            summary=f"on a small card (2 multiprocessors with one block each,{memory} 3 blocks "
+            f"along y), {failure.summary}",
         )
 
     def right_or_refused(self) -> Failure | None:
-        """One call, which may also be refused by the name of an argument."""
+        """One call, which may also be refused by the name of an argument. What the card lacks is
+        noted in `lacks`."""
         self.backend.use(self.schedules[0])
         args = self.first.args
         try:
@@ -433,7 +437,8 @@ class _CaseCheck:
             )
         except Exception as error:
             message = message_of(error)
-            refused = lacking(message) or names_one_of(message, self.signature.names)
+            self.lacks = lacking(message)
+            refused = self.lacks or names_one_of(message, self.signature.names)
             return None if refused and not GAVE_UP.search(message) else raised(error)
         failure = side_effects(done, args, self.signature)
         return failure or self._judge(self.first, done.outputs, done.names)
@@ -696,6 +701,8 @@ def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
 
 
 SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors
+# The same for kernels whose tiles need much shared memory: products, of shapes like (M, N, K).
+SMALL_CARD_PRODUCTS = 1 << 24
 
 
 def _beyond_results(
@@ -732,13 +739,24 @@ def _beyond_results(
         return found
     # What has no sizes has no paths for large inputs either.
     sized = [case for case in cases if case.shape]
-    large = [case for case in sized if math.prod(case.shape) <= SMALL_CARD_ELEMENTS]
-    largest = sorted(large, key=lambda case: math.prod(case.shape))[-3:]
-    for case in dict.fromkeys([*quick_cases(sized), *largest]):
-        failure = check_of(case).on_small_card()
+    refused = False
+    for case in dict.fromkeys([*quick_cases(sized), *_largest(sized, SMALL_CARD_ELEMENTS)]):
+        check = check_of(case)
+        failure = check.on_small_card()
+        if failure is not None:
+            return failure.about(case)
+        refused = refused or "shared memory" in check.lacks
+    for case in _largest(sized, SMALL_CARD_PRODUCTS) if refused else ():
+        failure = check_of(case).on_small_card(shared=True)
         if failure is not None:
             return failure.about(case)
     return None
+
+
+def _largest(cases: Sequence[Case], most: int) -> list[Case]:
+    """The three largest with at most so many elements in their shape."""
+    fitting = [case for case in cases if math.prod(case.shape) <= most]
+    return sorted(fitting, key=lambda case: math.prod(case.shape))[-3:]
 
 
 def _random_case(

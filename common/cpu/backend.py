@@ -266,11 +266,12 @@ class Runtime:
         self._model = model
         self._library.cudacpu_set_model(models.play(model).encode())
 
-    def set_small(self, small: bool) -> None:
+    def set_small(self, small: bool, shared: bool = False) -> None:
         """Whether that card is a small one: two multiprocessors with a block each, three blocks
-        along y, 2 KB of shared memory to opt in to (what needs no opting in stays 48 KB)."""
+        along y, 2 KB of shared memory to opt in to (what needs no opting in stays 48 KB). shared:
+        with all of its shared memory."""
         if small:
-            self._library.cudacpu_set_small()
+            self._library.cudacpu_set_small(int(shared))
         else:
             self.set_model(self._model)
 

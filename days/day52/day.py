@@ -10,9 +10,6 @@ TOPICS = ("GEMM", "SGEMM", "warp tile", "double buffering", "cp.async", "swizzle
 SOURCE = "sgemm_warp_tiling.cu"
 INTRODUCES = ("warp tile", "autotuner")
 EQUIVALENT = {  # mutants that compute the same, and why
-    'with_packs: validation dropped: `require_capability(8, 0, "cp.async")` -> ``': (
-        "a card without cp.async refuses the kernel as well, with another message"
-    ),
     "multiply_tiles: bounds check dropped: `i + 1 < tiles.count` -> `true`": (
         "loads fragments that no step multiplies"
     ),

@@ -10,6 +10,15 @@ TOPICS = ("GEMM", "fp8", "wgmma", "quantisation", "accuracy", "tensor cores")
 SOURCE = "gemm_fp8.cu"
 INTRODUCES = ("block scale", "promoted accumulation")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    'gemm_fp8: contiguity check dropped: `check(a, "a").on_gpu().dtype({ScalarType::Float8_e4m3fn})'
+    '.rank(2).contiguous()` -> `check(a, "a").on_gpu().dtype({ScalarType::Float8_e4m3fn}).rank(2)`'
+    "": "matrix_map takes the distance of rows, and refuses what TMA cannot read",
+    "row_scale: 64-bit index in 32 bits: `int64_t{block} * p.M` -> `block * p.M`": (
+        "2^31 scales would belong to an A of 256 GB, more than a card with wgmma has"
+    ),
+}
+
 EXERCISE = Exercise(
     function="add_block",
     task=(

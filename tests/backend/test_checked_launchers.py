@@ -35,7 +35,7 @@ ADD = Problem(
 )
 RIGHT = (
     *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
-    *("strides_along_y", "long_row_right", "pair_right"),
+    *("persistent_tiles", "strides_along_y", "long_row_right", "pair_right"),
     "forks_and_joins",
 )
 # What the failure's text must match.
@@ -59,6 +59,7 @@ WRONG = {
     "dynamic_beyond": "out of bounds: .* beyond the end of __shared__ memory, the dynamic part",
     "misaligned": r"bad input.*, x not aligned.*broke on the way\n.*a misaligned access",
     "one_trip": "on a small card .*elements are wrong",
+    "one_tile": r"on a small card \(2 multiprocessors with one block each, 3 .*elements are wrong",
     "stops_along_y": "on a small card .*elements are wrong",
     "long_row_wrong": "on a small card .*element.* wrong",
     "pair_on_two_gpus": r"bad input, x on another GPU: it was accepted\n.*same_device",

@@ -17,6 +17,10 @@ DAYS = ROOT / "tests" / "mutant_days"
 MISSED = "limited: arithmetic operator: `v - 1` -> `v + 1`"
 EQUAL = "limited: comparison: `low > limit` -> `low >= limit`"
 CAUGHT = "limit_kernel: comparison: `i < n` -> `i <= n`"
+UNREFUSED = (
+    'limit: validation dropped: `require_capability(8, 0, "sums of a warp in one instruction")` '
+    "-> ``"
+)
 READS_BEYOND = "limit_kernel: bounds check dropped: `i < n ? x[i]` -> `true ? x[i]`"
 
 
@@ -63,6 +67,11 @@ def test_a_read_beyond_a_tensor_is_seen_where_no_result_depends_on_it(
 ) -> None:
     found = verdicts(whole[1])[READS_BEYOND]
     assert (found["status"], found["by"]) == ("killed", "sanitizer: addresses")
+
+
+def test_a_card_that_is_no_longer_refused_is_seen(whole: tuple[int, dict[str, Any], str]) -> None:
+    found = verdicts(whole[1])[UNREFUSED]
+    assert (found["status"], found["by"]) == ("killed", "another card")
 
 
 def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, Any], str]) -> None:

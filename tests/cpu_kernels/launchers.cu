@@ -1,9 +1,11 @@
 // Launchers that do y = x + 1, each wrong in one way that its result does not show on most inputs,
 // for test_checked_launchers.py. `right` is the twin of them all.
+#include <algorithm>
 #include <map>
 #include <vector>
 
 #include "common/cuda/binding.cuh"
+#include "common/cuda/capability.cuh"
 #include "common/cuda/multiprocessors.cuh"
 #include "common/cuda/shared_memory.cuh"
 #include "common/cuda/tensor.cuh"
@@ -301,6 +303,39 @@ Tensor one_trip(const Tensor& x) {
   return resident(x, false);
 }
 
+// The same with tiles in shared memory, more of it than a kernel gets without opting in.
+__global__ void add_one_in_tiles(const float* x, float* y, int64_t n, bool loop) {
+  extern __shared__ float tile[];
+  for (int64_t first = int64_t{blockIdx.x} * blockDim.x; first < n;
+       first += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t i = first + threadIdx.x;
+    tile[threadIdx.x] = i < n ? x[i] + 1 : 0;
+    if (i < n) y[i] = tile[threadIdx.x];
+    if (!loop) break;
+  }
+}
+
+Tensor tiled(const Tensor& x, bool loop) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return y;
+  constexpr size_t BYTES = 60 << 10;
+  require_shared_memory(BYTES, "a tile");
+  allow_shared(add_one_in_tiles, BYTES);
+  const int64_t blocks = ceil_div<int64_t>(x.numel(), BLOCK), most = multiprocessor_count(x);
+  add_one_in_tiles<<<grid_size(std::min(blocks, most), "x"), BLOCK, BYTES, current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(y), x.numel(), loop);
+  check_launch("tiled");
+  return y;
+}
+
+Tensor persistent_tiles(const Tensor& x) {
+  return tiled(x, true);
+}
+Tensor one_tile(const Tensor& x) {
+  return tiled(x, false);
+}
+
 // A grid along y, whose length has a limit.
 __global__ void add_one_along_y(const float* x, float* y, int64_t n, bool loop) {
   for (int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x; i < n;
@@ -413,6 +448,8 @@ LAUNCHER(aligned);
 LAUNCHER(misaligned);
 LAUNCHER(persistent);
 LAUNCHER(one_trip);
+LAUNCHER(persistent_tiles);
+LAUNCHER(one_tile);
 LAUNCHER(strides_along_y);
 LAUNCHER(stops_along_y);
 LAUNCHER(long_row_right);

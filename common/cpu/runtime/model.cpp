@@ -97,15 +97,15 @@ int cudacpu_set_model(const char* name) {
 }
 
 // The card that is played becomes a small one: few multiprocessors, little shared memory to opt in
-// to, few blocks along y. cudacpu_set_model ends that.
-void cudacpu_set_small() {
+// to unless `shared` is not 0, few blocks along y. cudacpu_set_model ends that.
+void cudacpu_set_small(int shared) {
   using namespace cudacpu;
   if (plays_small) return;
   small_card = model();
   small_card.multiprocessors = kSmallMultiprocessors;
   small_card.threads = kSmallThreads;
   small_card.blocks = 1;
-  small_card.shared_opt_in = kSmallShared;
+  if (!shared) small_card.shared_opt_in = kSmallShared;
   plays_small = true;
   played = &small_card;
 }

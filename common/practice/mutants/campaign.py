@@ -42,6 +42,9 @@ LONGEST = 900.0  # seconds of a check; kernels without an end are noticed sooner
 
 BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 
+POOR = "7.5"  # the card that lacks the most
+_NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
+
 # What decides a verdict beside the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
 _THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
@@ -352,6 +355,12 @@ class _DayCampaign:
         limit = min(LONGEST, 30 + SLOWER * sum(rung.seconds for rung in rungs))
         folder = self._moved(mutant, name) if self.day.other_sources else ""
         plain = self.campaign.arena("plain")
+        if _NEEDS.match(mutant.original):
+            # Quick, as --model --quick: which card is played changes nothing of bad input.
+            poor = replace(self._trial(library, pairs, limit), quick=True, model=POOR)
+            result = plain.run(replace(poor, folder=folder))
+            if result.status in BAD:
+                return _killed(verdict, result, "another card")
         result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
         verdict.check_s = result.seconds
         if result.status in BAD:

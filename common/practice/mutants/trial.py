@@ -67,6 +67,7 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
     """Checks the rungs until one fails, telling `channel`: their outcomes, and a table of the
     seconds and operators of each. Without rungs, only the table, of all that the day has."""
     day = read_day(Path(trial.day))
+    platform = replace(platform, model=trial.model or platform.model)
     lesson = load_lesson(day)
     if not trial.rungs:
         pairs = [[p.name, rung.name, "", "0", ""] for p in lesson.problems for rung in p.rungs]

@@ -14,7 +14,8 @@ class Trial:
 
     day: its folder. folder: where its sources are, where that is elsewhere. library: built from
     them. rungs: (problem, rung), tried in this order until one fails. quick, watched, debug: as in
-    `common.process.worker.Work`. limit: seconds for all of it. threads: that run blocks.
+    `common.process.worker.Work`. model: the card that is played, "" for the usual one. limit:
+    seconds for all of it. threads: that run blocks.
     """
 
     day: str
@@ -24,6 +25,7 @@ class Trial:
     quick: bool = False
     watched: bool = False
     debug: bool = False
+    model: str = ""
     limit: float = 60.0
     threads: int = 1
 

@@ -2,6 +2,7 @@
 // so nothing notices what happens below zero.
 
 #include "common/cuda/binding.cuh"
+#include "common/cuda/capability.cuh"
 #include "common/cuda/tensor.cuh"
 
 __device__ float limited(float v, float limit) {
@@ -10,6 +11,7 @@ __device__ float limited(float v, float limit) {
 }
 
 __global__ void limit_kernel(const float* __restrict__ x, float* __restrict__ y, int n) {
+  if (__reduce_add_sync(0xffffffffu, 1) != 32) return;  // which compute capability 7.5 lacks
   __shared__ float part[64];
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   part[threadIdx.x] = i < n ? x[i] : 0;
@@ -26,6 +28,7 @@ Tensor limit(const Tensor& x) {
   Tensor y = torch::stable::empty_like(x);
   const int n = static_cast<int>(x.numel());
   if (n == 0) return y;
+  require_capability(8, 0, "sums of a warp in one instruction");
   limit_kernel<<<ceil_div(n, 64), 64, 0, current_stream(x)>>>(data<float>(x),
                                                               mutable_data<float>(y), n);
   check_launch("limit");
