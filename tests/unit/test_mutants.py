@@ -14,7 +14,7 @@ from common.base.days import Day, discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.cpu.lexer import tokenize
 from common.practice.mutants import derive
-from common.practice.mutants.campaign import Unwatched, _DayCampaign
+from common.practice.mutants.campaign import Unwatched, _DayCampaign, _without_equivalent
 from common.practice.mutants.derive import Mutant
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
@@ -439,6 +439,19 @@ def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert Ledger("day01").verdict("key") == verdict(KILLED, "result")
     assert Ledger("day01").verdict("other") is None
     assert Ledger("day01", fresh=True).verdict("key") is None
+
+
+def test_a_list_of_equivalent_mutants_tries_none_again(tmp_path: Path) -> None:
+    def known_by(text: str) -> str:
+        path = tmp_path / "day.py"
+        path.write_text(text)
+        return _without_equivalent(path)
+
+    before = known_by('TITLE = "a"\nEQUIVALENT = {}\nCASES = (1, 2)\n')
+    listed = 'EQUIVALENT = {  # why\n    "f: comparison": ("both are"\n        " the same"),\n}\n'
+    assert known_by(f'TITLE = "a"\n{listed}CASES = (1, 2)\n') == before
+    assert known_by('TITLE = "a"\nCASES = (1, 2)\n') == before
+    assert known_by('TITLE = "a"\nEQUIVALENT = {}\nCASES = (1, 2, 3)\n') != before
 
 
 def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:

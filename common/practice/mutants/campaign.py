@@ -7,6 +7,7 @@ memory. What these builds have to say of the original is not held against a muta
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tempfile
@@ -480,12 +481,29 @@ class _DayCampaign:
         files += [Path(__file__).with_name("trial.py"), Path(__file__)]
         for source in self.day.library_sources:
             files += [path for path in sources_of(source) if path not in self.day.library_sources]
-        files += sorted(self.day.folder.glob("*.py")) + list(self.day.other_sources)
-        return digest([platform.compiler_version, platform.torch, str(ROOT)], files)
+        declared = self.day.folder / "day.py"
+        files += sorted(path for path in self.day.folder.glob("*.py") if path != declared)
+        files += list(self.day.other_sources)
+        words = [platform.compiler_version, platform.torch, str(ROOT)]
+        return digest([*words, _without_equivalent(declared)], files)
 
 
 def _essence(text: str) -> str:
     return " ".join(token.text for token in outline(text).code.tokens if token.is_code)
+
+
+def _without_equivalent(path: Path) -> str:
+    """What a day.py declares but for its equivalent mutants, which no trial depends on."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kept = [
+        statement
+        for statement in tree.body
+        if not (
+            isinstance(statement, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == "EQUIVALENT" for t in statement.targets)
+        )
+    ]
+    return "\n".join(ast.unparse(statement) for statement in kept)
 
 
 class Unwatched(Exception):
