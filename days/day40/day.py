@@ -28,6 +28,10 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "gate.cu: gate_kernel: initial value: `float largest = 0` -> `float largest = 1`": (
         "the first round sets it before it is read"
     ),
+    'dispatch.cu: new_groups: device check dropped: `check(experts, "experts").on_gpu()` -> '
+    '`check(experts, "experts")`': (
+        "the only tensor of a dispatch is on the GPU, and the layers pass on what the gate made"
+    ),
     'gate.cu: gate: device check dropped: `check(logits, "logits").on_gpu()` -> '
     '`check(logits, "logits")`': (
         "the only tensor of the gates is on the GPU, and the layers check theirs before"
