@@ -14,7 +14,7 @@ from common.base.days import Day, discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.cpu.lexer import tokenize
 from common.practice.mutants import derive
-from common.practice.mutants.campaign import Unwatched, _DayCampaign
+from common.practice.mutants.campaign import Unwatched, _DayCampaign, _deciding
 from common.practice.mutants.derive import Mutant
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
@@ -439,6 +439,12 @@ def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert Ledger("day01").verdict("key") == verdict(KILLED, "result")
     assert Ledger("day01").verdict("other") is None
     assert Ledger("day01", fresh=True).verdict("key") is None
+
+
+def test_a_list_of_equivalent_mutants_decides_no_verdict() -> None:
+    module = 'TITLE = "a day"\nEQUIVALENT = {  # why\n    "a: b": "c",\n}\nCASES = (1, 2)\n'
+    less = 'TITLE = "a day"\nCASES = (1, 2)\n'
+    assert _deciding(module) == _deciding(less) != _deciding(less.replace("2", "3"))
 
 
 def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:

@@ -7,6 +7,7 @@ memory. What these builds have to say of the original is not held against a muta
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tempfile
@@ -480,12 +481,29 @@ class _DayCampaign:
         files += [Path(__file__).with_name("trial.py"), Path(__file__)]
         for source in self.day.library_sources:
             files += [path for path in sources_of(source) if path not in self.day.library_sources]
-        files += sorted(self.day.folder.glob("*.py")) + list(self.day.other_sources)
-        return digest([platform.compiler_version, platform.torch, str(ROOT)], files)
+        files += list(self.day.other_sources)
+        texts = []
+        for path in sorted(self.day.folder.glob("*.py")):
+            texts += [path.name, _deciding(path.read_text(encoding="utf-8"))]
+        return digest([platform.compiler_version, platform.torch, str(ROOT), *texts], files)
 
 
 def _essence(text: str) -> str:
     return " ".join(token.text for token in outline(text).code.tokens if token.is_code)
+
+
+def _deciding(module: str) -> str:
+    """The text of a day's module without comments and without its list of equivalent mutants, which
+    is looked at when a verdict is known: a mutant that is added to it need not be tried again."""
+    tree = ast.parse(module)
+    kept = [each for each in tree.body if not _lists_equivalent(each)]
+    return ast.unparse(ast.Module(kept, type_ignores=[]))
+
+
+def _lists_equivalent(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Assign):
+        return False
+    return [ast.unparse(target) for target in statement.targets] == ["EQUIVALENT"]
 
 
 class Unwatched(Exception):
