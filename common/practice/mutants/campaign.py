@@ -169,7 +169,7 @@ class _DayCampaign:
         self._building = threading.Lock()
         self._many = False
         self._whole: set[tuple[Pair, ...]] = set()  # rungs that need all of the day's operators
-        self._otherwise: set[Pair] = set()  # rungs built in a way of their own, which is not watched
+        self._otherwise: set[Pair] = set()  # rungs built in a way of their own: not watched
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
