@@ -10,6 +10,21 @@ TOPICS = ("RMSNorm", "L1 norm", "L2 norm", "DyT", "backward", "bf16", "cluster")
 SOURCE = "norms.cu"
 EXTRA_SOURCES = ("norms_backward.cu", "dyt.cu")
 INTRODUCES = ("RMSNorm", "dynamic tanh")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "norms.cu: fits_cluster: arithmetic operator: `16 + sums` -> `16 - sums`": (
+        "at most 33 KB, less than every card with clusters has"
+    ),
+    'norms.cu: norm_v4: validation dropped: `require_capability(9, 0, "clusters")` -> ``': (
+        "a card without clusters refuses the launch as well, with another message"
+    ),
+    "norms_backward.cu: ring_bytes: 64-bit index in 32 bits: `int64_t ring_bytes` -> "
+    "`int ring_bytes`": "at most 512 threads, and so 96 KB",
+    'dyt.cu: check_dyt: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+        "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
+    ),
+    "dyt.cu: row_blocks: rounded down: `ceil_div<int64_t>(x.size(0), BLOCK / LANES * rounds)` -> "
+    "`((x.size(0)) / (BLOCK / LANES * rounds))`": "a block less, with more rounds for the others",
+}
 
 EXERCISE = Exercise(
     function="gradient",

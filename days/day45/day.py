@@ -13,6 +13,22 @@ TOPICS = ("layer norm", "backward", "cluster", "autograd", "nn.Module", "Triton"
 SOURCE = "layer_norm_train.cu"
 EXTRA_SOURCES = ("layer_norm_backward.cu", "module.py", "twin.py")
 INTRODUCES = ("mbarrier",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "layer_norm_train.cu: Chunks::fit_block: comparison: `count <= int64_t{MAX_BLOCK} * "
+    "(packs ? EACH<16> : EACH<1>)` -> `count < int64_t{MAX_BLOCK} * (packs ? EACH<16> : "
+    "EACH<1>)`": "the longest row that fits is computed by v1",
+    "layer_norm_train.cu: layer_norm_v3_cluster_kernel: comparison: `k < PACKS` -> "
+    "`k <= PACKS`, 3rd": "a thread has at most PACKS packs: the loop ends before",
+    "layer_norm_train.cu: ring_bytes: constant off by one: `(residual ? 2 : 1)` -> "
+    "`(residual ? 2 : 2)`": "more shared memory than is used",
+    "layer_norm_train.cu: fits_cluster: 64-bit index in 32 bits: `int64_t shared` -> "
+    "`int shared`": "at most 98 KB",
+    "layer_norm_backward.cu: partial_sums: constant off by one: `{count, 2, a.cols()}` -> "
+    "`{count, 3, a.cols()}`": "more memory than is used",
+    "layer_norm_backward.cu: backward_v2: comparison: `N > 1` -> `N >= 1`": (
+        "fits_fused refuses rows that are not made of packs"
+    ),
+}
 
 EXERCISE = Exercise(
     function="merge_lanes",

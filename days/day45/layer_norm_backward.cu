@@ -151,7 +151,8 @@ struct GradInputs {
     check(h, "h").on_gpu().like(gy, "gy").contiguous();
     check(mean, "mean").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
     check(mean, "mean").same_device(gy, "gy").size(0, gy.size(0));
-    check(rstd, "rstd").on_gpu().like(mean, "mean").contiguous();
+    check(rstd, "rstd").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+    check(rstd, "rstd").same_device(gy, "gy").size(0, gy.size(0));
     check(weight, "weight").on_gpu().dtype({gy.scalar_type()}).rank(1).contiguous();
     check(weight, "weight").same_device(gy, "gy").size(0, gy.size(1));
     if (gh) check(*gh, "gh").on_gpu().like(gy, "gy").contiguous();

@@ -115,7 +115,7 @@ CHOSEN = Rung("layer_norm_v4_chosen", "the best for the shape", target=Target(0.
 EMPTY_ROWS = grid([(4, 0)], ["float32"])
 ODD = (
     *grid([(4, 1000), (3, 4104)], FLOATS, values="offset"),
-    *grid([(2, 16392)], ["float32"], values="offset"),
+    *grid([(2, 16392), (8, 33)], ["float32"], values="offset"),  # 33: one lane of a warp has some
     *grid([(3, 104), (2, 2100)], FLOATS, values="constant"),
     *grid([(4, 1000)], FLOATS, values="large"),
     *grid([(8, 304), (8, 301)], FLOATS, values="nonfinite"),
@@ -159,6 +159,7 @@ residual = Problem(
     cases=(
         *grid([(1, 1), (5, 31), (9, 136), (70, 264), (0, 8)], FLOATS),
         *grid([(2, 4104), (3, 16392), (2, 65544), (2, 16385)], ["bfloat16"]),
+        *grid([(35, 32772)], ["float32"]),  # three rows for some of the 16 clusters of 16 blocks
         *grid([(8, 304)], FLOATS, values="nonfinite"),
     ),
     refused=EMPTY_ROWS,

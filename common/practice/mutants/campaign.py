@@ -172,6 +172,7 @@ class _DayCampaign:
         self._building = threading.Lock()
         self._many = False
         self._whole: set[tuple[Pair, ...]] = set()  # rungs that need all of the day's operators
+        self._otherwise: set[Pair] = set()  # rungs built in a way of their own: not watched
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
@@ -191,6 +192,7 @@ class _DayCampaign:
     def run(self) -> DayReport:
         """Tries them all."""
         rungs = self._baseline()
+        self._otherwise = {rung.pair for rung in rungs if self._unknown(rung)}
         found = mutants_of(self.day, self._reached(rungs))
         report = DayReport(self.day, problems=self._gone(found))
         chosen = self._choose(found)
@@ -371,11 +373,12 @@ class _DayCampaign:
         result = plain.run(more)
         if result.status in BAD:
             return _killed(verdict, result, "sanitizer: orders")
-        if not folder:  # what a rung builds in a way of its own is not built so
+        watched = [rung for rung in rungs if rung.pair not in self._otherwise]
+        if watched:
             left_out = []
             for variant in WATCHING:
                 try:
-                    failed = self._watched(variant, mutant, rungs, operators, name)
+                    failed = self._watched(variant, mutant, watched, operators, name)
                 except Unwatched as why:
                     left_out.append(f"not tried in the {variant} build, {why}")
                     continue

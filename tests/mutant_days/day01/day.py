@@ -1,13 +1,14 @@
 """A day whose cases miss what happens below zero."""
 
-import torch
-
 from common.day import Case, Problem, Rung
+
+from .module import reference
 
 TITLE = "Misses a case"
 TEACHES = "What a day looks like whose checks let a bug pass"
 TOPICS = ("mutants",)
 SOURCE = "limit.cu"
+EXTRA_SOURCES = ("module.py",)  # nothing that is built: builds that watch memory are tried too
 EQUIVALENT = {
     "limited: comparison: `low > limit` -> `low >= limit`": "equal numbers are the same number",
     "limited: comparison: `v < 0` -> `v >= 0`": "there is no such mutant",
@@ -17,10 +18,6 @@ EQUIVALENT = {
 
 def inputs(case, draw):
     return (draw(*case.shape).abs(),)
-
-
-def reference(x):
-    return torch.where(x < 0, x - 1, x).clamp(max=1.5)
 
 
 PROBLEMS = (
