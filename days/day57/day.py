@@ -17,6 +17,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "row_scale: 64-bit index in 32 bits: `int64_t{block} * p.M` -> `block * p.M`": (
         "2^31 scales would belong to an A of 256 GB, more than a card with wgmma has"
     ),
+    "gemm_fp8: min for max: `min(work, places)` -> `max(work, places)`": (
+        "clusters too many find no tile"
+    ),
 }
 
 EXERCISE = Exercise(

@@ -42,7 +42,7 @@ LONGEST = 900.0  # seconds of a check; kernels without an end are noticed sooner
 
 BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 
-POOR = "7.5"  # the card that lacks the most
+OTHER_CARDS = ("7.5", "10.0")  # the one that lacks the most, and one without wgmma
 _NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
 
 # What decides a verdict beside the mutant itself.
@@ -359,10 +359,11 @@ class _DayCampaign:
         plain = self.campaign.arena("plain")
         if _NEEDS.match(mutant.original):
             # Quick, as --model --quick: which card is played changes nothing of bad input.
-            poor = replace(self._trial(library, pairs, limit), quick=True, model=POOR)
-            result = plain.run(replace(poor, folder=folder))
-            if result.status in BAD:
-                return _killed(verdict, result, "another card")
+            for model in OTHER_CARDS:
+                other = replace(self._trial(library, pairs, limit), quick=True, model=model)
+                result = plain.run(replace(other, folder=folder))
+                if result.status in BAD:
+                    return _killed(verdict, result, "another card")
         result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
         verdict.check_s = result.seconds
         if result.status in BAD:
