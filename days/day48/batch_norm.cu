@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(BLOCK, 1) rows_apply_kernel(Arguments p, Rows 
 template <class Pass, bool REDUCE>
 void launch_v2(const Tensor& x, const Sizes& s, Arguments p) {
   const DeviceGuard guard(x);
-  const int64_t limit = 4 * int64_t{multiprocessor_count(x)};  // blocks: at least two rounds
+  const int64_t blocks = multiprocessor_count(x);
   const cudaStream_t stream = current_stream(x);
   with_chunks(x, s, p, [&](auto zero, auto n) {
     using T = decltype(zero);
@@ -158,7 +158,8 @@ void launch_v2(const Tensor& x, const Sizes& s, Arguments p) {
       p.partial = static_cast<Part*>(partial.mutable_data_ptr());
     };
     if (s.inner == 1) {
-      const Rows g(s, N, limit);
+      // Each block of the second launch merges the parts of all: one round of blocks.
+      const Rows g(s, N, REDUCE ? blocks : 4 * blocks);
       const unsigned grid = grid_size(int64_t{g.strips} * g.slices, "x");
       if constexpr (REDUCE) {
         make_parts(g.slices);
@@ -166,7 +167,7 @@ void launch_v2(const Tensor& x, const Sizes& s, Arguments p) {
       }
       rows_apply_kernel<Pass, T, N><<<grid, BLOCK, 0, stream>>>(p, g, REDUCE ? g.slices : 0);
     } else {
-      const Planes g(s, N, planes_slices(s, N, limit));
+      const Planes g(s, N, planes_slices(s, N, 4 * blocks));  // at least two rounds
       const unsigned grid = grid_size(s.channels * g.slices, "x");
       if constexpr (REDUCE) {
         make_parts(g.slices);

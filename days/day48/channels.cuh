@@ -70,8 +70,8 @@ struct Forward {
   // Adds `valid` chunks at once: their own mean first, then the distances from it, then one merge.
   // Welford's update (day 9) would divide once per element.
   template <int COLUMNS, typename T, int N, int U>
-  __device__ static void add(Parts<COLUMNS>& parts, const Chunk<T, N> (&in)[IN][U], int valid,
-                             const float (&origin)[COLUMNS]) {
+  __device__ static void add(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
+                             int valid, const float (&origin)[COLUMNS]) {
     constexpr int EACH = N / COLUMNS;  // elements of a chunk per channel
     const float count = valid * EACH, inverse = 1.0f / count;
 #pragma unroll
@@ -82,7 +82,8 @@ struct Forward {
         for (int u = 0; u < U; ++u) {
 #pragma unroll
           for (int i = 0; i < EACH; ++i) {
-            if (u < valid) total += f(static_cast<float>(in[0][u].at[c * EACH + i]) - origin[c]);
+            if (u < valid)
+              total += f(static_cast<float>(in[0][u].chunk().at[c * EACH + i]) - origin[c]);
           }
         }
         return total;
@@ -143,17 +144,17 @@ struct Backward {
   __device__ static Part merge(Part x, Part y) { return {x.count + y.count, x.a + y.a, x.b + y.b}; }
 
   template <int COLUMNS, typename T, int N, int U>
-  __device__ static void add(Parts<COLUMNS>& parts, const Chunk<T, N> (&in)[IN][U], int valid,
-                             const float (&origin)[COLUMNS]) {
+  __device__ static void add(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
+                             int valid, const float (&origin)[COLUMNS]) {
     constexpr int EACH = N / COLUMNS;
 #pragma unroll
     for (int u = 0; u < U; ++u) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         if (u >= valid) continue;
-        const float gy = static_cast<float>(in[1][u].at[i]);
+        const float gy = static_cast<float>(in[1][u].chunk().at[i]);
         parts.a[i / EACH] += gy;
-        parts.b[i / EACH] += gy * (static_cast<float>(in[0][u].at[i]) - origin[i / EACH]);
+        parts.b[i / EACH] += gy * (static_cast<float>(in[0][u].chunk().at[i]) - origin[i / EACH]);
       }
     }
     parts.count += valid * EACH;
@@ -297,181 +298,6 @@ inline Sizes prepare_backward(const Tensor& gy, const Tensor& x, const Tensor& m
   p.gb = mutable_data<float>(gb);
   p.training = training;
   return s;
-}
-
-// ---------------------------------------------------------------------------------------------
-// A thread's chunks of a slice, one after the other.
-
-// A channel of NCHW is cut into slices of `length` chunks, without regard to its planes.
-struct Planes {
-  int64_t chunks, plane, step, length;  // chunks of a channel; of a plane; from plane to plane
-  int64_t jump;                         // BLOCK chunks further, where the plane does not end
-  int slices, rest;                     // rest: BLOCK % plane
-
-  Planes(const Sizes& s, int N, int64_t most)
-      : chunks(s.count() / N), plane(s.inner / N), step(s.channels * plane) {
-    length = ceil_div(chunks, most);
-    slices = static_cast<int>(ceil_div(chunks, length));
-    jump = BLOCK / plane * step + BLOCK % plane;
-    rest = static_cast<int>(BLOCK % plane);
-  }
-};
-
-struct PlaneWalk {
-  int64_t at, offset;
-  int count = 0;
-  const Planes& g;
-
-  __device__ PlaneWalk(const Planes& g, int64_t channel, int slice) : g(g) {
-    const int64_t first = slice * g.length + threadIdx.x;
-    const int64_t end = min((slice + 1) * g.length, g.chunks);
-    if (first < end) count = static_cast<int>((end - first + BLOCK - 1) / BLOCK);
-    offset = first % g.plane;
-    at = first / g.plane * g.step + channel * g.plane + offset;
-  }
-  // Where the next chunk is. No division: a step of BLOCK chunks passes at most one end of a plane
-  // more than BLOCK / plane.
-  __device__ int64_t next() {
-    const int64_t here = at;
-    at += g.jump;
-    offset += g.rest;
-    if (offset >= g.plane) {
-      offset -= g.plane;
-      at += g.step - g.plane;
-    }
-    return here;
-  }
-  __device__ int slot(int k) const { return k; }
-};
-
-// Rows of channels_last: a block takes `width` columns of chunks, with BLOCK / width rows at once,
-// of a slice of `length` rows.
-struct Rows {
-  static constexpr int MAX_WIDTH = 16;  // 256 bytes; a power of two, so that shuffles find columns
-  int64_t rows, columns, length, channels;
-  int width, strips, slices;
-
-  // limit: of blocks.
-  Rows(const Sizes& s, int N, int64_t limit)
-      : rows(s.outer), columns(s.channels / N), channels(s.channels), width(1) {
-    while (width < MAX_WIDTH && width < columns) width *= 2;
-    strips = static_cast<int>(ceil_div<int64_t>(columns, width));
-    const int64_t per_block = 4 * BLOCK / width;  // at least: each slice stores a part per channel
-    const int64_t most = std::min(limit / strips, ceil_div(rows, per_block));
-    length = ceil_div<int64_t>(rows, std::max<int64_t>(1, most));
-    slices = static_cast<int>(ceil_div(rows, length));
-  }
-};
-
-struct RowWalk {
-  int64_t at, step;
-  int count = 0;
-  bool backwards;
-
-  __device__ RowWalk(const Rows& g, int strip, int slice, bool backwards) : backwards(backwards) {
-    const int teams = BLOCK / g.width;
-    const int64_t column = int64_t{strip} * g.width + threadIdx.x % g.width;
-    const int64_t first = slice * g.length + threadIdx.x / g.width;
-    const int64_t end = min((slice + 1) * g.length, g.rows);
-    if (first < end && column < g.columns) {
-      count = static_cast<int>((end - first + teams - 1) / teams);
-    }
-    step = teams * g.columns;
-    at = first * g.columns + column;
-    if (backwards) {
-      at += (count - 1) * step;
-      step = -step;
-    }
-  }
-  __device__ int64_t next() {
-    const int64_t here = at;
-    at += step;
-    return here;
-  }
-  __device__ int slot(int k) const { return backwards ? count - 1 - k : k; }
-};
-
-// Chunks that a block keeps in shared memory from the statistics to the output: `room` per thread
-// and tensor. A thread reads only what it stored itself, so no barrier is needed.
-template <typename T, int N>
-struct Kept {
-  Chunk<T, N>* memory = nullptr;
-  int room = 0;
-
-  __device__ Chunk<T, N>& at(int tensor, int slot) const {
-    return memory[(tensor * room + slot) * BLOCK + threadIdx.x];
-  }
-};
-
-// Chunks per thread and tensor that are loaded before the first is used: 64 KB per multiprocessor
-// with two blocks of planes, or one block of rows.
-template <class Walk>
-constexpr int batch(int in, int N) {
-  const bool rows = std::is_same_v<Walk, RowWalk>;
-  return (N == 1 && rows ? 16 : N == 1 || rows ? 8 : 4) / in;
-}
-
-// This thread's part of its chunks.
-template <class Pass, typename T, int N, int COLUMNS, class Walk>
-__device__ Parts<COLUMNS> reduce(Walk walk, const Arguments& p, const float (&origin)[COLUMNS],
-                                 Kept<T, N> kept = {}) {
-  constexpr int U = batch<Walk>(Pass::IN, N);
-  Parts<COLUMNS> parts;
-  for (int k = 0; k < walk.count; k += U) {
-    Chunk<T, N> in[Pass::IN][U];
-    const int valid = min(U, walk.count - k);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (u >= valid) break;
-      const int64_t at = walk.next();
-#pragma unroll
-      for (int i = 0; i < Pass::IN; ++i) in[i][u] = static_cast<const Chunk<T, N>*>(p.in[i])[at];
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (u >= valid || k + u >= kept.room) break;
-#pragma unroll
-      for (int i = 0; i < Pass::IN; ++i) kept.at(i, k + u) = in[i][u];
-    }
-    Pass::add(parts, in, valid, origin);
-  }
-  return parts;
-}
-
-// Computes and stores the outputs of this thread's chunks.
-template <class Pass, typename T, int N, int COLUMNS, class Walk>
-__device__ void apply(Walk walk, const Arguments& p, const float4 (&coefficients)[COLUMNS],
-                      Kept<T, N> kept = {}) {
-  constexpr int U = batch<Walk>(Pass::IN, N);
-  for (int k = 0; k < walk.count; k += U) {
-    Chunk<T, N> in[Pass::IN][U];
-    int64_t at[U];
-    const int valid = min(U, walk.count - k);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (u >= valid) break;
-      at[u] = walk.next();
-      const int slot = walk.slot(k + u);
-#pragma unroll
-      for (int i = 0; i < Pass::IN; ++i) {
-        in[i][u] =
-            slot < kept.room ? kept.at(i, slot) : static_cast<const Chunk<T, N>*>(p.in[i])[at[u]];
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (u >= valid) break;
-      Chunk<T, N> result;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float x = static_cast<float>(in[0][u].at[i]);
-        const float other = static_cast<float>(in[Pass::IN - 1][u].at[i]);
-        const float4 k = coefficients[i * COLUMNS / N];
-        result.at[i] = static_cast<T>(Pass::result(k, x, other));
-      }
-      static_cast<Chunk<T, N>*>(p.out)[at[u]] = result;
-    }
-  }
 }
 
 // The arguments and results of all rungs that train.

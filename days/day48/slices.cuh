@@ -3,14 +3,15 @@
 
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
-#include "days/day48/channels.cuh"
+#include "days/day48/walks.cuh"
 
 // A block's part of its slice of a channel, in every thread. All threads must call it. partial: in
 // shared memory.
-template <class Pass, typename T, int N>
+template <class Pass, typename T, int N, bool KEEPS = false>
 __device__ Part planes_part(const PlaneWalk& walk, const Arguments& p, float origin,
-                            Part (&partial)[BLOCK], Kept<T, N> kept = {}) {
-  partial[threadIdx.x] = reduce<Pass, T, N>(walk, p, {origin}, kept).at(0);
+                            Part (&partial)[BLOCK], Kept<T, N, KEEPS> kept = {}) {
+  const float origins[] = {origin};
+  partial[threadIdx.x] = reduce<Pass, T, N>(walk, p, origins, kept).at(0);
   return tree_reduce(partial, Pass::merge);
 }
 
@@ -21,9 +22,9 @@ struct RowsMemory {
 };
 
 // Stores the parts of the channels of a strip, of one slice. All threads must call it.
-template <class Pass, typename T, int N>
+template <class Pass, typename T, int N, bool KEEPS = false>
 __device__ void rows_parts(const RowWalk& walk, const Arguments& p, const Rows& g, int strip,
-                           int slice, RowsMemory<N>& memory, Kept<T, N> kept = {}) {
+                           int slice, RowsMemory<N>& memory, Kept<T, N, KEEPS> kept = {}) {
   const int width = g.width, channels = width * N;  // of the strip
   const int64_t first = int64_t{strip} * channels;
   const int mine = threadIdx.x % width * N;
@@ -63,7 +64,7 @@ __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, 
   const int64_t channel = int64_t{strip} * channels + t % channels;
   Part all{};
   if (channel < g.channels) {
-#pragma unroll 4
+#pragma unroll 8
     for (int s = t / channels; s < slices; s += groups) {
       all = Pass::merge(all, p.partial[s * g.channels + channel]);
     }

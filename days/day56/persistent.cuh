@@ -4,13 +4,13 @@
 #include "common/cuda/cluster_launch.cuh"   // taught in day 35
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/store_part.cuh"       // taught here
 #include "days/day56/tiles.cuh"
 
 #include <algorithm>
 
 // A consumer stores its rows of C in parts of 64 × 64, each through one of two buffers, or through
 // one where the stages leave no room for two in the 227 KB of a block.
-constexpr int PART = 64, PART_BYTES = ROWS * ROW;
 template <typename P, int STAGES>
 constexpr int BUFFERS =
     STAGES * P::BYTES + CONSUMERS * 2 * PART_BYTES + TILE_ALIGNMENT <= 227 * 1024 ? 2 : 1;
@@ -31,49 +31,6 @@ __device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
   const int group = i / (GROUP * tiles_n), first = group * GROUP;
   const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
   return {first + within % rows, within / rows};
-}
-
-// ---------------------------------------------------------------------------------------------
-// C by TMA: stmatrix writes a warp's sums to shared memory as TMA's swizzle has it.
-
-// Two sums as one register of 16-bit numbers.
-template <typename T>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  const T pair[] = {static_cast<T>(low), static_cast<T>(high)};
-  uint32_t bits;
-  memcpy(&bits, pair, sizeof bits);
-  return bits;
-}
-
-// Stores 64 rows of a consumer from m on, columns from n on. `stored` counts the consumer's parts:
-// buffers are used in turn. Thread 0 of the consumer starts the stores.
-template <int BUFFERS, typename T, int COUNT>
-__device__ __forceinline__ void store_by_tma(float (&sums)[COUNT], const Gemm<T>& p,
-                                             const TensorMap& c, char* buffers, int consumer,
-                                             int& stored, int m, int n) {
-  const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
-  const int row = thread / 32 * 16 + lane % 16;  // that this lane passes to stmatrix
-  finish(sums, p, n);
-#pragma unroll
-  for (int part = 0; part < COUNT * 2 / PART; ++part) {
-    char* buffer = buffers + stored++ % BUFFERS * PART_BYTES;
-    if (thread == 0) ptx::bulk_wait_read<BUFFERS - 1>();  // its last store has read the buffer
-    ptx::barrier_sync(1 + consumer, WARPGROUP);
-#pragma unroll
-    for (int pair = 0; pair < PART / 16; ++pair) {  // 16 columns: four matrices of 8 × 8
-      const float* of = &sums[part * (PART / 2) + pair * 8];
-      const uint32_t matrices[] = {packed<T>(of[0], of[1]), packed<T>(of[2], of[3]),
-                                   packed<T>(of[4], of[5]), packed<T>(of[6], of[7])};
-      const int piece = pair * 2 + lane / 16;
-      ptx::stmatrix_x4(buffer + ptx::swizzled(Swizzle::k128, row * ROW + piece * 16), matrices);
-    }
-    ptx::fence_for_copy_engine();                // what this thread wrote, before TMA reads it …
-    ptx::barrier_sync(1 + consumer, WARPGROUP);  // … and what all others wrote
-    if (thread == 0) {
-      ptx::store_tensor(c, {n + part * PART, m}, buffer);
-      ptx::bulk_commit();
-    }
-  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -195,7 +152,13 @@ struct Roles {
         if (splits > 1) {
           store_elements(sums[h], p.partial + t.split * p.M * p.N, p, m, t.n);
         } else if (by_tma) {
-          store_by_tma<COUNT>(sums[h], p, c, buffers, consumer, stored, m, t.n);
+          finish(sums[h], p, t.n);
+#pragma unroll
+          for (int part = 0; part < P::BN / PART; ++part) {
+            store_part<T, COUNT>(
+                &sums[h][part * (PART / 2)], buffers, stored, 1 + consumer,
+                [&](const char* from) { ptx::store_tensor(c, {t.n + part * PART, m}, from); });
+          }
         } else {
           store_sums(sums[h], p, m, t.n);
         }

@@ -21,6 +21,7 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/ptx.cuh"              // wgmma: taught in day 56; TMA: day 55
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/store_part.cuh"       // taught in day 56
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "days/day56/tiles.cuh"             // WARPGROUP, ROW, ROWS: taught in day 56
 
@@ -35,6 +36,7 @@ constexpr int STAGES = 4;    // of 48 KB
 constexpr int CLUSTER = 2;   // blocks that share B's tile
 constexpr int GROUP = 8;     // rows of tiles that are computed together (day 56)
 constexpr int SCALED = 128;  // rows of B per scale
+constexpr int BUFFERS = 2;   // per consumer, for its sums on the way to C
 
 // Who scales what. kRows: s_a (M) and s_b (N). kBlocks: s_a (K / 128, M), s_b (K / 128, N / 128).
 enum class Scales { kRows, kBlocks };
@@ -51,7 +53,8 @@ struct Shape {
   static constexpr int BM = M, BN = N, HALVES = M / CONSUMERS / ROWS;
   static constexpr Scales SCALES = S;
   static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
-  static constexpr size_t SHARED = STAGES * BYTES + TILE_ALIGNMENT;
+  static constexpr size_t SHARED =
+      STAGES * BYTES + CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
   static_assert(M % (CONSUMERS * ROWS) == 0 && N <= 256);
   static_assert(S == Scales::kRows || N == SCALED, "one scale of B per tile");
 };
@@ -98,18 +101,6 @@ __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], c
   }
 }
 
-// Stores two sums of neighbouring columns.
-__device__ __forceinline__ void store_pair(const Arguments& p, int row, int col, float x, float y) {
-  if (row >= p.M || col >= p.N) return;
-  __nv_bfloat16* to = p.c + int64_t{row} * p.N + col;
-  if (p.N % 2 == 0) {
-    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x, y);
-  } else {
-    to[0] = __float2bfloat16(x);
-    if (col + 1 < p.N) to[1] = __float2bfloat16(y);
-  }
-}
-
 // The scale of one row of A, 0 beyond the last.
 __device__ __forceinline__ float row_scale(const Arguments& p, int block, int row) {
   return row < p.M ? p.a_scale[int64_t{block} * p.M + row] : 0.0f;
@@ -151,7 +142,8 @@ struct Roles {
 
   // This warp's products have read stage s, which both blocks write to.
   __device__ __forceinline__ void release(int s) const {
-    if (threadIdx.x % 32 < CLUSTER) ptx::mbarrier_arrive_at_rank(&empty[s], threadIdx.x % 32);
+    if (threadIdx.x % 32 < CLUSTER)
+      ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], threadIdx.x % 32);
   }
 
   // v1: all of K in the tensor cores' sums; one group of wgmmas stays in flight.
@@ -197,11 +189,46 @@ struct Roles {
     }
   }
 
-  __device__ __forceinline__ void consume(const Arguments& p) const {
+  // v1: the scales of the rows and columns of a consumer's 64 rows from `row` on.
+  __device__ __forceinline__ void scale_sums(float (&sums)[P::BN / 2], const Arguments& p, int row,
+                                             int n) const {
+    const float upper = row_scale(p, 0, row), lower = row_scale(p, 0, row + 8);
+#pragma unroll
+    for (int i = 0; i < P::BN / 2; ++i) {
+      const int col = n + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      sums[i] *= (i / 2 % 2 ? lower : upper) * (col < p.N ? p.b_scale[col] : 0.0f);
+    }
+  }
+
+  // Stores 64 rows of C, whose rows TMA takes only if they are a multiple of 16 bytes.
+  __device__ __forceinline__ void store_rows(const float (&sums)[P::BN / 2], const Arguments& p,
+                                             const TensorMap& c, int consumer, int& turn, int m,
+                                             int n) const {
+    if (p.N % 8 == 0) {
+      char* buffers = stages + STAGES * P::BYTES + consumer * BUFFERS * PART_BYTES;
+#pragma unroll
+      for (int part = 0; part < P::BN / PART; ++part) {
+        store_part<__nv_bfloat16, BUFFERS>(
+            &sums[part * (PART / 2)], buffers, turn, 1 + consumer,
+            [&](const char* from) { ptx::store_tensor(c, {n + part * PART, m}, from); });
+      }
+      return;
+    }
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+#pragma unroll
+    for (int i = 0; i < P::BN / 2; ++i) {
+      const int row = m + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+      const int col = n + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (row < p.M && col < p.N) p.c[int64_t{row} * p.N + col] = __float2bfloat16(sums[i]);
+    }
+  }
+
+  __device__ __forceinline__ void consume(const Arguments& p, const TensorMap& c) const {
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
-    const int lane = thread % 32;
+    int turn = 0;
     each_tile([&](int m, int n, int before) {
-      const int row = m + consumer * P::HALVES * ROWS + thread / 32 * 16 + lane / 4;
+      const int first = m + consumer * P::HALVES * ROWS;
+      const int row = first + thread / 32 * 16 + thread % 32 / 4;  // the upper one of this thread
       float sums[P::HALVES][P::BN / 2] = {};
       if constexpr (P::SCALES == Scales::kRows) {
         sum_all(sums, consumer, before);
@@ -210,30 +237,18 @@ struct Roles {
       }
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int r = row + h * ROWS + half * 8;
-          const float of_a = P::SCALES == Scales::kRows ? row_scale(p, 0, r) : 1.0f;
-#pragma unroll
-          for (int j = 0; j < P::BN / 8; ++j) {
-            const int col = n + j * 8 + lane % 4 * 2;
-            float x = sums[h][4 * j + 2 * half], y = sums[h][4 * j + 2 * half + 1];
-            if constexpr (P::SCALES == Scales::kRows) {
-              x *= of_a * (col < p.N ? p.b_scale[col] : 0.0f);
-              y *= of_a * (col + 1 < p.N ? p.b_scale[col + 1] : 0.0f);
-            }
-            store_pair(p, r, col, x, y);
-          }
-        }
+        if constexpr (P::SCALES == Scales::kRows) scale_sums(sums[h], p, row + h * ROWS, n);
+        store_rows(sums[h], p, c, consumer, turn, first + h * ROWS, n);
       }
     });
+    if (thread == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
   }
 };
 
 template <typename P>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_fp8_kernel(const Arguments p, const __grid_constant__ TensorMap a,
-                    const __grid_constant__ TensorMap b) {
+                    const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ uint64_t full[STAGES], empty[STAGES];
   if (threadIdx.x == 0) {
@@ -256,7 +271,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) roles.produce(a, b);
   } else {
     ptx::setmaxnreg_inc<232>();
-    roles.consume(p);
+    roles.consume(p, c);
   }
   ptx::cluster_sync();  // a block's shared memory is there as long as the other one writes to it
 #endif
@@ -296,11 +311,13 @@ Tensor gemm_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scale, const T
                     static_cast<int>(M),  static_cast<int>(N),  static_cast<int>(K)};
   const TensorMap to_a = matrix_map<E4m3>(a, "a", P::BM, DEPTH, Swizzle::k128);
   const TensorMap to_b = matrix_map<E4m3>(b, "b", P::BN / CLUSTER, DEPTH, Swizzle::k128);
+  const TensorMap to_c =
+      N % 8 == 0 ? matrix_map<__nv_bfloat16>(c, "c", ROWS, PART, Swizzle::k128) : TensorMap{};
   const int64_t work = ceil_div<int64_t>(M, P::BM * CLUSTER) * ceil_div<int64_t>(N, P::BN);
   const int64_t places = std::max(1, multiprocessor_count(a) / CLUSTER);
   const unsigned grid = static_cast<unsigned>(std::min(work, places)) * CLUSTER;
   launch_clusters(gemm_fp8_kernel<P>, grid, CLUSTER, THREADS, P::SHARED, current_stream(a), p, to_a,
-                  to_b);
+                  to_b, to_c);
   check_launch(name);
   return c;
 }

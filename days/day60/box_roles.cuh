@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/cuda/cluster_launch.cuh"  // taught in day 35
-#include "common/cuda/mma_tiles.cuh"       // taught in day 26
 #include "common/cuda/shared_memory.cuh"   // taught in day 15
+#include "common/cuda/store_part.cuh"      // taught in day 56
 #include "days/day60/boxes.cuh"
 
 // A tile of BM pixels × BN channels. GROUPS: groups of 64 rows that a consumer multiplies.
@@ -15,7 +15,7 @@ struct ConvTile : Tile<bf16, M, N, B> {
 };
 
 // A consumer stores 64 pixels × 64 channels at a time, through one of two buffers.
-constexpr int PART = 64, PART_BYTES = ROWS * ROW, BUFFERS = 2;
+constexpr int BUFFERS = 2;
 
 template <typename P>
 constexpr size_t BOX_SHARED =
@@ -94,7 +94,8 @@ struct BoxRoles {
     if constexpr (CLUSTER == 1) {
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[s]);
     } else {
-      if (threadIdx.x % 32 < CLUSTER) ptx::mbarrier_arrive_at_rank(&empty[s], threadIdx.x % 32);
+      if (threadIdx.x % 32 < CLUSTER)
+        ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], threadIdx.x % 32);
     }
   }
 
@@ -120,36 +121,19 @@ struct BoxRoles {
   }
 
   // A consumer: stores channels [n, n + PART) of its pixels in `group`, which are a box too. `turn`
-  // counts its stores: buffers are used in turn.
-  __device__ __forceinline__ void store_part(const float* sums, int n, const TensorMap& to,
-                                             const Pixel& at, int group, int& turn) const {
-    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
-    const int consumer = threadIdx.x / WARPGROUP - 1, barrier = 1 + consumer;
+  // counts its stores.
+  __device__ __forceinline__ void store_pixels(const float* sums, int n, const TensorMap& to,
+                                               const Pixel& at, int group, int& turn) const {
+    if (n >= g.channels) return;
+    const int consumer = threadIdx.x / WARPGROUP - 1;
     const int first = (consumer * P::GROUPS + group) * ROWS;  // of the tile's pixels
     const int col = at.col + first % g.box.cols;
     const int row = at.row + first / g.box.cols % g.box.rows;
     const int image = at.n + first / (g.box.cols * g.box.rows);
-    const int line = thread / 32 * 16 + lane % 16;  // that this lane passes to stmatrix
-    if (n >= g.channels) return;
-    char* buffer = stages + P::STAGES * P::BYTES + consumer * BUFFERS * PART_BYTES +
-                   turn++ % BUFFERS * PART_BYTES;
-    if (thread == 0) ptx::bulk_wait_read<BUFFERS - 1>();  // its last store has read the buffer
-    ptx::barrier_sync(barrier, WARPGROUP);
-#pragma unroll
-    for (int pair = 0; pair < PART / 16; ++pair) {  // 16 channels: four matrices of 8 × 8
-      const float* of = sums + pair * 8;
-      const uint32_t matrices[] = {tiles::pack<bf16>(of[0], of[1]), tiles::pack<bf16>(of[2], of[3]),
-                                   tiles::pack<bf16>(of[4], of[5]),
-                                   tiles::pack<bf16>(of[6], of[7])};
-      const int piece = pair * 2 + lane / 16;
-      ptx::stmatrix_x4(buffer + ptx::swizzled(Swizzle::k128, line * ROW + piece * 16), matrices);
-    }
-    ptx::fence_for_copy_engine();           // what this thread wrote, before TMA reads it …
-    ptx::barrier_sync(barrier, WARPGROUP);  // … and what all others wrote
-    if (thread == 0) {
-      ptx::store_tensor(to, {n, col, row, image}, buffer);
-      ptx::bulk_commit();
-    }
+    char* buffers = stages + P::STAGES * P::BYTES + consumer * BUFFERS * PART_BYTES;
+    store_part<bf16, BUFFERS>(sums, buffers, turn, 1 + consumer, [&](const char* from) {
+      ptx::store_tensor(to, {n, col, row, image}, from);
+    });
   }
 };
 

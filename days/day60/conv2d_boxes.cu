@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int group = 0; group < P::GROUPS; ++group) {
 #pragma unroll
         for (int part = 0; part < P::BN / PART; ++part) {
-          roles.store_part(&sums[group][part * (PART / 2)], n + part * PART, to, at, group, turn);
+          roles.store_pixels(&sums[group][part * (PART / 2)], n + part * PART, to, at, group, turn);
         }
       }
     });

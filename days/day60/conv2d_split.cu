@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int part = 0; part < Swap::OWN * 2 / PART; ++part) {
         const int channel = n + own * (P::BN / SPLIT) + part * PART;
-        roles.store_part(&total[part * (PART / 2)], channel, to, at, 0, turn);
+        roles.store_pixels(&total[part * (PART / 2)], channel, to, at, 0, turn);
       }
     }
     if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
