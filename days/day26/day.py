@@ -39,6 +39,8 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "attention_pipelined_kernel: bounds check dropped: `j0 + BN < work.end` -> `true`": (
         "copies keys that no product reads, zeros beyond the last"
     ),
+    "attention_blocking_kernel: 64-bit index in 32 bits: `int64_t{work.head} * n.S` -> "
+    "`work.head * n.S`": ("2^31 rows of q and of o take 550 GB, more than a card has"),
 }
 
 EXERCISE = Exercise(
