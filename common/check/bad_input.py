@@ -272,9 +272,17 @@ def unaligned(good: Tensor, elements: int = 1) -> Tensor:
 
 
 def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
-    """Tensors that begin at odd addresses: each alone, then all of them."""
+    """Tensors that begin at odd addresses: each alone, then all of them; of lists, the first or the
+    last."""
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     names = tuple(signature.names[place] for place in places)
+    for place, value in enumerate(args):
+        if _are_tensors(value):
+            name = signature.names[place]
+            for index in dict.fromkeys((0, len(value) - 1)):
+                one = [*value[:index], unaligned(value[index]), *value[index + 1 :]]
+                how = f"with tensor {index} not aligned, like x[1:]"
+                yield BadInput(name, how, (*args[:place], one, *args[place + 1 :]), (name,))
     for shift in (1, 8):
         moved = list(args)
         for place, name in zip(places, names, strict=True):
@@ -384,8 +392,6 @@ def _together(
     backend: Backend,
 ) -> Iterator[BadInput]:
     """Changes of all tensor arguments at once, so that they still agree with each other."""
-    if not places:
-        return
     title = " and ".join(tensors)
 
     def everywhere(how: str, function: Callable[[Tensor], Tensor], **options: Any) -> BadInput:
@@ -394,7 +400,7 @@ def _together(
 
     yield from _emptied(args, signature)
     yield from _shifted(args, signature)
-    if len(places) == 1:
+    if len(places) < 2:
         return
     kinds = {args[place].dtype for place in places}
     if len(kinds) == 1:

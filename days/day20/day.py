@@ -37,6 +37,7 @@ PROBLEMS = (
     losses.smoothed,
     losses.row_by_row,
     losses.nothing,
+    losses.scaling,
     losses.with_gradient,
     losses.rows_with_gradient,
     losses.loss,

@@ -9,7 +9,9 @@ from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 FLOATS = ["float32", "float16", "bfloat16"]
 LOGITS = [(1, 1), (3, 127), (2, 128), (4, 1023), (2, 1024), (5, 40)]
-LONG = [(3, 9000), (2, 30000), (1, 60000)]  # two, one or no row fits into shared memory
+# Two, one or no row fits into shared memory; the last would, without the kernels' own arrays.
+LONG = [(3, 9000), (2, 30000), (1, 58112)]
+MANY = [(1030, 8)]  # more rows than threads of the block that counts them, or blocks of v4
 IGNORED = -100
 
 
@@ -96,7 +98,7 @@ loss = Problem(
             "cross_entropy_v4_rows_ahead", "cp.async, two rows ahead", target=Target(2.2, "compile")
         ),
     ),
-    cases=(*grid([*LOGITS, (0, 8)], FLOATS), *grid(LONG, ["float32"])),
+    cases=(*grid([*LOGITS, (0, 8)], FLOATS), *grid(LONG, ["float32"]), *grid(MANY, ["bfloat16"])),
     bench=Case((8192, 50304), "bfloat16"),
     bench_cpu=Case((64, 4096), "bfloat16"),
     cost=cost,
@@ -169,5 +171,25 @@ rows_with_gradient = replace(
     name="losses of rows with their gradient",
     inputs=inputs(0.0, "none"),
     cases=grid([(4, 127), (5, 1024)], ["float32", "bfloat16"]),
+    timed=False,
+)
+
+
+def scaled(dx, g):
+    """What the backward pass does: writes the gradient, times g, one number or one per row."""
+    wide = dx.to(torch.promote_types(dx.dtype, torch.float32))
+    dx.copy_(wide * (g[:, None] if g.dim() else g))
+
+
+def to_scale(case, draw):
+    return draw(*case.shape), draw(case.shape[0], dtype="float32", values="normal")
+
+
+scaling = Problem(
+    name="a gradient for each row, scaled where it lies",
+    inputs=to_scale,
+    reference=scaled,
+    rungs=(Rung("scale", "the backward pass alone"),),
+    cases=grid([(3, 300), (0, 8)], ["float32", "bfloat16"]),
     timed=False,
 )

@@ -325,8 +325,8 @@ __device__ void load_operand(T* tile, const T* from, const Operand& o, int64_t r
   const int64_t lines = o.transposed ? cols - col : rows - row;
   const int64_t length = o.transposed ? rows - row : cols - col;
   load_pieces<TILE>(tile, from + offset(o, row, col), o,
-                    static_cast<int>(lines < TILE ? lines : TILE),
-                    static_cast<int>(length < TILE ? length : TILE));
+                    static_cast<int>(min(lines, int64_t{TILE})),
+                    static_cast<int>(min(length, int64_t{TILE})));
 }
 
 // The 16×16 part of an operand that begins at (row, col), multiples of 16, as mma expects a (16×16)

@@ -86,6 +86,7 @@ def test_tensors_of_a_list_are_changed() -> None:
         "tensors with tensor 0 as float64",
         "tensors with tensor 2 with dimension 1 one longer",
         "tensors with tensor 2 not contiguous, every second element",
+        "tensors with tensor 2 not aligned",
     ):
         assert any(words in bad for bad in tried), words
 
