@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/cuda/binding.cuh"
+#include "common/cuda/capability.cuh"
 #include "common/cuda/multiprocessors.cuh"
 #include "common/cuda/shared_memory.cuh"
 #include "common/cuda/tensor.cuh"
@@ -45,6 +46,14 @@ Tensor right(const Tensor& x) {
 Tensor without_guard(const Tensor& x) {
   Tensor y = checked(x);
   launch(x, y, current_stream(x));
+  return y;
+}
+
+Tensor queries_without_guard(const Tensor& x) {
+  Tensor y = checked(x);
+  const bool found = has_capability(1, 0);
+  const DeviceGuard guard(x);
+  if (found) launch(x, y, current_stream(x));
   return y;
 }
 
@@ -390,6 +399,7 @@ RUNG(test_launchers, pair_with_host, "(Tensor x, Tensor y) -> Tensor");
 #define LAUNCHER(name) RUNG(test_launchers, name, "(Tensor x) -> Tensor")
 LAUNCHER(right);
 LAUNCHER(without_guard);
+LAUNCHER(queries_without_guard);
 LAUNCHER(on_default_stream);
 LAUNCHER(fills_on_default_stream);
 LAUNCHER(forks_and_joins);
