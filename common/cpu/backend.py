@@ -277,7 +277,8 @@ class Runtime:
 
     def check_launcher(self, on: bool) -> None:
         """Whether launchers find, from now on, a current stream that is not the default one and a
-        current device that is not the tensors'. A launch on the wrong one then throws."""
+        current device that is not the tensors'. A launch on the wrong one then throws, as a
+        request for its number does."""
         self._library.cudacpu_check_launcher(int(on))
 
     def place_on_other_device(self, address: int, size: int) -> None:

@@ -10,12 +10,6 @@ TOPICS = ("batch norm", "normalisation", "Welford", "channels_last", "cluster", 
 SOURCE = "batch_norm.cu"
 EXTRA_SOURCES = ("batch_norm_fused.cu", "module.py")
 INTRODUCES = ("batch normalisation", "running statistics", "channels last")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "batch_norm_fused.cu: has_fused: device guard dropped: `const DeviceGuard guard(x)` -> ``": (
-        "chooses between two rungs that are both right; GPUs of different kinds in one machine "
-        "would make a difference of speed, or a refusal"
-    ),
-}
 
 EXERCISE = Exercise(
     function="planes_apply_kernel",

@@ -41,6 +41,7 @@ RIGHT = (
 # What the failure's text must match.
 WRONG = {
     "without_guard": r"on the wrong device: a kernel .* device guard.*\n.*launchers\.cu:\d+",
+    "queries_without_guard": r"on the wrong device: the number of .* a device guard",
     "on_default_stream": r"on the wrong stream: a kernel .* current_stream\(x\)",
     "fills_on_default_stream": "on the wrong stream: a copy, a fill or the like",
     "never_forks": r"with late streams \(forward order\), the output: .*\n.*does not wait for an",

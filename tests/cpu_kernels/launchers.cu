@@ -50,6 +50,14 @@ Tensor without_guard(const Tensor& x) {
   return y;
 }
 
+Tensor queries_without_guard(const Tensor& x) {
+  Tensor y = checked(x);
+  const bool found = has_capability(1, 0);
+  const DeviceGuard guard(x);
+  if (found) launch(x, y, current_stream(x));
+  return y;
+}
+
 Tensor on_default_stream(const Tensor& x) {
   Tensor y = checked(x);
   const DeviceGuard guard(x);
@@ -425,6 +433,7 @@ RUNG(test_launchers, pair_with_host, "(Tensor x, Tensor y) -> Tensor");
 #define LAUNCHER(name) RUNG(test_launchers, name, "(Tensor x) -> Tensor")
 LAUNCHER(right);
 LAUNCHER(without_guard);
+LAUNCHER(queries_without_guard);
 LAUNCHER(on_default_stream);
 LAUNCHER(fills_on_default_stream);
 LAUNCHER(forks_and_joins);

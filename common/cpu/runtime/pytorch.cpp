@@ -62,6 +62,17 @@ void protect(bool open) {
                                : PROT_READ);
 }
 
+// Throws if a launcher does this without a device guard.
+void check_device_of_caller(const char* what, const std::string& where = "") {
+  if (!checked_stream.load(std::memory_order_relaxed) || current) return;
+  if (current_device() != kTensorsDevice)
+    throw KernelError(
+        format("CUDA on CPU: on the wrong device: %s while device %d is current, and "
+               "the tensors are on device %d: a launcher needs a device guard, "
+               "`const DeviceGuard guard(x);`%s",
+               what, current_device(), kTensorsDevice, where.c_str()));
+}
+
 }  // namespace
 
 cudaError_t check_device(int device) {
@@ -81,12 +92,7 @@ int device_count() {
 void check_caller(cudaStream_t stream, const char* what, Site site) {
   if (!checked_stream.load(std::memory_order_relaxed) || current) return;
   std::string where = site.line ? format("\n  at %s:%d", site.file, site.line) : "";
-  if (current_device() != kTensorsDevice)
-    throw KernelError(
-        format("CUDA on CPU: on the wrong device: %s while device %d is current, and "
-               "the tensors are on device %d: a launcher needs a device guard, "
-               "`const DeviceGuard guard(x);`%s",
-               what, current_device(), kTensorsDevice, where.c_str()));
+  check_device_of_caller(what, where);
   if (is_default(stream))
     throw KernelError(
         format("CUDA on CPU: on the wrong stream: %s on the default stream, while "
@@ -167,6 +173,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDevice(int* device) {
   if (!device) return set_error(cudaErrorInvalidValue);
+  // What is found out about it, its compute capability for example, would be another GPU's.
+  check_device_of_caller("the number of the current device was requested");
   *device = current_device();
   return cudaSuccess;
 }
