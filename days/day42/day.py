@@ -20,6 +20,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "matvec.cu: matvec_v5_rows: constant off by one: `p.chunks <= 16` -> `p.chunks <= 17`": (
         "a group of 16 lanes takes a row of 17 chunks in two rounds"
     ),
+    "matvec.cu: matvec_v4_split_k: min for max: `min(enough, rounds)` -> `max(enough, rounds)`": (
+        "more splits compute the same, some of them without a chunk"
+    ),
+    "matvec.cu: matvec_v5_rows: comparison: `p.chunks <= 32` -> `p.chunks < 32`": (
+        "a row of 32 chunks is computed as a longer one is"
+    ),
+    "matvec_transposed.cu: dispatch_tile: comparison: `chunks <= 8` -> `chunks < 8`": (
+        "of 16 lanes for a row of 8 chunks, half have none"
+    ),
+    "matvec_transposed.cu: dispatch_tile: constant off by one: `chunks <= 16` -> `chunks <= 17`": (
+        "two tiles for a row of 17 chunks"
+    ),
 }
 
 EXERCISE = Exercise(

@@ -22,6 +22,10 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "launch: shared memory too small: `shared` -> `(shared) / 2`": (
         "another occupancy, the same result"
     ),
+    'copy_v1_full: constant off by one: `copy_shaped(x, 1, {256, ALL_THAT_FIT}, "copy_v1_full")` '
+    '-> `copy_shaped(x, 2, {256, ALL_THAT_FIT}, "copy_v1_full")`': (
+        "two packs per thread, the same result"
+    ),
     "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": (
         "another occupancy, the same result"
     ),
