@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(P::THREADS)
   clear<P>(sums);
   for (int step = 0; step < s.steps; ++step) {
     __syncthreads();  // all warps have read the tiles before any thread overwrites them
-    copies.template copy<false>(stage);
+    copies.copy(stage);
     copies.advance();
     __syncthreads();  // the tiles are complete before any warp reads them
 #pragma unroll
@@ -75,7 +75,9 @@ struct Loads {
   StageCopy<P> copies;
 
   __device__ Loads(const Gemm<typename P::T>& p, const Schedule& s, const Work& all)
-      : work(all), left(work.next(s) ? work.count : 0), copies(of_part(p, s)) {}
+      : work(all), left(work.next(s) ? work.count : 0), copies(of_part(p, s)) {
+    if (left == 0) copies.end();
+  }
 
   __device__ __forceinline__ StageCopy<P> of_part(const Gemm<typename P::T>& p,
                                                   const Schedule& s) const {
@@ -85,54 +87,65 @@ struct Loads {
 
   // A part of the copies of a step.
   __device__ __forceinline__ void copy(typename P::T* stage, int part, int parts) const {
-    if (left > 0) copies.template copy<true>(stage, part, parts);
+    copies.copy_async(stage, part, parts);
   }
 
   // To the next step, after all parts of a step.
   __device__ __forceinline__ void advance(const Gemm<typename P::T>& p, const Schedule& s) {
     copies.advance();
     if (left == 0 || --left > 0) return;
-    if (work.next(s)) left = work.count, copies = of_part(p, s);
+    if (work.next(s)) {
+      left = work.count, copies = of_part(p, s);
+    } else {
+      copies.end();
+    }
   }
 };
 
-// sums = the products of `count` steps, from stage `stage` on, which comes back as the next one.
+// What a block multiplies: the stage of its next step, and the fragments of that step's first 16
+// values of k. Behind the last step come zeros, so that all steps load the next one's fragments.
 template <typename P>
-__device__ __forceinline__ void multiply_steps(Sums<P>& sums, typename P::T* stages, int& stage,
-                                               int count, Loads<P>& loads,
-                                               const Gemm<typename P::T>& p, const Schedule& s) {
-  constexpr int LAST = P::BK / 16 - 1;
-  const Places<P> places;
+struct Pipeline {
+  typename P::T* stages;
+  int stage;
+  Places<P> places;
   Fragments<P> fragments[2];
-  clear<P>(sums);
+
   // Of the groups of copies, the STAGES - 2 youngest may be in flight: this stage is complete …
-  ptx::cp_async_wait<P::STAGES - 2>();
-  __syncthreads();  // … for all threads, and all warps have read the stage of the step before
-  fragments[0].load(stages + stage * P::SIZE, places, 0);
-  for (int step = 0; step < count; ++step) {
-    const auto* from = stages + stage * P::SIZE;  // where the next fragments are
-    auto* refill = stages + (stage == 0 ? P::STAGES - 1 : stage - 1) * P::SIZE;
-    stage = stage + 1 == P::STAGES ? 0 : stage + 1;
+  __device__ __forceinline__ void wait() const {
+    ptx::cp_async_wait<P::STAGES - 2>();
+    __syncthreads();  // … for all threads, and all warps have read the stage of the step before
+  }
+
+  __device__ Pipeline(typename P::T* stages) : stages(stages), stage(0) {
+    wait();
+    fragments[0].load(stages, places, 0);
+  }
+
+  // sums += the products of `count` steps.
+  __device__ __forceinline__ void multiply_steps(Sums<P>& sums, int count, Loads<P>& loads,
+                                                 const Gemm<typename P::T>& p, const Schedule& s) {
+    constexpr int LAST = P::BK / 16 - 1;
+    for (int step = 0; step < count; ++step) {
+      const auto* from = stages + stage * P::SIZE;  // where the next fragments are
+      auto* refill = stages + (stage == 0 ? P::STAGES - 1 : stage - 1) * P::SIZE;
+      stage = stage + 1 == P::STAGES ? 0 : stage + 1;
 #pragma unroll
-    for (int k = 0; k <= LAST; ++k) {
-      bool ahead = true;  // whether there are any
-      if (k < LAST) {
-        loads.copy(refill, k, LAST);
-      } else {
-        loads.advance(p, s);
-        ptx::cp_async_commit();  // also where nothing is left to copy: one group per step
-        ahead = step + 1 < count;
-        if (ahead) {
-          ptx::cp_async_wait<P::STAGES - 2>();
-          __syncthreads();  // the next stage is complete, and all warps have read this one
+      for (int k = 0; k <= LAST; ++k) {
+        if (k < LAST) {
+          loads.copy(refill, k, LAST);
+        } else {
+          loads.advance(p, s);
+          ptx::cp_async_commit();  // one group per step
+          wait();
+          from = stages + stage * P::SIZE;
         }
-        from = stages + stage * P::SIZE;
+        multiply_and_load<P>(sums, fragments[k % 2], fragments[(k + 1) % 2], from, places,
+                             k < LAST ? k + 1 : 0);
       }
-      auto &now = fragments[k % 2], &next = fragments[(k + 1) % 2];
-      multiply_and_load<P>(sums, now, next, ahead, from, places, k < LAST ? k + 1 : 0);
     }
   }
-}
+};
 
 // ---------------------------------------------------------------------------------------------
 // v4: sums of a tile that several blocks share. Its first part belongs to the last part of a
@@ -206,10 +219,11 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     loads.advance(p, s);
     ptx::cp_async_commit();
   }
-  int stage = 0;
+  Pipeline<P> pipeline(stages);
   while (work.next(s)) {
     Sums<P> sums;
-    multiply_steps<P>(sums, stages, stage, work.count, loads, p, s);
+    clear<P>(sums);
+    pipeline.multiply_steps(sums, work.count, loads, p, s);
     if (work.first > 0) {
       publish<P>(sums, s, range);
       continue;

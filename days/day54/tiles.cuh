@@ -54,19 +54,28 @@ struct TileCopy {
     from = matrix + row * ld + col, rows = all_rows - row, cols = all_cols - col;
   }
 
-  template <bool ASYNC>
-  __device__ __forceinline__ void copy(T* tile, int begin = 0, int end = PASSES) const {
+  // Passes [begin, end). No branches, so that the compiler may put products between the copies.
+  __device__ __forceinline__ void copy_async(T* tile, int begin, int end) const {
+    T* to = tile + place<COLS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    const int64_t pass = STEP * stride;
+    const T* source = from + begin * pass;
+    const int last = cols > 0 ? rows : 0;
+#pragma unroll
+    for (int i = begin; i < end; ++i, source += pass) {
+      ptx::cp_async_zero_fill<16>(to + i * STEP * COLS, source, i * STEP < last ? 16 : 0);
+    }
+  }
+
+  // From here on all is zeros.
+  __device__ __forceinline__ void end() { rows = 0; }
+
+  __device__ __forceinline__ void copy(T* tile) const {
     T* to = tile + place<COLS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
 #pragma unroll
-    for (int i = begin; i < end; ++i) {
-      const bool inside = i * STEP < rows && cols > 0;
-      const T* source = from + i * STEP * stride;
-      if constexpr (ASYNC) {
-        ptx::cp_async_zero_fill<16>(to + i * STEP * COLS, source, inside ? 16 : 0);
-      } else {
-        *reinterpret_cast<uint4*>(to + i * STEP * COLS) =
-            inside ? *reinterpret_cast<const uint4*>(source) : uint4{};
-      }
+    for (int i = 0; i < PASSES; ++i) {
+      const bool there = i * STEP < rows && cols > 0;
+      *reinterpret_cast<uint4*>(to + i * STEP * COLS) =
+          there ? *reinterpret_cast<const uint4*>(from + i * STEP * stride) : uint4{};
     }
   }
 
@@ -88,15 +97,19 @@ struct StageCopy {
         b(p.b, p.ldb, P::B_IS_NK ? p.N : p.K, P::B_IS_NK ? p.K : p.N, P::B_IS_NK ? n : k,
           P::B_IS_NK ? k : n) {}
 
+  __device__ __forceinline__ void copy(T* stage) const {
+    a.copy(stage);
+    b.copy(stage + P::A_SIZE);
+  }
+
   // Part `part` of `parts` of the copies of a step.
-  template <bool ASYNC>
-  __device__ __forceinline__ void copy(T* stage, int part = 0, int parts = 1) const {
-    a.template copy<ASYNC>(stage, a.PASSES * part / parts, a.PASSES * (part + 1) / parts);
-    b.template copy<ASYNC>(stage + P::A_SIZE, b.PASSES * part / parts,
-                           b.PASSES * (part + 1) / parts);
+  __device__ __forceinline__ void copy_async(T* stage, int part, int parts) const {
+    a.copy_async(stage, a.PASSES * part / parts, a.PASSES * (part + 1) / parts);
+    b.copy_async(stage + P::A_SIZE, b.PASSES * part / parts, b.PASSES * (part + 1) / parts);
   }
 
   __device__ __forceinline__ void advance() { a.advance(), b.advance(); }
+  __device__ __forceinline__ void end() { a.end(), b.end(); }
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -158,15 +171,14 @@ struct Fragments {
   }
 };
 
-// The products of `now`, and between them the loads of the `next` 16 values of k, if `ahead`.
+// The products of `now`, and between them the loads of the `next` 16 values of k.
 template <typename P>
 __device__ __forceinline__ void multiply_and_load(Sums<P>& sums, const Fragments<P>& now,
-                                                  Fragments<P>& next, bool ahead,
-                                                  const typename P::T* stage, const Places<P>& at,
-                                                  int k) {
+                                                  Fragments<P>& next, const typename P::T* stage,
+                                                  const Places<P>& at, int k) {
 #pragma unroll
   for (int i = 0; i < P::PIECES; ++i) {
-    if (ahead) next.load_piece(stage, at, k, i);
+    next.load_piece(stage, at, k, i);
     now.multiply_piece(sums, i);
   }
 }

@@ -47,18 +47,21 @@ struct Arguments {
   int M, N, K;
 };
 
-// BM × BN elements of C per block. A consumer has BM / 2 rows, in HALVES of 64.
+// BM × BN elements of C per tile. v1's consumers take turns (day 56's ping-pong), each has all rows
+// of its tiles; v2's share a tile. A consumer's rows are HALVES of 64.
 template <int M, int N, Scales S>
 struct Shape {
-  static constexpr int BM = M, BN = N, HALVES = M / CONSUMERS / ROWS;
+  static constexpr int BM = M, BN = N;
   static constexpr Scales SCALES = S;
+  static constexpr int SHARING = S == Scales::kRows ? 1 : CONSUMERS;  // consumers of a tile
+  static constexpr int HALVES = M / SHARING / ROWS;
   static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
   static constexpr size_t SHARED =
       STAGES * BYTES + CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
-  static_assert(M % (CONSUMERS * ROWS) == 0 && N <= 256);
+  static_assert(M % (SHARING * ROWS) == 0 && N % PART == 0 && N <= 256);
   static_assert(S == Scales::kRows || N == SCALED, "one scale of B per tile");
 };
-using RowScaled = Shape<128, 256, Scales::kRows>;
+using RowScaled = Shape<128, 192, Scales::kRows>;
 using BlockScaled = Shape<256, 128, Scales::kBlocks>;
 
 // sums (+)= 64 rows of A, at a, times B, at b: four wgmmas, each for 32 values of k.
@@ -82,12 +85,31 @@ __device__ __forceinline__ void promote(float (&sums)[COUNT], const float (&part
   for (int i = 0; i < COUNT; ++i) sums[i] += (i / 2 % 2 ? lower : upper) * part[i];
 }
 
-// v2: adds the products of a stage, scaled by upper[h] and lower[h]. Calls `release` when they have
-// read it. While one consumer promotes, the other one's wgmmas run.
+// The scale of one row of A, 0 beyond the last.
+__device__ __forceinline__ float row_scale(const Arguments& p, int block, int row) {
+  return row < p.M ? p.a_scale[int64_t{block} * p.M + row] : 0.0f;
+}
+
+// v2: the scales of a thread's two rows of each half and of the tile's columns, for 128 of K.
+template <typename P>
+struct Scaling {
+  float of_b, upper[P::HALVES], lower[P::HALVES];
+
+  __device__ __forceinline__ void load(const Arguments& p, int block, int row, int column) {
+    of_b = p.b_scale[int64_t{block} * ceil_div(p.N, SCALED) + column];
+#pragma unroll
+    for (int h = 0; h < P::HALVES; ++h) {
+      upper[h] = row_scale(p, block, row + h * ROWS);
+      lower[h] = row_scale(p, block, row + h * ROWS + 8);
+    }
+  }
+};
+
+// v2: adds the products of a stage, scaled. Calls `release` when they have read it. While one
+// consumer promotes, the other one's wgmmas run.
 template <typename P, typename Release>
 __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], const char* stage,
-                                          int consumer, const float (&upper)[P::HALVES],
-                                          const float (&lower)[P::HALVES], Release release) {
+                                          int consumer, const Scaling<P>& by, Release release) {
 #pragma unroll
   for (int h = 0; h < P::HALVES; ++h) {
     const int first = (consumer * P::HALVES + h) * ROWS;
@@ -97,45 +119,50 @@ __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], c
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>(part);
     if (h == P::HALVES - 1) release();
-    promote(sums[h], part, upper[h], lower[h]);
+    promote(sums[h], part, by.of_b * by.upper[h], by.of_b * by.lower[h]);
   }
 }
 
-// The scale of one row of A, 0 beyond the last.
-__device__ __forceinline__ float row_scale(const Arguments& p, int block, int row) {
-  return row < p.M ? p.a_scale[int64_t{block} * p.M + row] : 0.0f;
-}
+constexpr int TURN = 1 + CONSUMERS;  // barrier TURN + c: it is consumer c's turn
 
 template <typename P>
 struct Roles {
+  static constexpr int READERS = CLUSTER * P::SHARING * (WARPGROUP / 32);  // warps, of a stage
   static constexpr int COLS = P::BN / CLUSTER;  // of B's tile that one block loads
   char* stages;
   uint64_t *full, *empty;
   int rank, steps, tiles_m, tiles_n;  // tiles_m: in units of CLUSTER tiles
 
-  // Calls f(m, n, step): the tile's corner, and the number of steps before it.
+  // A tile: its corner, the number of steps before it, and whether the block has a next one.
+  struct Task {
+    int m, n, before;
+    bool more;
+  };
+
+  // Calls f for the block's tiles skip, skip + every …
   template <typename F>
-  __device__ __forceinline__ void each_tile(F f) const {
-    const int clusters = static_cast<int>(gridDim.x) / CLUSTER;
-    int step = 0;
-    for (int i = static_cast<int>(blockIdx.x) / CLUSTER; i < tiles_m * tiles_n;
-         i += clusters, step += steps) {
+  __device__ __forceinline__ void each_tile(int skip, int every, F f) const {
+    const int clusters = static_cast<int>(gridDim.x) / CLUSTER, tiles = tiles_m * tiles_n;
+    int before = skip * steps;
+    for (int i = static_cast<int>(blockIdx.x) / CLUSTER + skip * clusters; i < tiles;
+         i += every * clusters, before += every * steps) {
       const int group = i / (GROUP * tiles_n), first = group * GROUP;
       const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-      f(((first + within % rows) * CLUSTER + rank) * P::BM, within / rows * P::BN, step);
+      f(Task{((first + within % rows) * CLUSTER + rank) * P::BM, within / rows * P::BN, before,
+             i + clusters < tiles});
     }
   }
 
   __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b) const {
-    each_tile([&](int m, int n, int before) {
+    each_tile(0, 1, [&](const Task& t) {
       for (int i = 0; i < steps; ++i) {
-        const int s = (before + i) % STAGES, round = (before + i) / STAGES;
+        const int s = (t.before + i) % STAGES, round = (t.before + i) / STAGES;
         ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // both blocks' products have read the stage
         char* stage = stages + s * P::BYTES;
         ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);  // also what the other block brings
-        ptx::load_tensor(stage, a, {i * DEPTH, m}, &full[s]);
+        ptx::load_tensor(stage, a, {i * DEPTH, t.m}, &full[s]);
         ptx::load_tensor_multicast(stage + P::A_BYTES + rank * COLS * ROW, b,
-                                   {i * DEPTH, n + rank * COLS}, &full[s], (1 << CLUSTER) - 1);
+                                   {i * DEPTH, t.n + rank * COLS}, &full[s], (1 << CLUSTER) - 1);
       }
     });
   }
@@ -146,9 +173,8 @@ struct Roles {
       ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], threadIdx.x % 32);
   }
 
-  // v1: all of K in the tensor cores' sums; one group of wgmmas stays in flight.
-  __device__ __forceinline__ void sum_all(float (&sums)[P::HALVES][P::BN / 2], int consumer,
-                                          int before) const {
+  // v1: all of K in the tensor cores' sums; one group of wgmmas stays in flight, also at the end.
+  __device__ __forceinline__ void sum_all(float (&sums)[P::HALVES][P::BN / 2], int before) const {
     for (int i = 0; i < steps; ++i) {
       const int s = (before + i) % STAGES, round = (before + i) / STAGES;
       const char* stage = stages + s * P::BYTES;
@@ -156,36 +182,36 @@ struct Roles {
       ptx::wgmma_fence(sums);
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
-        const int first = (consumer * P::HALVES + h) * ROWS;
-        multiply_step(sums[h], stage + first * ROW, stage + P::A_BYTES, true);
+        multiply_step(sums[h], stage + h * ROWS * ROW, stage + P::A_BYTES, true);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();  // the products of the step before have read their stage
       if (i > 0) release((before + i - 1) % STAGES);
     }
+  }
+
+  // The same when it is this consumer's turn: the other one has seen all stages before ours.
+  __device__ __forceinline__ void sum_in_turn(float (&sums)[P::HALVES][P::BN / 2], int consumer,
+                                              const Task& t) const {
+    if (t.before > 0) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
+    sum_all(sums, t.before);
+    if (t.more) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
     ptx::wgmma_wait<0>(sums);
-    release((before + steps - 1) % STAGES);
+    release((t.before + steps - 1) % STAGES);
   }
 
   // v2: 128 of K at a time.
   __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2],
                                              const Arguments& p, int consumer, int row, int n,
                                              int before) const {
-    const int scales_n = ceil_div(p.N, SCALED), column = n / SCALED;
-    float upper[P::HALVES], lower[P::HALVES];  // loaded before the wait for the tiles
-    const auto load_scales = [&](int block) {
-      const float of_b = p.b_scale[int64_t{block} * scales_n + column];
-#pragma unroll
-      for (int h = 0; h < P::HALVES; ++h) {
-        upper[h] = of_b * row_scale(p, block, row + h * ROWS);
-        lower[h] = of_b * row_scale(p, block, row + h * ROWS + 8);
-      }
-    };
+    Scaling<P> now, next;
+    next.load(p, 0, row, n / SCALED);
     for (int i = 0; i < steps; ++i) {
       const int s = (before + i) % STAGES, round = (before + i) / STAGES;
-      load_scales(i);
+      now = next;
+      if (i + 1 < steps) next.load(p, i + 1, row, n / SCALED);  // in flight for a whole step
       ptx::mbarrier_wait(&full[s], round % 2);
-      add_block<P>(sums, stages + s * P::BYTES, consumer, upper, lower, [&] { release(s); });
+      add_block<P>(sums, stages + s * P::BYTES, consumer, now, [&] { release(s); });
     }
   }
 
@@ -225,20 +251,21 @@ struct Roles {
 
   __device__ __forceinline__ void consume(const Arguments& p, const TensorMap& c) const {
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+    constexpr bool IN_TURN = P::SHARING == 1;
     int turn = 0;
-    each_tile([&](int m, int n, int before) {
-      const int first = m + consumer * P::HALVES * ROWS;
+    each_tile(IN_TURN ? consumer : 0, IN_TURN ? CONSUMERS : 1, [&](const Task& t) {
+      const int first = t.m + (IN_TURN ? 0 : consumer * P::HALVES * ROWS);
       const int row = first + thread / 32 * 16 + thread % 32 / 4;  // the upper one of this thread
       float sums[P::HALVES][P::BN / 2] = {};
       if constexpr (P::SCALES == Scales::kRows) {
-        sum_all(sums, consumer, before);
+        sum_in_turn(sums, consumer, t);
       } else {
-        sum_blocks(sums, p, consumer, row, n, before);
+        sum_blocks(sums, p, consumer, row, t.n, t.before);
       }
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
-        if constexpr (P::SCALES == Scales::kRows) scale_sums(sums[h], p, row + h * ROWS, n);
-        store_rows(sums[h], p, c, consumer, turn, first + h * ROWS, n);
+        if constexpr (P::SCALES == Scales::kRows) scale_sums(sums[h], p, row + h * ROWS, t.n);
+        store_rows(sums[h], p, c, consumer, turn, first + h * ROWS, t.n);
       }
     });
     if (thread == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
@@ -254,7 +281,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
       ptx::mbarrier_init(&full[s], 1);
-      ptx::mbarrier_init(&empty[s], CLUSTER * CONSUMER_WARPS);
+      ptx::mbarrier_init(&empty[s], Roles<P>::READERS);
     }
     ptx::fence_mbarrier_init();
   }
@@ -267,10 +294,10 @@ __global__ void __launch_bounds__(THREADS, 1)
                        ceil_div(p.M, P::BM * CLUSTER),
                        ceil_div(p.N, P::BN)};
   if (threadIdx.x / WARPGROUP == 0) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<24>();
     if (threadIdx.x == 0) roles.produce(a, b);
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<240>();
     roles.consume(p, c);
   }
   ptx::cluster_sync();  // a block's shared memory is there as long as the other one writes to it
