@@ -7,9 +7,13 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 constexpr int BLOCK = 512;
 constexpr int WARPS = BLOCK / 32;
+
+template <int VALUE>
+using Number = std::integral_constant<int, VALUE>;
 
 // Statistics of some elements of a channel: their count, and two numbers that a pass defines.
 struct Part {
@@ -67,34 +71,48 @@ struct Forward {
     return {count, mean, x.b + y.b + distance * distance * (x.count * share)};
   }
 
-  // Adds `valid` chunks at once: their own mean first, then the distances from it, then one merge.
-  // Welford's update (day 9) would divide once per element.
+  // Adds `valid` chunks at once: sums of the distances from the mean so far and of their squares,
+  // then one division for all. Welford's update (day 9) would divide once per element. The first
+  // chunks have no mean so far; one of their own elements is as good, as its distance from the
+  // mean is a part of what is summed.
   template <int COLUMNS, typename T, int N, int U>
   __device__ static void add(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
                              int valid, const float (&origin)[COLUMNS]) {
+    if (valid == U) {  // without a comparison per chunk
+      add_some(parts, in, Number<U>{}, origin);
+    } else {
+      add_some(parts, in, valid, origin);
+    }
+  }
+
+  template <int COLUMNS, typename T, int N, int U, typename Count>
+  __device__ static void add_some(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
+                                  Count valid, const float (&origin)[COLUMNS]) {
     constexpr int EACH = N / COLUMNS;  // elements of a chunk per channel
-    const float count = valid * EACH, inverse = 1.0f / count;
+    const float count = parts.count + valid * EACH, inverse = 1.0f / count;
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
-      const auto sum = [&](auto f) {
-        float total = 0;
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-#pragma unroll
-          for (int i = 0; i < EACH; ++i) {
-            if (u < valid)
-              total += f(static_cast<float>(in[0][u].chunk().at[c * EACH + i]) - origin[c]);
-          }
-        }
-        return total;
+      const auto element = [&](int u, int i) {
+        return static_cast<float>(in[0][u].chunk().at[c * EACH + i]) - origin[c];
       };
-      const float mean = sum([](float v) { return v; }) * inverse;
-      const float m2 = sum([&](float v) { return (v - mean) * (v - mean); });
-      const Part both = merge(parts.at(c), {count, mean, m2});
-      parts.a[c] = both.a;
-      parts.b[c] = both.b;
+      float mean = parts.count > 0 ? parts.a[c] : element(0, 0);
+      if (!isfinite(mean)) mean = 0;
+      float sum = 0, squares = 0;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          if (u >= valid) break;
+          const float distance = element(u, i) - mean;
+          sum += distance, squares += distance * distance;
+        }
+      }
+      const float distance = sum * inverse, more = squares - sum * distance;
+      // The first difference is 0, unless the mean so far is infinite: then it stays so.
+      parts.a[c] = (parts.a[c] - mean) * (parts.count * inverse) + mean + distance;
+      parts.b[c] += more < 0 ? 0 : more;
     }
-    parts.count += count;
+    parts.count = count;
   }
 
   // writer: whether this thread stores what the channel's statistics change.

@@ -62,11 +62,20 @@ __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, 
                                   bool writer, RowsMemory<N>& memory, float4 (&mine)[N]) {
   const int channels = g.width * N, groups = BLOCK / channels, t = threadIdx.x;
   const int64_t channel = int64_t{strip} * channels + t % channels;
+  constexpr int AT_ONCE = 8;  // loads in flight
   Part all{};
+  float origin = 0;
   if (channel < g.channels) {
-#pragma unroll 8
-    for (int s = t / channels; s < slices; s += groups) {
-      all = Pass::merge(all, p.partial[s * g.channels + channel]);
+    origin = Pass::template origin<T>(p, channel, channel);
+    for (int first = t / channels; first < slices; first += AT_ONCE * groups) {
+      Part parts[AT_ONCE] = {};
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int s = first + i * groups;
+        if (s < slices) parts[i] = p.partial[s * g.channels + channel];
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) all = Pass::merge(all, parts[i]);
     }
   }
   memory.parts[t] = all;
@@ -75,7 +84,6 @@ __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, 
     for (int group = 1; group < groups; ++group) {
       all = Pass::merge(all, memory.parts[group * channels + t]);
     }
-    const float origin = Pass::template origin<T>(p, channel, channel);
     memory.coefficients[t] = Pass::coefficients(all, origin, channel, p, writer);
   }
   __syncthreads();  // the coefficients of all channels are written
@@ -96,11 +104,6 @@ inline Tensor parts_for(const Tensor& x, int64_t parts) {
   return torch::stable::new_empty(x, {parts, 3}, ScalarType::Float);
 }
 
-template <int VALUE>
-struct Constant {
-  constexpr int operator()() const { return VALUE; }
-};
-
 // Calls f with a number of x's type and N, the elements of a chunk: 16 bytes where all addresses of
 // chunks are multiples of that, else one element.
 template <typename F>
@@ -111,6 +114,6 @@ void with_chunks(const Tensor& x, const Sizes& s, const Arguments& p, F&& f) {
     for (const void* pointer : {p.in[0], p.in[1], static_cast<const void*>(p.out)}) {
       whole = whole && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
     }
-    whole ? f(zero, Constant<N>{}) : f(zero, Constant<1>{});
+    whole ? f(zero, Number<N>{}) : f(zero, Number<1>{});
   });
 }
