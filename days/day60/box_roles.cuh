@@ -28,18 +28,16 @@ struct BoxPlan {
   int steps;
 };
 
-// Loads, products and stores of a block. CLUSTER blocks, neighbours in a cluster from block
-// `shared_from` on, compute tiles of the same channels.
+// Loads, products and stores of a block. CLUSTER blocks compute tiles of the same channels.
 template <typename P, int CLUSTER>
 struct BoxRoles {
-  static constexpr uint16_t ALL = (1 << CLUSTER) - 1;
-  static constexpr int COLS = P::BN / CLUSTER;  // of the filter's tile that a block loads
+  static constexpr uint16_t ALL = (1 << CLUSTER) - 1;  // blocks of the cluster
+  static constexpr int COLS = P::BN / CLUSTER;         // of the filter's tile that a block loads
 
   const BoxPlan& g;
   char* stages;
   uint64_t *full, *empty;
   int rank, first, clusters;
-  int shared_from = 0;
 
   // Calls f(first pixel, first channel, number of steps before) for each tile of this block. Blocks
   // that run at the same time have all channels of the same pixels, which come from L2.
@@ -59,7 +57,7 @@ struct BoxRoles {
       if constexpr (CLUSTER == 1) {
         ptx::load_tensor(part, filter, {c, tap, k}, arrived);
       } else {
-        ptx::load_tensor_multicast(part, filter, {c, tap, k}, arrived, ALL << shared_from);
+        ptx::load_tensor_multicast(part, filter, {c, tap, k}, arrived, ALL);
       }
     };
     to += rank * COLS * ROW;
@@ -97,7 +95,7 @@ struct BoxRoles {
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[s]);
     } else {
       if (threadIdx.x % 32 < CLUSTER)
-        ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], shared_from + threadIdx.x % 32);
+        ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], threadIdx.x % 32);
     }
   }
 

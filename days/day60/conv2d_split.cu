@@ -1,16 +1,12 @@
 // Day 60, third file: layers with few pixels.
 //
-//   v4 split      SPLIT blocks of a cluster share a tile, each sums some of the steps; two tiles
-//                 per cluster share the filter's tiles, as v3's do
+//   v4 split      the blocks of a cluster share a tile: each sums some of the steps
 //
 // 32 images of 7 × 7 are 14 tiles of 128 pixels. With 512 output channels that is 28 tiles of 128 ×
-// 256 for 132 multiprocessors. Four blocks per tile make 112, each with a quarter of the sum. All
-// of them load 48 KB per step, which comes from L2: that is the limit, so pairs share the filter.
+// 256 for 132 multiprocessors. Four blocks per tile make 112, each with a quarter of the sum.
 
 #include "common/cuda/binding.cuh"  // taught in day 6
 #include "days/day60/box_roles.cuh"
-
-constexpr int SHARING = 2;  // tiles of a cluster, with the same channels
 
 // Each block has sums of all BN channels. It needs those of the others for BN / SPLIT channels,
 // which it stores, and sends its own to the others: a slot for each block that sends.
@@ -23,7 +19,7 @@ struct Exchange {
   static_assert((SPLIT - 1) * SLOT * 16 <= P::STAGES * P::BYTES, "the slots fit into the stages");
 
   float4* slots;
-  int rank, share;  // the part of the sum, and the tile
+  int rank;
 
   // This thread's pack i of the slot, neighbours side by side.
   __device__ __forceinline__ int place(int slot, int i) const {
@@ -33,7 +29,7 @@ struct Exchange {
 #pragma unroll
     for (int to = 0; to < SPLIT; ++to) {
       if (to == rank) continue;
-      float4* there = ptx::map_to_rank(slots, to * SHARING + share);
+      float4* there = ptx::map_to_rank(slots, to);
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
         const float* from = &sums[to * OWN + i * 4];
@@ -66,19 +62,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Swap = Exchange<P, SPLIT>;
   __shared__ uint64_t full[P::STAGES], empty[P::STAGES];
-  if (threadIdx.x == 0) init_stages(full, empty, P::STAGES, SHARING);
-  ptx::cluster_sync();  // the mbarriers are there before any thread of the cluster uses one
-  const int share = blockIdx.x % SHARING, rank = blockIdx.x / SHARING % SPLIT;
-  const int tile = blockIdx.x / (SHARING * SPLIT);
-  const BoxRoles<P, SHARING> roles{.g = g,
-                                   .stages = tile_memory(),
-                                   .full = full,
-                                   .empty = empty,
-                                   .rank = share,
-                                   .first = 0,
-                                   .clusters = 0,
-                                   .shared_from = rank * SHARING};
-  const Pixel at = corner_of(g.box, tile / g.tiles_n * SHARING + share);
+  if (threadIdx.x == 0) init_stages(full, empty, P::STAGES, 1);
+  __syncthreads();  // the mbarriers are there before any thread uses one
+  const BoxRoles<P, 1> roles{g, tile_memory(), full, empty, 0, 0, 0};
+  const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
+  const Pixel at = corner_of(g.box, tile / g.tiles_n);
   const int n = tile % g.tiles_n * P::BN;
   const int first = g.steps * rank / SPLIT, steps = g.steps * (rank + 1) / SPLIT - first;
 
@@ -93,7 +81,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     ptx::setmaxnreg_inc<232>();
     float sums[P::GROUPS][P::BN / 2] = {};
     roles.multiply_tile(sums, steps, 0);
-    const Swap swap{reinterpret_cast<float4*>(roles.stages), rank, share};
+    const Swap swap{reinterpret_cast<float4*>(roles.stages), rank};
     ptx::cluster_sync();  // all blocks have read their stages, which become slots
     swap.send(sums[0]);
     ptx::cluster_sync();  // all sums are where they belong
@@ -116,10 +104,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 template <typename P, int SPLIT>
 void launch_split(const Gather& g, const Tensor& on) {
-  constexpr int CLUSTER = SHARING * SPLIT;
-  const BoxWork work = box_work<P, SHARING>(g);
-  const unsigned grid = grid_size(work.plan.tiles_m * work.plan.tiles_n * CLUSTER, "x");
-  launch_clusters(conv2d_v4_split_kernel<P, SPLIT>, grid, CLUSTER, THREADS, BOX_SHARED<P>,
+  const BoxWork work = box_work<P, 1>(g);
+  const unsigned grid = grid_size(work.plan.tiles_m * work.plan.tiles_n * SPLIT, "x");
+  launch_clusters(conv2d_v4_split_kernel<P, SPLIT>, grid, SPLIT, THREADS, BOX_SHARED<P>,
                   current_stream(on), work.plan, work.from, work.filter, work.to);
 }
 
@@ -136,7 +123,7 @@ Tensor conv2d_v4_split(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   if (y.numel() == 0) return y;
   const Gather g =
       flattened(forward_gather(v, data<bf16>(x), data<bf16>(w), mutable_data<bf16>(y)));
-  if (split_time(g, 128, 256, SHARING, 4, x) < split_time(g, 128, 128, SHARING, 2, x)) {
+  if (split_time(g, 128, 256, 4, x) < split_time(g, 128, 128, 2, x)) {
     launch_split<ConvTile<128, 256, Major::kK>, 4>(g, x);
   } else {
     launch_split<ConvTile<128, 128, Major::kK>, 2>(g, x);
