@@ -36,7 +36,6 @@ constexpr int STAGES = 4;    // of 48 KB
 constexpr int CLUSTER = 2;   // blocks that share B's tile
 constexpr int GROUP = 8;     // rows of tiles that are computed together (day 56)
 constexpr int SCALED = 128;  // rows of B per scale
-constexpr int BUFFERS = 2;   // per consumer, for its sums on the way to C
 
 // Who scales what. kRows: s_a (M) and s_b (N). kBlocks: s_a (K / 128, M), s_b (K / 128, N / 128).
 enum class Scales { kRows, kBlocks };
@@ -56,8 +55,10 @@ struct Shape {
   static constexpr int SHARING = S == Scales::kRows ? 1 : CONSUMERS;  // consumers of a tile
   static constexpr int HALVES = M / SHARING / ROWS;
   static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
-  static constexpr size_t SHARED =
-      STAGES * BYTES + CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
+  static constexpr int FACTORS = S == Scales::kBlocks ? BM + 4 : 0;  // scales of a stage, v2
+  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, on the way to C
+  static constexpr size_t SHARED = STAGES * (BYTES + FACTORS * sizeof(float)) +
+                                   CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
   static_assert(M % (SHARING * ROWS) == 0 && N % PART == 0 && N <= 256);
   static_assert(S == Scales::kRows || N == SCALED, "one scale of B per tile");
 };
@@ -90,47 +91,15 @@ __device__ __forceinline__ float row_scale(const Arguments& p, int block, int ro
   return row < p.M ? p.a_scale[int64_t{block} * p.M + row] : 0.0f;
 }
 
-// v2: the scales of a thread's two rows of each half and of the tile's columns, for 128 of K.
-template <typename P>
-struct Scaling {
-  float of_b, upper[P::HALVES], lower[P::HALVES];
-
-  __device__ __forceinline__ void load(const Arguments& p, int block, int row, int column) {
-    of_b = p.b_scale[int64_t{block} * ceil_div(p.N, SCALED) + column];
-#pragma unroll
-    for (int h = 0; h < P::HALVES; ++h) {
-      upper[h] = row_scale(p, block, row + h * ROWS);
-      lower[h] = row_scale(p, block, row + h * ROWS + 8);
-    }
-  }
-};
-
-// v2: adds the products of a stage, scaled. Calls `release` when they have read it. While one
-// consumer promotes, the other one's wgmmas run.
-template <typename P, typename Release>
-__device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], const char* stage,
-                                          int consumer, const Scaling<P>& by, Release release) {
-#pragma unroll
-  for (int h = 0; h < P::HALVES; ++h) {
-    const int first = (consumer * P::HALVES + h) * ROWS;
-    float part[P::BN / 2];
-    ptx::wgmma_fence(part);
-    multiply_step(part, stage + first * ROW, stage + P::A_BYTES, false);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>(part);
-    if (h == P::HALVES - 1) release();
-    promote(sums[h], part, by.of_b * by.upper[h], by.of_b * by.lower[h]);
-  }
-}
-
 constexpr int TURN = 1 + CONSUMERS;  // barrier TURN + c: it is consumer c's turn
 
 template <typename P>
 struct Roles {
   static constexpr int READERS = CLUSTER * P::SHARING * (WARPGROUP / 32);  // warps, of a stage
-  static constexpr int COLS = P::BN / CLUSTER;  // of B's tile that one block loads
+  static constexpr int COLS = P::BN / CLUSTER;                 // of B's tile that one block loads
+  static constexpr int FILLERS = P::FACTORS > 0 ? 1 + 32 : 1;  // threads that fill a stage
   char* stages;
-  uint64_t *full, *empty;
+  uint64_t *full, *empty, *read;      // read: v2's scales have been
   int rank, steps, tiles_m, tiles_n;  // tiles_m: in units of CLUSTER tiles
 
   // A tile: its corner, the number of steps before it, and whether the block has a next one.
@@ -163,6 +132,37 @@ struct Roles {
         ptx::load_tensor(stage, a, {i * DEPTH, t.m}, &full[s]);
         ptx::load_tensor_multicast(stage + P::A_BYTES + rank * COLS * ROW, b,
                                    {i * DEPTH, t.n + rank * COLS}, &full[s], (1 << CLUSTER) - 1);
+      }
+    });
+  }
+
+  // v2: where the scales of stage s are: one per row of A's tile, and behind them that of B's.
+  __device__ __forceinline__ float* factors(int s) const {
+    char* behind = stages + STAGES * P::BYTES + CONSUMERS * P::BUFFERS * PART_BYTES;
+    return reinterpret_cast<float*>(behind) + s * P::FACTORS;
+  }
+
+  // v2: one warp loads the scales of a step, and stores them when those before have been read.
+  // Where the consumers loaded them, their next wgmma waited for that.
+  __device__ __forceinline__ void bring_scales(const Arguments& p) const {
+    const int lane = threadIdx.x % 32, scales_n = ceil_div(p.N, SCALED);
+    each_tile(0, 1, [&](const Task& t) {
+      float of_a[P::BM / 32], of_b;
+      const auto load = [&](int block) {
+#pragma unroll
+        for (int i = 0; i < P::BM / 32; ++i) of_a[i] = row_scale(p, block, t.m + i * 32 + lane);
+        of_b = p.b_scale[int64_t{block} * scales_n + t.n / SCALED];
+      };
+      load(0);
+      for (int i = 0; i < steps; ++i) {
+        const int s = (t.before + i) % STAGES, round = (t.before + i) / STAGES;
+        ptx::mbarrier_wait(&read[s], 1 - round % 2);
+        float* to = factors(s);
+#pragma unroll
+        for (int r = 0; r < P::BM / 32; ++r) to[r * 32 + lane] = of_a[r];
+        if (lane == 0) to[P::BM] = of_b;
+        ptx::mbarrier_arrive(&full[s]);
+        if (i + 1 < steps) load(i + 1);
       }
     });
   }
@@ -200,18 +200,42 @@ struct Roles {
     release((t.before + steps - 1) % STAGES);
   }
 
+  // v2: sums += the products of stage s, scaled. The consumers issue their wgmmas in turn: while
+  // the one promotes, the other one's run.
+  __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], int s,
+                                            int consumer, bool first, bool last) const {
+    const char* stage = stages + s * P::BYTES;
+    const float* factor = factors(s);
+    const int of_thread = threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < P::HALVES; ++h) {
+      const int row = (consumer * P::HALVES + h) * ROWS;
+      const bool begins = first && consumer == 0 && h == 0;
+      const bool ends = last && consumer == CONSUMERS - 1 && h == P::HALVES - 1;
+      if (!begins) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
+      float part[P::BN / 2];
+      ptx::wgmma_fence(part);
+      multiply_step(part, stage + row * ROW, stage + P::A_BYTES, false);
+      ptx::wgmma_commit();
+      if (!ends) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
+      const float of_b = factor[P::BM];
+      const float upper = of_b * factor[row + of_thread];
+      const float lower = of_b * factor[row + of_thread + 8];
+      ptx::wgmma_wait<0>(part);
+      if (h == P::HALVES - 1) release(s);
+      promote(sums[h], part, upper, lower);
+    }
+    __syncwarp();  // all lanes have read the scales before lane 0 says so
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&read[s]);
+  }
+
   // v2: 128 of K at a time.
-  __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2],
-                                             const Arguments& p, int consumer, int row, int n,
-                                             int before) const {
-    Scaling<P> now, next;
-    next.load(p, 0, row, n / SCALED);
+  __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2], int consumer,
+                                             const Task& t) const {
     for (int i = 0; i < steps; ++i) {
-      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
-      now = next;
-      if (i + 1 < steps) next.load(p, i + 1, row, n / SCALED);  // in flight for a whole step
+      const int count = t.before + i, s = count % STAGES, round = count / STAGES;
       ptx::mbarrier_wait(&full[s], round % 2);
-      add_block<P>(sums, stages + s * P::BYTES, consumer, now, [&] { release(s); });
+      add_block(sums, s, consumer, count == 0, !t.more && i + 1 == steps);
     }
   }
 
@@ -231,10 +255,10 @@ struct Roles {
                                              const TensorMap& c, int consumer, int& turn, int m,
                                              int n) const {
     if (p.N % 8 == 0) {
-      char* buffers = stages + STAGES * P::BYTES + consumer * BUFFERS * PART_BYTES;
+      char* buffers = stages + STAGES * P::BYTES + consumer * P::BUFFERS * PART_BYTES;
 #pragma unroll
       for (int part = 0; part < P::BN / PART; ++part) {
-        store_part<__nv_bfloat16, BUFFERS>(
+        store_part<__nv_bfloat16, P::BUFFERS>(
             &sums[part * (PART / 2)], buffers, turn, 1 + consumer,
             [&](const char* from) { ptx::store_tensor(c, {n + part * PART, m}, from); });
       }
@@ -260,7 +284,7 @@ struct Roles {
       if constexpr (P::SCALES == Scales::kRows) {
         sum_in_turn(sums, consumer, t);
       } else {
-        sum_blocks(sums, p, consumer, row, t.n, t.before);
+        sum_blocks(sums, consumer, t);
       }
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
@@ -277,11 +301,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     gemm_fp8_kernel(const Arguments p, const __grid_constant__ TensorMap a,
                     const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __shared__ uint64_t full[STAGES], empty[STAGES];
+  __shared__ uint64_t full[STAGES], empty[STAGES], read[STAGES];
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
-      ptx::mbarrier_init(&full[s], 1);
+      ptx::mbarrier_init(&full[s], Roles<P>::FILLERS);
       ptx::mbarrier_init(&empty[s], Roles<P>::READERS);
+      ptx::mbarrier_init(&read[s], CONSUMER_WARPS);
     }
     ptx::fence_mbarrier_init();
   }
@@ -289,15 +314,18 @@ __global__ void __launch_bounds__(THREADS, 1)
   const Roles<P> roles{tile_memory(),
                        full,
                        empty,
+                       read,
                        static_cast<int>(blockIdx.x % CLUSTER),
                        ceil_div(p.K, DEPTH),
                        ceil_div(p.M, P::BM * CLUSTER),
                        ceil_div(p.N, P::BN)};
+  constexpr bool MANY = P::HALVES * P::BN / 2 > 128;  // registers for sums
   if (threadIdx.x / WARPGROUP == 0) {
-    ptx::setmaxnreg_dec<24>();
+    ptx::setmaxnreg_dec<MANY ? 24 : 40>();
     if (threadIdx.x == 0) roles.produce(a, b);
+    if (P::FACTORS > 0 && threadIdx.x / 32 == 1) roles.bring_scales(p);
   } else {
-    ptx::setmaxnreg_inc<240>();
+    ptx::setmaxnreg_inc<MANY ? 240 : 232>();
     roles.consume(p, c);
   }
   ptx::cluster_sync();  // a block's shared memory is there as long as the other one writes to it
