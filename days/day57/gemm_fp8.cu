@@ -200,24 +200,20 @@ struct Roles {
     release((t.before + steps - 1) % STAGES);
   }
 
-  // v2: sums += the products of stage s, scaled. The consumers issue their wgmmas in turn: while
-  // the one promotes, the other one's run.
+  // v2: sums += the products of stage s, scaled. While one consumer promotes, the other one's
+  // wgmmas run.
   __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], int s,
-                                            int consumer, bool first, bool last) const {
+                                            int consumer) const {
     const char* stage = stages + s * P::BYTES;
     const float* factor = factors(s);
     const int of_thread = threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int h = 0; h < P::HALVES; ++h) {
       const int row = (consumer * P::HALVES + h) * ROWS;
-      const bool begins = first && consumer == 0 && h == 0;
-      const bool ends = last && consumer == CONSUMERS - 1 && h == P::HALVES - 1;
-      if (!begins) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
       float part[P::BN / 2];
       ptx::wgmma_fence(part);
       multiply_step(part, stage + row * ROW, stage + P::A_BYTES, false);
       ptx::wgmma_commit();
-      if (!ends) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
       const float of_b = factor[P::BM];
       const float upper = of_b * factor[row + of_thread];
       const float lower = of_b * factor[row + of_thread + 8];
@@ -231,11 +227,11 @@ struct Roles {
 
   // v2: 128 of K at a time.
   __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2], int consumer,
-                                             const Task& t) const {
+                                             int before) const {
     for (int i = 0; i < steps; ++i) {
-      const int count = t.before + i, s = count % STAGES, round = count / STAGES;
+      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
       ptx::mbarrier_wait(&full[s], round % 2);
-      add_block(sums, s, consumer, count == 0, !t.more && i + 1 == steps);
+      add_block(sums, s, consumer);
     }
   }
 
@@ -284,7 +280,7 @@ struct Roles {
       if constexpr (P::SCALES == Scales::kRows) {
         sum_in_turn(sums, consumer, t);
       } else {
-        sum_blocks(sums, consumer, t);
+        sum_blocks(sums, consumer, t.before);
       }
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
