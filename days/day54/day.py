@@ -17,7 +17,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
 
 EXERCISE = Exercise(
     function="multiply_steps",
-    first="bool ahead = true;",
+    first="if (k < LAST) {",
     last="multiply_and_load<P>(",
     task=(
         "For 16 values of k: load the fragments of the next 16 into one half of `fragments` while "
@@ -27,13 +27,11 @@ EXERCISE = Exercise(
     ),
     hints=(
         "Which half of `fragments` belongs to k? What has to be true before anything is loaded "
-        "from the next stage, and in which step is there no next stage?",
+        "from the next stage?",
         "For k < LAST: loads.copy(refill, k, LAST). At k = LAST: loads.advance(p, s), then a "
-        "commit in every step; if step + 1 < count, a wait for all but STAGES - 2 groups and a "
-        "barrier. Then multiply_and_load (tiles.cuh).",
-        "from is stages + stage * P::SIZE at k = LAST, and ahead is false in the last of all steps "
-        "there. multiply_and_load<P>(sums, fragments[k % 2], fragments[(k + 1) % 2], ahead, from, "
-        "places, k < LAST ? k + 1 : 0).",
+        "commit and wait(). Then multiply_and_load (tiles.cuh).",
+        "from is stages + stage * P::SIZE at k = LAST. multiply_and_load<P>(sums, "
+        "fragments[k % 2], fragments[(k + 1) % 2], from, places, k < LAST ? k + 1 : 0).",
     ),
 )
 

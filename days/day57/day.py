@@ -25,18 +25,21 @@ EQUIVALENT = {  # mutants that compute the same, and why
 EXERCISE = Exercise(
     function="add_block",
     task=(
-        "Multiply the tiles of a stage, one half of the consumer's rows after the other, into "
-        "sums of their own, and promote these: multiply_step and promote are there. Call release "
-        "when both halves have been read."
+        "Multiply the tiles of stage s, one half of the consumer's rows after the other, into "
+        "sums of their own, and promote these by the scales of the stage: multiply_step, promote "
+        "and factors are there. Call release(s) when both halves have been read, and arrive at "
+        "read[s], once per warp, when the scales have."
     ),
     hints=(
         "A wgmma runs while the threads go on. What has to come before the first one, what after "
         "the last, and what before a thread reads `part`?",
         "wgmma_fence, multiply_step without accumulating, wgmma_commit, wgmma_wait<0>. Half h of "
-        "this consumer begins at row (consumer · HALVES + h) · ROWS of A's tile.",
-        "Per half, in an unrolled loop: float part[P::BN / 2]; multiply_step(part, stage + first * "
-        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release() if it "
-        "is the last half; promote(sums[h], part, upper[h], lower[h]).",
+        "this consumer begins at row (consumer · HALVES + h) · ROWS of A's tile, at stages + s * "
+        "P::BYTES. factors(s)[P::BM] is the scale of B.",
+        "Per half, in an unrolled loop: float part[P::BN / 2]; multiply_step(part, stage + row * "
+        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release(s) if it "
+        "is the last half; promote(sums[h], part, upper, lower). At the end __syncwarp and an "
+        "arrival by lane 0.",
     ),
 )
 
