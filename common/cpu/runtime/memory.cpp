@@ -324,8 +324,9 @@ std::string describe_allocation(const void* address) {
                 in_bytes(holder->second.bytes).c_str());
 }
 
-void report_writes_beyond_allocations(const Launch& launch) {
-  if (kWatchesAddresses) return;  // which are found one by one
+std::string writes_beyond_allocations(const Launch& launch) {
+  std::string found;
+  if (kWatchesAddresses) return found;  // which are found one by one
   std::lock_guard lock(memory().mutex);
   for (auto& [begin, allocation] : memory().allocations) {
     if (allocation.owner != Owner::kProgram) continue;
@@ -333,11 +334,14 @@ void report_writes_beyond_allocations(const Launch& launch) {
     auto* changed =
         std::find_if(beyond, beyond + kBeyond, [](auto byte) { return byte != kFresh; });
     if (changed == beyond + kBeyond) continue;
-    fprintf(stderr, "CUDA on CPU: written %s beyond the end of an allocation of %s\n%s\n",
-            changed == beyond ? "right" : in_bytes(static_cast<size_t>(changed - beyond)).c_str(),
-            in_bytes(allocation.bytes).c_str(), launch.describe().c_str());
+    if (!found.empty()) found += '\n';
+    found += format(
+        "CUDA on CPU: written %s beyond the end of an allocation of %s\n%s",
+        changed == beyond ? "right" : in_bytes(static_cast<size_t>(changed - beyond)).c_str(),
+        in_bytes(allocation.bytes).c_str(), launch.describe().c_str());
     memset(beyond, kFresh, kBeyond);
   }
+  return found;
 }
 
 cudaError_t check(const Copy& copy) {
