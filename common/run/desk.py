@@ -213,7 +213,7 @@ class Desk:
         if not self.keys:
             report.line([("check again  ", "dim"), (command, "")])
             report.line([(f"{which:<13}", "dim"), (f"{command} --hint", "")])
-        if challenge.kind == "debug":
+        if challenge.kind == "debug" and self.options.mode != "sanitize":
             report.line([("look deeper  ", "dim"), (f"{command} --sanitize", "")])
 
     def _fast_enough(
