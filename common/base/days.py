@@ -39,7 +39,8 @@ class Day:
     constant EXERCISE, what the learner writes. metrics: the optional constant METRICS, counters of
     Nsight Compute that --profile reads beside those that it always does. uses: the optional
     constant USES, numbers of days whose operators this day's rungs call; they are built and loaded
-    with its own.
+    with its own. replaced: files of the day, each with the one that stands in its place, as a
+    learner's does. only: the rungs that are built, of those with a way of their own, () for all.
     """
 
     number: int
@@ -54,6 +55,8 @@ class Day:
     equivalent: dict[str, str] = field(default_factory=dict, hash=False)
     uses: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
+    replaced: tuple[tuple[Path, Path], ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +73,13 @@ class Day:
         """The day with another file in the place of one of its sources."""
         extra = tuple(other if source == original else source for source in self.extra_sources)
         source = other if self.source == original else self.source
-        return replace(self, source=source, extra_sources=extra)
+        replaced = (*self.replaced, (original, other))
+        return replace(self, source=source, extra_sources=extra, replaced=replaced)
+
+    def file(self, name: str) -> Path:
+        """The file of this name in the day's folder, or the one that stands in its place."""
+        original = self.folder / name
+        return dict(self.replaced).get(original, original)
 
     def practice(self, kind: str = "write") -> str:
         """The command line of the day's exercise of this kind; "write" is the default there too."""

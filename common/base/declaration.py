@@ -210,6 +210,8 @@ class Exercise:
     first, last: to leave out part of the body: text that stands in its first and in its last line,
         and in no other line of the body.
     source: the file of the function, "" for the day's SOURCE.
+    rungs: on a day that builds rungs in ways of their own, those that the day's exercises are
+        checked with, () for all: one that is built quickly spares the learner the others.
     """
 
     function: str
@@ -218,6 +220,7 @@ class Exercise:
     first: str = ""
     last: str = ""
     source: str = ""
+    rungs: tuple[str, ...] = ()
 
 
 def grid(

@@ -18,7 +18,7 @@ def extras(todo: Build) -> Entry | None:
     if not todo.day.other_sources:
         return None
     files = [todo.day.folder / "day.py", *todo.day.other_sources]
-    key = digest([todo.entry.key], files)
+    key = digest([todo.entry.key, *todo.day.only], files)
     return Entry(f"{kind(todo.day.kind, todo.platform)}-extras", key, "built")
 
 
@@ -49,7 +49,7 @@ def build(day: Day, platform: Platform) -> Path:
         def make(directory: Path) -> None:
             for problem in load_lesson(day).problems:
                 for rung in problem.rungs:
-                    if rung.load is not None:
+                    if rung.load is not None and (not day.only or rung.name in day.only):
                         rung.load(Builder(todo))
             (directory / others.product).touch()
 

@@ -88,7 +88,7 @@ class Builder:
 
         defines: macros set for all of them. Raises BuildError.
         """
-        files = [self._todo.day.folder / source for source in sources]
+        files = [self._todo.day.file(source) for source in sources]
         reached = sorted({path for file in files for path in sources_of(file)})
         macros = [f"-D{name}" for name in defines]
 
@@ -150,17 +150,18 @@ class Builder:
         import torch
 
         day, platform = self._todo.day, self._todo.platform
-        files = [day.folder / source for source in sources]
-        reached = sorted({path for file in files for path in sources_of(file)})
+        files = {source: day.file(source) for source in sources}
+        reached = sorted({path for file in files.values() for path in sources_of(file)})
         entry = self._entry(namespace, [*reached, day.folder / "day.py"], [], f"{namespace}.so")
 
         def compile_into(directory: Path) -> None:
             site = directory / "site"
             site.mkdir()
-            for file in files:
-                shutil.copy(file, site)
+            for source, file in files.items():
+                shutil.copy(file, site / source)
             kernel = self._on_this_device(day.source)
-            kernel = site / day.source.name if kernel == day.source else kernel
+            if kernel == day.source:
+                kernel = next(site / source for source in files if files[source] == kernel)
             built = with_compilers(
                 platform, lambda _: make(Site(site, kernel, platform, self._flags))
             )

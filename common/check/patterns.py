@@ -581,7 +581,7 @@ def _multiples_of(seen: Behaviour, place: int) -> str:
     ]
     if not steps:
         return ""
-    few = str(steps[0]) if len(steps) == 1 else f"{steps[0]}, or of up to {steps[-1]}"
+    few = " or ".join([", ".join(map(str, steps[:-1])), str(steps[-1])][len(steps) == 1 :])
     return (
         f"right where {_size(seen, place)} is {_list(right)}, wrong where it is {_list(wrong)}, as "
         f"if only multiples of {few} were handled: what does the incomplete part at the end do?"

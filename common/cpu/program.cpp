@@ -27,6 +27,7 @@ void cudacpu_refuse_host_pointers(int on);
 void cudacpu_close_device_memory(int on);
 void cudacpu_set_strict_barriers(int on);
 void cudacpu_set_asserts_lose_context(int on);
+void cudacpu_set_writes_beyond_throw(int on);
 void cudacpu_set_progress_after(double seconds);
 void cudacpu_set_late_streams(int on);
 const char* cudacpu_unfinished_work();
@@ -158,6 +159,7 @@ struct Start {
     cudacpu_set_late_streams(choice("CUDACPU_STREAMS", {"early", "late"}, "early or late"));
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
     cudacpu_set_asserts_lose_context(1);
+    cudacpu_set_writes_beyond_throw(0);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
 #endif

@@ -142,7 +142,7 @@ def write_challenge(day: Day, root: Path) -> WriteChallenge:
     original = source_of(day, exercise)
     text = original.read_text(encoding="utf-8")
     rungs = rungs_to_check(day, original, exercise.function)
-    if rungs:  # what is not checked may be left out
+    if rungs and not day.other_sources:  # what is not checked may be left out
         text = without(
             text, repetitions(text, exercise, _needed(day, original, rungs)), shown(original)
         )
@@ -167,9 +167,11 @@ def _needed(day: Day, source: Path, rungs: Sequence[str]) -> set[str]:
 
 
 def rungs_to_check(day: Day, source: Path, function: str) -> tuple[str, ...]:
-    """The rungs that a function of this source matters to; () for all, as on a day whose rungs are
-    built in ways of their own."""
-    return () if day.other_sources else tuple(rungs_that_use(outlines_of(day), source, function))
+    """The rungs that a function of this source matters to; () for all. On a day whose rungs are
+    built in ways of their own, those that its exercise names."""
+    if day.other_sources:
+        return day.exercise.rungs if day.exercise else ()
+    return tuple(rungs_that_use(outlines_of(day), source, function))
 
 
 def source_of(day: Day, exercise: Exercise) -> Path:

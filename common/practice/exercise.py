@@ -97,7 +97,9 @@ def _differentiates(operator: str, rungs: Sequence[str]) -> bool:
 
 
 def linked_for(day: Day, rungs: Sequence[str]) -> Day:
-    """The day with those of its .cu files alone that these rungs reach; all of it for ()."""
+    """The day with those of its .cu files alone that these rungs reach, and with what they alone
+    build in ways of their own; all of it for ()."""
+    day = replace(day, only=tuple(rungs))
     try:
         outlines = outlines_of(day)
     except TokenError:

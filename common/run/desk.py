@@ -21,7 +21,13 @@ from common.practice.challenge import (
 )
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Entry, Journal
-from common.practice.planted import BY_CHANCE, IN_A_ROW, DebugChallenge, debug_challenge
+from common.practice.planted import (
+    BY_CHANCE,
+    IN_A_ROW,
+    UNSEEN_ON_CPU,
+    DebugChallenge,
+    debug_challenge,
+)
 from common.practice.speed import SpeedChallenge, speed_challenge
 from common.practice.standing import next_line
 from common.report.terminal import Report
@@ -98,7 +104,11 @@ class Desk:
     def _rejected(self, challenge: DebugChallenge, report: Report) -> bool:
         """Whether the checks fail in time on what is planted, and not by the compiler."""
         report.status("planting a change that the checks reject")
-        times = IN_A_ROW if challenge.mutant.kind.name in BY_CHANCE else 1
+        kind = challenge.mutant.kind.name
+        unheard = Report(io.StringIO())
+        if kind in UNSEEN_ON_CPU and self._platform_for(challenge, unheard).device == "cpu":
+            return False
+        times = IN_A_ROW if kind in BY_CHANCE else 1
         return all(self._fails(challenge) for _ in range(times))
 
     def _fails(self, challenge: Challenge) -> bool:
@@ -108,20 +118,25 @@ class Desk:
         return outcome.status == FAIL and bool(reasons) and not no_fun
 
     def _run(self, challenge: Challenge, report: Report, time_limit: float = 0.0) -> DayOutcome:
-        if self._platform is None:
-            self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
+        platform = self._platform_for(challenge, report)
         limit = time_limit or self.options.time_limit
         options = replace(
             self.options,
             rungs=challenge.rungs,
             time_limit=limit,
             swap=(challenge.original, challenge.file),
-            bench=challenge.kind == "speed" and self._platform.device == "cuda",
+            bench=challenge.kind == "speed" and platform.device == "cuda",
             alone=True,
         )
-        runner = make_runner(options, [challenge.day_to_run()], self._platform, report)
+        runner = make_runner(options, [challenge.day_to_run()], platform, report)
         runner.run()
         return runner.outcomes[0]
+
+    def _platform_for(self, challenge: Challenge, report: Report) -> Platform:
+        """What days are built for and run on. Raises Refused."""
+        if self._platform is None:
+            self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
+        return self._platform
 
     def reset(self, challenge: Challenge, report: Report) -> int:
         """Begins the exercise anew."""
@@ -198,7 +213,7 @@ class Desk:
         if not self.keys:
             report.line([("check again  ", "dim"), (command, "")])
             report.line([(f"{which:<13}", "dim"), (f"{command} --hint", "")])
-        if challenge.kind == "debug":
+        if challenge.kind == "debug" and self.options.mode != "sanitize":
             report.line([("look deeper  ", "dim"), (f"{command} --sanitize", "")])
 
     def _fast_enough(

@@ -38,6 +38,7 @@ EXERCISE = Exercise(
         'the pointers, current_stream(x) the stream. check_cuda(error, "roll_call") turns an '
         "error into an exception.",
     ),
+    rungs=("stable_abi",),
 )
 
 # The whole source for load_inline: PyTorch adds its headers in front and generates the binding.

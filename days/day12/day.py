@@ -29,6 +29,7 @@ EXERCISE = Exercise(
         "Element (r, c) lies at r * cols + c. In fp32, multiply to_float(g[i]) by gelu_derivative "
         "of to_float(x[i]) + b, and convert the product with from_float<T>.",
     ),
+    rungs=("day12_jit",),
 )
 
 

@@ -233,6 +233,27 @@ def test_a_library_of_a_day_s_own_making(day: Day) -> None:
         own_way.Builder(todo).library("day77_fails", ["scale.cu", "scale.cuh"], fail)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_day_builds_itself_has_the_learner_s_file(
+    day: Day, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the name of the file that it stands for."""
+    learners = day.folder.parent / "write.cu"
+    learners.write_text(SOURCE + "int learners;\n")
+    todo = library.plan(day.with_source(day.source, learners), toolchain.detect("cpu"))
+    if device == "cuda":  # whose compiler takes the file as it is
+        monkeypatch.setattr(own_way.Builder, "_on_this_device", lambda _, file: file)
+
+    def make(site: own_way.Site) -> Path:
+        assert "int learners;" in (site.directory / "scale.cu").read_text()
+        assert "int learners;" in site.kernel.read_text()
+        assert not (site.directory / "write.cu").exists()
+        site.run(["sh", "-c", "echo | $CXX -shared -fPIC -x c++ - -o made.so"])
+        return site.directory / "made.so"
+
+    own_way.Builder(todo).library("day77_own", ["scale.cu", "scale.cuh"], make)
+
+
 def wheel_toolkit() -> toolchain.Toolkit:
     home = toolchain._wheel_home()
     assert home is not None, "the cuda-toolkit wheels of requirements.txt are not installed"

@@ -54,7 +54,7 @@ PATTERNS: dict[str, tuple[Problem, str, str]] = {
     "whole_packs": (
         replace(ADD_ONE, cases=grid([(33,), (1000,), (7,), (102,), (64,)], ["float32"])),
         "right where the length is 64, 1000, wrong where it is 7, 33, 102, as if only multiples of "
-        "4, or of up to 8 were handled",
+        "4 or 8 were handled",
         "at most",
     ),
     "no_step_along_row": (

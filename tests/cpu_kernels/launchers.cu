@@ -182,6 +182,18 @@ Tensor never_frees(const Tensor& x) {
   return right(x);
 }
 
+// An array of its own has one element too few.
+Tensor writes_behind_its_own(const Tensor& x) {
+  const DeviceGuard guard(x);
+  const cudaStream_t stream = current_stream(x);
+  float* own = nullptr;
+  check_cuda(cudaMalloc(&own, 40), "cudaMalloc");
+  add_one<<<1, BLOCK, 0, stream>>>(own, own, 11);
+  check_launch("add_one");
+  check_cuda(cudaFree(own), "cudaFree");
+  return right(x);
+}
+
 // One workspace for all calls is no leak.
 Tensor keeps_a_workspace(const Tensor& x) {
   const DeviceGuard guard(x);
@@ -447,6 +459,7 @@ LAUNCHER(writes_input);
 LAUNCHER(keeps_tensors);
 LAUNCHER(keeps_results);
 LAUNCHER(never_frees);
+LAUNCHER(writes_behind_its_own);
 LAUNCHER(keeps_a_workspace);
 LAUNCHER(shared_right);
 LAUNCHER(shared_beyond);

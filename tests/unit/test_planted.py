@@ -11,11 +11,12 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.toolchain import Platform
 from common.practice.journal import Journal
 from common.practice.mutants.derive import mutants
 from common.practice.mutants.outline import outline
 from common.practice.natural import natural_text
-from common.practice.planted import BY_CHANCE, candidates, debug_challenge
+from common.practice.planted import BY_CHANCE, UNSEEN_ON_CPU, candidates, debug_challenge
 from common.report.terminal import Report
 from common.run.command import Options
 from common.run.desk import Desk
@@ -213,6 +214,7 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
     for kind in ("bounds check dropped", "atomic made plain"):
         mutant, root = found[kind], tmp_path / kind / "days"
         desk = Desk(Options((str(day.number),), days=root), [day], Journal(root.parent))
+        desk._platform = Platform("cuda", "", "", Path(), "")
         challenge = debug_challenge(day, root, mutant.identity, ())
         for outcomes, rejected in (
             ([FAIL] * 3, True),
@@ -222,6 +224,20 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
             left = iter(outcomes)
             monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(PASS, next(left)))  # noqa: B023
             assert desk._rejected(challenge, Report(colour=False)) == rejected, (kind, outcomes)
+
+
+def test_what_the_cpu_backend_does_not_show_is_not_tried_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost update would cost a check of all cases, and be noticed by luck."""
+    day = next(day for day in DAYS if day.number == 36)
+    atomic = next(m for m in candidates(day) if m.kind.name in UNSEEN_ON_CPU)
+    challenge = debug_challenge(day, tmp_path / "days", atomic.identity, ())
+    desk = Desk(Options((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
+    monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(FAIL))
+    for device, rejected in (("cpu", False), ("cuda", True)):
+        desk._platform = Platform(device, "", "", Path(), "")
+        assert desk._rejected(challenge, Report(colour=False)) == rejected
 
 
 def test_a_change_that_ends_the_process_is_not_planted(

@@ -173,6 +173,7 @@ def test_every_day_has_an_exercise(day: Day) -> None:
     lines = [line for line in answer.splitlines() if line.strip()]
     assert 5 <= len(lines) <= 20, f"{len(lines)} lines to write"
     assert len(day.exercise.hints) == 3
+    assert day.other_sources or not day.exercise.rungs, "the function says which rungs it is in"
     code = "".join(token.text for token in tokenize(answer) if token.is_code)
     for hint in (day.exercise.task, *day.exercise.hints):
         assert len(hint) > 40, f"this helps no learner: {hint!r}"
@@ -257,6 +258,22 @@ def test_the_learners_file_lives_beside_the_days(tmp_path: Path) -> None:
     challenge.file.write_text("int x;\n")
     with pytest.raises(ExerciseError, match=r"twice is not there; .* --reset begins anew"):
         challenge.state()
+
+
+def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) -> None:
+    """For the rungs that the exercise names, and nothing else."""
+    days = tmp_path / "days"
+    text = 'Exercise(function="twice", task="t", hints=("a",), rungs=("quick",))'
+    folder = write_day(days / "day01", text)
+    (folder / "bind.cpp").touch()
+    with (folder / "day.py").open("a") as day_py:
+        day_py.write('EXTRA_SOURCES = ("bind.cpp",)\n')
+    challenge = write_challenge(read_day(folder), days)
+    assert challenge.rungs == ("quick",) and challenge.begin()
+    day = challenge.day_to_run()
+    assert day.only == ("quick",)
+    assert day.file("x.cu") == challenge.file
+    assert day.file("bind.cpp") == folder / "bind.cpp"
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

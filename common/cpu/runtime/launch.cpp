@@ -150,6 +150,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
   launch.threads = config.block.x * config.block.y * config.block.z;
   if (launch.schedule.blocks == Order::kRandom) choose_random_order(launch);
   install_fault_handlers();
+  std::string beyond;
   {
     if (!probe) count_work();
     const MemoryOpen open;
@@ -157,10 +158,14 @@ Outcome run_once(const KernelWork& work, bool probe) {
     trace::launch_begins(launch);
     run_on_workers(launch);
     trace::launch_ends();
-    if (!probe) report_writes_beyond_allocations(launch);
+    if (!probe) beyond = writes_beyond_allocations(launch);
   }
   if (!probe) note_launch(config.grid, config.block);
   if (!launch.printed.empty()) write_printed(launch);
+  if (!beyond.empty() && (launch.stopping() || !settings().writes_beyond_throw))
+    fprintf(stderr, "%s\n", beyond.c_str());
+  else if (!beyond.empty())
+    throw KernelError(beyond);
   switch (launch.stop.load()) {
     case Stop::kNo:
     case Stop::kProbed:

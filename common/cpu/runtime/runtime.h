@@ -316,6 +316,8 @@ struct Settings {
   // A failed assert() ends the launch, and the context is lost, as on a GPU; else the launch
   // throws.
   std::atomic<bool> asserts_lose_context{false};
+  // A launch that writes right behind an allocation throws; else that is printed.
+  std::atomic<bool> writes_beyond_throw{true};
   // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host
   // that this runtime does not know counts as pageable, or as pinned.
   std::atomic<bool> late_streams{false};
@@ -733,11 +735,11 @@ bool refuses_host_pointers();
 // Whether an address is neither null, nor in or right behind what this runtime has allocated or
 // registered, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
-// Prints a line for each allocation of which a byte right behind its end was changed since the last
-// launch: a GPU lets that pass.
 // Where in which allocation of the runtime API it lies, or "".
 std::string describe_allocation(const void* address);
-void report_writes_beyond_allocations(const Launch& launch);
+// Names each allocation of which a byte right behind its end was changed since the last launch: a
+// GPU lets that pass. "" for none.
+std::string writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);

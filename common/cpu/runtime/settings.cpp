@@ -52,4 +52,8 @@ void cudacpu_set_asserts_lose_context(int on) {
   cudacpu::settings().asserts_lose_context = on;
 }
 
+void cudacpu_set_writes_beyond_throw(int on) {
+  cudacpu::settings().writes_beyond_throw = on;
+}
+
 }  // extern "C"

@@ -202,7 +202,7 @@ def _atomic(code: Code, function: Function) -> Iterator[Edit]:
         yield Edit(name, close + 1, plain)
 
 
-@_kind("shuffle", "device", "A lane gets the register of another lane than it should, or of none.")
+@_kind("shuffle", "device", "A lane reads the register of a wrong lane, or of none.")
 def _shuffle(code: Code, function: Function) -> Iterator[Edit]:
     for name, start, close in _calls(code, function, r"__(shfl\w*|ballot|any|all|reduce\w*)_sync"):
         parts = split(code.code, start + 1, close)
@@ -257,7 +257,11 @@ def _clause(code: Code, p: int) -> tuple[int, int]:
     return start, end
 
 
-@_kind("bounds check dropped", "device", "Threads beyond the end read and write memory of others.")
+@_kind(
+    "bounds check dropped",
+    "device",
+    "Threads beyond the end read or write memory outside the array.",
+)
 def _bounds(code: Code, function: Function) -> Iterator[Edit]:
     for start, end, then in _conditions(code, function):
         if not any(code.binary(p, *COMPARISONS) for p in range(start, end)):
@@ -298,7 +302,7 @@ def _condition_start(code: Code, p: int) -> int:
 # Arithmetic ---------------------------------------------------------------------------------------
 
 
-@_kind("arithmetic operator", "both", "Another operation than the formula has.")
+@_kind("arithmetic operator", "both", "The operation is not the one in the formula.")
 def _arithmetic(code: Code, function: Function) -> Iterator[Edit]:
     others = {"+": "-", "-": "+", "*": "/", "/": "*"}
     for p in _body(code, function):
@@ -607,7 +611,11 @@ def _declared_short(code: Code, start: int, end: int) -> set[str]:
 # Indices ------------------------------------------------------------------------------------------
 
 
-@_kind("other dimension", "both", "The index of another dimension of the grid or the block.")
+@_kind(
+    "other dimension",
+    "both",
+    "The index or the size is that of another dimension of the grid or the block.",
+)
 def _dimension(code: Code, function: Function) -> Iterator[Edit]:
     others = {"x": "y", "y": "x", "z": "x"}
     for p in _body(code, function):
@@ -619,7 +627,7 @@ def _dimension(code: Code, function: Function) -> Iterator[Edit]:
             yield Edit(p + 2, p + 3, others[code.code[p + 2].text], (p, p + 3))
 
 
-@_kind("transposed", "device", "Rows and columns change places.")
+@_kind("transposed", "device", "Row and column, or two other operands, have changed places.")
 def _transposed(code: Code, function: Function) -> Iterator[Edit]:
     for p in _body(code, function):
         if is_op_at(code.code, p, "]") and is_op_at(code.code, p + 1, "["):
@@ -650,7 +658,9 @@ def _launches(code: Code, function: Function) -> Iterator[list[tuple[int, int]]]
             yield split(code.code, p + 1, configuration(code.code, p, 1)[0])
 
 
-@_kind("grid or block size", "host", "Blocks or threads are missing, and what they should write.")
+@_kind(
+    "grid or block size", "host", "Blocks or threads are missing: some elements are never written."
+)
 def _launch_size(code: Code, function: Function) -> Iterator[Edit]:
     three = {
         code.code[p + 1].text
