@@ -29,6 +29,12 @@ EXTRA_SOURCES = ("model.py", "twin.py")
 USES = (9, 28, 30)
 INTRODUCES = ("vision transformer", "patch embedding", "class token")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "multiply: initial value: `int k = 0` -> `int k = 1`": (
+        "fragments begin at whole pieces: k is divided by 8"
+    ),
+}
+
 EXERCISE = Exercise(
     function="pixel_index",
     task=(
