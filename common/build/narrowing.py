@@ -44,11 +44,13 @@ _LOOP = re.compile(
     r"(?P<condition>(?P=counter) <=? (?P<bound>[^;&|]*;))"
 )
 _CONSTANT = re.compile(r"[A-Z0-9_:]+")
-# blockIdx.x * cols, cols * blockIdx.x; what is called, subscripted or made is left alone.
+# blockIdx.x * cols, (blockIdx.x / strips) * cols, cols * blockIdx.x; what is called, subscripted or
+# made is left alone.
 _GRID = r"\b(?:blockIdx|gridDim)\.[xyz]"
+_PART = rf"(?<![\w>])\({_GRID} [/%] \w+\)"
 _OTHER = r"(?:[A-Za-z_][\w.:]*(?![\w(\[{<.:])|\([^()]*\))"
 _PRODUCT = re.compile(
-    rf"(?P<left>{_GRID}) \* (?P<right>{_OTHER})"
+    rf"(?P<left>{_GRID}|{_PART}) \* (?P<right>{_OTHER})"
     rf"|(?<![\w.>])(?P<first>[A-Za-z_][\w.]*) \* (?P<then>{_GRID})"
 )
 # What is declared with 32 bits, cast to them or printed with %u is meant to be small.
@@ -155,7 +157,7 @@ def _multiplied(match: re.Match[str]) -> str:
         return match[0]
     left, right = match["left"] or match["first"], match["right"] or match["then"]
     grid, other = (left, right) if match["left"] else (right, left)
-    if not grid.endswith(".x") and _CONSTANT.fullmatch(other):
+    if ".x" not in grid and _CONSTANT.fullmatch(other):
         return match[0]  # along y and z a grid has 65535 blocks at most
     return f"cudacpu_product({left}, {right})"
 

@@ -18,6 +18,10 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "element: constant off by one: `q < 0` -> `q < 1`, 4th": (
         "0 is inside the row and does not come here"
     ),
+    "conv1d_v4_register_window_kernel: shared memory too small: `tile[TILE + CHUNK]` -> "
+    "`tile[(TILE + CHUNK) - 1]`": (
+        "the last element only completes a pack of 16 bytes, and no output uses it"
+    ),
 }
 
 EXERCISE = Exercise(

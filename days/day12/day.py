@@ -15,6 +15,12 @@ SOURCE = "fused_gelu.cu"
 EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
 INTRODUCES = ("opcheck", "meta function", "graph break")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "fused_gelu_backward_kernel: comparison: `r0 < rows` -> `r0 <= rows`": (
+        "the first row of such a group ends the inner loop"
+    ),
+}
+
 EXERCISE = Exercise(
     function="fused_gelu_backward_kernel",
     task=(
@@ -42,6 +48,16 @@ def reference(x, bias):
     if bias.shape != x.shape[1:]:
         raise ValueError(f"bias: {tuple(bias.shape)} does not fit x: {tuple(x.shape)}")
     return torch.nn.functional.gelu(x + bias)
+
+
+def gradient_inputs(case, draw):
+    return draw(*case.shape, values="normal"), *inputs(case, draw)
+
+
+def gradient(g, x, bias):
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(reference(leaf, bias), leaf, g)[0]
 
 
 def cost(case):
@@ -87,7 +103,7 @@ PROBLEMS = (
             rung("day12_cmake", "CMakeLists.txt", cmake),
         ),
         cases=(
-            *grid([(1, 1), (3, 255), (5, 256), (4, 257), (9, 1025)], ["float32", "float16"]),
+            *grid([(1, 1), (3, 255), (5, 256), (4, 257), (33, 1025)], ["float32", "float16"]),
             *grid([(7, 33), (0, 8), (4, 0)], ["float32", "bfloat16"]),
             *grid([(9, 40)], ["float32", "bfloat16"], values="extreme"),
             *grid([(9, 40)], ["float32", "bfloat16"], values="large"),
@@ -97,5 +113,13 @@ PROBLEMS = (
         bench_cpu=Case((256, 1024)),
         cost=cost,
         gradients=True,
+    ),
+    Problem(  # by itself, so that large inputs are tried
+        name="fused_gelu_backward",
+        inputs=gradient_inputs,
+        reference=gradient,
+        rungs=(rung("day12_jit", "the gradient of x", jit, "fused_gelu_backward"),),
+        cases=grid([(7, 33), (33, 1025), (0, 8), (4, 0)], ["float32", "bfloat16"]),
+        timed=False,
     ),
 )

@@ -103,11 +103,15 @@ __global__ void fused_gelu_backward_kernel(const T* __restrict__ g, const T* __r
   }
 }
 
-// A grid has at most 65535 blocks along y; beyond that the kernels stride over the rows.
+// A grid has few blocks along y, 65535 on today's cards; beyond that the kernels stride over the
+// rows.
 dim3 grid_of(int64_t rows, int64_t cols) {
+  int device, most;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxGridDimY, device);
   const int64_t down = (rows + ROWS - 1) / ROWS;
   return dim3(static_cast<unsigned>((cols + BLOCK - 1) / BLOCK),
-              static_cast<unsigned>(down < 65535 ? down : 65535));
+              static_cast<unsigned>(down < most ? down : most));
 }
 
 // The interface to binding.cpp: pointers, sizes, a stream. Both return the launch's error.

@@ -32,6 +32,17 @@ SOURCE = "multi_head_attention.cu"
 EXTRA_SOURCES = ("module.py",)
 INTRODUCES = ("multi-head attention", "projection", "padding mask")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "check_inputs: contiguity check dropped: `check(t, "
+    "name).on_gpu().dtype({x.scalar_type()}).rank(rank).contiguous()` -> `check(t, "
+    "name).on_gpu().dtype({x.scalar_type()}).rank(rank)`": (
+        "PyTorch's product takes weights with any strides"
+    ),
+    "multi_head_attention_v2_batched: 64-bit index in 32 bits: `int64_t part` -> `int part`": (
+        "part is at most 2, and the products with it have 64 bits"
+    ),
+}
+
 EXERCISE = Exercise(
     function="multi_head_attention_v1_per_head",
     first="const auto project =",

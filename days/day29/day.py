@@ -22,6 +22,12 @@ TOPICS = ("matmul", "batched matmul", "tensor cores", "strides", "broadcasting",
 SOURCE = "batched_matmul.cu"
 INTRODUCES = ("strided batch", "pointer batch")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "StridedBatch::at: bounds check dropped: `d > 0` -> `true`": (
+        "i is not used after the last dimension"
+    ),
+}
+
 EXERCISE = Exercise(
     function="multiply_tiles",
     task=(
@@ -85,9 +91,9 @@ def problem(name, bench, rungs, cases, cpu):
 
 
 def views(case, draw):
-    """a (groups, 1, M, K) and b (heads, K, N), both stored transposed; the result has both."""
-    groups, heads, M, N, K = case.shape
-    return draw(groups, 1, K, M).mT, draw(heads, N, K).mT
+    """a (…, 1, M, K) and b (heads, K, N), both stored transposed; the result has all batches."""
+    *groups, heads, M, N, K = case.shape
+    return draw(*groups, 1, K, M).mT, draw(heads, N, K).mT
 
 
 def views_cost(case):
@@ -129,7 +135,10 @@ PROBLEMS = (
         inputs=views,
         reference=torch.matmul,
         rungs=(V2, v3(Target(1.0, "pytorch"))),
-        cases=grid([(3, 4, 33, 20, 48), (2, 3, 64, 64, 64), (2, 5, 7, 16, 9)], HALVES),
+        cases=(
+            *grid([(3, 4, 33, 20, 48), (2, 3, 64, 64, 64), (2, 5, 7, 16, 9)], HALVES),
+            *grid([(2, 3, 2, 2, 7, 16, 9)], HALVES),  # as many batch dimensions as there may be
+        ),
         bench=Case((128, 128, 64, 64, 64), "bfloat16"),
         bench_cpu=Case((2, 3, 64, 64, 64), "bfloat16"),
         cost=views_cost,
@@ -143,7 +152,7 @@ PROBLEMS = (
         reference=stacked,
         rungs=(Rung("bmm_v3_pointers", "addresses as kernel parameters"),),
         cases=(
-            *grid([(5, 7, 9, 11), (3, 64, 48, 40)], HALVES),
+            *grid([(5, 7, 9, 11), (3, 64, 48, 40), (2, 16, 24, 8)], HALVES),
             *grid([(1921, 2, 3, 8)], ["bfloat16"]),  # one more than the parameters hold
         ),
         bench=Case((1024, 64, 64, 64), "bfloat16"),

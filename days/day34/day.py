@@ -34,6 +34,13 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "augment_v1_separate: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`, 3rd": (
         "a block takes every gridDim.y-th image"
     ),
+    "block_sum: shared memory too small: `of_warp[32]` -> `of_warp[(32) - 1]`": (
+        "a block has 16 warps at most"
+    ),
+    "augment_v1_separate_step_kernel: 64-bit index in 32 bits: `int64_t{in.s.rows} * "
+    "in.s.cols` -> `in.s.rows * in.s.cols`": (
+        "a side is at most 2^15, so the product fits into 32 bits"
+    ),
 }
 
 EXERCISE = Exercise(
@@ -193,6 +200,7 @@ PROBLEMS = (
             Rung("augment_v3_one_pass", "a cluster per image", target=Target(2.0, "compile")),
         ),
         cases=tuple(Case(shape, "uint8") for shape in SHAPES),
+        refused=(Case((1, 1 << 24, 1, 1, 1), "uint8"),),
         bench=Case((640, 320, 320, 224, 224), "uint8"),
         bench_cpu=Case((2, 96, 96, 64, 64), "uint8"),
         cost=cost,

@@ -13,6 +13,12 @@ EQUIVALENT = {  # mutants that compute the same, and why
     'run_any: device check dropped: `check(a, "a").on_gpu()` -> `check(a, "a")`': (
         "one tensor on the host fails same_device, and both are refused by PyTorch's dispatcher"
     ),
+    "gemm_shared_kernel: transposed: `sums[i / EACH][i % EACH]` -> `sums[i % EACH][i / EACH]`": (
+        "all sums become 0, in another order"
+    ),
+    'gemm_fp16_sums: device check dropped: `check(a, "a").on_gpu()` -> `check(a, "a")`': (
+        "one tensor on the host fails same_device, and both are refused by PyTorch's dispatcher"
+    ),
 }
 
 EXERCISE = Exercise(

