@@ -9,14 +9,8 @@ TEACHES = "ldmatrix, swizzled tiles and a cp.async pipeline of several stages; p
 TOPICS = ("GEMM", "mma", "ldmatrix", "cp.async", "pipeline", "swizzle", "stream-K", "persistent")
 SOURCE = "gemm_mma_pipeline.cu"
 INTRODUCES = ("stream-K",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "Loads::copy: comparison: `left > 0` -> `left >= 0`": (
-        "copies tiles that no product reads, zeros beyond the last of a matrix"
-    ),
-}
-
 EXERCISE = Exercise(
-    function="multiply_steps",
+    function="Pipeline::multiply_steps",
     first="if (k < LAST) {",
     last="multiply_and_load<P>(",
     task=(

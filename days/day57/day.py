@@ -23,7 +23,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
 }
 
 EXERCISE = Exercise(
-    function="add_block",
+    function="Roles::add_block",
     task=(
         "Multiply the tiles of stage s, one half of the consumer's rows after the other, into "
         "sums of their own, and promote these by the scales of the stage: multiply_step, promote "
