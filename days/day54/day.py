@@ -12,7 +12,7 @@ INTRODUCES = ("stream-K",)
 EXERCISE = Exercise(
     function="Pipeline::multiply_steps",
     first="if (k < LAST) {",
-    last="multiply_and_load<P>(",
+    last="k < LAST ? k + 1 : 0);",
     task=(
         "For 16 values of k: load the fragments of the next 16 into one half of `fragments` while "
         "the other half is multiplied. At k = LAST they are in the next stage, `stage`: close this "
