@@ -16,17 +16,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
 }
 
 EXERCISE = Exercise(
-    function="map_packs_kernel",
+    function="ChainGradient::operator",
     task=(
-        "Apply f to a pack of N elements per thread with one 16-byte load and one 16-byte store. "
-        "The last elements, fewer than N, take one thread each."
+        "Compute the gradient of x for one element, in registers, from gy and x alone: the chain "
+        "again, then gy times the derivative of each function. If FAST, with the fast intrinsics."
     ),
     hints=(
-        "n / N packs are whole. What is left begins at element n / N * N. Who computes that?",
-        "reinterpret_cast<const Pack<T>*>(x)[i] loads pack i; v.at[k] is its k-th element. f "
-        "takes a float and gives a float.",
-        "Threads below `packs` load, loop over k, store. Then thread i also takes element packs "
-        "* N + i, if that is below n: fewer than N threads have one.",
+        "By the chain rule: the derivatives of tanh, sigmoid and relu, and a. Which of u, r, s and "
+        "y does each of them need?",
+        "tanh has 1 - y * y, sigmoid s * (1 - s), and ReluDerivative takes r. 1 - s loses its "
+        "digits where s is near 1: with e = exp(-r) and s = 1 / (1 + e), it is e * s.",
+        "u = a * x + b, r = Relu{}(u), e, s, and y = tanhf(s). FAST has __expf, __fdividef and "
+        "__tanhf for expf, the division and tanhf. The sigmoid's derivative is e * s * s.",
     ),
 )
 
