@@ -101,7 +101,8 @@ def _write_stubs(days: Sequence[Day], copies: Path) -> list[str]:
         copy = copies / day.name
         shutil.copytree(day.folder, copy, ignore=shutil.ignore_patterns("*.svg", "*.md"))
         text = challenge.start
-        if challenge.rungs and len(day.library_sources) == 1:  # files may call each other
+        alone = len(day.library_sources) == 1 and not day.other_sources  # files call each other
+        if challenge.rungs and alone:
             text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
         (copy / challenge.original.name).write_text(text, encoding="utf-8")
         rungs += challenge.rungs or _rungs(day)
