@@ -33,7 +33,7 @@ class _Change:
 def natural_text(mutant: Mutant) -> str | None:
     """The changed file as a learner is to see it; None where the change cannot be written so that
     it does not give itself away."""
-    original = "".join(token.text for token in mutant.code.tokens)
+    original = mutant.code.source
     try:
         change = _change(mutant, original)
     except (TokenError, IndexError):

@@ -11,6 +11,7 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.paths import ROOT
 from common.base.toolchain import Platform
 from common.practice.journal import Journal
 from common.practice.mutants.derive import mutants
@@ -149,7 +150,7 @@ def test_what_would_give_itself_away_is_not_planted(body: str, kind: str) -> Non
 
 
 @every_day
-def test_nothing_gives_a_change_away(day: Day) -> None:
+def test_nothing_gives_a_change_away(day: Day, tmp_path: Path) -> None:
     """Neither its words nor its place on the page: it is formatted as the rest is."""
     found = candidates(day)
     texts = [(mutant, natural_text(mutant)) for mutant in found]
@@ -161,10 +162,12 @@ def test_nothing_gives_a_change_away(day: Day) -> None:
             if line not in before and code.strip():
                 assert not GIVE_AWAY.search(code.lstrip()), f"{mutant.identity}\n{line}"
     if shutil.which("clang-format"):
-        for mutant, text in texts[:3]:
-            command = ["clang-format", "--assume-filename", str(mutant.source)]
-            run = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-            assert run.stdout == text, mutant.identity
+        for i, (mutant, text) in enumerate(texts[:3]):
+            (tmp_path / f"{i}{mutant.source.suffix}").write_text(text or "", encoding="utf-8")
+        style = f"--style=file:{ROOT / '.clang-format'}"
+        command = ["clang-format", style, "--dry-run", "--Werror", *sorted(tmp_path.iterdir())]
+        run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        assert run.returncode == 0, run.stderr
 
 
 def test_the_first_changes_are_of_several_functions() -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from common.base.days import Day
@@ -112,12 +113,17 @@ def mutants(
     used = read.reached(read.operators) if declared is None else declared
     for function in (function for each in used for function in each.functions):
         for kind, edit in edits(code, function):
-            changed = [token.text for token in tokenize(edit.text) if token.is_code]
-            text = (*words[: edit.start], *changed, *words[edit.end :])
+            text = (*words[: edit.start], *_words(edit.text), *words[edit.end :])
             if text not in seen:
                 seen.add(text)
                 found.append(_mutant(source, code, function, kind, edit, times))
     return sorted(found, key=lambda m: m.line)
+
+
+@lru_cache(maxsize=1024)  # most edits put one of a few texts there
+def _words(text: str) -> tuple[str, ...]:
+    """The words of code that stands in place of other code."""
+    return tuple(token.text for token in tokenize(text) if token.is_code)
 
 
 def _mutant(

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from common.cpu.launches import configuration
 from common.cpu.syntax import TokenError, closing, is_op_at, opening, split, statement_end
@@ -64,9 +65,14 @@ def _kind(name: str, where: str, explanation: str, **options: bool) -> Callable[
 # Helpers ------------------------------------------------------------------------------------------
 
 
-def _body(code: Code, function: Function) -> Iterator[int]:
+@lru_cache(maxsize=8)  # every kind looks at it
+def _body(code: Code, function: Function) -> tuple[int, ...]:
     """The positions in the function's body, without those in a static_assert and in the words of a
     message."""
+    return tuple(_positions(code, function))
+
+
+def _positions(code: Code, function: Function) -> Iterator[int]:
     p = function.body + 1
     while p < function.end - 1:
         token = code.code[p]
@@ -85,10 +91,10 @@ def _body(code: Code, function: Function) -> Iterator[int]:
 def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, int, int]]:
     """(name, open parenthesis, close parenthesis) of the calls of functions with such a name."""
     for p in _body(code, function):
-        token = code.code[p]
-        if not token.is_word() or not re.fullmatch(pattern, token.text):
+        token, q = code.code[p], p + 1
+        called = is_op_at(code.code, q, "(", "<")
+        if not (called and token.is_word() and re.fullmatch(pattern, token.text)):
             continue
-        q = p + 1
         if is_op_at(code.code, q, "<") and not code.spaced(q):
             q = code.operand_end(p)
             if not code.code[q - 1].is_op(")"):
@@ -601,6 +607,7 @@ def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
     return True
 
 
+@lru_cache(maxsize=8)
 def _declared_short(code: Code, start: int, end: int) -> set[str]:
     """The names in [start, end) that are declared with at most 32 bits, functions among them."""
     pairs = list(itertools.pairwise(code.code[start:end]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 from common.base.days import Day
@@ -34,19 +36,21 @@ class Code:
     """The code of a file: its tokens without white space, comments, directives and what a
     preprocessor condition leaves out.
 
-    tokens: of the file, which join to its text. code: those that count. Positions are into `code`.
+    source: the file's text. tokens: all of it. code: those that count. Positions are into `code`.
     """
 
     def __init__(self, text: str, model: str = ""):
+        self.source = text
         self.tokens = conditions.read(text, models.architecture(model))
         self._places = [
             i for i, t in enumerate(self.tokens) if t.is_code and t.active and not t.directive
         ]
         self.code = [self.tokens[i] for i in self._places]
+        self._offsets = list(accumulate((len(token.text) for token in self.tokens), initial=0))
 
     def offset(self, p: int) -> int:
         """Where in the file's text the token at p begins."""
-        return sum(len(token.text) for token in self.tokens[: self._places[p]])
+        return self._offsets[self._places[p]]
 
     def spaced(self, p: int) -> bool:
         """Whether white space stands on both sides of the token at p: clang-format writes binary
@@ -195,12 +199,12 @@ class Declaration:
     schemas: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outline:
     """The declarations of a file, in order."""
 
     code: Code
-    declarations: list[Declaration] = field(default_factory=list)
+    declarations: tuple[Declaration, ...]
 
     @property
     def operators(self) -> set[str]:
@@ -235,15 +239,14 @@ class Outline:
             words = words.union(*(self.declarations[i].uses for i in fresh))
 
 
+@lru_cache(maxsize=32)
 def outline(text: str, model: str = "") -> Outline:
-    """Reads a `.cu`. model: the card that decides preprocessor conditions on it. Raises TokenError
-    where a bracket is never closed."""
+    """Reads a `.cu`, of which the latest texts are remembered. model: the card that decides
+    preprocessor conditions on it. Raises TokenError where a bracket is never closed."""
     code = Code(text, model)
     macros = _macros(code.tokens)
-    found = Outline(code)
-    for start, end, body in _parts(code, 0, len(code.code)):
-        found.declarations.append(_declaration(code, start, end, body, macros))
-    return found
+    parts = _parts(code, 0, len(code.code))
+    return Outline(code, tuple(_declaration(code, *part, macros) for part in parts))
 
 
 def trimmed(
