@@ -38,6 +38,15 @@ from common.bench.showing import (
     seconds_in_turn,
 )
 from common.bench.traces import launches_of, traced_events
+from common.build.machine_code import (
+    TritonKernel,
+    architecture,
+    cuda_code,
+    lines_of,
+    read_code,
+    triton_code,
+)
+from common.check.arguments import require, require_float
 from common.check.sgemm import (
     sgemm,
     sgemm_by_cublas,
@@ -77,6 +86,8 @@ __all__ = [
     "Skip",
     "Target",
     "Tolerance",
+    "TritonKernel",
+    "architecture",
     "cache_directory",
     "cached",
     "card_state",
@@ -85,6 +96,7 @@ __all__ = [
     "counted_columns",
     "csr_product",
     "csr_to_ell",
+    "cuda_code",
     "cusparse_product",
     "digest",
     "draw_on",
@@ -92,11 +104,15 @@ __all__ = [
     "grid",
     "hills_at_night",
     "launches_of",
+    "lines_of",
     "one_tensor",
     "peak_memory",
     "played",
     "print_table",
     "raise_ceilings",
+    "read_code",
+    "require",
+    "require_float",
     "row_lengths",
     "rows_as_json",
     "rows_of",
@@ -114,4 +130,5 @@ __all__ = [
     "sparse_matrix",
     "streamed",
     "traced_events",
+    "triton_code",
 ]

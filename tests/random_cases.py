@@ -186,7 +186,8 @@ def explore_day(day: Day, seconds: float, seed: int) -> Iterator[dict[str, Any]]
         except Skip as skip:
             yield {"problem": problem.name, "rung": rung.name, "skipped": str(skip)}
             continue
-        tried, finding = explore(problem, rung, call, backend, seconds / len(pairs), seed)
+        mine, its = device.of_rung(problem, rung, backend)
+        tried, finding = explore(problem, mine, call, its, seconds / len(pairs), seed)
         yield {
             "problem": problem.name,
             "rung": rung.name,

@@ -108,6 +108,8 @@ class Rung:
         `saved`, a tuple of tensors and plain values.
     load: for a rung that is built some other way: takes a `common.build.own_way.Builder`, returns
         the callable. The default is torch.ops.dayNN.<name>.
+    triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
+        launches it. It is skipped where there is no Triton, and interpreted on the CPU.
     """
 
     name: str
@@ -122,6 +124,12 @@ class Rung:
     backward: Callable[..., Any] | None = None
     saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     load: Callable[[Any], Callable[..., Any]] | None = None
+    triton: str = ""
+
+    @property
+    def of_library(self) -> bool:
+        """Whether it is an operator of the day's library."""
+        return self.load is None and not self.triton
 
 
 @dataclass(frozen=True)

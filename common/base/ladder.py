@@ -36,7 +36,7 @@ def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
     """The longest ladder of the problems, the first of equals; None where no problem that is timed
     has two rungs. Rungs that are built in a way of their own, as a library's are, do not count."""
     found = [
-        Ladder(problem, tuple(rung for rung in problem.rungs if rung.timed and rung.load is None))
+        Ladder(problem, tuple(rung for rung in problem.rungs if rung.timed and rung.of_library))
         for problem in problems
         if problem.timed
     ]

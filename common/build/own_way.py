@@ -1,13 +1,15 @@
 """What a rung gets that is built in a way of its own (`Rung.load`): day 6 binds by pybind11, day 12
-with setuptools and CMake."""
+with setuptools and CMake; and kernels in Triton (`Rung.triton`), from day 61 on."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shlex
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError, compiler_message, sources_of
+from common.base.outcome import Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
 from common.build.library import Build, compilers, kind, load, with_compilers
@@ -171,6 +174,22 @@ class Builder:
         self.seconds = entry.seconds
         torch.ops.load_library(str(library))
         return getattr(torch.ops, namespace)
+
+    def triton(self, module: str) -> Any:
+        """`module`.py of the day's folder, whose functions launch Triton kernels. On the CPU,
+        Triton's interpreter runs them. Raises Skip where there is no Triton, or where memory is to
+        be watched, which the interpreter's is not."""
+        if self.device == "cpu":
+            if self._todo.platform.variant != "plain":
+                raise Skip("Triton's interpreter is not watched; on a GPU its kernels are")
+            os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is decorated
+            # A result may be infinite; NumPy, which computes it, would print that.
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+        try:
+            importlib.import_module("triton")
+        except ImportError as error:
+            raise Skip(f"Triton is missing: python -m pip install triton ({error})") from error
+        return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
     def _entry(self, name: str, files: list[Path], parts: list[str], product: str) -> Entry:
         key = digest([self._todo.entry.key, *parts], files)

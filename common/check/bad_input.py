@@ -95,7 +95,7 @@ def check_bad_input(
         args = problem.inputs(case, drawn)
         everything = case == good and not only_shifted
         # Which bad inputs there are, in which order.
-        two_gpus = everything and backend.watches_calls and rung.load is None
+        two_gpus = everything and backend.watches_calls and rung.of_library
         source = (case, everything, two_gpus)
         run = Attempt(problem, call, signature, backend, args, drawn.on_host, source)
         try:

@@ -230,7 +230,7 @@ def not_a_kernels(
         output.numel() == 0 for output in done.outputs
     )
     # A function in Python may compute where it likes, as a simulator does.
-    counts = backend.watches_calls and rung.load is None
+    counts = backend.watches_calls and rung.of_library
     if counts and not (done.watched.work or empty or on_host):
         return Failure(
             "it gave a result, but launched no kernel, and copied or filled nothing on the device",

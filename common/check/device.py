@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from common.base.declaration import Problem, Rung
 from common.base.toolchain import Platform, Variant
 from common.cpu import findings, libraries
 from common.cpu.backend import Launch, Runtime
@@ -215,6 +216,22 @@ class Backend:
         """Waits for the device; errors of earlier launches surface here."""
         if self.name == "cuda":
             torch.cuda.synchronize()
+
+
+INTERPRETED = (
+    "kernels in Triton run in Triton's interpreter, in one order; bfloat16 is left out, since it "
+    "cuts results off where a GPU rounds them"
+)
+
+
+def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backend]:
+    """The rung with the dtypes that it is checked with, and what it runs on: INTERPRETED where that
+    is no runtime of ours."""
+    if not rung.triton or backend.name != "cpu":
+        return rung, backend
+    dtypes = rung.dtypes or tuple(dict.fromkeys(case.dtype for case in problem.cases))
+    dtypes = tuple(dtype for dtype in dtypes if dtype != "bfloat16")
+    return replace(rung, dtypes=dtypes), Backend("cpu")
 
 
 # Seconds: how long all threads may wait in loops, and how long one may run without reaching a

@@ -331,7 +331,7 @@ class GuardedAllocations(TorchDispatchMode):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(value, Tensor):
                 whose = self.memory.argument_of(value)
-                if whose and whose not in self._written:
+                if whose and whose not in self._written and not _onto_itself(name, args):
                     self.modified.append(f"{whose}, by {name}")
         if self._backend is None:
             return func(*args, **kwargs)
@@ -396,6 +396,15 @@ def _new_strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
     options = {"dtype": kwargs.get("dtype") or args[0].dtype}
     options["device"] = kwargs.get("device") or args[0].device
     return _strided(mode, args[1:], options)
+
+
+def _onto_itself(name: str, args: Sequence[Any]) -> bool:
+    """Whether a copy's target is its source, as when Triton's interpreter brings arguments back to
+    the CPU, where they are: nothing changes."""
+    if not name.startswith("aten.copy_"):
+        return False
+    target, source = args[:2]
+    return target.data_ptr() == source.data_ptr() and target.nbytes == source.nbytes
 
 
 # PyTorch's operators that an operator may call: they copy, fill or only look at memory in another

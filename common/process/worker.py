@@ -230,11 +230,14 @@ def check_rung(
             outcome.remarks.append(f"built in {duration(outcome.build_s)}")
         run.stage(rung.name, "checking")
         run.fallback()
+        tried_rung, backend = device.of_rung(problem, rung, run.backend)
+        if backend is not run.backend:
+            outcome.remarks.append(device.INTERPRETED)
         result = rungs.check_rung(
             problem,
-            rung,
+            tried_rung,
             call,
-            run.backend,
+            backend,
             quick=run.work.quick,
             one_order=run.work.watched,
             explain=run.work.explain,
@@ -250,7 +253,7 @@ def check_rung(
         if outcome.status == PASS and (shifted or not (run.work.watched or known)):
             run.stage(rung.name, "trying bad input")
             tried = bad_input.check_bad_input(
-                problem, rung, call, run.backend, only_shifted=shifted
+                problem, tried_rung, call, backend, only_shifted=shifted
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
@@ -280,6 +283,11 @@ def load_rung(
     if rung.load is not None:
         builder = own_way.Builder(todo)
         return rung.load(builder), builder.seconds
+    if rung.triton:
+        module = own_way.Builder(todo).triton(rung.triton)
+        if not hasattr(module, rung.name):
+            raise LookupError(f"{rung.triton}.py has no function {rung.name}")
+        return getattr(module, rung.name), None
     try:
         operator = getattr(operators, rung.name)
         if rung.backward is not None:

@@ -1,0 +1,193 @@
+"""What the compilers make of a kernel in CUDA and of its twin in Triton, without a GPU: registers,
+spills and instructions of one architecture.
+
+    python -m common.build.machine_code MODULE.py '{"kernel": …}' OUT.cubin
+
+compiles one Triton kernel, in a process of its own: the interpreter is chosen once per process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.base.cache import Entry, cached, digest
+from common.base.compiling import compiler_message, run_compiler, sources_of, torch_includes
+from common.base.outcome import Skip
+from common.base.paths import ROOT
+from common.base.toolchain import find_compiler, find_gpus, find_toolkit, sm
+from common.build.nvcc import BINDING, cuda_flags
+
+DEFAULT_ARCH = "9.0a"  # where there is no GPU
+_WIDTHS = {
+    "128": 16,
+    "64": 8,
+    "U16": 2,
+    "S16": 2,
+    "U8": 1,
+    "S8": 1,
+}  # bytes; 4 without one of these
+_ACCESS = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(LDG|STG)((?:\.\w+)*) ", re.MULTILINE
+)
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP|BRA `)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """A kernel in Triton as it is launched.
+
+    kernel: its name in the module. signature: the types of its arguments in their order, such as
+    {"x": "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the
+    arguments that are multiples of 16, which Triton finds at each launch: addresses and sizes.
+    """
+
+    kernel: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, int]
+    multiples: Sequence[str] = ()
+    warps: int = 4
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A kernel's machine code: registers per thread, bytes of its stack frame per thread (mostly
+    spilled registers), instructions, and the bytes that each global load and store moves per
+    thread, by how many instructions do so."""
+
+    registers: int
+    stack: int
+    instructions: int
+    loads: Mapping[int, int] = field(default_factory=dict)
+    stores: Mapping[int, int] = field(default_factory=dict)
+
+
+def architecture() -> str:
+    """That of the first GPU, or DEFAULT_ARCH."""
+    return next(iter(find_gpus().archs), DEFAULT_ARCH)
+
+
+def cuda_code(source: Path, arch: str) -> Path:
+    """The cubin of a `.cu`. Raises Skip where there is no nvcc, BuildError."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        raise Skip("no nvcc: python -m pip install -r requirements.txt brings it")
+    compiler = find_compiler()
+    flags = [*cuda_flags([arch]), *BINDING, "-ccbin", compiler.path]
+    key = digest([toolkit.version, compiler.version, *flags], sources_of(source))
+    entry = Entry(f"{source.stem}-machine-code", key, "code.cubin")
+    command: list[str | Path] = [toolkit.nvcc, "-cubin", source, *flags, f"-I{ROOT}"]
+    command += [f"-I{path}" for path in torch_includes()]
+    return cached(entry, lambda _: run_compiler([*command, "-o", entry.path]))
+
+
+def triton_code(module: Path, kernel: TritonKernel, arch: str) -> Path:
+    """The cubin of a Triton kernel. Raises Skip where there is no Triton, RuntimeError with its
+    message where it does not compile."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise Skip("Triton is missing: python -m pip install triton") from None
+    what = json.dumps({**asdict(kernel), "capability": int(sm(arch).rstrip("af"))})
+    key = digest([version, what], [module])
+    entry = Entry(f"{kernel.kernel}-machine-code", key, "code.cubin")
+
+    def make(_: Path) -> None:
+        command = [sys.executable, "-m", "common.build.machine_code", str(module), what]
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        done = subprocess.run(
+            [*command, str(entry.path)], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"Triton did not compile {kernel.kernel}\n{done.stderr[-2000:]}")
+
+    return cached(entry, make)
+
+
+def read_code(cubin: Path, function: str) -> MachineCode:
+    """The machine code of the first kernel whose name contains `function`. Raises Skip where
+    Triton, which brings the disassembler, is missing; LookupError where there is no such kernel."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise Skip("Triton is missing: python -m pip install triton")
+    tool = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    texts = []
+    for option in ("-res-usage", "-sass"):
+        done = subprocess.run([tool, option, cubin], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{tool} {option} {cubin}: {compiler_message(done.stderr)}")
+        texts.append(done.stdout)
+    usage, listing = texts
+    return parsed(usage, listing, function)
+
+
+def parsed(usage: str, listing: str, function: str) -> MachineCode:
+    """What cuobjdump says of a kernel. usage: with -res-usage. listing: with -sass."""
+    used = re.search(rf"Function (\S*{function}\S*):\s+REG:(\d+) STACK:(\d+)", usage)
+    if used is None:
+        others = re.findall(r"Function (\S+):", usage)
+        raise LookupError(f"no kernel {function}, but {', '.join(others)}")
+    code = listing.partition(f"Function : {used[1]}\n")[2].partition("Function :")[0]
+    moved = {"LDG": Counter[int](), "STG": Counter[int]()}
+    for access in _ACCESS.finditer(code):
+        widths = [_WIDTHS[part] for part in access[2].split(".") if part in _WIDTHS]
+        moved[access[1]][widths[0] if widths else 4] += 1
+    return MachineCode(
+        int(used[2]),
+        int(used[3]),
+        len(_INSTRUCTION.findall(code)),
+        dict(moved["LDG"]),
+        dict(moved["STG"]),
+    )
+
+
+def lines_of(source: Path, name: str) -> int:
+    """How many lines a kernel has in its source, comments and blank lines left out. Raises
+    LookupError where it is not there."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    at = next((i for i, line in enumerate(lines) if re.search(rf"\b{name}\(", line)), None)
+    if at is None:
+        raise LookupError(f"{source.name} has no {name}")
+    first = at
+    while first > 0 and lines[first - 1].strip():
+        first -= 1
+    in_python = source.suffix == ".py"
+    last = at + 1
+    while last < len(lines) and not (
+        lines[last] == "}" or (in_python and lines[last] and not lines[last][0].isspace())
+    ):
+        last += 1
+    body = lines[first : last + (not in_python)]
+    return sum(1 for line in body if line.strip() and not re.match(r"\s*(//|#)", line))
+
+
+def _compile(module: Path, what: dict[str, Any], out: Path) -> None:
+    compiler = importlib.import_module("triton.compiler")
+    backends = importlib.import_module("triton.backends.compiler")
+    spec = importlib.util.spec_from_file_location(module.stem, module)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[module.stem] = loaded  # where Triton looks for the source
+    spec.loader.exec_module(loaded)
+    names = [*what["signature"], *what["constants"]]
+    signature = {**what["signature"], **dict.fromkeys(what["constants"], "constexpr")}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
+    kernel = getattr(loaded, what["kernel"])
+    source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
+    target = backends.GPUTarget("cuda", what["capability"], 32)
+    built = compiler.compile(source, target=target, options={"num_warps": what["warps"]})
+    out.write_bytes(built.asm["cubin"])
+
+
+if __name__ == "__main__":
+    _compile(Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,57 @@
+"""Arguments of launchers in Python, checked as common/cuda/tensor.cuh checks those of C++."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+
+INTERPRETER = "TRITON_INTERPRET"  # "1": Triton's kernels run on the CPU
+
+
+def require(
+    tensor: object,
+    name: str,
+    *,
+    like: torch.Tensor | None = None,
+    dtypes: Sequence[torch.dtype] = (),
+    rank: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Refuses what a Triton kernel could not read: every tensor has to be contiguous, and on the
+    GPU, or on the CPU where the interpreter runs the kernels.
+
+    like: it has to have the dtype, shape and device of this one. dtypes: one of these. rank: so
+    many dimensions. shape: this one. device: this one. Raises TypeError for what is no tensor or
+    has another dtype, ValueError for the others; the message names the argument.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if like is not None:
+        dtypes, shape, device = (like.dtype,), tuple(like.shape), like.device
+    if dtypes and tensor.dtype not in dtypes:
+        names = " or ".join(_name(dtype) for dtype in dtypes)
+        raise TypeError(f"{name}: expected {names}, got {_name(tensor.dtype)}")
+    if rank is not None and tensor.dim() != rank:
+        raise ValueError(f"{name}: expected {rank} dimensions, got {tensor.dim()}")
+    if shape is not None and tuple(tensor.shape) != shape:
+        raise ValueError(f"{name}: expected the shape {shape}, got {tuple(tensor.shape)}")
+    kind = "cpu" if os.environ.get(INTERPRETER) == "1" else "cuda"
+    expected = device or torch.device(kind)
+    if tensor.device.type != kind or (device is not None and tensor.device != device):
+        raise ValueError(f"{name}: expected a tensor on {expected}, got one on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+
+
+def require_float(value: float, name: str) -> None:
+    """Refuses a finite number that would be infinite in fp32. Raises ValueError."""
+    if math.isfinite(value) and abs(value) > torch.finfo(torch.float32).max:
+        raise ValueError(f"{name}: expected a number of fp32, got {value:g}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

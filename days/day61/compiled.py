@@ -1,0 +1,52 @@
+"""What nvcc and Triton make of the day's kernels: lines, registers, instructions, widths."""
+
+from pathlib import Path
+
+from common.day import (
+    TritonKernel,
+    architecture,
+    cuda_code,
+    lines_of,
+    print_table,
+    read_code,
+    triton_code,
+)
+
+FOLDER = Path(__file__).parent
+CUDA, TRITON = FOLDER / "vector_ops.cu", FOLDER / "vector_ops_triton.py"
+VECTORS = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "n": "i32", "slope": "fp32"}
+MATRIX = {"x": "*fp32", "low": "*fp32", "high": "*fp32", "y": "*fp32", "rows": "i32", "cols": "i32"}
+BLOCKS = {"ROWS": 16, "COLS": 256}
+KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them
+    ("add v1, CUDA", "leaky_add_v1_thread_kernelIfE"),
+    ("add v2, CUDA", "leaky_add_v2_packs_kernelIfE"),
+    ("add v3, Triton", TritonKernel("leaky_add_kernel", VECTORS, {"BLOCK": 1024}, tuple("xyzn"))),
+    ("the same, any n", TritonKernel("leaky_add_kernel", VECTORS, {"BLOCK": 1024}, tuple("xyz"))),
+    ("clamp v1, CUDA", "clamp_columns_v1_packs_kernelIfLi4E"),
+    ("clamp v2, Triton", TritonKernel("clamp_columns_kernel", MATRIX, BLOCKS, tuple(MATRIX))),
+    (
+        "the same, any cols",
+        TritonKernel("clamp_columns_kernel", MATRIX, BLOCKS, ("x", "low", "high", "y", "rows")),
+    ),
+)
+
+
+def widths(moved):
+    return ", ".join(f"{count} × {width} B" for width, count in sorted(moved.items()))
+
+
+def show(operators, device):
+    arch = architecture()
+    rows = []
+    for title, kernel in KERNELS:
+        if isinstance(kernel, TritonKernel):
+            source, name = TRITON, kernel.kernel
+            code = read_code(triton_code(source, kernel, arch), name)
+        else:
+            source, name = CUDA, kernel.partition("_kernel")[0] + "_kernel"
+            code = read_code(cuda_code(source, arch), kernel)
+        row = [title, lines_of(source, name), code.registers, code.stack, code.instructions]
+        rows.append([*row, widths(code.loads), widths(code.stores)])
+    print(f"fp32, compiled for {arch}")
+    header = ["", "lines", "registers", "stack", "instructions", "loads", "stores"]
+    print_table(header, rows)
