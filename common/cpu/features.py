@@ -168,7 +168,9 @@ def missing_name(word: str, *, called: bool, template: bool) -> str | None:
 
     called: a parenthesis follows it; template: an opening angle bracket does.
     """
-    if (template and word in ("texture", "surface")) or (called and _REFERENCE_CALL.fullmatch(word)):
+    if (template and word in ("texture", "surface")) or (
+        called and _REFERENCE_CALL.fullmatch(word)
+    ):
         return (
             f"{word}: CUDA 12 has removed references to textures and surfaces; "
             "use cudaTextureObject_t and cudaSurfaceObject_t"

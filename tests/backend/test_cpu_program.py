@@ -173,6 +173,26 @@ Philox -0.00 1.00 0
 """
 
 
+# Graphs hold what they have had at one time, at least until it is trimmed.
+GRAPH_MEMORY = """\
+1 1 1 cudaErrorInvalidValue
+made 0 0
+1 10000 1e+06
+launched 8000 8000
+49 10000 1e+06
+freed 8000 8000
+trimmed 4000 8000
+trimmed 0 0
+2 1 1
+"""
+
+
+@pytest.mark.parametrize("streams", ["early", "late"])
+def test_nodes_of_graphs_allocate_and_free(streams: str) -> None:
+    done = _run(PROGRAMS / "graph_memory.cu", "--streams", streams)
+    assert (done.returncode, done.stdout, done.stderr) == (0, GRAPH_MEMORY, "")
+
+
 def test_curand_draws_nvidia_s_numbers() -> None:
     done = _run(PROGRAMS / "random_numbers.cu", "-lcurand")
     assert (done.returncode, done.stdout, done.stderr) == (0, RANDOM_NUMBERS, "")
