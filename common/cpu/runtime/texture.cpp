@@ -50,7 +50,7 @@ Taps taps(float x, int n, cudaTextureAddressMode mode, const cudaTextureDesc& de
   }
   const bool linear = description.filterMode == cudaFilterModeLinear;
   if (linear) x -= 0.5f;
-  x = std::fmax(std::fmin(x, kFarthest), -kFarthest);
+  x = x > kFarthest ? kFarthest : x > -kFarthest ? x : -kFarthest;  // also of NaN
   const float below = std::floor(x);
   const int i = static_cast<int>(below);
   if (!linear) return {{place(i, n, mode), 0}, 0};
@@ -58,26 +58,30 @@ Taps taps(float x, int n, cudaTextureAddressMode mode, const cudaTextureDesc& de
   return {{place(i, n, mode), place(i + 1, n, mode)}, weight};
 }
 
+template <class T>
+T load(const char* at) {
+  T value;
+  memcpy(&value, at, sizeof value);
+  return value;
+}
+
 // A component of an element, as 32 bits.
 unsigned component(const Texture& texture, const char* at) {
   const Image& image = texture.image;
-  const unsigned width = image.component_bits;
-  unsigned word = 0;
-  memcpy(&word, at, width / 8);
-  if (width == 32) return word;
-  if (image.kind == cudaChannelFormatKindFloat) {
-    __half_raw half;
-    half.x = static_cast<unsigned short>(word);
-    return bits<unsigned>(__half2float(half));
-  }
-  const bool is_signed = image.kind == cudaChannelFormatKindSigned;
-  if (is_signed)
-    word = static_cast<unsigned>(static_cast<int>(word << (32 - width)) >> (32 - width));
-  if (!texture.returns_float) return word;
+  const bool is_byte = image.component_bits == 8;
+  if (image.component_bits == 32) return load<unsigned>(at);
+  if (image.kind == cudaChannelFormatKindFloat)
+    return bits<unsigned>(__half2float(load<__half_raw>(at)));
   // The largest number is 1, and so is the smallest -1, of which there are two.
-  const auto largest = static_cast<float>((1u << (is_signed ? width - 1 : width)) - 1);
-  if (!is_signed) return bits<unsigned>(static_cast<float>(word) / largest);
-  return bits<unsigned>(std::fmax(static_cast<float>(static_cast<int>(word)) / largest, -1.0f));
+  if (image.kind == cudaChannelFormatKindUnsigned) {
+    const unsigned value = is_byte ? load<uint8_t>(at) : load<uint16_t>(at);
+    if (!texture.returns_float) return value;
+    return bits<unsigned>(static_cast<float>(value) / (is_byte ? 255.0f : 65535.0f));
+  }
+  const int value = is_byte ? load<int8_t>(at) : load<int16_t>(at);
+  if (!texture.returns_float) return static_cast<unsigned>(value);
+  const float part = static_cast<float>(value) / (is_byte ? 127.0f : 32767.0f);
+  return bits<unsigned>(part < -1 ? -1.0f : part);
 }
 
 // The element at these places, or the border's colour.
@@ -182,10 +186,10 @@ Texel sample_texture(cudaTextureObject_t handle, Coordinates at, TexelType type,
   if (description.filterMode != cudaFilterModeLinear)
     return element(texture, taps_of[0].at[0], taps_of[1].at[0], taps_of[2].at[0], call.site);
   float sum[4] = {};
-  for (int corner = 0; corner < 8; ++corner) {
+  for (int corner = 0; corner < 1 << call.dimensions; ++corner) {
     float weight = 1;
-    int place[3];
-    for (int d = 0; d < 3; ++d) {
+    int place[] = {0, 0, taps_of[2].at[0]};
+    for (int d = 0; d < call.dimensions; ++d) {
       const int second = corner >> d & 1;
       place[d] = taps_of[d].at[second];
       weight *= second ? taps_of[d].weight : 1 - taps_of[d].weight;
