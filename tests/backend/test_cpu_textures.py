@@ -151,13 +151,36 @@ def test_surfaces_and_their_boundaries() -> None:
         for x in range(4)
     ]
     assert _numbers("surface") == expected
-    done = _run("--", "outside")
-    line = next(
-        i for i, row in enumerate(SOURCE.read_text().splitlines(), 1) if "// outside" in row
-    )
+
+
+# Why a kernel ended, and the line in it.
+FAULTS = {
+    "outside": (
+        "surf2Dwrite outside of the surface: byte 0 of a row of 16, row 3 of 3",
+        "surf2Dwrite(1, surface",
+    ),
+    "components": ("tex2D reads 2 components of a texture that has 1", "tex2D(&out["),
+    "integers": ("tex1Dfetch reads float of a texture that returns integers", "tex1Dfetch<T>"),
+    "two dimensions": ("tex1D of an image with 2 dimensions", "(i - 14) * unit"),
+    "destroyed": ("is no texture object: never created, or destroyed", "(i - 14) * unit"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_no_texture_can_answer_ends_the_kernel(fault: str) -> None:
+    done = _run("--", fault)
+    words, code = FAULTS[fault]
+    source = SOURCE.read_text().splitlines()
+    line = next(i for i, row in enumerate(source, 1) if code in row)
     assert done.returncode == 1
-    assert "surf2Dwrite outside of the surface: byte 0 of a row of 16, row 3 of 3" in done.stderr
-    assert f"textures.cu:{line}" in done.stderr
+    assert words in done.stderr and f"textures.cu:{line}\n" in done.stderr, done.stderr
+
+
+def test_a_texture_that_is_longer_than_its_memory_is_found() -> None:
+    done = _run("--sanitize", "--", "beyond")
+    assert done.returncode == 1
+    row = done.stdout[done.stdout.index("\naddresses") : done.stdout.index("\nraces")]
+    assert "FAIL" in row and "beyond the end of an allocation of 16 bytes" in row, done.stdout
 
 
 def test_what_has_no_texture_is_an_error() -> None:

@@ -258,7 +258,7 @@ void types() {
          pairs[1].x, pairs[1].y, vectors[2].w);
 }
 
-void surfaces(bool outside) {
+void surfaces() {
   const auto format = cudaCreateChannelDesc<int>();
   cudaArray_t array, plain;
   CHECK(cudaMallocArray(&array, &format, 4, 3, cudaArraySurfaceLoadStore));
@@ -271,10 +271,6 @@ void surfaces(bool outside) {
   printf("surface");
   for (int v : on_host(read, 12)) printf(" %d", v);
   printf("\n");
-  if (outside) {
-    leave<<<1, 4>>>(surface);
-    CHECK(cudaDeviceSynchronize());
-  }
   CHECK(cudaDestroySurfaceObject(surface));
 
   cudaSurfaceObject_t none;
@@ -298,10 +294,55 @@ void surfaces(bool outside) {
   CHECK(cudaFree(read));
 }
 
+// What a GPU answers with any value, or with a fault.
+void fault(const char* what) {
+  const auto format = cudaCreateChannelDesc<float>();
+  cudaArray_t array;
+  CHECK(cudaMallocArray(&array, &format, 4, 3, cudaArraySurfaceLoadStore));
+  cudaResourceDesc resource = of(array);
+  cudaSurfaceObject_t surface;
+  CHECK(cudaCreateSurfaceObject(&surface, &resource));
+  const cudaTextureDesc point = {};
+  cudaTextureObject_t texture, linear;
+  CHECK(cudaCreateTextureObject(&texture, &resource, &point, nullptr));
+  float* memory = device<float>(4);
+  CHECK(cudaMemset(memory, 0, 16));
+  resource.resType = cudaResourceTypeLinear;
+  resource.res.linear.devPtr = memory;
+  resource.res.linear.desc = cudaCreateChannelDesc<unsigned char>();
+  resource.res.linear.sizeInBytes = 20;  // more than there is
+  CHECK(cudaCreateTextureObject(&linear, &resource, &point, nullptr));
+  switch (what[0]) {
+    case 'o':
+      leave<<<1, 4>>>(surface);
+      break;
+    case 'c':
+      sample_2d<<<1, 1>>>(texture, device<float2>(1), device<float2>(1));
+      break;
+    case 'i':
+      fetch<<<1, 1>>>(linear, memory);
+      break;
+    case 'b':
+      fetch<<<1, 20>>>(linear, device<unsigned char>(20));
+      break;
+    case 't':
+      sample_1d<<<1, 1>>>(texture, 1, memory);
+      break;
+    case 'd':
+      CHECK(cudaDestroyTextureObject(texture));
+      sample_1d<<<1, 1>>>(texture, 1, memory);
+  }
+  CHECK(cudaDeviceSynchronize());
+}
+
 int main(int argc, char** argv) {
+  if (argc > 1) {
+    fault(argv[1]);
+    return 0;
+  }
   one_dimension();
   two_dimensions();
   more_dimensions();
   types();
-  surfaces(argc > 1 && !strcmp(argv[1], "outside"));
+  surfaces();
 }

@@ -183,7 +183,8 @@ Texel sample_texture(cudaTextureObject_t handle, Coordinates at, TexelType type,
                      ? taps(x[d], image.size[d], description.addressMode[d], description)
                      : Taps{{0, 0}, 0};
   if (image.layers) taps_of[2].at[0] = std::clamp(at.layer, 0, image.layers - 1);
-  if (description.filterMode != cudaFilterModeLinear)
+  // Also in the middle of an element, where the neighbours have no weight.
+  if (taps_of[0].weight == 0 && taps_of[1].weight == 0 && taps_of[2].weight == 0)
     return element(texture, taps_of[0].at[0], taps_of[1].at[0], taps_of[2].at[0], call.site);
   float sum[4] = {};
   for (int corner = 0; corner < 1 << call.dimensions; ++corner) {
