@@ -18,8 +18,9 @@ from typing import Any
 
 from common.base import compiling, toolchain
 from common.base.cache import Entry, cached, digest
+from common.base.days import Day
 from common.base.paths import ROOT
-from common.build import nvcc
+from common.build import narrowing, nvcc
 from common.cpu import backend
 from common.cpu import libraries as shared
 
@@ -111,3 +112,8 @@ def architectures(source: Path) -> list[str]:
 def compile_for_gpus(name: str, source: Path) -> None:
     """Compiles a `.cu` for its `architectures`, to see that it compiles. Raises BuildError."""
     nvcc.compile_source(name, source, architectures(source), optimised=False)
+
+
+def narrowed_on_cpu(day: Day) -> list[str]:
+    """What `narrowing.narrowed` finds, of the compiler here. Raises ToolchainError, BuildError."""
+    return narrowing.narrowed(day, toolchain.detect("cpu"))

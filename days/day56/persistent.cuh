@@ -5,6 +5,7 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/store_part.cuh"       // taught here
+#include "common/cuda/tile_order.cuh"       // taught in day 54
 #include "days/day56/tiles.cuh"
 
 #include <algorithm>
@@ -18,20 +19,6 @@ constexpr int BUFFERS =
 template <typename P, int STAGES>
 constexpr size_t SHARED =
     STAGES * P::BYTES + CONSUMERS * BUFFERS<P, STAGES> * PART_BYTES + TILE_ALIGNMENT;
-
-// ---------------------------------------------------------------------------------------------
-// The order of tiles. Neighbours in time share rows of A or columns of B, which L2 then has: groups
-// of GROUP rows of tiles, within a group column by column.
-
-struct Corner {
-  int m, n;  // of a tile, in tiles
-};
-template <int GROUP>
-__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
-  const int group = i / (GROUP * tiles_n), first = group * GROUP;
-  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-  return {first + within % rows, within / rows};
-}
 
 // ---------------------------------------------------------------------------------------------
 // Consumers share a tile, each has a half of its rows; or they take turns (ping-pong): a

@@ -17,6 +17,16 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "row_scale: 64-bit index in 32 bits: `int64_t{block} * p.M` -> `block * p.M`": (
         "2^31 scales would belong to an A of 256 GB, more than a card with wgmma has"
     ),
+    "Roles::bring_scales: 64-bit index in 32 bits: `int64_t{block} * scales_n` -> "
+    "`block * scales_n`": "2^31 scales would belong to a B of 35 TB",
+    "multiply_step: constant off by one: `k * 32` -> `k * 33`, 2nd": (
+        "a descriptor holds the address without its lowest four bits"
+    ),
+    "gemm_fp8_kernel: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`, 2nd": (
+        "any thread of the first warp may produce"
+    ),
+    "gemm_fp8: min for max: `max(1, multiprocessor_count(a) / CLUSTER)` -> "
+    "`min(1, multiprocessor_count(a) / CLUSTER)`": "one cluster computes all tiles, later",
     "gemm_fp8: min for max: `min(work, places)` -> `max(work, places)`": (
         "clusters too many find no tile"
     ),

@@ -23,6 +23,7 @@
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/store_part.cuh"       // taught in day 56
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/tile_order.cuh"       // taught in day 54
 #include "days/day56/tiles.cuh"             // WARPGROUP, ROW, ROWS: taught in day 56
 
 #include <cuda_fp8.h>
@@ -34,7 +35,7 @@ using E4m3 = __nv_fp8_e4m3;
 constexpr int DEPTH = 128;   // of K per step: a row of 128 bytes, and one block of the scales
 constexpr int STAGES = 4;    // of 48 KB
 constexpr int CLUSTER = 2;   // blocks that share B's tile
-constexpr int GROUP = 8;     // rows of tiles that are computed together (day 56)
+constexpr int GROUP = 8;     // rows of tiles that are computed together (day 54)
 constexpr int SCALED = 128;  // rows of B per scale
 
 // Who scales what. kRows: s_a (M) and s_b (N). kBlocks: s_a (K / 128, M), s_b (K / 128, N / 128).
@@ -115,10 +116,8 @@ struct Roles {
     int before = skip * steps;
     for (int i = static_cast<int>(blockIdx.x) / CLUSTER + skip * clusters; i < tiles;
          i += every * clusters, before += every * steps) {
-      const int group = i / (GROUP * tiles_n), first = group * GROUP;
-      const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-      f(Task{((first + within % rows) * CLUSTER + rank) * P::BM, within / rows * P::BN, before,
-             i + clusters < tiles});
+      const Corner tile = tile_at<GROUP>(i, tiles_m, tiles_n);
+      f(Task{(tile.m * CLUSTER + rank) * P::BM, tile.n * P::BN, before, i + clusters < tiles});
     }
   }
 

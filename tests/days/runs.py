@@ -1,7 +1,7 @@
 """Runs of run_day.py over all days that tests ask for: the command that a user types.
 
 They begin when the compilations that other tests wait for are done, one after the other, and go on
-beside the tests, which keep one core busy.
+beside the tests, which keep one core busy. Once a test waits for a run, a second one goes on too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ PER_DAY = 900  # seconds: other tests run beside it
 
 
 class DayRuns:
-    """One queue of runs, each begun once."""
+    """A queue of runs, each begun once."""
 
     def __init__(self, ready: Callable[[], object]):
         """ready: returns when the queue may begin."""
         self._ready = ready
-        self._queue = ThreadPoolExecutor(1)
+        self._queue = ThreadPoolExecutor(2)
+        self._places = threading.Semaphore(1)  # for runs that go on at the same time
+        self._waited_for = False
         self._begun: dict[str, Future[Outcomes]] = {}
         self._lock = threading.Lock()
-        self._running: subprocess.Popen[str] | None = None
+        self._running: set[subprocess.Popen[str]] = set()
         self._closed = False
 
     def begin(self, name: str, days: Sequence[Day], *options: str) -> None:
@@ -50,39 +52,44 @@ class DayRuns:
 
     def outcomes(self, name: str) -> Outcomes:
         """Waits for the run. Raises AssertionError where its report or exit code is wrong."""
+        if not self._waited_for:
+            self._waited_for = True
+            self._places.release()  # the core that the tests kept busy is free
         return self._begun[name].result()
 
     def close(self) -> None:
         """Ends what runs, and gives up what has not begun."""
         with self._lock:
             self._closed = True
-            if self._running is not None:
-                self._running.terminate()
+            for running in list(self._running):
+                running.terminate()
         self._queue.shutdown(cancel_futures=True)
 
     def _run(self, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
-        with tempfile.TemporaryDirectory(prefix="day-runs-") as folder:
+        self._ready()
+        with self._places, tempfile.TemporaryDirectory(prefix="day-runs-") as folder:
             return self._run_into(Path(folder, "report.json"), days, options)
 
     def _run_into(self, report: Path, days: Sequence[Day], options: Sequence[str]) -> Outcomes:
-        self._ready()
         numbers = [str(day.number) for day in days]
         command = [sys.executable, "run_day.py", *numbers, "--device", "cpu", "--no-bench"]
         command += ["--time-limit", str(PER_DAY), *options, "--json", str(report)]
         with self._lock:
             assert not self._closed
-            self._running = subprocess.Popen(
+            running = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
+            self._running.add(running)
         try:
-            said, _ = self._running.communicate(timeout=LIMIT)
+            said, _ = running.communicate(timeout=LIMIT)
         finally:
-            self._running.terminate()
+            running.terminate()
+            self._running.discard(running)
         assert report.is_file(), f"run_day.py wrote no report\n{said}"
         outcomes = json.loads(report.read_text())["days"]
         passed = all(day["status"] != "FAIL" for day in outcomes)
         some = any(day["status"] == "PASS" for day in outcomes)
-        assert (self._running.returncode == 0) == (passed and some), said
+        assert (running.returncode == 0) == (passed and some), said
         return {day["number"]: day for day in outcomes}
 
     def _run_stubs(self, days: Sequence[Day]) -> Outcomes:

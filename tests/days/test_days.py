@@ -15,9 +15,8 @@ import pytest
 from common.base import toolchain
 from common.base.days import Day, discover
 from common.base.paths import ROOT
-from common.build.narrowing import narrowed
 from common.report import stored
-from tests.compilations import Compilations
+from tests.compilations import Compilations, narrowed_on_cpu
 from tests.days.runs import DayRuns
 
 DAYS, ERRORS = discover()
@@ -138,13 +137,20 @@ def readme(day: Day) -> str:
 
 
 @every_day
-def test_sizes_and_indices_keep_their_64_bits(day: Day) -> None:
+def test_sizes_and_indices_keep_their_64_bits(day: Day, compilations: Compilations) -> None:
     """What no input that fits a check can show: the row "indices" of `--sanitize`."""
     try:
-        platform = toolchain.detect("cpu")
+        places = compilations.begin(narrowed_on_cpu, day).result()
     except toolchain.ToolchainError as error:
         pytest.skip(str(error))
-    assert not narrowed(day, platform)
+    assert not places
+
+
+def begin_narrowed(compilations: Compilations, day: Day) -> None:
+    compilations.begin(narrowed_on_cpu, day)
+
+
+test_sizes_and_indices_keep_their_64_bits.begin = begin_narrowed  # type: ignore[attr-defined]
 
 
 @every_day
