@@ -23,6 +23,13 @@ _RUNTIME_API = """
     cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync cudaGetSymbolAddress cudaGetSymbolSize
     cudaPointerGetAttributes cudaMemPrefetchAsync cudaMemAdvise
     cudaMalloc3D cudaMemset3D cudaMemset3DAsync cudaMemcpy3D cudaMemcpy3DAsync
+    cudaMallocArray cudaMalloc3DArray cudaFreeArray cudaArrayGetInfo
+    cudaMemcpy2DToArray cudaMemcpy2DToArrayAsync cudaMemcpy2DFromArray cudaMemcpy2DFromArrayAsync
+    cudaMemcpyToArray cudaMemcpyToArrayAsync cudaMemcpyFromArray cudaMemcpyFromArrayAsync
+    cudaMemcpyArrayToArray cudaMemcpy2DArrayToArray cudaCreateChannelDesc cudaGetChannelDesc
+    cudaCreateTextureObject cudaDestroyTextureObject cudaGetTextureObjectResourceDesc
+    cudaGetTextureObjectTextureDesc cudaGetTextureObjectResourceViewDesc
+    cudaCreateSurfaceObject cudaDestroySurfaceObject cudaGetSurfaceObjectResourceDesc
     cudaMemcpyPeer cudaMemcpyPeerAsync cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess
     cudaDeviceGetDefaultMemPool cudaDeviceGetMemPool cudaDeviceSetMemPool cudaMemPoolCreate
     cudaMemPoolDestroy cudaMemPoolGetAttribute cudaMemPoolSetAttribute cudaMemPoolTrimTo
@@ -38,6 +45,9 @@ _RUNTIME_API = """
     cudaGraphAddKernelNode cudaGraphAddMemcpyNode cudaGraphAddMemcpyNode1D cudaGraphAddMemsetNode
     cudaGraphAddHostNode
     cudaGraphAddEmptyNode cudaGraphAddChildGraphNode cudaGraphChildGraphNodeGetGraph
+    cudaGraphAddMemAllocNode cudaGraphAddMemFreeNode cudaGraphMemAllocNodeGetParams
+    cudaGraphMemFreeNodeGetParams cudaDeviceGraphMemTrim cudaDeviceGetGraphMemAttribute
+    cudaDeviceSetGraphMemAttribute
     cudaGraphAddDependencies cudaGraphGetNodes cudaGraphGetRootNodes cudaGraphGetEdges
     cudaGraphNodeGetType cudaGraphKernelNodeGetParams cudaGraphKernelNodeSetParams
     cudaGraphDebugDotPrint cudaGraphInstantiate cudaGraphInstantiateWithFlags
@@ -57,11 +67,15 @@ _RUNTIME_API = """
 """
 RUNTIME_API = frozenset(_RUNTIME_API.split())
 
+# Functions that NVIDIA's headers define themselves.
+_INLINE = frozenset(f"cudaCreateChannelDescHalf{n}" for n in ("", "1", "2", "4"))
+
 # Names that look like calls of the runtime but are types.
 _TYPES = (
     *("cudaDeviceProp", "cudaExtent", "cudaPos", "cudaPitchedPtr", "cudaFuncAttributes"),
     *("cudaPointerAttributes", "cudaLaunchAttribute", "cudaMemcpy3DParms", "cudaUUID"),
     *("cudaDeviceAttr", "cudaError", "cudaMemcpyKind", "cudaFuncCache", "cudaLimit"),
+    *("cudaArray", "cudaResourceDesc", "cudaTextureDesc", "cudaChannelFormatDesc"),
 )
 
 _RUNTIME_CALL = re.compile(r"cuda[A-Z]\w*")
@@ -70,8 +84,21 @@ _DRIVER_CALL = re.compile(
     r"|Tex|Surf|Array|Link|Occupancy|Get(?:Proc|Error))\w*"
 )
 _TEXTURE = re.compile(
-    r"tex(?:1D|2D|3D|Cubemap)\w*|surf(?:1D|2D|3D|Cubemap)\w*|texture|surface"
-    r"|cudaTextureObject_t|cudaSurfaceObject_t"
+    r"tex(?:1D|2D|3D|Cubemap)\w*|surf(?:1D|2D|3D|Cubemap)\w*"
+    r"|cuda\w*(?:Mipmapped|ArraySparse|ArrayGetPlane)\w*"
+)
+_TEXTURES = frozenset(
+    f"tex{name}" for name in ("1Dfetch", "1D", "2D", "3D", "1DLayered", "2DLayered")
+) | frozenset(
+    f"surf{name}{access}"
+    for name in ("1D", "2D", "3D", "1DLayered", "2DLayered")
+    for access in ("read", "write")
+)
+
+# Of CUDA until 11: textures and surfaces as variables at file scope.
+_REFERENCE_CALL = re.compile(
+    r"cuda(?:Bind|Unbind)(?:Texture|Surface)\w*"
+    r"|cudaGet(?:Texture|Surface)(?:Reference|AlignmentOffset)"
 )
 
 _HEADERS = {
@@ -141,13 +168,21 @@ def missing_name(word: str, *, called: bool, template: bool) -> str | None:
 
     called: a parenthesis follows it; template: an opening angle bracket does.
     """
-    if word in ("texture", "surface") and not template:
-        return None
-    if _TEXTURE.fullmatch(word) and (called or template or word.startswith("cuda")):
-        return f"{word}: textures and surfaces are not modelled on the CPU backend"
+    if (template and word in ("texture", "surface")) or (
+        called and _REFERENCE_CALL.fullmatch(word)
+    ):
+        return (
+            f"{word}: CUDA 12 has removed references to textures and surfaces; "
+            "use cudaTextureObject_t and cudaSurfaceObject_t"
+        )
+    if (called or template) and word not in _TEXTURES and _TEXTURE.fullmatch(word):
+        return (
+            f"{word}: cubemaps, mipmaps, gathers and sparse textures are not modelled on the CPU "
+            "backend"
+        )
     if called and word.startswith("cuTensorMapEncode"):
         return f"{word}(): use ptx::make_tensor_map (common/cuda/ptx.cuh) on the CPU backend"
-    known = word in RUNTIME_API or word in _TYPES or word.endswith("_t")
+    known = word in RUNTIME_API or word in _INLINE or word in _TYPES or word.endswith("_t")
     if called and not known and _RUNTIME_CALL.fullmatch(word):
         return f"{word}() is not part of the CUDA runtime that the CPU backend provides"
     if called and _DRIVER_CALL.fullmatch(word):

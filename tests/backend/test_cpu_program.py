@@ -173,6 +173,26 @@ Philox -0.00 1.00 0
 """
 
 
+# Graphs hold what they have had at one time, at least until it is trimmed.
+GRAPH_MEMORY = """\
+1 1 1 cudaErrorInvalidValue
+made 0 0
+1 10000 1e+06
+launched 8000 8000
+49 10000 1e+06
+freed 8000 8000
+trimmed 4000 8000
+trimmed 0 0
+2 1 1
+"""
+
+
+@pytest.mark.parametrize("streams", ["early", "late"])
+def test_nodes_of_graphs_allocate_and_free(streams: str) -> None:
+    done = _run(PROGRAMS / "graph_memory.cu", "--streams", streams)
+    assert (done.returncode, done.stdout, done.stderr) == (0, GRAPH_MEMORY, "")
+
+
 def test_curand_draws_nvidia_s_numbers() -> None:
     done = _run(PROGRAMS / "random_numbers.cu", "-lcurand")
     assert (done.returncode, done.stdout, done.stderr) == (0, RANDOM_NUMBERS, "")
@@ -238,6 +258,9 @@ int main() {
   int mode = -1, missing = -1;
   cudaDeviceGetSharedMemConfig(&banks);
   cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, 0);
+  cudaStreamAttrValue window = {};
+  printf("%d %d %d\\n", banks == cudaSharedMemBankSizeFourByte, cudaStreamAttachMemAsync(0, x),
+         cudaStreamSetAttribute(0, cudaStreamAttributeAccessPolicyWindow, &window));
   printf("%d %d %d %d %s\\n", x[0], x[7], mode, helper(int(lerp(2))),
          cudaGetErrorString(cudaDeviceGetAttribute(&missing, cudaDeviceAttr(9999), 0)));
   return;
@@ -262,7 +285,7 @@ def test_spellings_that_nvcc_takes(tmp_path: Path) -> None:
     (tmp_path / "more.cpp").write_text("int helper(int x) {\n#ifdef _OPENMP\nreturn x;\n#endif\n}")
     words = [tmp_path / "main.cu", tmp_path / "more.cpp", "-I", tmp_path / "include", "-DSHIFT=100"]
     done = _run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
-    assert (done.stdout, done.stderr) == ("107 100 0 2 invalid argument\n", "")
+    assert (done.stdout, done.stderr) == ("1 0 0\n107 100 0 2 invalid argument\n", "")
 
 
 SILENT = """\

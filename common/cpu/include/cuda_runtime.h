@@ -47,4 +47,5 @@
 #include "cudacpu/shared.h"
 #include "cudacpu/simd.h"
 #include "cudacpu/sync.h"
+#include "cudacpu/texture.h"
 #include "cudacpu/warp.h"

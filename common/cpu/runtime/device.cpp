@@ -34,7 +34,13 @@ cudaDeviceProp properties_of_model() {
   p.maxGridSize[1] = p.maxGridSize[2] = max_grid_y();
   p.totalConstMem = 65536;
   p.memPitch = 0x7fffffff;
-  p.textureAlignment = 512;
+  p.textureAlignment = kTextureAlignment;
+  p.texturePitchAlignment = kTexturePitchAlignment;
+  p.surfaceAlignment = kTextureAlignment;
+  p.maxTexture1D = p.maxSurface1D = kMaxWidth;
+  p.maxTexture2D[0] = p.maxSurface2D[0] = kMaxWidth;
+  p.maxTexture2D[1] = p.maxSurface2D[1] = kMaxHeight;
+  for (int d = 0; d < 3; ++d) p.maxTexture3D[d] = p.maxSurface3D[d] = kMaxSide3D;
   p.l2CacheSize = static_cast<int>(card.l2);
   p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
@@ -199,6 +205,26 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       break;
     case cudaDevAttrMaxPitch:
       *value = static_cast<int>(p.memPitch);
+      break;
+    case cudaDevAttrTextureAlignment:
+      *value = static_cast<int>(p.textureAlignment);
+      break;
+    case cudaDevAttrTexturePitchAlignment:
+      *value = static_cast<int>(p.texturePitchAlignment);
+      break;
+    case cudaDevAttrMaxTexture1DWidth:
+      *value = p.maxTexture1D;
+      break;
+    case cudaDevAttrMaxTexture2DWidth:
+      *value = p.maxTexture2D[0];
+      break;
+    case cudaDevAttrMaxTexture2DHeight:
+      *value = p.maxTexture2D[1];
+      break;
+    case cudaDevAttrMaxTexture3DWidth:
+    case cudaDevAttrMaxTexture3DHeight:
+    case cudaDevAttrMaxTexture3DDepth:
+      *value = p.maxTexture3D[0];
       break;
     case cudaDevAttrHostRegisterSupported:
     case cudaDevAttrCanUseHostPointerForRegisteredMem:

@@ -46,6 +46,7 @@ struct HostCall {
 // leaves to cudaFree (memory.cpp).
 struct Allocate {
   std::shared_ptr<void> memory;  // kept as long as a graph has it
+  size_t bytes;
 };
 struct Release {
   void* address;
@@ -89,6 +90,13 @@ cudaError_t perform(const ChildGraph& child);
 inline cudaError_t perform(const Empty&) {
   return cudaSuccess;
 }
+
+// Memory for a node that allocates, and its address from now on.
+cudaError_t allocate_for_graph(void** address, size_t bytes, Allocate& work);
+// Bytes that graphs have allocated and not freed.
+size_t memory_of_graphs();
+// A graph has allocated memory (graph_memory.cpp).
+void note_memory_of_graphs();
 
 // Frees what the graph allocated when it ran last, as far as nobody else has.
 void release_again(const Allocate& allocate);
@@ -185,8 +193,7 @@ W* work_of(CUgraphNode_st* node) {
 inline Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return {to, bytes, from, bytes, bytes, 1, kind};
 }
-// Appends the copies of two dimensions that make up one of three (volume.cpp). Arrays, which are
-// for textures, do not exist.
+// Appends the copies of two dimensions that make up one of three (volume.cpp).
 cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices);
 inline Fill fill_of(const cudaMemsetParams& p) {
   return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};

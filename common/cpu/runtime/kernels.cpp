@@ -15,6 +15,7 @@
 #include "bulk_store.cpp"
 #include "tensor_copy.cpp"
 #include "tensor_core.cpp"
+#include "texture.cpp"
 #include "wgmma.cpp"
 #include "launch.cpp"
 #include "pool.cpp"

@@ -8,7 +8,7 @@ namespace cudacpu {
 
 namespace {
 
-constexpr size_t kAlignment = 256;
+constexpr size_t kAlignment = kTextureAlignment;
 constexpr size_t kPage = 4096;
 constexpr size_t kPitch = 512;
 constexpr size_t kBeyond = 64;  // bytes behind an allocation that are watched
@@ -192,19 +192,6 @@ bool is_in_module(uintptr_t address) {
 cudaError_t allocate_now(const char* function, void** address, size_t bytes, cudaMemoryType type) {
   if (cudaError_t error = refuse_unsafe(function); error != cudaSuccess) return error;
   return allocate(address, bytes, type);
-}
-
-// The node of a capture that allocates, and its address from now on.
-cudaError_t capture_allocation(void** address, size_t bytes, cudaStream_t stream) {
-  if (cudaError_t error = allocate(address, bytes, cudaMemoryTypeDevice); error != cudaSuccess)
-    return error;
-  if (!*address) return cudaSuccess;
-  {
-    std::lock_guard lock(memory().mutex);
-    memory().allocations.at(static_cast<char*>(*address)).owner = Owner::kGraphFreed;
-    forbid(*address, bytes);
-  }
-  return record(stream, Allocate{std::shared_ptr<void>(*address, leave_to_program)});
 }
 
 // A __device__ or __constant__ variable is a variable.
@@ -449,15 +436,36 @@ cudaError_t defer(cudaStream_t stream, const Fill& fill) {
   return cudaSuccess;
 }
 
+cudaError_t allocate_for_graph(void** address, size_t bytes, Allocate& work) {
+  if (cudaError_t error = allocate(address, bytes, cudaMemoryTypeDevice); error != cudaSuccess)
+    return error;
+  if (!*address) return cudaSuccess;
+  std::lock_guard lock(memory().mutex);
+  memory().allocations.at(static_cast<char*>(*address)).owner = Owner::kGraphFreed;
+  forbid(*address, bytes);
+  work = {std::shared_ptr<void>(*address, leave_to_program), bytes};
+  return cudaSuccess;
+}
+
+size_t memory_of_graphs() {
+  std::lock_guard lock(memory().mutex);
+  size_t bytes = 0;
+  for (const auto& [begin, allocation] : memory().allocations)
+    if (allocation.owner == Owner::kGraph) bytes += allocation.bytes;
+  return bytes;
+}
+
 cudaError_t perform(const Allocate& allocate) {
   void* address = allocate.memory.get();
-  std::lock_guard lock(memory().mutex);
+  std::unique_lock lock(memory().mutex);
   Allocation& allocation = memory().allocations.at(static_cast<char*>(address));
   if (allocation.owner == Owner::kGraph)
     return set_error(cudaErrorInvalidValue, "what the graph's last launch allocated is not freed");
   allocation.owner = Owner::kGraph;
   allow(address, allocation.bytes);
   trace::follow(address, allocation.bytes);
+  lock.unlock();
+  note_memory_of_graphs();
   return cudaSuccess;
 }
 
@@ -517,7 +525,10 @@ cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream,
   const Fate fate = nobody_captures() ? Fate::kRun : fate_of(stream, error);
   captured = fate == Fate::kRecord;
   if (fate == Fate::kRun) return allocate(address, bytes, cudaMemoryTypeDevice);
-  return captured ? capture_allocation(address, bytes, stream) : error;
+  if (!captured) return error;
+  Allocate work;
+  error = allocate_for_graph(address, bytes, work);
+  return error == cudaSuccess && *address ? record(stream, work) : error;
 }
 
 }  // namespace cudacpu

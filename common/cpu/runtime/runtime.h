@@ -30,6 +30,14 @@ constexpr unsigned kMaxThreadsPerBlock = 1024;
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kPortableClusterSize = 8;
 constexpr size_t kSharedDefault = 48 * 1024;
+// Of arrays and textures, in elements (the guide's table of technical specifications), and how
+// their memory is aligned, in bytes.
+constexpr int kMaxWidth = 131072;
+constexpr int kMaxHeight = 65536;
+constexpr int kMaxSide3D = 16384;
+constexpr size_t kMaxLinear = size_t{1} << 28;
+constexpr size_t kTextureAlignment = 512;
+constexpr size_t kTexturePitchAlignment = 32;
 
 // Thrown by a launch that failed; PyTorch turns it into a RuntimeError.
 class KernelError : public std::runtime_error {

@@ -99,6 +99,10 @@ void follow_no_longer(const void* begin);
 // A copy or a fill has written it.
 void written(const void* begin, size_t bytes);
 
+// The running thread has read or written elements of a texture or surface. They are not counted:
+// how a GPU arranges them in memory is not known.
+void image_accessed(const void* begin, size_t bytes, Kind kind, Site site);
+
 // Whether accesses are looked at. Then one OS thread runs the launch, and copies are as late as
 // they can be, whatever the order of threads.
 bool is_on();
@@ -132,6 +136,7 @@ inline void work_done_at(const void*, const Spans&, const Starter&) {}
 inline void follow(const void*, size_t) {}
 inline void follow_no_longer(const void*) {}
 inline void written(const void*, size_t) {}
+inline void image_accessed(const void*, size_t, Kind, Site) {}
 inline bool is_on() {
   return false;
 }

@@ -324,6 +324,10 @@ void mbarrier_initialised(const void* barrier, Site site) {
   access_by_runtime(barrier, 8, Kind::kWrite, site);
 }
 
+void image_accessed(const void* begin, size_t bytes, Kind kind, Site site) {
+  if (mode() == Mode::kRaces) access_by_runtime(begin, bytes, kind, site);
+}
+
 void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site) {
   access_by_runtime(from, valid, Kind::kRead, site);
   access_by_runtime(to, bytes, Kind::kWrite, site, true);

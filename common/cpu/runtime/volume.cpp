@@ -1,6 +1,6 @@
-// 3D memory and copies: slices of rows, each slice as a 2D copy; and copies between devices, of
-// which there is one.
-#include "graph.h"
+// 3D memory and copies, also of arrays: slices of rows, each slice as a 2D copy; and copies between
+// devices, of which there is one.
+#include "texture.h"
 
 using namespace cudacpu;
 
@@ -11,18 +11,42 @@ char* slice(const cudaPitchedPtr& memory, const cudaPos& at, size_t z) {
   return static_cast<char*>(memory.ptr) + ((at.z + z) * memory.ysize + at.y) * memory.pitch + at.x;
 }
 
+// One end of a copy as bytes: an array's memory and a position in it, which is in elements.
+struct End {
+  cudaPitchedPtr memory;
+  cudaPos at;
+};
+// False if the array is none, or the extent does not fit into it.
+bool end_of(const cudaArray* array, cudaPos at, const cudaExtent& extent, End& end) {
+  if (!is_array(array) || at.x + extent.width > array->extent.width ||
+      at.y + extent.height > array->rows() || at.z + extent.depth > array->slices())
+    return false;
+  at.x *= array->element_bytes();
+  end = {{array->data, array->pitch(), array->pitch(), array->rows()}, at};
+  return true;
+}
+
 }  // namespace
 
 namespace cudacpu {
 
 cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices) {
   if (!copy) return set_error(cudaErrorInvalidValue);
-  if (copy->srcArray || copy->dstArray)
-    return set_error(cudaErrorNotSupported, "arrays, which are for textures");
-  for (size_t z = 0; z < copy->extent.depth; ++z) {
-    slices.push_back({slice(copy->dstPtr, copy->dstPos, z), copy->dstPtr.pitch,
-                      slice(copy->srcPtr, copy->srcPos, z), copy->srcPtr.pitch, copy->extent.width,
-                      copy->extent.height, copy->kind});
+  End to{copy->dstPtr, copy->dstPos}, from{copy->srcPtr, copy->srcPos};
+  cudaExtent extent = copy->extent;
+  const cudaArray *target = copy->dstArray, *source = copy->srcArray;
+  if ((target && !end_of(target, copy->dstPos, extent, to)) ||
+      (source && !end_of(source, copy->srcPos, extent, from)) ||
+      (target && source && target->element_bytes() != source->element_bytes()))
+    return set_error(cudaErrorInvalidValue);
+  // Elements where an array takes part, else bytes.
+  if (target || source) extent.width *= (target ? target : source)->element_bytes();
+  const bool is_one =
+      to.memory.ysize == extent.height && from.memory.ysize == extent.height;  // as one slice
+  if (is_one) extent = {extent.width, extent.height * extent.depth, 1};
+  for (size_t z = 0; z < extent.depth; ++z) {
+    slices.push_back({slice(to.memory, to.at, z), to.memory.pitch, slice(from.memory, from.at, z),
+                      from.memory.pitch, extent.width, extent.height, copy->kind});
   }
   return cudaSuccess;
 }
