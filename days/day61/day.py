@@ -13,8 +13,8 @@ TITLE = "Triton beside CUDA"
 TEACHES = "The same kernels in Triton: programs, blocks of values, masks, and what is compiled"
 TOPICS = ("Triton", "element-wise", "mask", "broadcasting", "bandwidth")
 SOURCE = "vector_ops.cu"
-EXTRA_SOURCES = ("vector_ops_triton.py",)
-INTRODUCES = ("program", "mask")
+EXTRA_SOURCES = ("vector_ops_triton.py", "compiled.py")
+INTRODUCES = ("Triton program",)
 
 EXERCISE = Exercise(
     function="leaky_add_v2_packs_kernel",
