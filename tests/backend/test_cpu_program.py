@@ -138,7 +138,7 @@ def test_a_compile_error_shows_the_user_s_line(tmp_path: Path) -> None:
 
 LIBRARIES = {
     "cublasXt.h": "cuBLAS",
-    "cub/cub.cuh": "CUB",
+    "cub/device/device_merge_sort.cuh": "CUB",
     "cudnn.h": "cuDNN",
 }
 
@@ -181,6 +181,71 @@ def test_curand_draws_nvidia_s_numbers() -> None:
 def test_thrust_runs_beside_kernels() -> None:
     done = _run(PROGRAMS / "thrust_sort.cu")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 999 332833500 499500\n", "")
+
+
+def test_cub_s_collectives_and_algorithms() -> None:
+    for order in ("forward", "reverse", "random"):
+        done = _run(PROGRAMS / "cub.cu", "--order", order)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
+    done = _run(PROGRAMS / "cub.cu", "--", "few")
+    assert "cub::BlockLoad for 96 threads is used by a block of 64" in done.stderr
+    assert f"cub.cu:{_line_of('cub', 'Load(shared.load)')}" in done.stderr
+
+
+CPP17 = """\
+#include <cstdio>
+#include <cuda/atomic>
+#include <cuda/barrier>
+#include <cuda/pipeline>
+__global__ void count(int* x, unsigned* total) {
+  cuda::atomic_ref<int, cuda::thread_scope_device> shared(*x);
+  shared.fetch_add(2);
+  shared |= 1;
+  atomicCAS_system(total, threadIdx.x ? -1 : 0, 7ull);
+  cuda::atomic_ref<int*> pointer(*reinterpret_cast<int**>(x + 2));
+  if (threadIdx.x == 0) pointer.store(x), pointer += 3, ++pointer;
+}
+int main() {
+  int* x;
+  cudaMallocManaged(&x, 64);
+  cudaMemset(x, 0, 64);
+  cudaMemPrefetchAsync(x, 64, 0);
+  cudaMemAdvise(x, 64, cudaMemAdviseSetReadMostly, cudaCpuDeviceId);
+  count<<<1, 32>>>(x, reinterpret_cast<unsigned*>(x + 8));
+  cudaThreadSynchronize();
+  printf("%d %d %d\\n", x[0], x[8], static_cast<int>(*reinterpret_cast<int**>(x + 2) - x));
+}
+"""
+
+HOST_CPP = """\
+#include <cuda_runtime.h>
+static unsigned umin(unsigned a, unsigned b) { return b < a ? b : a; }
+#define max(a, b) ((a) > (b) ? (a) : (b))
+extern "C" int in_c(int x);
+int host(int x) {
+  int count = 0;
+  cudaGetDeviceCount(&count);
+  return max(count, 0) + umin(x, 5) + in_c(x);
+}
+"""
+
+
+def test_files_that_are_no_cu_are_the_host_compiler_s(tmp_path: Path) -> None:
+    (tmp_path / "host.cpp").write_text(HOST_CPP)
+    (tmp_path / "more.c").write_text(
+        "#include <cuda_runtime_api.h>\nint in_c(int class) { return class * 100; }\n"
+    )
+    (tmp_path / "main.cu").write_text(
+        '#include <cstdio>\nint host(int);\nint main() { printf("%d\\n", host(9)); }\n'
+    )
+    done = _run(*(tmp_path / name for name in ("main.cu", "host.cpp", "more.c")))
+    assert (done.stdout, done.stderr) == ("906\n", "")
+
+
+def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -> None:
+    (tmp_path / "earlier.cu").write_text(CPP17)
+    done = _run(tmp_path / "earlier.cu")
+    assert (done.stdout, done.stderr) == ("65 7 4\n", "")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

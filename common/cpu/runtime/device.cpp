@@ -86,6 +86,20 @@ cudaError_t cudaSetDeviceFlags(unsigned) {
   return cudaSuccess;
 }
 
+cudaError_t cudaCtxResetPersistingL2Cache() {
+  return cudaSuccess;
+}
+
+// There is one device, which is no peer of itself.
+cudaError_t cudaDeviceGetP2PAttribute(int*, cudaDeviceP2PAttr, int, int) {
+  return set_error(cudaErrorInvalidDevice, "there is only one device");
+}
+cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp* properties) {
+  if (!device || !properties) return set_error(cudaErrorInvalidValue);
+  *device = 0;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceFlags(unsigned* flags) {
   if (!flags) return set_error(cudaErrorInvalidValue);
   *flags = 0;

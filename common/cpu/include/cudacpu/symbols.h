@@ -6,6 +6,8 @@
 // have C++ names.)
 #pragma once
 
+#pragma redefine_extname cudaChooseDevice cudacpu_cudaChooseDevice
+#pragma redefine_extname cudaCtxResetPersistingL2Cache cudacpu_cudaCtxResetPersistingL2Cache
 #pragma redefine_extname cudaDeviceCanAccessPeer cudacpu_cudaDeviceCanAccessPeer
 #pragma redefine_extname cudaDeviceDisablePeerAccess cudacpu_cudaDeviceDisablePeerAccess
 #pragma redefine_extname cudaDeviceEnablePeerAccess cudacpu_cudaDeviceEnablePeerAccess
@@ -14,6 +16,7 @@
 #pragma redefine_extname cudaDeviceGetDefaultMemPool cudacpu_cudaDeviceGetDefaultMemPool
 #pragma redefine_extname cudaDeviceGetLimit cudacpu_cudaDeviceGetLimit
 #pragma redefine_extname cudaDeviceGetMemPool cudacpu_cudaDeviceGetMemPool
+#pragma redefine_extname cudaDeviceGetP2PAttribute cudacpu_cudaDeviceGetP2PAttribute
 #pragma redefine_extname cudaDeviceGetPCIBusId cudacpu_cudaDeviceGetPCIBusId
 #pragma redefine_extname cudaDeviceGetSharedMemConfig cudacpu_cudaDeviceGetSharedMemConfig
 #pragma redefine_extname cudaDeviceGetStreamPriorityRange cudacpu_cudaDeviceGetStreamPriorityRange
@@ -98,7 +101,9 @@
 #pragma redefine_extname cudaMemGetInfo cudacpu_cudaMemGetInfo
 #pragma redefine_extname cudaMemPoolCreate cudacpu_cudaMemPoolCreate
 #pragma redefine_extname cudaMemPoolDestroy cudacpu_cudaMemPoolDestroy
+#pragma redefine_extname cudaMemPoolGetAccess cudacpu_cudaMemPoolGetAccess
 #pragma redefine_extname cudaMemPoolGetAttribute cudacpu_cudaMemPoolGetAttribute
+#pragma redefine_extname cudaMemPoolSetAccess cudacpu_cudaMemPoolSetAccess
 #pragma redefine_extname cudaMemPoolSetAttribute cudacpu_cudaMemPoolSetAttribute
 #pragma redefine_extname cudaMemPoolTrimTo cudacpu_cudaMemPoolTrimTo
 #pragma redefine_extname cudaMemPrefetchAsync cudacpu_cudaMemPrefetchAsync
