@@ -2,7 +2,7 @@
 
     python -m tests.other_programs FOLDER [--jobs 2] [--seconds 240] [--json REPORT] [PART ...]
     python -m tests.other_programs FOLDER --all-of cuda-samples
-    python -m tests.other_programs FOLDER --draw 40 --seed 2
+    python -m tests.other_programs FOLDER --draw 40 --seed 2 --without cuda-samples
 
 FOLDER holds clones of the repositories of other_programs.toml, each in a folder of its own name,
 at the commit that is named there. A line for each program says what became of it: it ended with 0,
@@ -105,7 +105,11 @@ def programs_of_table(folder: Path) -> Iterator[Program]:
         name = repository["name"].rpartition("/")[2]
         apart = repository.get("apart", {})
         for path in repository["programs"]:
-            more = repository.get("sources", {}).get(path) or _built_with(folder / name, path)
+            more = _built_with(folder / name, path)
+            if pattern := repository.get("sources", {}).get(path):
+                clone = folder / name
+                found = (file.relative_to(clone).as_posix() for file in clone.glob(pattern))
+                more = sorted(set(found) - {path})
             yield Program(name, (path, *more), apart.get(path, ""))
 
 
@@ -238,6 +242,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--all-of", metavar="REPOSITORY", help="in place of the table's programs")
     parser.add_argument("--draw", type=int, metavar="N", help="print a further sample, and end")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--without", metavar="REPOSITORY", help="leave it out of the sample")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240, help="for one program")
     parser.add_argument("--json", type=Path, help="write the results there, too")
@@ -248,7 +253,8 @@ def main(words: list[str]) -> int:
     table = list(programs_of_table(args.folder))
     if args.draw:
         known = {program.name for program in table}
-        clones = sorted({args.folder / program.repository for program in table})
+        names = [repository["name"].rpartition("/")[2] for repository in _table()]
+        clones = [args.folder / name for name in sorted(names) if name != args.without]
         fresh = [p for clone in clones for p in candidates(clone) if p.name not in known]
         print(f"{len(fresh)} programs that are not in the table", file=sys.stderr)
         for program in sorted(random.Random(args.seed).sample(fresh, args.draw), key=str):

@@ -248,6 +248,44 @@ def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -
     assert (done.stdout, done.stderr) == ("65 7 4\n", "")
 
 
+UNSET = """\
+#include <cstdio>
+#include <cstdlib>
+template <class T>
+__global__ void fill(T* x, int n) {
+  int i = threadIdx.x;
+  if (i < n) x[i] = x[i] * 0 + i;  // reads what nothing has written
+  else x[i] = static_cast<T>(-i);
+}
+template <class T>
+void run(int n) {
+  T *x, h[64];
+  cudaMalloc(&x, sizeof h);
+  if (n < 0) cudaMemset(x, 0xff, sizeof h);
+  fill<<<1, 64>>>(x, n);
+  cudaMemcpy(h, x, sizeof h, cudaMemcpyDeviceToHost);
+}
+int main(int argc, char** argv) {
+  int n = atoi(argv[2]);
+  *argv[1] == 'f' ? run<float>(n) : *argv[1] == 'd' ? run<double>(n) : run<int>(n);
+}
+"""
+
+
+def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_the_host(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "unset.cu"
+    source.write_text(UNSET)
+    for words in (("float", "3"), ("double", "3")):
+        done = _run(source, "--", *words)
+        size = 256 if words[0] == "float" else 512
+        assert done.returncode == 0
+        assert f"some of the numbers that a copy of {size} bytes brought to the host" in done.stderr
+    for words in (("float", "0"), ("double", "0"), ("int", "0"), ("int", "3"), ("int", "-1")):
+        assert _run(source, "--", *words).stderr == ""
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_host_code_that_follows_a_device_pointer_is_named(when: str) -> None:
     done = _run(PROGRAMS / "host_access.cu", "--", when)
@@ -335,6 +373,7 @@ SILENT = """\
 __global__ void count(int* x, int n) {
   if (threadIdx.x <= n) x[threadIdx.x] = 1;
 }
+void launches(int* x) { count<<<1, 1>>>(x, 0); }
 int forgets(int x) { printf("in it\\n"); }
 int main(int argc, char** argv) {
   int here = 0, *x, *end;
@@ -355,6 +394,7 @@ int main(int argc, char** argv) {
       break;
     }
     case 'f': forgets(1); break;
+    case 'l': launches<<<1, 1>>>(x); break;
   }
 }
 """
@@ -371,23 +411,26 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
 
     code, _, text = run("beyond")
     assert code == 0 and "right beyond the end of an allocation of 40 bytes" in text
-    assert "in kernel count, launched at" in text and "silent.cu:11" in text
+    assert "in kernel count, launched at" in text and "silent.cu:12" in text
     code, _, text = run("error that is never looked at")
     assert code == 0 and text.count("\n") == 1, text
     assert "count did not run: invalid configuration argument, launched at" in text
-    assert "silent.cu:12; the program never looks for errors" in text, "the first, of two"
+    assert "silent.cu:13; the program never looks for errors" in text, "the first, of two"
     assert run("checked") == (0, "", "")
     assert run("direction") == (0, "cudaErrorInvalidValue\n", "")
-    for case, line in (("heap", 15), ("stack", 16)):
+    for case, line in (("heap", 16), ("stack", 17)):
         code, _, text = run(case)
         assert code == 1 and "argument 1 of kernel count points to host memory" in text, text
         assert f"silent.cu:{line}" in text
     assert run("heap", CUDACPU_HOST_POINTERS="allow")[0] == 0
     assert run("registered") == (0, "1\n", "")
+    code, _, text = run("launches")
+    assert code == 1 and "launched itself, but is no __global__ function" in text
+    assert "silent.cu:5\n" in text and "in kernel launches, launched at" in text
     code, output, text = run("forgets")
     assert (code, output) == (1, "in it\n")
     assert text.endswith(
-        "silent.cu:5: this function has to return a value, and ended without one\n"
+        "silent.cu:6: this function has to return a value, and ended without one\n"
     )
 
 
