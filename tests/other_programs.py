@@ -246,7 +246,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240, help="for one program")
     parser.add_argument("--json", type=Path, help="write the results there, too")
-    args = parser.parse_args(words)
+    args = parser.parse_intermixed_args(words)
     if problems := missing(args.folder):
         print("\n".join(problems), file=sys.stderr)
         return 2
@@ -261,7 +261,11 @@ def main(words: list[str]) -> int:
             print(program.name)
         return 0
     if args.all_of:
-        reasons = {program.name: program.apart for program in table}
+        reasons = {
+            f"{repository['name'].rpartition('/')[2]}/{path}": reason
+            for repository in _table()
+            for path, reason in repository.get("apart", {}).items()
+        }
         table = [
             replace(program, apart=reasons.get(program.name, ""))
             for program in candidates(args.folder / args.all_of)

@@ -213,6 +213,10 @@ int main() {
   cudaMemAdvise(x, 64, cudaMemAdviseSetReadMostly, cudaCpuDeviceId);
   count<<<1, 32>>>(x, reinterpret_cast<unsigned*>(x + 8));
   cudaThreadSynchronize();
+  struct cudaDeviceProp properties = {0};
+  properties.clockRate = 5;
+  cudaGetDeviceProperties(&properties, 0);
+  printf("%d %d ", properties.clockRate, properties.warpSize);
   printf("%d %d %d\\n", x[0], x[8], static_cast<int>(*reinterpret_cast<int**>(x + 2) - x));
 }
 """
@@ -245,7 +249,7 @@ def test_files_that_are_no_cu_are_the_host_compiler_s(tmp_path: Path) -> None:
 def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -> None:
     (tmp_path / "earlier.cu").write_text(CPP17)
     done = _run(tmp_path / "earlier.cu")
-    assert (done.stdout, done.stderr) == ("65 7 4\n", "")
+    assert (done.stdout, done.stderr) == ("0 32 65 7 4\n", "")
 
 
 UNSET = """\

@@ -38,7 +38,8 @@ cudaDeviceProp properties_of_model() {
   p.l2CacheSize = static_cast<int>(card.l2);
   p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
-  p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
+  p.memoryPoolsSupported = 1;
+  p.pageableMemoryAccess = !refuses_host_pointers();
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
   p.cooperativeLaunch = 1;
   p.clusterLaunch = card.max_cluster > 1;

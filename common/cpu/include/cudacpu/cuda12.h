@@ -35,3 +35,32 @@ inline cudaError_t cudaThreadSynchronize() {
 inline cudaError_t cudaThreadExit() {
   return cudaDeviceReset();
 }
+
+// The members of cudaDeviceProp that CUDA 13 has removed; in programs, which own their types.
+#ifdef CUDACPU_PROGRAM_MODEL
+
+struct cudacpu_DeviceProp : cudaDeviceProp {
+  int clockRate, memoryClockRate, deviceOverlap, kernelExecTimeoutEnabled, computeMode;
+  int maxTexture1DLinear, singleToDoublePrecisionPerfRatio, cooperativeMultiDeviceLaunch;
+};
+
+inline cudaError_t cudaGetDeviceProperties(cudacpu_DeviceProp* properties, int device) {
+  const cudaError_t error =
+      ::cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(properties), device);
+  if (error != cudaSuccess) return error;
+  cudacpu_DeviceProp& p = *properties;
+  cudaDeviceGetAttribute(&p.clockRate, cudaDevAttrClockRate, device);
+  cudaDeviceGetAttribute(&p.memoryClockRate, cudaDevAttrMemoryClockRate, device);
+  cudaDeviceGetAttribute(&p.deviceOverlap, cudaDevAttrGpuOverlap, device);
+  cudaDeviceGetAttribute(&p.kernelExecTimeoutEnabled, cudaDevAttrKernelExecTimeout, device);
+  cudaDeviceGetAttribute(&p.computeMode, cudaDevAttrComputeMode, device);
+  cudaDeviceGetAttribute(&p.maxTexture1DLinear, cudaDevAttrMaxTexture1DLinearWidth, device);
+  cudaDeviceGetAttribute(&p.singleToDoublePrecisionPerfRatio,
+                         cudaDevAttrSingleToDoublePrecisionPerfRatio, device);
+  p.cooperativeMultiDeviceLaunch = 0;
+  return cudaSuccess;
+}
+
+#define cudaDeviceProp cudacpu_DeviceProp
+
+#endif
