@@ -192,6 +192,34 @@ def test_cub_s_collectives_and_algorithms() -> None:
     assert f"cub.cu:{_line_of('cub', 'Load(shared.load)')}" in done.stderr
 
 
+REUSED = """\
+#include <cstdio>
+#include <cub/block/block_reduce.cuh>
+__global__ void sums(int* out) {
+  using Reduce = cub::BlockReduce<int, 128>;
+  __shared__ Reduce::TempStorage temp;
+  int a = Reduce(temp).Sum(threadIdx.x);
+  int b = Reduce(temp).Sum(1);  // there is no barrier before it
+  if (threadIdx.x == 0) out[0] = a + b;
+}
+int main() {
+  int h, *x;
+  cudaMalloc(&x, 4);
+  sums<<<1, 128>>>(x);
+  cudaMemcpy(&h, x, 4, cudaMemcpyDeviceToHost);
+  printf("%d\\n", h);
+}
+"""
+
+
+def test_storage_of_cub_that_is_used_again_without_a_barrier_is_a_race(tmp_path: Path) -> None:
+    (tmp_path / "reused.cu").write_text(REUSED)
+    done = _run(tmp_path / "reused.cu", "--sanitize")
+    assert done.returncode == 1 and "orders     FAIL" in done.stdout
+    assert "of __shared__ Reduce::TempStorage temp" in done.stdout, done.stdout
+    assert "reused.cu:6:" in done.stdout and "reused.cu:7:" in done.stdout
+
+
 CPP17 = """\
 #include <cstdio>
 #include <cuda/atomic>
