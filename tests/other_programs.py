@@ -181,10 +181,10 @@ def _system_folders() -> list[Path]:
 # ------------------------------------------------------------------ running them
 
 
-def run(folder: Path, programs: Sequence[Program], jobs: int, seconds: float) -> list[Result]:
-    """Builds and runs these programs, in their order."""
+def run(folder: Path, programs: Sequence[Program], jobs: int, seconds: float) -> Iterator[Result]:
+    """Builds and runs these programs; the results come in their order."""
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda program: _run(program, folder, seconds), programs))
+        yield from pool.map(lambda program: _run(program, folder, seconds), programs)
 
 
 def _run(program: Program, folder: Path, seconds: float) -> Result:
@@ -271,10 +271,12 @@ def main(words: list[str]) -> int:
             for program in candidates(args.folder / args.all_of)
         ]
     chosen = [p for p in table if not args.part or any(part in p.name for part in args.part)]
-    results = run(args.folder, chosen, args.jobs, args.seconds)
-    for result in results:
+    results = []
+    for result in run(args.folder, chosen, args.jobs, args.seconds):
+        results.append(result)
         what = f"apart: {result.apart}" if result.apart else result.last
-        print(f"{result.outcome:20} {result.seconds:6.1f} s  {result.program}  | {what[:90]}")
+        row = f"{result.outcome:20} {result.seconds:6.1f} s  {result.program}  | {what[:90]}"
+        print(row, flush=True)
     counted = [result for result in results if not result.apart]
     print(f"{len(counted)} programs, and {len(results) - len(counted)} counted apart:")
     for outcome, count in Counter(result.outcome for result in counted).most_common():

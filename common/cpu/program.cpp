@@ -162,7 +162,7 @@ struct Start {
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
     cudacpu_set_asserts_lose_context(1);
     cudacpu_set_writes_beyond_throw(0);
-    cudacpu_look_for_unset(1);
+    cudacpu_look_for_unset(number("CUDACPU_UNSET", 0, 1) != 0);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
 #endif

@@ -314,6 +314,8 @@ def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_t
         size = 256 if words[0] == "float" else 512
         assert done.returncode == 0
         assert f"some of the numbers that a copy of {size} bytes brought to the host" in done.stderr
+    done = _run(source, "--sanitize", "--", "float", "3")
+    assert "waits      PASS" in done.stdout and "unwritten  FAIL" in done.stdout, done.stdout
     for words in (("float", "0"), ("double", "0"), ("int", "0"), ("int", "3"), ("int", "-1")):
         assert _run(source, "--", *words).stderr == ""
 
