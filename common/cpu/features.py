@@ -14,6 +14,7 @@ _RUNTIME_API = """
     cudaDeviceSynchronize cudaDeviceReset cudaDeviceGetLimit cudaDeviceSetLimit
     cudaDeviceGetStreamPriorityRange cudaDeviceCanAccessPeer cudaDeviceGetPCIBusId
     cudaDriverGetVersion cudaRuntimeGetVersion cudaMemGetInfo cudaSetDeviceFlags cudaGetDeviceFlags
+    cudaChooseDevice cudaDeviceGetP2PAttribute cudaCtxResetPersistingL2Cache
     cudaInitDevice cudaDeviceSetCacheConfig cudaDeviceGetCacheConfig
     cudaDeviceGetSharedMemConfig cudaDeviceSetSharedMemConfig cudaFuncSetSharedMemConfig
     cudaMalloc cudaFree cudaMallocHost cudaHostAlloc cudaFreeHost cudaMallocManaged
@@ -33,6 +34,7 @@ _RUNTIME_API = """
     cudaMemcpyPeer cudaMemcpyPeerAsync cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess
     cudaDeviceGetDefaultMemPool cudaDeviceGetMemPool cudaDeviceSetMemPool cudaMemPoolCreate
     cudaMemPoolDestroy cudaMemPoolGetAttribute cudaMemPoolSetAttribute cudaMemPoolTrimTo
+    cudaMemPoolSetAccess cudaMemPoolGetAccess
     cudaMallocFromPoolAsync cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle
     cudaProfilerStart cudaProfilerStop
     cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority cudaStreamDestroy
@@ -69,6 +71,9 @@ RUNTIME_API = frozenset(_RUNTIME_API.split())
 
 # Functions that NVIDIA's headers define themselves.
 _INLINE = frozenset(f"cudaCreateChannelDescHalf{n}" for n in ("", "1", "2", "4"))
+
+# Those that CUDA 13 has removed (cudacpu/cuda12.h).
+_EARLIER = ("cudaThreadSynchronize", "cudaThreadExit")
 
 # Names that look like calls of the runtime but are types.
 _TYPES = (
@@ -126,6 +131,7 @@ _HOST_BACK_END = {"thrust/": "THRUST_DEVICE_SYSTEM"}
 
 # What to use instead of some of them.
 _INSTEAD = {
+    "cub/": "of it, whole programs have the headers in common/cpu/vendor/cub",
     "curand": "common/cuda/philox.cuh has Philox, uniform and normal numbers",
     "cuda_awbarrier.h": "cuda_awbarrier_primitives.h and <cuda/barrier> are",
 }
@@ -182,7 +188,12 @@ def missing_name(word: str, *, called: bool, template: bool) -> str | None:
         )
     if called and word.startswith("cuTensorMapEncode"):
         return f"{word}(): use ptx::make_tensor_map (common/cuda/ptx.cuh) on the CPU backend"
-    known = word in RUNTIME_API or word in _INLINE or word in _TYPES or word.endswith("_t")
+    known = (
+        word in RUNTIME_API
+        or word in _INLINE
+        or word in (*_TYPES, *_EARLIER)
+        or word.endswith("_t")
+    )
     if called and not known and _RUNTIME_CALL.fullmatch(word):
         return f"{word}() is not part of the CUDA runtime that the CPU backend provides"
     if called and _DRIVER_CALL.fullmatch(word):

@@ -19,7 +19,10 @@ from common.cpu.backend import INCLUDE_DIR, Runtime
 
 _ROOT = INCLUDE_DIR.parents[2]
 # Headers whose code stands for the line that uses it.
-_HELPERS = (f"{INCLUDE_DIR}/", f"{_ROOT}/common/cuda/ptx/", "/usr/include/", "nvidia/")
+_HELPERS = (
+    *(f"{INCLUDE_DIR}/", f"{_ROOT}/common/cuda/ptx/", "/usr/include/", "nvidia/"),
+    *(f"{_ROOT}/common/cpu/vendor/cub/cub/{part}/" for part in ("block", "warp", "thread")),
+)
 _WAIT = (
     "wait for the copy (cp_async_wait, mbarrier_wait, bulk_wait of a store); then other threads "
     "need a barrier, too"

@@ -33,6 +33,8 @@ void cudacpu_set_late_streams(int on);
 const char* cudacpu_unfinished_work();
 void cudacpu_finish_work();
 const char* cudacpu_unchecked_launch();
+void cudacpu_look_for_unset(int on);
+const char* cudacpu_unset_in_copy();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
 const char* cudacpu_take_trace();
@@ -160,6 +162,7 @@ struct Start {
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
     cudacpu_set_asserts_lose_context(1);
     cudacpu_set_writes_beyond_throw(0);
+    cudacpu_look_for_unset(number("CUDACPU_UNSET", 0, 1) != 0);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
 #endif
@@ -170,6 +173,8 @@ struct Start {
     write_trace();
     if (const char* text = cudacpu_unchecked_launch(); *text)
       fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
+    if (const char* text = cudacpu_unset_in_copy(); *text)
+      fprintf(stderr, "CUDA on CPU: %s\n", text);
   }
 } start;
 

@@ -56,14 +56,14 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     files: list[Path] = []
     compiled: list[Path] = []
+    hosts = [source for source in sources if source.suffix != ".cu"]
     for source in sources:
-        if source.suffix == ".cu":
+        if source in hosts:
+            files += reached[source]
+        else:
             cpp = _rewritten(source, reached[source], roots, platform, command)
             files += libraries.texts(cpp)
             compiled.append(cpp)
-        else:
-            files += reached[source]
-            compiled.append(source)
     compiled += vendor.objects(everything, platform)
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
     parts = [platform.compiler_version, str(runtime), *map(str, sources), *command]
@@ -71,7 +71,12 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
     entry = Entry(f"program-{stem}", key, stem)
 
     def make(directory: Path) -> None:
-        objects: list[str | Path] = [*compiled, _SUPPORT, "-o", directory / entry.product]
+        objects: list[str | Path] = [*compiled, _SUPPORT]
+        for number, host in enumerate(hosts):
+            compiled_host = directory / f"host{number}.o"
+            run_compiler([*_of_host_file(command, host), "-c", host, "-o", compiled_host])
+            objects.append(compiled_host)
+        objects += ["-o", directory / entry.product]
         linking = backend.ldflags(runtime, platform.variant)
         try:
             run_compiler([*command, *objects, *linking, *linked])
@@ -79,6 +84,14 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
             raise BuildError(_explained(error.text)) from None
 
     return cached(entry, make)
+
+
+def _of_host_file(command: Sequence[str], source: Path) -> list[str]:
+    """The command for a file that is no .cu: nvcc gives it to the host's compiler as it is."""
+    words = ["cudacpu/symbols.h" if word == "cuda_runtime.h" else word for word in command]
+    if source.suffix == ".c":
+        words = [*(word for word in words if not word.startswith("-std=")), "-x", "c"]
+    return [*words, "-DCUDACPU_HOST_FILE"]
 
 
 def _system_includes(files: Iterable[Path]) -> set[bytes]:
@@ -91,6 +104,8 @@ def _explained(message: str) -> str:
     missing = dict.fromkeys(_UNDEFINED.findall(message))
     if not missing:
         return message
+    if all(name.startswith(("omp_", "GOMP_")) for name in missing):
+        return f"{', '.join(missing)}: OpenMP needs -Xcompiler -fopenmp, as with nvcc"
     return (
         f"no source defines {', '.join(missing)}\n  a program of several files needs them all on "
         "the command line, and libraries as -l: python -m common.cpu main.cu other.cu -lm"

@@ -28,6 +28,7 @@ _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
 # Where the work of streams is late: what was submitted last runs first, and in random orders.
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1"}
+_OWN_ROWS = {"CUDACPU_UNSET": "0"}  # the row "unwritten" says more of it
 STREAMS = "the same result, however late the work of streams runs"
 _UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
 _SHOWN = 40  # lines of a row's details
@@ -126,7 +127,7 @@ def run(
     try:
         done = subprocess.run(
             [str(built), *arguments],
-            env={**os.environ, **variables},
+            env={**os.environ, **_OWN_ROWS, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -138,7 +138,7 @@ def test_a_compile_error_shows_the_user_s_line(tmp_path: Path) -> None:
 
 LIBRARIES = {
     "cublasXt.h": "cuBLAS",
-    "cub/cub.cuh": "CUB",
+    "cub/device/device_merge_sort.cuh": "CUB",
     "cudnn.h": "cuDNN",
 }
 
@@ -201,6 +201,143 @@ def test_curand_draws_nvidia_s_numbers() -> None:
 def test_thrust_runs_beside_kernels() -> None:
     done = _run(PROGRAMS / "thrust_sort.cu")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 999 332833500 499500\n", "")
+
+
+def test_cub_s_collectives_and_algorithms() -> None:
+    for order in ("forward", "reverse", "random"):
+        done = _run(PROGRAMS / "cub.cu", "--order", order)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
+    done = _run(PROGRAMS / "cub.cu", "--", "few")
+    assert "cub::BlockLoad for 96 threads is used by a block of 64" in done.stderr
+    assert f"cub.cu:{_line_of('cub', 'Load(shared.load)')}" in done.stderr
+
+
+REUSED = """\
+#include <cstdio>
+#include <cub/block/block_reduce.cuh>
+__global__ void sums(int* out) {
+  using Reduce = cub::BlockReduce<int, 128>;
+  __shared__ Reduce::TempStorage temp;
+  int a = Reduce(temp).Sum(threadIdx.x);
+  int b = Reduce(temp).Sum(1);  // there is no barrier before it
+  if (threadIdx.x == 0) out[0] = a + b;
+}
+int main() {
+  int h, *x;
+  cudaMalloc(&x, 4);
+  sums<<<1, 128>>>(x);
+  cudaMemcpy(&h, x, 4, cudaMemcpyDeviceToHost);
+  printf("%d\\n", h);
+}
+"""
+
+
+def test_storage_of_cub_that_is_used_again_without_a_barrier_is_a_race(tmp_path: Path) -> None:
+    (tmp_path / "reused.cu").write_text(REUSED)
+    done = _run(tmp_path / "reused.cu", "--sanitize")
+    assert done.returncode == 1 and "orders     FAIL" in done.stdout
+    assert "of __shared__ Reduce::TempStorage temp" in done.stdout, done.stdout
+    assert "reused.cu:6:" in done.stdout and "reused.cu:7:" in done.stdout
+
+
+CPP17 = """\
+#include <cstdio>
+#include <cuda/atomic>
+#include <cuda/barrier>
+#include <cuda/pipeline>
+__global__ void count(int* x, unsigned* total) {
+  cuda::atomic_ref<int, cuda::thread_scope_device> shared(*x);
+  shared.fetch_add(2);
+  shared |= 1;
+  atomicCAS_system(total, threadIdx.x ? -1 : 0, 7ull);
+  cuda::atomic_ref<int*> pointer(*reinterpret_cast<int**>(x + 2));
+  if (threadIdx.x == 0) pointer.store(x), pointer += 3, ++pointer;
+}
+int main() {
+  int* x;
+  cudaMallocManaged(&x, 64);
+  cudaMemset(x, 0, 64);
+  cudaMemPrefetchAsync(x, 64, 0);
+  cudaMemAdvise(x, 64, cudaMemAdviseSetReadMostly, cudaCpuDeviceId);
+  count<<<1, 32>>>(x, reinterpret_cast<unsigned*>(x + 8));
+  cudaThreadSynchronize();
+  struct cudaDeviceProp properties = {0};
+  properties.clockRate = 5;
+  cudaGetDeviceProperties(&properties, 0);
+  printf("%d %d ", properties.clockRate, properties.warpSize);
+  printf("%d %d %d\\n", x[0], x[8], static_cast<int>(*reinterpret_cast<int**>(x + 2) - x));
+}
+"""
+
+HOST_CPP = """\
+#include <cuda_runtime.h>
+static unsigned umin(unsigned a, unsigned b) { return b < a ? b : a; }
+#define max(a, b) ((a) > (b) ? (a) : (b))
+extern "C" int in_c(int x);
+int host(int x) {
+  int count = 0;
+  cudaGetDeviceCount(&count);
+  return max(count, 0) + umin(x, 5) + in_c(x);
+}
+"""
+
+
+def test_files_that_are_no_cu_are_the_host_compiler_s(tmp_path: Path) -> None:
+    (tmp_path / "host.cpp").write_text(HOST_CPP)
+    (tmp_path / "more.c").write_text(
+        "#include <cuda_runtime_api.h>\nint in_c(int class) { return class * 100; }\n"
+    )
+    (tmp_path / "main.cu").write_text(
+        '#include <cstdio>\nint host(int);\nint main() { printf("%d\\n", host(9)); }\n'
+    )
+    done = _run(*(tmp_path / name for name in ("main.cu", "host.cpp", "more.c")))
+    assert (done.stdout, done.stderr) == ("906\n", "")
+
+
+def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -> None:
+    (tmp_path / "earlier.cu").write_text(CPP17)
+    done = _run(tmp_path / "earlier.cu")
+    assert (done.stdout, done.stderr) == ("0 32 65 7 4\n", "")
+
+
+UNSET = """\
+#include <cstdio>
+#include <cstdlib>
+template <class T>
+__global__ void fill(T* x, int n) {
+  int i = threadIdx.x;
+  if (i < n) x[i] = x[i] * 0 + i;  // reads what nothing has written
+  else x[i] = static_cast<T>(-i);
+}
+template <class T>
+void run(int n) {
+  T *x, h[64];
+  cudaMalloc(&x, sizeof h);
+  if (n < 0) cudaMemset(x, 0xff, sizeof h);
+  fill<<<1, 64>>>(x, n);
+  cudaMemcpy(h, x, sizeof h, cudaMemcpyDeviceToHost);
+}
+int main(int argc, char** argv) {
+  int n = atoi(argv[2]);
+  *argv[1] == 'f' ? run<float>(n) : *argv[1] == 'd' ? run<double>(n) : run<int>(n);
+}
+"""
+
+
+def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_the_host(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "unset.cu"
+    source.write_text(UNSET)
+    for words in (("float", "3"), ("double", "3")):
+        done = _run(source, "--", *words)
+        size = 256 if words[0] == "float" else 512
+        assert done.returncode == 0
+        assert f"some of the numbers that a copy of {size} bytes brought to the host" in done.stderr
+    done = _run(source, "--sanitize", "--", "float", "3")
+    assert "waits      PASS" in done.stdout and "unwritten  FAIL" in done.stdout, done.stdout
+    for words in (("float", "0"), ("double", "0"), ("int", "0"), ("int", "3"), ("int", "-1")):
+        assert _run(source, "--", *words).stderr == ""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -293,6 +430,7 @@ SILENT = """\
 __global__ void count(int* x, int n) {
   if (threadIdx.x <= n) x[threadIdx.x] = 1;
 }
+void launches(int* x) { count<<<1, 1>>>(x, 0); }
 int forgets(int x) { printf("in it\\n"); }
 int main(int argc, char** argv) {
   int here = 0, *x, *end;
@@ -313,6 +451,7 @@ int main(int argc, char** argv) {
       break;
     }
     case 'f': forgets(1); break;
+    case 'l': launches<<<1, 1>>>(x); break;
   }
 }
 """
@@ -329,23 +468,26 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
 
     code, _, text = run("beyond")
     assert code == 0 and "right beyond the end of an allocation of 40 bytes" in text
-    assert "in kernel count, launched at" in text and "silent.cu:11" in text
+    assert "in kernel count, launched at" in text and "silent.cu:12" in text
     code, _, text = run("error that is never looked at")
     assert code == 0 and text.count("\n") == 1, text
     assert "count did not run: invalid configuration argument, launched at" in text
-    assert "silent.cu:12; the program never looks for errors" in text, "the first, of two"
+    assert "silent.cu:13; the program never looks for errors" in text, "the first, of two"
     assert run("checked") == (0, "", "")
     assert run("direction") == (0, "cudaErrorInvalidValue\n", "")
-    for case, line in (("heap", 15), ("stack", 16)):
+    for case, line in (("heap", 16), ("stack", 17)):
         code, _, text = run(case)
         assert code == 1 and "argument 1 of kernel count points to host memory" in text, text
         assert f"silent.cu:{line}" in text
     assert run("heap", CUDACPU_HOST_POINTERS="allow")[0] == 0
     assert run("registered") == (0, "1\n", "")
+    code, _, text = run("launches")
+    assert code == 1 and "launched itself, but is no __global__ function" in text
+    assert "silent.cu:5\n" in text and "in kernel launches, launched at" in text
     code, output, text = run("forgets")
     assert (code, output) == (1, "in it\n")
     assert text.endswith(
-        "silent.cu:5: this function has to return a value, and ended without one\n"
+        "silent.cu:6: this function has to return a value, and ended without one\n"
     )
 
 

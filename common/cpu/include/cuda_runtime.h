@@ -9,6 +9,10 @@
 
 #include_next <cuda_runtime.h>
 
+#define CUDA_ON_CPU 1
+
+#ifdef __cplusplus  // a program may have files in C
+
 #include <cassert>
 #include <cmath>
 #include <cstdio>
@@ -16,8 +20,6 @@
 #include <cstring>
 #include <ctime>
 #include <type_traits>
-
-#define CUDA_ON_CPU 1
 
 // NVIDIA's headers have made __global__, __device__, __host__, __constant__ and their like empty.
 // Launch bounds and cluster extents are read by the rewriter, which hands them to CUDACPU_ENTRY.
@@ -28,6 +30,12 @@
 #define __cluster_dims__(...)
 #undef __block_size__
 #define __block_size__(...)
+
+#include "cudacpu/cuda12.h"
+
+// A program's files that are no .cu see what NVIDIA's header has for any compiler, as with nvcc:
+// they may have names such as umin of their own.
+#ifndef CUDACPU_HOST_FILE
 
 #include "cudacpu/thread.h"
 #include "cudacpu/trace.h"
@@ -49,3 +57,6 @@
 #include "cudacpu/sync.h"
 #include "cudacpu/texture.h"
 #include "cudacpu/warp.h"
+
+#endif
+#endif

@@ -44,7 +44,8 @@ cudaDeviceProp properties_of_model() {
   p.l2CacheSize = static_cast<int>(card.l2);
   p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
-  p.pageableMemoryAccess = p.memoryPoolsSupported = 1;
+  p.memoryPoolsSupported = 1;
+  p.pageableMemoryAccess = !refuses_host_pointers();
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
   p.cooperativeLaunch = 1;
   p.clusterLaunch = card.max_cluster > 1;
@@ -89,6 +90,20 @@ cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
   return check_device(device);
 }
 cudaError_t cudaSetDeviceFlags(unsigned) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaCtxResetPersistingL2Cache() {
+  return cudaSuccess;
+}
+
+// There is one device, which is no peer of itself.
+cudaError_t cudaDeviceGetP2PAttribute(int*, cudaDeviceP2PAttr, int, int) {
+  return set_error(cudaErrorInvalidDevice, "there is only one device");
+}
+cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp* properties) {
+  if (!device || !properties) return set_error(cudaErrorInvalidValue);
+  *device = 0;
   return cudaSuccess;
 }
 

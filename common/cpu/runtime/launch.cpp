@@ -227,6 +227,10 @@ void refuse_host_pointers(const LaunchSite& site, const CallType& type, void* ca
 
 cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
                      void* call) {
+  if (current && entry_pending)  // no kernel has begun: what was launched is a host function
+    trap({site.file, site.line},
+         "a kernel was launched by a function that was launched itself, "
+         "but is no __global__ function");
   if (current) trap({site.file, site.line}, "a kernel was launched from device code");
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
   if (const cudaError_t error = lost_context(); error != cudaSuccess) return error;

@@ -353,6 +353,46 @@ cudaError_t check(const Copy& copy) {
   return cudaSuccess;
 }
 
+namespace {
+
+std::atomic<bool> looking_for_unset{false};  // in programs, until one is found
+std::string unset_in_copy;
+
+// Whether these are floats of usual sizes beside some that are exactly the NaN of memory that
+// nothing has written: arithmetic hands it on, bit for bit.
+template <class Word>
+bool has_unset(const Word* words, size_t n, int exponent_bits) {
+  constexpr Word unset = ~Word{0};
+  const int mantissa_bits = 8 * sizeof(Word) - 1 - exponent_bits;
+  const int mask = (1 << exponent_bits) - 1, bias = mask / 2;
+  bool found = false, numbers = false;
+  for (size_t i = 0; i < n; ++i) {
+    found = found || words[i] == unset;
+    if (words[i] == unset || words[i] << 1 == 0) continue;
+    const int exponent = static_cast<int>(words[i] >> mantissa_bits & mask) - bias;
+    if (exponent < -40 || exponent > 40) return false;
+    numbers = true;
+  }
+  return found && numbers;
+}
+
+void look_for_unset(const Copy& copy) {
+  constexpr size_t kMost = 4 << 20;  // bytes that are looked at
+  if (copy.height != 1 || !is_device_memory(copy.from) || is_device_memory(copy.to)) return;
+  const size_t bytes = std::min(copy.width, kMost);
+  const auto at = reinterpret_cast<uintptr_t>(copy.to);
+  const bool found =
+      (at % 4 == 0 && has_unset(static_cast<const uint32_t*>(copy.to), bytes / 4, 8)) ||
+      (at % 8 == 0 && has_unset(static_cast<const uint64_t*>(copy.to), bytes / 8, 11));
+  if (!found || !looking_for_unset.exchange(false)) return;
+  unset_in_copy = format(
+      "some of the numbers that a copy of %zu bytes brought to the host are NaN, and come from "
+      "memory that nothing has written: --sanitize looks where",
+      copy.width);
+}
+
+}  // namespace
+
 cudaError_t perform(const Copy& copy) {
   if (cudaError_t error = check(copy); error != cudaSuccess) return error;
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
@@ -363,6 +403,7 @@ cudaError_t perform(const Copy& copy) {
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
   trace::written(copy.to, extent(copy.to_pitch, copy.width, copy.height));
+  if (looking_for_unset) look_for_unset(copy);
   return cudaSuccess;
 }
 
@@ -536,6 +577,14 @@ cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream,
 using namespace cudacpu;
 
 extern "C" {
+
+void cudacpu_look_for_unset(int on) {
+  looking_for_unset = on != 0;
+}
+// What look_for_unset has found, or "".
+const char* cudacpu_unset_in_copy() {
+  return unset_in_copy.c_str();
+}
 
 void cudacpu_refuse_host_pointers(int on) {
   host_pointers_refused.store(on);

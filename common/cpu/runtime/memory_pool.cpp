@@ -203,6 +203,30 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t kept) {
   return cudaSuccess;
 }
 
+// Access from the device that has the pool is always there; there is no other.
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* accesses,
+                                 size_t count) {
+  std::lock_guard lock(pools().mutex);
+  if (!pools().knows(pool) || (count && !accesses)) return set_error(cudaErrorInvalidValue);
+  for (size_t i = 0; i < count; ++i) {
+    const cudaMemLocation& location = accesses[i].location;
+    if (location.type != cudaMemLocationTypeDevice) return set_error(cudaErrorInvalidValue);
+    if (location.id != 0) return set_error(cudaErrorInvalidDevice, "there is only one device");
+    if (accesses[i].flags != cudaMemAccessFlagsProtReadWrite)
+      return set_error(cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool,
+                                 cudaMemLocation* location) {
+  std::lock_guard lock(pools().mutex);
+  if (!flags || !location || !pools().knows(pool)) return set_error(cudaErrorInvalidValue);
+  if (location->type != cudaMemLocationTypeDevice || location->id != 0)
+    return set_error(cudaErrorInvalidDevice, "there is only one device");
+  *flags = cudaMemAccessFlagsProtReadWrite;
+  return cudaSuccess;
+}
+
 cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t stream) {
   cudaMemPool_t pool;
   if (cudaError_t status = cudaDeviceGetMemPool(&pool, 0); status != cudaSuccess) return status;

@@ -12,11 +12,12 @@ namespace {
 
 constexpr size_t kExamples = 4;  // thread ids shown for each group
 
-// Headers of this backend, of the toolkit and of the compiler, and PTX wrappers, inlined into a
-// kernel: the line to show is the one that used them.
+// Headers of this backend, of the toolkit and of the compiler, PTX wrappers and collectives of CUB,
+// inlined into a kernel: the line to show is the one that used them.
 bool is_helper(const std::string& line) {
   for (const char* part :
-       {"/cpu/include/", "/common/cuda/ptx/", "/nvidia/", "/usr/include/", "/usr/local/cuda"})
+       {"/cpu/include/", "/common/cuda/ptx/", "/nvidia/", "/usr/include/", "/usr/local/cuda",
+        "/vendor/cub/cub/block/", "/vendor/cub/cub/warp/", "/vendor/cub/cub/thread/"})
     if (line.find(part) != std::string::npos) return true;
   return false;
 }

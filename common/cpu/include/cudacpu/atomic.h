@@ -188,11 +188,11 @@ CUDACPU_ATOMIC_SCOPES(atomicExch)
 CUDACPU_ATOMIC_SCOPES(atomicInc)
 CUDACPU_ATOMIC_SCOPES(atomicDec)
 #undef CUDACPU_ATOMIC_SCOPES
-template <class T>
-inline T atomicCAS_block(T* address, T expected, T desired) {
-  return atomicCAS(address, expected, desired);
+template <class T, class U, class V>
+inline T atomicCAS_block(T* address, U expected, V desired, CUDACPU_HERE) {
+  return atomicCAS(address, static_cast<T>(expected), static_cast<T>(desired), file, line);
 }
-template <class T>
-inline T atomicCAS_system(T* address, T expected, T desired) {
-  return atomicCAS(address, expected, desired);
+template <class T, class U, class V>
+inline T atomicCAS_system(T* address, U expected, V desired, CUDACPU_HERE) {
+  return atomicCAS(address, static_cast<T>(expected), static_cast<T>(desired), file, line);
 }
