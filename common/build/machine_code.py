@@ -1,9 +1,9 @@
 """What the compilers make of a kernel in CUDA and of its twin in Triton, without a GPU: registers,
 spills and instructions of one architecture.
 
-    python -m common.build.machine_code MODULE.py '{"kernel": …}' OUT.cubin
+    python -m common.build.machine_code MODULE.py '[{"kernel": …}]' 90 FOLDER
 
-compiles one Triton kernel, in a process of its own: the interpreter is chosen once per process.
+compiles Triton kernels, in a process of its own: the interpreter is chosen once per process.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _WIDTHS = {
     "S8": 1,
 }  # bytes; 4 without one of these
 _ACCESS = re.compile(
-    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(LDG|STG)((?:\.\w+)*) ", re.MULTILINE
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(LDG|STG)((?:\.\w+)*) ", re.MULTILINE
 )
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP|BRA `)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!\s|NOP)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -91,27 +91,30 @@ def cuda_code(source: Path, arch: str) -> Path:
     return cached(entry, lambda _: run_compiler([*command, "-o", entry.path]))
 
 
-def triton_code(module: Path, kernel: TritonKernel, arch: str) -> Path:
-    """The cubin of a Triton kernel. Raises Skip where there is no Triton, RuntimeError with its
-    message where it does not compile."""
+def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> list[Path]:
+    """The cubins of a module's Triton kernels. Raises Skip where there is no Triton, RuntimeError
+    with its message where one does not compile."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         raise Skip("Triton is missing: python -m pip install triton") from None
-    what = json.dumps({**asdict(kernel), "capability": int(sm(arch).rstrip("af"))})
-    key = digest([version, what], [module])
-    entry = Entry(f"{kernel.kernel}-machine-code", key, "code.cubin")
+    what = json.dumps([asdict(kernel) for kernel in kernels])
+    capability = sm(arch).rstrip("af")
+    entry = Entry(
+        f"{module.stem}-machine-code", digest([version, what, capability], [module]), "0.cubin"
+    )
 
-    def make(_: Path) -> None:
-        command = [sys.executable, "-m", "common.build.machine_code", str(module), what]
+    def make(directory: Path) -> None:
+        command = [sys.executable, "-m", "common.build.machine_code", str(module), what, capability]
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         done = subprocess.run(
-            [*command, str(entry.path)], cwd=ROOT, env=environment, capture_output=True, text=True
+            [*command, str(directory)], cwd=ROOT, env=environment, capture_output=True, text=True
         )
         if done.returncode != 0:
-            raise RuntimeError(f"Triton did not compile {kernel.kernel}\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"Triton did not compile {module.name}\n{done.stderr[-2000:]}")
 
-    return cached(entry, make)
+    first = cached(entry, make)
+    return [first.with_name(f"{i}.cubin") for i in range(len(kernels))]
 
 
 def read_code(cubin: Path, function: str) -> MachineCode:
@@ -171,7 +174,7 @@ def lines_of(source: Path, name: str) -> int:
     return sum(1 for line in body if line.strip() and not re.match(r"\s*(//|#)", line))
 
 
-def _compile(module: Path, what: dict[str, Any], out: Path) -> None:
+def _compile(module: Path, kernels: list[dict[str, Any]], capability: int, out: Path) -> None:
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     spec = importlib.util.spec_from_file_location(module.stem, module)
@@ -179,15 +182,16 @@ def _compile(module: Path, what: dict[str, Any], out: Path) -> None:
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[module.stem] = loaded  # where Triton looks for the source
     spec.loader.exec_module(loaded)
-    names = [*what["signature"], *what["constants"]]
-    signature = {**what["signature"], **dict.fromkeys(what["constants"], "constexpr")}
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
-    kernel = getattr(loaded, what["kernel"])
-    source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
-    target = backends.GPUTarget("cuda", what["capability"], 32)
-    built = compiler.compile(source, target=target, options={"num_warps": what["warps"]})
-    out.write_bytes(built.asm["cubin"])
+    target = backends.GPUTarget("cuda", capability, 32)
+    for i, what in enumerate(kernels):
+        names = [*what["signature"], *what["constants"]]
+        signature = {**what["signature"], **dict.fromkeys(what["constants"], "constexpr")}
+        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
+        kernel = getattr(loaded, what["kernel"])
+        source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
+        built = compiler.compile(source, target=target, options={"num_warps": what["warps"]})
+        (out / f"{i}.cubin").write_bytes(built.asm["cubin"])
 
 
 if __name__ == "__main__":
-    _compile(Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
+    _compile(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

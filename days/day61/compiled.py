@@ -37,11 +37,13 @@ def widths(moved):
 
 def show(operators, device):
     arch = architecture()
+    in_triton = [kernel for _, kernel in KERNELS if isinstance(kernel, TritonKernel)]
+    compiled = dict(zip(map(id, in_triton), triton_code(TRITON, in_triton, arch), strict=True))
     rows = []
     for title, kernel in KERNELS:
         if isinstance(kernel, TritonKernel):
             source, name = TRITON, kernel.kernel
-            code = read_code(triton_code(source, kernel, arch), name)
+            code = read_code(compiled[id(kernel)], name)
         else:
             source, name = CUDA, kernel.partition("_kernel")[0] + "_kernel"
             code = read_code(cuda_code(source, arch), kernel)

@@ -1,0 +1,73 @@
+"""What is read from cuobjdump's listings, and how many lines a kernel has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.build.machine_code import lines_of, parsed
+
+USAGE = """\
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z10add_kernelIfEvPKT_l:
+  REG:22 STACK:8 SHARED:0 LOCAL:0 CONSTANT[0]:576 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Z10mul_kernelIfEvPKT_l:
+  REG:10 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:576 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+LISTING = """\
+\t\tFunction : _Z10mul_kernelIfEvPKT_l
+        /*0000*/                   STG.E.64 desc[UR6][R2.64], R4 ;    /* 0x01 */
+\t\tFunction : _Z10add_kernelIfEvPKT_l
+\t.headerflags    @"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;             /* 0x02 */
+                                                                      /* 0x03 */
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR6][R2.64] ;  /* 0x04 */
+        /*0020*/                   LDG.E R8, desc[UR6][R6.64] ;       /* 0x05 */
+        /*0030*/              @P1  STG.E.U16 desc[UR6][R6.64], R8 ;   /* 0x06 */
+        /*0040*/                   EXIT ;                             /* 0x07 */
+        /*0050*/                   BRA 0x50;                          /* 0x08 */
+        /*0060*/                   NOP;                               /* 0x09 */
+"""
+
+
+def test_a_kernel_is_found_among_others() -> None:
+    code = parsed(USAGE, LISTING, "add_kernelIfE")
+    assert (code.registers, code.stack) == (22, 8)
+    assert code.loads == {16: 1, 4: 1}
+    assert code.stores == {2: 1}
+    assert code.instructions == 6
+    assert parsed(USAGE, LISTING, "mul_kernel").stores == {8: 1}
+
+
+def test_a_kernel_that_is_not_there_is_named_with_the_others() -> None:
+    with pytest.raises(LookupError, match="no kernel other, but _Z10add_kernel"):
+        parsed(USAGE, LISTING, "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "a.cu",
+            "// A comment.\ntemplate <int N>\n__global__ void k(int n) {\n  // why\n\n"
+            "  f(n);\n}\n\nk();\n",
+            4,
+        ),
+        (
+            "a.py",
+            "@triton.jit\ndef k(x):\n    # why\n    a = 1\n\n    b = 2\n\n\ndef g():\n    pass\n",
+            4,
+        ),
+    ],
+)
+def test_lines_are_counted_without_comments(
+    tmp_path: Path, name: str, text: str, expected: int
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    assert lines_of(file, "k") == expected
+    with pytest.raises(LookupError, match=r"a\.\w+ has no missing"):
+        lines_of(file, "missing")
