@@ -12,6 +12,16 @@ TOPICS = ("sorting", "merge path", "radix sort", "decoupled look-back", "stabili
 SOURCE = "merge_sort.cu"
 EXTRA_SOURCES = ("radix_sort.cu",)
 INTRODUCES = ("stable sort", "odd-even transposition", "merge path", "co-rank", "radix sort")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "merge_sort.cu: merges_after: initial value: `int merges = 0` -> `int merges = 1`": (
+        "one more pass merges everything with an empty run"
+    ),
+    "merge_sort.cu: MergeTile::put: bounds check dropped: `k >= count` -> `false`": (
+        "a thread's own places of the tile: those behind the last element are not read"
+    ),
+    "merge_sort.cu: my_elements: bounds check dropped: `rest < PER_THREAD ? rest` -> "
+    "`true ? rest`": "every loop over a thread's elements ends at PER_THREAD",
+}
 
 EXERCISE = Exercise(
     function="co_rank",

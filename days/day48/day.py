@@ -10,6 +10,10 @@ TOPICS = ("batch norm", "normalisation", "Welford", "channels_last", "cluster", 
 SOURCE = "batch_norm.cu"
 EXTRA_SOURCES = ("batch_norm_fused.cu", "module.py")
 INTRODUCES = ("batch normalisation", "running statistics", "channels last")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "batch_norm_fused.cu: launch_rows: rounded down: `ceil_div<int64_t>(g.length * g.width, "
+    "BLOCK)` -> `((g.length * g.width) / (BLOCK))`": "a chunk that is not kept is read again",
+}
 
 EXERCISE = Exercise(
     function="planes_apply_kernel",
