@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.device import Watched
+from common.check.device import Backend, Watched, of_rung
 from common.check.draw import Draw
 from common.check.expected import Expected
 from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
@@ -279,6 +279,30 @@ def test_modified_input_is_rejected() -> None:
         return y
 
     rejected(mutate, "argument x was modified", "(1, 2)")
+
+
+def test_an_argument_may_be_copied_onto_itself_and_not_be_restored() -> None:
+    """Triton's interpreter brings each argument back to where it is."""
+
+    def restored(x: torch.Tensor, what: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        y = torch.softmax(x, -1)
+        x.copy_(what(x))
+        return y
+
+    rejected(lambda x: restored(x, torch.clone), "argument x", "aten.copy_")
+    assert check(lambda x: restored(x, lambda same: same)).failure is None
+
+
+def test_a_rung_in_triton_is_checked_by_the_interpreter_without_bfloat16() -> None:
+    problem = softmax_problem(cases=grid([(2, 3)], ["float32", "bfloat16"]))
+    plain, twin = Rung("plain", ""), Rung("twin", "", triton="softmax_triton")
+    backend = Backend("cpu")
+    assert of_rung(problem, plain, backend) == (plain, backend)
+    rung, other = of_rung(problem, twin, backend)
+    assert rung.dtypes == ("float32",)
+    assert other is not backend and not other.watches_calls
+    on_gpu = Backend("cuda")
+    assert of_rung(problem, twin, on_gpu) == (twin, on_gpu)
 
 
 def test_input_as_output_is_rejected() -> None:
