@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,21 +63,32 @@ def _built_otherwise(files: Sequence[Path]) -> set[str]:
     texts = [file.read_text(encoding="utf-8") for file in files]
     if not any("load=" in text for text in texts):
         return set()
-    trees = [ast.parse(text) for text in texts]
-    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    loading = {id(call) for call in calls if any(word.arg == "load" for word in call.keywords)}
+    statements = [each for text in texts for each in _statements(text)]
     makers = {
-        function.name
-        for tree in trees
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        and any(id(inner) in loading for inner in ast.walk(function))
+        node.name
+        for node, text in statements
+        if isinstance(node, ast.FunctionDef) and "load=" in text
     }
+    telling = re.compile("|".join(["load=", *(rf"\b{name}\(" for name in makers)]))
+    calls = [
+        call
+        for node, text in statements
+        if telling.search(text)  # most do not, and walking through a tree takes long
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+    ]
     return {
         call.args[0].value
         for call in calls
         if call.args
         and isinstance(call.args[0], ast.Constant)
         and isinstance(call.args[0].value, str)
-        and (id(call) in loading or ast.unparse(call.func) in makers)
+        and (any(word.arg == "load" for word in call.keywords) or ast.unparse(call.func) in makers)
     }
+
+
+def _statements(text: str) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements of a module, each with its own lines."""
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])

@@ -235,13 +235,22 @@ def writable_cache(_root: Path) -> Iterator[Finding]:
         )
 
 
+def _size(file: str) -> int:
+    """Bytes of a file; 0 if a build that goes on has removed it since it was listed."""
+    try:
+        return os.stat(file).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def cache(root: Path) -> Iterator[Finding]:
     unwritable = list(writable_cache(root))
     if unwritable:
         yield from unwritable
         return
     folder = cache_directory()
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    files = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+    size = sum(map(_size, files))
     yield Finding(OK, "cache", f"{folder}, {size / 1e6:.1f} MB")
     free = shutil.disk_usage(folder).free
     state = WARN if free < LOW_DISK else OK

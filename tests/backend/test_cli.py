@@ -119,9 +119,9 @@ def hundred_days(root: Path) -> None:
 
 
 def cpu_seconds_of_children() -> float:
-    """Of those that have ended; unlike the time on the clock, the same on a busy machine."""
-    times = os.times()
-    return times.children_user + times.children_system
+    """Of those that have ended; unlike the time on the clock, about the same on a busy machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
     assert lines.index("") == 100  # behind it stands what the learner has solved
     # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
     ours, usual = (min(taken) for taken in times.values())
-    assert ours < 6 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
+    assert ours < 8 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
 
 
 def test_without_arguments_it_says_where_one_is(run_day: CommandLine) -> None:

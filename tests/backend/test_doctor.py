@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +190,24 @@ def test_a_driver_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = list(doctor.found(doctor.gpu, DAYS))
     (bad,) = [finding for finding in findings if finding.state == BAD]
     assert bad.subject == "driver" and "12.4" in bad.text and "update" in bad.fix
+
+
+def test_a_build_removes_files_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
+    (tmp_path / "kept").write_bytes(bytes(3_000_000))
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "x.o").touch()
+    walk = os.walk
+
+    def walk_and_remove(top: Path) -> Iterator[Any]:
+        for at, folders, names in walk(top):
+            shutil.rmtree(tmp_path / "day", ignore_errors=True)
+            yield at, folders, [*names, "x.o"]
+
+    monkeypatch.setattr(os, "walk", walk_and_remove)
+    cache, disk = doctor.found(doctor.cache, DAYS)
+    assert (cache.state, cache.text) == (OK, f"{tmp_path}, 3.0 MB")
+    assert disk.subject == "disk"
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

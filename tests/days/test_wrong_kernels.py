@@ -196,8 +196,11 @@ def _check(problem: Problem, call: Call) -> Any:
     """The check of a call in the rung's place, by name of the reference's arguments."""
     try:
         signature = inspect.signature(problem.reference)
-    except ValueError:  # a function of PyTorch's own
-        signature = inspect.signature(lambda a, b: None)
+    except ValueError:  # a function of PyTorch's own: it tells no names
+        inputs = problem.inputs(problem.cases[0], Draw(problem.cases[0], Backend("cpu"), seed=1))
+        names = "abcdefgh"[: len(inputs)]
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, positional) for name in names])
     call.__signature__ = signature  # type: ignore[attr-defined]
     rung = Rung("wrong", "a wrong one", not_repeatable="compared by value alone")
     return check_rung(problem, rung, call, Backend("cpu"), quick=True)
