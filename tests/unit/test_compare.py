@@ -518,6 +518,17 @@ def test_a_small_constant_factor_is_seen_in_short_dtypes(dtype: torch.dtype) -> 
     assert compare(third, truth, own, Tolerance()) is None
 
 
+def test_rows_may_share_an_error_where_those_of_pytorch_do() -> None:
+    """As of a row's dot product that cancels: each row leans to a side of its own, by chance."""
+    truth = torch.rand(4, 513, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    share = 3 * torch.finfo(torch.float16).eps
+    own = truth * (1 + share * torch.tensor([[1.0], [-1.0], [0.5], [-0.6]]))
+    ours = (truth * (1 + share)).half()
+    assert compare(ours, truth, own.half(), Tolerance()) is None
+    found = compare(ours, truth, truth.half(), Tolerance())
+    assert found is not None and "lean away from zero or towards it" in found.summary
+
+
 def test_errors_of_equal_elements_say_nothing_on_average() -> None:
     truth = torch.full((64, 64), 1 / 3, dtype=torch.float64)
     nearest = truth.bfloat16()
