@@ -565,7 +565,8 @@ def gradients_of(
 ) -> tuple[Failure | None, list[Tensor]]:
     """The rung's gradients, and what is wrong with them."""
     try:
-        found = backward(call, args, expected.places, expected.upstream)
+        with backend.watching():
+            found = backward(call, args, expected.places, expected.upstream)
         backend.synchronize()
     except Exception as error:
         return raised(error, "in the backward pass "), []
