@@ -13,11 +13,6 @@ SOURCE = "fused_backward_prep.cu"
 EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "merge_heads.cu: merge_heads: constant off by one: `is_aligned(bias, 16)` "
-    "-> `is_aligned(bias, 17)`": ("element by element, the values are the same"),
-}
-
 EXERCISE = Exercise(
     function="backward_prep_v2_fused_kernel",
     first="float sum = 0;",
