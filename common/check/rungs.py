@@ -633,7 +633,7 @@ def check_rung(
         return result
     schedules = backend.schedules(quick or one_order)
     if quick:
-        several = _several_blocks(problem, cases) if backend.traces else []
+        several = _several_blocks(problem, cases, backend) if backend.traces else []
         cases = list(dict.fromkeys([*quick_cases(cases), *several]))
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
     if not_captured and backend.name == "cuda":
@@ -766,13 +766,13 @@ def _largest(cases: Sequence[Case], most: int) -> list[Case]:
 TRACED_ELEMENTS = 8192  # of all arguments: a product of larger ones takes minutes to trace
 
 
-def _several_blocks(problem: Problem, cases: Sequence[Case]) -> list[Case]:
+def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -> list[Case]:
     """The largest case that is traced in seconds, if any: the smallest has one block at times, and
     blocks that race are two."""
     elements = {}
     for case in cases:
         if case.values == "normal":
-            draw = Draw(case, Backend("cpu"))
+            draw = Draw(case, backend)
             drawn = sum(tensor.numel() for tensor in tensors_of(problem.inputs(case, draw)))
             if drawn <= TRACED_ELEMENTS:
                 elements[case] = drawn
