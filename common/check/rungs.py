@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.outcome import Skip
@@ -44,7 +45,6 @@ from common.check.expected import (
     rolled_samples,
     samples_needed,
     signature_of,
-    tensors_of,
 )
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
@@ -772,8 +772,8 @@ def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -
     elements = {}
     for case in cases:
         if case.values == "normal":
-            draw = Draw(case, backend)
-            drawn = sum(tensor.numel() for tensor in tensors_of(problem.inputs(case, draw)))
+            args = tree_leaves(problem.inputs(case, Draw(case, backend)))
+            drawn = sum(arg.numel() for arg in args if isinstance(arg, Tensor))
             if drawn <= TRACED_ELEMENTS:
                 elements[case] = drawn
     return sorted(elements, key=elements.__getitem__)[-1:]
