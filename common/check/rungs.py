@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.outcome import Skip
