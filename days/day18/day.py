@@ -60,6 +60,12 @@ def reference(g, heads):
     return split.permute(0, 2, 1, 3).contiguous(), split.permute(0, 2, 3, 1).contiguous(), bias_grad
 
 
+def split_heads(g, heads):
+    """The gradients of o and of bias, from that of y."""
+    of_o, _, bias_grad = reference(g, heads)
+    return of_o, bias_grad
+
+
 def merge_inputs(case, draw):
     B, S, H, D = case.shape
     return draw(B, H, S, D), draw(H * D, dtype="float32")
@@ -112,6 +118,14 @@ PROBLEMS = (
         pytorch=merge,
         libraries=(COMPILE,),
         gradients=True,
+    ),
+    Problem(
+        name="gradients of merge heads, alone",
+        inputs=inputs,
+        reference=split_heads,
+        rungs=(Rung("merge_heads_backward", "v3 without heads_t"),),
+        cases=grid([(2, 33, 3, 8), (2, 4, 2, 0)], ["float32"]),
+        timed=False,
     ),
     Problem(
         name="backward prep",
