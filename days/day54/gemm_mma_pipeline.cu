@@ -244,7 +244,6 @@ Tensor gemm_v1_one_stage(const Tensor& a, const Tensor& b) {
                              using P = Tile<T, b_is_nk(), 128, 256, 64, 1>;
                              const Schedule s = all_tiles<P>(p);
                              const auto kernel = gemm_v1_one_stage_kernel<P>;
-                             require_shared_memory(P::BYTES, "a stage");
                              allow_shared(kernel, P::BYTES);
                              kernel<<<s.tiles(), P::THREADS, P::BYTES, current_stream(a)>>>(p, s);
                            });
@@ -288,8 +287,7 @@ Tensor gemm_v2_pipelined(const Tensor& a, const Tensor& b) {
 // v3 against v2: as many blocks as are resident.
 Tensor gemm_v3_persistent(const Tensor& a, const Tensor& b) {
   return pipelined(a, b, "gemm_v3_persistent", [&]<typename P>(const Gemm<typename P::T>& p) {
-    const int64_t tiles = all_tiles<P>(p).tiles();
-    launch_pipelined<P>(p, a, std::min<int64_t>(tiles, multiprocessor_count(a)));
+    launch_pipelined<P>(p, a, std::min(all_tiles<P>(p).tiles(), multiprocessor_count(a)));
   });
 }
 

@@ -27,6 +27,7 @@ VARIANTS = [
 ]
 REFUSED = [(8, 8, 8, 256, 64, 5, 0, False), (8, 8, 8, 64, 64, 4, 0, False)]
 REFUSED += [(8, 8, 8, 256, 64, 4, -1, False), (8, 8, 8, 256, 64, 4, 1 << 32, True)]
+REFUSED += [(8, 8, 8, 256, 64, 4, 0, False, True)]  # one more: B is stored as (N, K)
 
 
 def cost(case):
@@ -59,7 +60,8 @@ def product(name, transposed):
 
 def variant_inputs(case, draw):
     M, N, K, *variant = case.shape
-    return draw(M, K), draw(K, N), *variant
+    b = draw(N, K).t() if variant[5:] else draw(K, N)
+    return draw(M, K), b, *variant[:5]
 
 
 def variant_reference(a, b, columns, depth, stages, blocks, stream):

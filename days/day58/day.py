@@ -28,9 +28,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
     'Arrays::Arrays: device check dropped: `check(e, "E").on_host()` -> `check(e, "E")`': (
         "an operator for the CPU is not called where a tensor is elsewhere"
     ),
-    "Pipes::Pipes: constant off by one: `make(&fork, 1)` -> `make(&fork, 2)`": (
-        "the event behind it is made again"
-    ),
     "launch_empty: constant off by one: `1` -> `2`, 2nd": ("the kernel is empty"),
 }
 

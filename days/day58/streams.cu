@@ -159,17 +159,20 @@ struct Pipes {
 
   explicit Pipes(unsigned flags) {
     for (cudaStream_t& s : stream) check_cuda(cudaStreamCreateWithFlags(&s, flags), "stream");
-    make(&fork, 1);
-    make(join, STREAMS);
-    make(copied_in, BUFFERS);
-    make(solved, BUFFERS);
-    make(copied_out, BUFFERS);
+    make(fork);
+    make(join);
+    make(copied_in);
+    make(solved);
+    make(copied_out);
   }
 
  private:
-  static void make(cudaEvent_t* events, int count) {
-    for (int k = 0; k < count; ++k)
-      check_cuda(cudaEventCreateWithFlags(&events[k], cudaEventDisableTiming), "event");
+  static void make(cudaEvent_t& event) {
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  }
+  template <int COUNT>
+  static void make(cudaEvent_t (&events)[COUNT]) {
+    for (cudaEvent_t& event : events) make(event);
   }
 };
 
