@@ -198,8 +198,7 @@ struct Swizzled {
 // `size`.
 template <typename T>
 __device__ unsigned inside(int64_t first, int64_t size) {
-  const int64_t left = size - first;
-  return left < Swizzled<T>::WIDTH ? static_cast<unsigned>(left) : Swizzled<T>::WIDTH;
+  return static_cast<unsigned>(min(size - first, int64_t{Swizzled<T>::WIDTH}));
 }
 
 // Copies a tile of x into shared memory. PACKS neighbouring lanes read one row of it. Each thread

@@ -104,6 +104,7 @@ attention = Problem(
     cases=(
         *grid([(1, 1, 1, 1), (2, 33, 40, 9), (3, 17, 65, 32), (5, 8, 31, 64)], FLOATS),
         *grid([(1, 3, 300, 8)], ["float32"]),  # more keys than a block has threads
+        *grid([(4, 5, 1, 8)], ["float32"], values="large"),  # scores far below 0
         *grid([(0, 4, 4, 4), (2, 0, 4, 4), (2, 4, 0, 4), (2, 4, 4, 0)], ["float32"]),
     ),
     bench=Case((32, 2048, 2048, 128), "bfloat16"),

@@ -100,7 +100,11 @@ amax = Problem(
         Rung("amax_v1_own", "two stages of (size, index)"),
         library("amax_v2_cublas", "cublasIsamax"),
     ),
-    cases=(*grid(SIZES, ["float32"]), *grid([(1000,)], ["float32"], values="constant")),
+    cases=(
+        *grid(SIZES, ["float32"]),
+        *grid([(1000,)], ["float32"], values="constant"),
+        Case((530_001,)),  # 518 blocks: more partial results than the second stage has threads
+    ),
     bench=LARGE,
     bench_cpu=SMALL,
     cost=cost(4),
