@@ -32,6 +32,22 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "fused_ce_loss.cu: has_cp_async: comparison: `major >= 8` -> `major > 8`": (
         "v3 computes the same"
     ),
+    "plain_ce_loss.cu: cross_entropy_loss_kernel: bounds check dropped: `terms.smoothing > 0` -> "
+    "`true`, 2nd": "without smoothing, total is 0",
+    'linear_ce.cu: check_linear: contiguity check dropped: `check(target, "target").on_gpu().dtype('
+    '{ScalarType::Long}).rank(1).contiguous()` -> `check(target, "target").on_gpu().dtype('
+    "{ScalarType::Long}).rank(1)`": "the loss of each chunk checks it once more",
+    'linear_ce.cu: check_linear: validation dropped: `check(target, "target").on_gpu().dtype('
+    '{ScalarType::Long})` -> `check(target, "target").on_gpu()`': (
+        "the loss of each chunk checks it once more"
+    ),
+    'linear_ce.cu: check_linear: device check dropped: `check(target, "target").same_device(hidden,'
+    ' "hidden")` -> `check(target, "target")`': "the loss of each chunk checks it once more",
+    "linear_ce.cu: linear_v1_whole: 64-bit index in 32 bits: `int64_t together` -> "
+    "`int together`": "v1 takes all rows, whatever it says",
+    "linear_ce.cu: linear_v1_whole: constant off by one: `1` -> `2`": (
+        "no more rows are taken than there are"
+    ),
 }
 
 EXERCISE = Exercise(

@@ -44,6 +44,8 @@ def inputs(label_smoothing=0.0, reduction="mean", change=ignore_some):
 
 def loss_and_gradient(logits, target, ignore_index=IGNORED, label_smoothing=0.0, reduction="mean"):
     """The reduced loss, and its gradient by the formula."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction: none, mean or sum, not {reduction!r}")
     classes = logits.shape[1]
     log_p = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
     counts, valid = target != ignore_index, (target >= 0) & (target < classes)

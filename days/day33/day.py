@@ -25,6 +25,9 @@ SOURCE = "ddpm.cu"
 INTRODUCES = ("counter-based generator", "Box-Muller transform")
 EQUIVALENT = {  # mutants that compute the same, and why
     "rows_grid: comparison: `rows < most` -> `rows <= most`": ("both are the same number then"),
+    'noise: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+        "if x alone is elsewhere, check_state refuses a state that is not on x's device"
+    ),
 }
 
 EXERCISE = Exercise(

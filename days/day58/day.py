@@ -29,6 +29,12 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "an operator for the CPU is not called where a tensor is elsewhere"
     ),
     "launch_empty: constant off by one: `1` -> `2`, 2nd": ("the kernel is empty"),
+    "kepler_v2_chunks: empty input not handled: `if (a.n == 0) return` -> ``": (
+        "no bytes are allocated, and there is no chunk"
+    ),
+    "overlap_streams: empty input not handled: `if (a.n == 0) return` -> ``": (
+        "no bytes are allocated, and there is no chunk"
+    ),
 }
 
 EXERCISE = Exercise(
