@@ -32,6 +32,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "kepler_v2_chunks: empty input not handled: `if (a.n == 0) return` -> ``": (
         "no bytes are allocated, and there is no chunk"
     ),
+    "overlap_stages: initial value: `int k = 0` -> `int k = 1`": "another buffer is the first",
     "overlap_streams: empty input not handled: `if (a.n == 0) return` -> ``": (
         "no bytes are allocated, and there is no chunk"
     ),
