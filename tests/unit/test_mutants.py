@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from common.base.days import Day, discover
+from common.base.days import discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
-from common.cpu.lexer import tokenize
 from common.practice.mutants import derive
 from common.practice.mutants.campaign import Unwatched, _DayCampaign, _deciding
 from common.practice.mutants.derive import Mutant
@@ -276,38 +275,6 @@ def test_every_kind_is_tried_and_explained() -> None:
     for kind in KINDS:
         assert kind.explanation.endswith(".")
         assert any(out for _, out in EXAMPLES[kind.name])
-
-
-def same_start(a: str, b: str) -> int:
-    """How many characters two texts begin with in common."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
-@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
-def test_mutants_of_the_days(day: Day) -> None:
-    """Each differs from its source in one place, keeps every line, and has a name of its own."""
-    found = of_day(day.name)
-    assert len(found) >= 10
-    identities = [mutant.identity for mutant in found]
-    assert len(set(identities)) == len(identities)
-    for mutant in derive.balanced(found, 8):
-        original = mutant.source.read_text(encoding="utf-8")
-        text = mutant.text()
-        assert text != original
-        assert text.count("\n") == original.count("\n")
-        before = same_start(text, original)
-        behind = same_start(text[before:][::-1], original[before:][::-1])
-        assert len(original) - before - behind < 300, mutant.identity
-        assert original[:before].count("\n") + 1 >= mutant.line
-        assert "".join(token.text for token in tokenize(text)) == text
-
-
-@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
-def test_what_a_day_lists_as_equivalent_exists(day: Day) -> None:
-    known = {mutant.identity for mutant in of_day(day.name)}
-    assert set(day.equivalent) <= known
-    assert all(reason.strip() for reason in day.equivalent.values())
 
 
 SEVERAL = """\

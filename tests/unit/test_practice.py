@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from common.base.days import Day, DayError, discover, read_day
+from common.base.days import DayError, discover, read_day
 from common.base.declaration import Exercise
 from common.base.paths import DAYS, ROOT
-from common.cpu.lexer import tokenize
-from common.practice.challenge import source_of, write_challenge
+from common.practice.challenge import write_challenge
 from common.practice.exercise import (
     ExerciseError,
     changed_around,
@@ -32,7 +30,7 @@ from common.practice.exercise import (
 )
 from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
-from common.practice.repeated import repetitions, share, without
+from common.practice.repeated import repetitions, without
 from common.practice.standing import exercises, standing
 
 ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
@@ -161,40 +159,6 @@ def test_unbalanced_code_is_an_error_and_no_crash() -> None:
         place("__device__ int twice() {\n  return 1;\n", TWICE)
 
 
-@pytest.mark.parametrize("day", ALL)
-def test_every_day_has_an_exercise(day: Day) -> None:
-    assert day.exercise, f"{day.name}/day.py has no EXERCISE"
-    original = source_of(day, day.exercise).read_text(encoding="utf-8")
-    challenge = write_challenge(day, DAYS)
-    theirs = challenge.start
-    assert not is_stub(original, theirs, day.exercise)
-    assert changed_around(challenge.solved, theirs, day.exercise) == []
-    answer = solution(original, day.exercise)
-    lines = [line for line in answer.splitlines() if line.strip()]
-    assert 5 <= len(lines) <= 20, f"{len(lines)} lines to write"
-    assert len(day.exercise.hints) == 3
-    assert day.other_sources or not day.exercise.rungs, "the function says which rungs it is in"
-    code = "".join(token.text for token in tokenize(answer) if token.is_code)
-    for hint in (day.exercise.task, *day.exercise.hints):
-        assert len(hint) > 40, f"this helps no learner: {hint!r}"
-        assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
-
-
-@pytest.mark.parametrize("day", ALL)
-def test_no_exercise_is_solved_further_down(day: Day) -> None:
-    """No kernel that the learner's file holds below the exercise is the exercise again."""
-    assert day.exercise
-    challenge = write_challenge(day, DAYS)
-    answer = [t.text for t in tokenize(solution(challenge.solved, day.exercise)) if t.is_code]
-    read = outline(challenge.start)
-    functions = [function for d in read.declarations for function in d.functions]
-    own = next(f.start for f in functions if f.name == day.exercise.function)
-    for function in functions:
-        if function.start > own:
-            body = [token.text for token in read.code.code[function.body : function.end]]
-            assert share(answer, body) < 0.8, f"{function.name} is nearly the solution"
-
-
 def test_what_repeats_an_exercise_is_left_out() -> None:
     again = SOURCE + (
         "template <typename T>\n__device__ T again(T x) {\n  T y = x;\n  return y + x;\n}\n"
@@ -313,16 +277,6 @@ def test_the_journal_is_plain_data(tmp_path: Path) -> None:
     journal.save()
     data = json.loads(journal.path.read_text())
     assert data["days"]["5"]["write"]["hints"] == 1
-
-
-@pytest.mark.parametrize("day", ALL)
-def test_sources_include_from_the_repository(day: Day) -> None:
-    """A learner's file lies in another folder than the day's headers."""
-    for source in [*day.library_sources, *day.folder.glob("*.cuh")]:
-        for name in re.findall(r'^#include "([^"]+)"', source.read_text(encoding="utf-8"), re.M):
-            assert (ROOT / name).is_file(), (
-                f"{source.name} includes {name}: write {day.name}'s path"
-            )
 
 
 @pytest.mark.parametrize(("done", "filled"), [(0, 0), (1, 1), (14, 6), (27, 11), (28, 12)])

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from common.base.days import Day, discover, load_lesson
+from common.base.days import Day, discover
 from common.base.declaration import Case, Problem, Rung
 from common.base.ladder import Ladder, has_ladder, ladder_of
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
 from common.base.toolchain import Platform
 from common.cpu.findings import LineCounts
-from common.practice.exercise import MARK, ExerciseError
+from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal
-from common.practice.mutants.outline import outline
 from common.practice.speed import speed_challenge
-from common.practice.standing import exercises, kinds_of, marks, next_exercise, next_line
+from common.practice.standing import exercises, marks, next_exercise, next_line
 from common.practice.work_counts import WorkCounts, goals, waste, work_counts
 from common.report.terminal import Report
 from common.run import pace
@@ -59,12 +58,6 @@ def test_the_longest_timed_ladder_is_climbed() -> None:
     assert ladder_of([problem(rung("d_v1"), library)]) is None
 
 
-@pytest.mark.parametrize("day", ALL)
-def test_the_sources_alone_say_whether_there_is_one(day: Day) -> None:
-    assert has_ladder(day) == (ladder_of(load_lesson(day).problems) is not None)
-    assert ("speed" in kinds_of(day)) == has_ladder(day)
-
-
 def test_some_days_have_a_ladder_and_some_have_none() -> None:
     assert 0 < len(WITH_LADDER) < len(ALL)
     without = next(day for day in FOUND if not has_ladder(day))
@@ -73,28 +66,6 @@ def test_some_days_have_a_ladder_and_some_have_none() -> None:
 
 
 # ---------------------------------------------------------------- the learner's file
-
-
-@pytest.mark.parametrize("day", WITH_LADDER)
-def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> None:
-    challenge = speed_challenge(day, tmp_path / "days")
-    names = [rung.name for rung in challenge.ladder.rungs]
-    bound = outline(challenge.start).operators
-    plain = {name.replace("_backward", "") for name in bound if "_gradient" not in name}
-    assert plain == {names[0].replace("_backward", "")}
-    assert names[-1] in outline(challenge.answer[1]).operators
-    assert challenge.start.count(MARK) == 1 and f"// Then: {challenge.command}" in challenge.start
-    # A later rung is named in the note and where v1 sends what it cannot do. It is defined only
-    # where another file, which v1 needs, uses it.
-    challenge.begin()
-    if len(challenge.day_to_run().library_sources) == 1:
-        assert not [name for name in names[1:] if f"{name}_kernel" in challenge.start]
-    assert challenge.original.read_text(encoding="utf-8") != challenge.start
-    assert len(challenge.hints) == len(names) - 1
-    assert all(name in hint for name, hint in zip(names[1:], challenge.hints, strict=True))
-    code = challenge.answer[1]
-    for hint in challenge.hints:
-        assert "{" not in hint and ";" not in hint and hint not in code
 
 
 def test_the_file_may_change_but_for_its_binding(tmp_path: Path) -> None:
