@@ -19,7 +19,6 @@ from common.run.command import Options
 from common.run.desk import Desk
 
 DAYS, _ = discover()
-every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 
 HEAD = "template <typename T>\n__global__ void k(const T* x, T* y, int n, float* sum) {\n"
 
