@@ -317,7 +317,10 @@ __global__ void __launch_bounds__(THREADS)
   if (whole) {
     reinterpret_cast<Eight*>(y)[index] = pack;
   } else {
-    for (int i = 0; first + i < n; ++i) y[first + i] = pack.at[i];
+#pragma unroll  // constant indices: the pack stays in registers
+    for (int i = 0; i < Eight::N; ++i) {
+      if (first + i < n) y[first + i] = pack.at[i];
+    }
   }
 }
 
