@@ -8,11 +8,11 @@
 // absmax: (⌈n / block⌉) fp32. y: (n) bf16. In bf16, with blocks of 64, each direction moves 2.5625
 // bytes per element: at 4.2 TB/s an H200 can execute 18 instructions per element and lane.
 //
-//   quantize v1 block_per_thread   reads x twice, and counts the thresholds below it one by one
-//   quantize v2 shuffles           16 bytes of x per thread, read once; the lanes of a block
-//   shuffle quantize v3 cells              one comparison instead of 15: a table says with which
-//   threshold dequantize v1 one_byte         two elements per thread dequantize v2 packs 16-byte
-//   stores; the levels in shared memory
+//   quantize v1 block_per_thread  x is read twice; the thresholds below a number are counted
+//   quantize v2 shuffles          16 bytes of x per thread, read once; absmax by shuffles
+//   quantize v3 cells             one comparison instead of 15: a table says with which threshold
+//   dequantize v1 one_byte        two elements per thread
+//   dequantize v2 packs           16-byte stores; the levels in shared memory
 //
 // Run: python run_day.py 71
 
