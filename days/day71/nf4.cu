@@ -1,0 +1,342 @@
+// Day 71: NF4, four bits per number
+//
+//   absmax[b] = max |x[i]|                     over the 32, 64 or 128 elements i of block b
+//   code[i]   = the level nearest to x[i] / absmax[b], one of 16
+//   y[i]      = level[code[i]] · absmax[b]
+//
+// x: (n) fp32, fp16 or bf16. codes: (⌈n / 2⌉) uint8, the first of two elements in the high nibble.
+// absmax: (⌈n / block⌉) fp32. y: (n) bf16. In bf16, with blocks of 64, each direction moves 2.5625
+// bytes per element: at 4.2 TB/s an H200 can execute 18 instructions per element and lane.
+//
+//   quantize v1 block_per_thread  x is read twice; the thresholds below a number are counted
+//   quantize v2 shuffles          16 bytes of x per thread, read once; absmax by shuffles
+//   quantize v3 cells             one comparison instead of 15: a table says with which threshold
+//   dequantize v1 one_byte        two elements per thread
+//   dequantize v2 packs           16-byte stores; the levels in shared memory
+//
+// Run: python run_day.py 71
+
+#include "common/cuda/binding.cuh"      // taught in day 6
+#include "common/cuda/pack.cuh"         // taught in day 2
+#include "common/cuda/tensor.cuh"       // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"  // taught in day 23
+
+#include <cfloat>
+#include <cstdint>
+
+constexpr int THREADS = 256;
+constexpr int CODES = 16;
+constexpr int CELLS = 32;       // as many as banks: lanes that read different cells never conflict
+constexpr float PER_UNIT = 15;  // cells are 1/15 wide, thresholds at least 0.0801 apart
+constexpr float ROUND = 1 << 23;  // a float from 2^23 to 2^24 has no fraction
+constexpr uint32_t INFINITY_BITS = 0x7f800000;
+
+// Quantiles of the normal distribution, the largest scaled to 1, and one of them 0.
+__constant__ float LEVELS[CODES] = {-1.0f,         -0.696192801f, -0.525073051f,  -0.394917488f,
+                                    -0.284441382f, -0.18477343f,  -0.0910500363f, 0.0f,
+                                    0.0795802996f, 0.160930201f,  0.246112302f,   0.337915242f,
+                                    0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
+
+// threshold t: halfway between levels t and t + 1, rounded to fp32.
+constexpr int THRESHOLDS = CODES - 1;
+__constant__ float MIDPOINTS[THRESHOLDS] = {
+    -0.848096371f, -0.610632896f,  -0.45999527f,  -0.33967942f, -0.234607399f,
+    -0.137911737f, -0.0455250181f, 0.0397901498f, 0.120255247f, 0.203521252f,
+    0.292013764f,  0.389312536f,   0.501663446f,  0.64278692f,  0.861478448f};
+
+// ---------------------------------------------------------------------------------------------
+// Absmax. The bits of |x|, as integers, are ordered as the numbers are; infinity is above all of
+// them, and NaN above infinity.
+
+__device__ uint32_t magnitude(float x) {
+  return __float_as_uint(x) & 0x7fffffff;
+}
+
+// What the numbers of a block are multiplied by. Below 2^-128 the reciprocal would be infinite, and
+// 0 · ∞ is NaN. A block with a number that is not finite has no scale.
+__device__ float inverse_of(uint32_t largest) {
+  return largest < INFINITY_BITS ? fminf(1 / __uint_as_float(largest), FLT_MAX) : 0;
+}
+
+__device__ float absmax_of(uint32_t largest) {
+  return __uint_as_float(largest < INFINITY_BITS ? largest : 0x7fc00000);  // NaN
+}
+
+// The number of thresholds below v, from 0 to 15. A tie takes the lower code, NaN takes 0.
+__device__ uint32_t code_of(float v) {
+  uint32_t code = 0;
+#pragma unroll
+  for (int t = 0; t < THRESHOLDS; ++t) code += v > MIDPOINTS[t];
+  return code;
+}
+
+// ---------------------------------------------------------------------------------------------
+// quantize v1: thread b has block b. An element beyond the end counts as 0.
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    quantize_v1_block_per_thread_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
+                                        float* __restrict__ absmax, int64_t n, int block) {
+  const int64_t first = (int64_t{blockIdx.x} * THREADS + threadIdx.x) * block;
+  if (first >= n) return;
+  const int64_t end = min(first + block, n);
+  uint32_t largest = 0;
+  for (int64_t i = first; i < end; ++i) {
+    largest = max(largest, magnitude(static_cast<float>(x[i])));
+  }
+  const float inverse = inverse_of(largest);
+  for (int64_t i = first; i < end; i += 2) {
+    const float second = i + 1 < end ? static_cast<float>(x[i + 1]) : 0;
+    codes[i / 2] = static_cast<uint8_t>(code_of(static_cast<float>(x[i]) * inverse) << 4 |
+                                        code_of(second * inverse));
+  }
+  absmax[first / block] = absmax_of(largest);
+}
+
+void check_block(int64_t block) {
+  STD_TORCH_CHECK(block == 32 || block == 64 || block == 128, "block: expected 32, 64 or 128, got ",
+                  block);
+}
+
+// What the launchers share: checks, allocates, and calls launch(zero, codes, absmax).
+template <typename F>
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, int64_t block, F&& launch) {
+  check(x, "x").on_gpu().floating().rank(1).contiguous();
+  check_block(block);
+  const DeviceGuard guard(x);
+  const int64_t n = x.size(0);
+  Tensor codes = torch::stable::new_empty(x, {ceil_div<int64_t>(n, 2)}, ScalarType::Byte);
+  Tensor absmax = torch::stable::new_empty(x, {ceil_div(n, block)}, ScalarType::Float);
+  if (n == 0) return {codes, absmax};
+  dispatch_floating(x, [&](auto zero) {
+    launch(zero, mutable_data<uint8_t>(codes), mutable_data<float>(absmax));
+  });
+  check_launch("quantize");
+  return {codes, absmax};
+}
+
+std::tuple<Tensor, Tensor> quantize_v1_block_per_thread(const Tensor& x, int64_t block) {
+  return quantize(x, block, [&](auto zero, uint8_t* codes, float* absmax) {
+    using T = decltype(zero);
+    const int64_t n = x.size(0), threads = ceil_div(n, block);
+    quantize_v1_block_per_thread_kernel<T>
+        <<<grid_size(ceil_div<int64_t>(threads, THREADS), "x"), THREADS, 0, current_stream(x)>>>(
+            data<T>(x), codes, absmax, n, static_cast<int>(block));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: a thread has 16 bytes of x and keeps them in registers, so that x is read once. A
+// block is 4 to 32 neighbouring lanes, whose maxima meet by shuffles. Loads and stores coalesce.
+
+// Pack `index` of x; zeros beyond the end. aligned: whether x lies on a multiple of 16 bytes.
+template <typename T>
+__device__ Pack<T> load_pack(const T* x, int64_t index, int64_t n, bool aligned) {
+  constexpr int N = Pack<T>::N;
+  if (aligned && (index + 1) * N <= n) return reinterpret_cast<const Pack<T>*>(x)[index];
+  Pack<T> pack;
+  for (int i = 0; i < N; ++i) pack.at[i] = index * N + i < n ? x[index * N + i] : T(0.0f);
+  return pack;
+}
+
+// The bytes of one pack: 4 of fp16 and bf16, 2 of fp32; fewer at the end.
+template <int N>
+__device__ void store_codes(uint8_t* codes, int64_t index, int64_t bytes, uint32_t bits) {
+  constexpr int EACH = N / 2;
+  if ((index + 1) * EACH <= bytes) {
+    if constexpr (EACH == 4) reinterpret_cast<uint32_t*>(codes)[index] = bits;
+    if constexpr (EACH == 2)
+      reinterpret_cast<uint16_t*>(codes)[index] = static_cast<uint16_t>(bits);
+    return;
+  }
+  for (int i = 0; index * EACH + i < bytes; ++i) {
+    codes[index * EACH + i] = static_cast<uint8_t>(bits >> 8 * i);
+  }
+}
+
+// What v2 and v3 share: code(v) is the search.
+template <int BLOCK, typename T, typename F>
+__device__ void quantize_pack(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
+                              F&& code) {
+  constexpr int N = Pack<T>::N, LANES = BLOCK / N;
+  const int64_t index = int64_t{blockIdx.x} * THREADS + threadIdx.x;
+  const Pack<T> pack = load_pack(x, index, n, aligned);
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) largest = max(largest, magnitude(static_cast<float>(pack.at[i])));
+#pragma unroll
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, half));
+  }
+  if (index * N >= n) return;  // after the shuffles, for which the warp is complete
+  const float inverse = inverse_of(largest);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {  // the first of two in the high nibble
+    bits |= code(static_cast<float>(pack.at[i]) * inverse) << 4 * (i ^ 1);
+  }
+  store_codes<N>(codes, index, (n + 1) / 2, bits);
+  if (index % LANES == 0) absmax[index / LANES] = absmax_of(largest);
+}
+
+template <int BLOCK, typename T>
+__global__ void __launch_bounds__(THREADS)
+    quantize_v2_shuffles_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
+                                float* __restrict__ absmax, int64_t n, bool aligned) {
+  quantize_pack<BLOCK>(x, codes, absmax, n, aligned, code_of);
+}
+
+// Calls launch(constant, grid), where the constant's value is the block size.
+template <typename T, typename F>
+void for_block(int64_t n, int64_t block, F&& launch) {
+  const unsigned blocks = grid_size(ceil_div<int64_t>(n, THREADS * Pack<T>::N), "x");
+  if (block == 32) launch(std::integral_constant<int, 32>{}, blocks);
+  if (block == 64) launch(std::integral_constant<int, 64>{}, blocks);
+  if (block == 128) launch(std::integral_constant<int, 128>{}, blocks);
+}
+
+std::tuple<Tensor, Tensor> quantize_v2_shuffles(const Tensor& x, int64_t block) {
+  return quantize(x, block, [&](auto zero, uint8_t* codes, float* absmax) {
+    using T = decltype(zero);
+    for_block<T>(x.size(0), block, [&](auto size, unsigned blocks) {
+      quantize_v2_shuffles_kernel<size(), T><<<blocks, THREADS, 0, current_stream(x)>>>(
+          data<T>(x), codes, absmax, x.size(0), is_aligned(x, 16));
+    });
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: the axis is cut into 32 cells, each with at most one threshold. The cell of v says
+// how many thresholds lie below the cell, and which one v still has to be compared with.
+
+struct Cells {
+  float threshold[CELLS];
+  uint32_t below[CELLS];
+};
+
+// Thread c fills cell c, from (c - 16.5) / 15 to (c - 15.5) / 15.
+__device__ void fill(Cells& cells, int c) {
+  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT, high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
+  cells.below[c] = code_of(low);
+  const bool empty = code_of(high) == code_of(low);
+  cells.threshold[c] = empty ? 2 : MIDPOINTS[code_of(low)];  // nothing is greater than 2
+}
+
+__device__ uint32_t code_in_cell(const Cells& cells, float v) {
+  v = fmaxf(v, -1.0f);  // also NaN becomes -1, and its code 0
+  const uint32_t cell = __float_as_uint(fmaf(v, PER_UNIT, ROUND + CELLS / 2)) % CELLS;
+  return cells.below[cell] + (v > cells.threshold[cell]);
+}
+
+template <int BLOCK, typename T>
+__global__ void __launch_bounds__(THREADS)
+    quantize_v3_cells_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
+                             float* __restrict__ absmax, int64_t n, bool aligned) {
+  __shared__ Cells cells;
+  if (threadIdx.x < CELLS) fill(cells, threadIdx.x);
+  __syncthreads();  // all wait for the first warp's table
+  quantize_pack<BLOCK>(x, codes, absmax, n, aligned,
+                       [&](float v) { return code_in_cell(cells, v); });
+}
+
+std::tuple<Tensor, Tensor> quantize_v3_cells(const Tensor& x, int64_t block) {
+  return quantize(x, block, [&](auto zero, uint8_t* codes, float* absmax) {
+    using T = decltype(zero);
+    for_block<T>(x.size(0), block, [&](auto size, unsigned blocks) {
+      quantize_v3_cells_kernel<size(), T><<<blocks, THREADS, 0, current_stream(x)>>>(
+          data<T>(x), codes, absmax, x.size(0), is_aligned(x, 16));
+    });
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// dequantize v1: thread i has byte i.
+
+__global__ void __launch_bounds__(THREADS)
+    dequantize_v1_one_byte_kernel(const uint8_t* __restrict__ codes,
+                                  const float* __restrict__ absmax, __nv_bfloat16* __restrict__ y,
+                                  int64_t n, int block) {
+  const int64_t i = int64_t{blockIdx.x} * THREADS + threadIdx.x;
+  if (2 * i >= n) return;
+  const float scale = absmax[2 * i / block];
+  y[2 * i] = __float2bfloat16(LEVELS[codes[i] >> 4] * scale);
+  if (2 * i + 1 < n) y[2 * i + 1] = __float2bfloat16(LEVELS[codes[i] & 15] * scale);
+}
+
+// What the launchers share: checks, allocates y, and calls launch(y).
+template <typename F>
+Tensor dequantize(const Tensor& codes, const Tensor& absmax, int64_t n, int64_t block, F&& launch) {
+  check(codes, "codes").on_gpu().dtype({ScalarType::Byte}).rank(1).contiguous();
+  check_block(block);
+  STD_TORCH_CHECK(n >= 0 && n / 2 + n % 2 == codes.size(0), "n: expected twice the size of codes, ",
+                  2 * codes.size(0), ", or one less, got ", n);
+  check(absmax, "absmax").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  check(absmax, "absmax").size(0, ceil_div(n, block)).same_device(codes, "codes");
+  const DeviceGuard guard(codes);
+  Tensor y = torch::stable::new_empty(codes, {n}, ScalarType::BFloat16);
+  if (n == 0) return y;
+  launch(mutable_data<__nv_bfloat16>(y));
+  check_launch("dequantize");
+  return y;
+}
+
+Tensor dequantize_v1_one_byte(const Tensor& codes, const Tensor& absmax, int64_t n, int64_t block) {
+  return dequantize(codes, absmax, n, block, [&](__nv_bfloat16* y) {
+    const unsigned blocks = grid_size(ceil_div<int64_t>(codes.size(0), THREADS), "codes");
+    dequantize_v1_one_byte_kernel<<<blocks, THREADS, 0, current_stream(codes)>>>(
+        data<uint8_t>(codes), data<float>(absmax), y, n, static_cast<int>(block));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: four bytes of codes become 16 bytes of y. The lanes need different levels, which
+// constant memory serves one after the other; 16 words of shared memory lie in 16 banks.
+
+__global__ void __launch_bounds__(THREADS)
+    dequantize_v2_packs_kernel(const uint8_t* __restrict__ codes, const float* __restrict__ absmax,
+                               __nv_bfloat16* __restrict__ y, int64_t n, int shift, bool aligned) {
+  using Eight = Pack<__nv_bfloat16>;
+  __shared__ float levels[CODES];
+  if (threadIdx.x < CODES) levels[threadIdx.x] = LEVELS[threadIdx.x];
+  __syncthreads();  // all wait for the levels
+  const int64_t index = int64_t{blockIdx.x} * THREADS + threadIdx.x, first = index * Eight::N;
+  if (first >= n) return;
+  const bool whole = first + Eight::N <= n;
+  uint32_t bits = 0;
+  if (whole && aligned) {
+    bits = reinterpret_cast<const uint32_t*>(codes)[index];
+  } else {
+    for (int i = 0; i < 4 && first + 2 * i < n; ++i) bits |= codes[4 * index + i] << 8 * i;
+  }
+  const float scale = absmax[first >> shift];
+  Eight pack;
+#pragma unroll
+  for (int i = 0; i < Eight::N; ++i) {
+    pack.at[i] = __float2bfloat16(levels[bits >> 4 * (i ^ 1) & 15] * scale);
+  }
+  if (whole) {
+    reinterpret_cast<Eight*>(y)[index] = pack;
+  } else {
+#pragma unroll  // constant indices: the pack stays in registers
+    for (int i = 0; i < Eight::N; ++i) {
+      if (first + i < n) y[first + i] = pack.at[i];
+    }
+  }
+}
+
+Tensor dequantize_v2_packs(const Tensor& codes, const Tensor& absmax, int64_t n, int64_t block) {
+  return dequantize(codes, absmax, n, block, [&](__nv_bfloat16* y) {
+    const int shift = block == 32 ? 5 : block == 64 ? 6 : 7;
+    const unsigned blocks = grid_size(ceil_div<int64_t>(n, THREADS * 8), "codes");
+    dequantize_v2_packs_kernel<<<blocks, THREADS, 0, current_stream(codes)>>>(
+        data<uint8_t>(codes), data<float>(absmax), y, n, shift, is_aligned(codes, 4));
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day71, quantize_v1_block_per_thread, "(Tensor x, int block) -> (Tensor, Tensor)");
+RUNG(day71, quantize_v2_shuffles, "(Tensor x, int block) -> (Tensor, Tensor)");
+RUNG(day71, quantize_v3_cells, "(Tensor x, int block) -> (Tensor, Tensor)");
+RUNG(day71, dequantize_v1_one_byte, "(Tensor codes, Tensor absmax, int n, int block) -> Tensor");
+RUNG(day71, dequantize_v2_packs, "(Tensor codes, Tensor absmax, int n, int block) -> Tensor");
