@@ -1,10 +1,15 @@
 """Day 71: NF4."""
 
-from statistics import NormalDist
-
-import torch
-
 from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+
+from .quantising import (
+    codes_and_absmax,
+    dequantized,
+    dequantized_pytorch,
+    numbers_and_block,
+    quantized,
+    quantized_pytorch,
+)
 
 TITLE = "NF4"
 TEACHES = "Quantising to 16 uneven levels: absmax by shuffles, and a search of one comparison"
@@ -27,89 +32,6 @@ EXERCISE = Exercise(
         "the code is below[cell], plus 1 if v > threshold[cell].",
     ),
 )
-
-LARGEST = torch.finfo(torch.float32).max
-
-
-def levels():
-    """The 16 levels in fp32: 8 quantiles above 0, 0, and 7 below, from the normal distribution."""
-    quantile, most = NormalDist().inv_cdf, 0.9677083
-    above = [quantile(p) for p in torch.linspace(most, 0.5, 9)[:-1].tolist()]
-    below = [-quantile(p) for p in torch.linspace(most, 0.5, 8)[:-1].tolist()]
-    values = torch.tensor(sorted([*above, 0.0, *below]), dtype=torch.float32)
-    return values / values.max()
-
-
-LEVELS = levels()
-THRESHOLDS = ((LEVELS[1:].double() + LEVELS[:-1].double()) / 2).float()
-
-
-def in_blocks(x, block):
-    return torch.nn.functional.pad(x, (0, -len(x) % block)).reshape(-1, block)
-
-
-def bytes_of(codes, n):
-    """(blocks, block) codes -> (⌈n / 2⌉) bytes."""
-    pairs = codes.to(torch.uint8).flatten()[: n + n % 2].reshape(-1, 2)
-    return pairs[:, 0] << 4 | pairs[:, 1]
-
-
-def quantized(x, block):
-    """In fp32, as the kernel computes, so that codes are equal. A block that is not finite has the
-    absmax NaN, and the codes of zeros, or 0 for the infinities and NaNs."""
-    blocks = in_blocks(x.float(), block)
-    absmax = blocks.abs().amax(1)
-    finite = absmax.isfinite()
-    one = torch.ones((), device=x.device)
-    inverse = torch.where(finite, (one / absmax).clamp(max=LARGEST), 0)
-    scaled = blocks * inverse[:, None]
-    codes = torch.bucketize(scaled, THRESHOLDS.to(x.device)).where(~scaled.isnan(), 0)
-    return bytes_of(codes, len(x)), absmax.where(finite, torch.nan)
-
-
-def quantized_pytorch(x, block):
-    """For whole blocks of finite numbers."""
-    blocks = x.view(-1, block)
-    absmax = blocks.abs().amax(1, keepdim=True).float()
-    inverse = (1 / absmax).clamp(max=LARGEST)
-    codes = torch.bucketize(blocks * inverse, THRESHOLDS.to(x.device), out_int32=True)
-    pairs = codes.to(torch.uint8).view(-1, 2)
-    return pairs[:, 0] << 4 | pairs[:, 1], absmax.view(-1)
-
-
-def dequantized(codes, absmax, n, block):
-    both = torch.stack([codes >> 4, codes & 15], 1).flatten()[:n].long()
-    values = in_blocks(LEVELS.to(absmax)[both], block) * absmax[:, None]
-    return values.flatten()[:n].to(
-        torch.float64 if absmax.dtype == torch.float64 else torch.bfloat16
-    )
-
-
-def dequantized_pytorch(codes, absmax, n, block):
-    """For whole blocks: a table of 256 pairs of levels, indexed by bytes."""
-    table = torch.cartesian_prod(LEVELS, LEVELS).to(codes.device)
-    return (table[codes.int()].view(-1, block) * absmax[:, None]).bfloat16().view(-1)
-
-
-def numbers_and_block(case, draw):
-    """Block 1 is 0; block 2 has ties: 1 for the absmax, thresholds, their neighbours in fp32."""
-    n, block = case.shape
-    x = draw(n)
-    x[block : 2 * block] = 0
-    some = x[2 * block : 2 * block + 46]
-    t = THRESHOLDS.to(x.device)
-    one = torch.ones(1, device=x.device)
-    ties = torch.cat([one, t, t.nextafter(one), t.nextafter(-one)])
-    some.copy_(ties[: len(some)])
-    if n > 2 * block + block:
-        x[2 * block + 46 : 3 * block] = 0
-    return x, block
-
-
-def codes_and_absmax(case, draw):
-    n, block = case.shape
-    codes = draw((n + 1) // 2, dtype="uint8", values="extreme")
-    return codes, draw(-(-n // block), dtype="float32").abs(), n, block
 
 
 def cost(case):
@@ -167,4 +89,4 @@ PROBLEMS = (
         pytorch=dequantized_pytorch,
         libraries=(COMPILE,),
     ),
-)  # fmt: skip
+)

@@ -154,42 +154,50 @@ __device__ void store_codes(uint8_t* codes, int64_t index, int64_t bytes, uint32
   }
 }
 
-// What v2 and v3 share: code(v) is the search.
-template <int BLOCK, typename T, typename F>
-__device__ void quantize_pack(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
-                              F&& code) {
+// What v2 and v3 share. PACKS: of each thread, THREADS packs apart. prepare(): called by all
+// threads while the loads are in flight. code(v) is the search.
+template <int BLOCK, int PACKS, typename T, typename Prepare, typename F>
+__device__ void quantize_packs(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
+                               Prepare&& prepare, F&& code) {
   constexpr int N = Pack<T>::N, LANES = BLOCK / N;
-  const int64_t index = int64_t{blockIdx.x} * THREADS + threadIdx.x;
-  const Pack<T> pack = load_pack(x, index, n, aligned);
-  uint32_t largest = 0;
+  const int64_t first = int64_t{blockIdx.x} * THREADS * PACKS + threadIdx.x;
+  Pack<T> packs[PACKS];
 #pragma unroll
-  for (int i = 0; i < N; ++i) largest = max(largest, magnitude(static_cast<float>(pack.at[i])));
+  for (int k = 0; k < PACKS; ++k) packs[k] = load_pack(x, first + k * THREADS, n, aligned);
+  prepare();
 #pragma unroll
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, half));
+  for (int k = 0; k < PACKS; ++k) {
+    const int64_t index = first + k * THREADS;
+    uint32_t largest = 0;
+#pragma unroll
+    for (const T& one : packs[k].at) largest = max(largest, magnitude(static_cast<float>(one)));
+#pragma unroll
+    for (int half = LANES / 2; half > 0; half /= 2) {
+      largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, half));
+    }
+    if (index * N >= n) continue;  // after the shuffles, for which the warp is complete
+    const float inverse = inverse_of(largest);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {  // the first of two in the high nibble
+      bits |= code(static_cast<float>(packs[k].at[i]) * inverse) << 4 * (i ^ 1);
+    }
+    store_codes<N>(codes, index, (n + 1) / 2, bits);
+    if (index % LANES == 0) absmax[index / LANES] = absmax_of(largest);
   }
-  if (index * N >= n) return;  // after the shuffles, for which the warp is complete
-  const float inverse = inverse_of(largest);
-  uint32_t bits = 0;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {  // the first of two in the high nibble
-    bits |= code(static_cast<float>(pack.at[i]) * inverse) << 4 * (i ^ 1);
-  }
-  store_codes<N>(codes, index, (n + 1) / 2, bits);
-  if (index % LANES == 0) absmax[index / LANES] = absmax_of(largest);
 }
 
 template <int BLOCK, typename T>
 __global__ void __launch_bounds__(THREADS)
     quantize_v2_shuffles_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
                                 float* __restrict__ absmax, int64_t n, bool aligned) {
-  quantize_pack<BLOCK>(x, codes, absmax, n, aligned, code_of);
+  quantize_packs<BLOCK, 1>(x, codes, absmax, n, aligned, [] {}, code_of);
 }
 
 // Calls launch(constant, grid), where the constant's value is the block size.
-template <typename T, typename F>
+template <typename T, int PACKS, typename F>
 void for_block(int64_t n, int64_t block, F&& launch) {
-  const unsigned blocks = grid_size(ceil_div<int64_t>(n, THREADS * Pack<T>::N), "x");
+  const unsigned blocks = grid_size(ceil_div<int64_t>(n, THREADS * PACKS * Pack<T>::N), "x");
   if (block == 32) launch(std::integral_constant<int, 32>{}, blocks);
   if (block == 64) launch(std::integral_constant<int, 64>{}, blocks);
   if (block == 128) launch(std::integral_constant<int, 128>{}, blocks);
@@ -198,7 +206,7 @@ void for_block(int64_t n, int64_t block, F&& launch) {
 std::tuple<Tensor, Tensor> quantize_v2_shuffles(const Tensor& x, int64_t block) {
   return quantize(x, block, [&](auto zero, uint8_t* codes, float* absmax) {
     using T = decltype(zero);
-    for_block<T>(x.size(0), block, [&](auto size, unsigned blocks) {
+    for_block<T, 1>(x.size(0), block, [&](auto size, unsigned blocks) {
       quantize_v2_shuffles_kernel<size(), T><<<blocks, THREADS, 0, current_stream(x)>>>(
           data<T>(x), codes, absmax, x.size(0), is_aligned(x, 16));
     });
@@ -207,7 +215,10 @@ std::tuple<Tensor, Tensor> quantize_v2_shuffles(const Tensor& x, int64_t block) 
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: the axis is cut into 32 cells, each with at most one threshold. The cell of v says
-// how many thresholds lie below the cell, and which one v still has to be compared with.
+// how many thresholds lie below the cell, and which one v still has to be compared with. A block
+// makes this table while its loads are in flight, once for all packs of its threads.
+
+constexpr int V3_PACKS = 2;
 
 struct Cells {
   float threshold[CELLS];
@@ -233,16 +244,18 @@ __global__ void __launch_bounds__(THREADS)
     quantize_v3_cells_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
                              float* __restrict__ absmax, int64_t n, bool aligned) {
   __shared__ Cells cells;
-  if (threadIdx.x < CELLS) fill(cells, threadIdx.x);
-  __syncthreads();  // all wait for the first warp's table
-  quantize_pack<BLOCK>(x, codes, absmax, n, aligned,
-                       [&](float v) { return code_in_cell(cells, v); });
+  const auto prepare = [&] {
+    if (threadIdx.x < CELLS) fill(cells, threadIdx.x);
+    __syncthreads();  // all wait for the first warp's table
+  };
+  quantize_packs<BLOCK, V3_PACKS>(x, codes, absmax, n, aligned, prepare,
+                                  [&](float v) { return code_in_cell(cells, v); });
 }
 
 std::tuple<Tensor, Tensor> quantize_v3_cells(const Tensor& x, int64_t block) {
   return quantize(x, block, [&](auto zero, uint8_t* codes, float* absmax) {
     using T = decltype(zero);
-    for_block<T>(x.size(0), block, [&](auto size, unsigned blocks) {
+    for_block<T, V3_PACKS>(x.size(0), block, [&](auto size, unsigned blocks) {
       quantize_v3_cells_kernel<size(), T><<<blocks, THREADS, 0, current_stream(x)>>>(
           data<T>(x), codes, absmax, x.size(0), is_aligned(x, 16));
     });
@@ -297,10 +310,7 @@ __global__ void __launch_bounds__(THREADS)
                                __nv_bfloat16* __restrict__ y, int64_t n, int shift, bool aligned) {
   using Eight = Pack<__nv_bfloat16>;
   __shared__ float levels[CODES];
-  if (threadIdx.x < CODES) levels[threadIdx.x] = LEVELS[threadIdx.x];
-  __syncthreads();  // all wait for the levels
   const int64_t index = int64_t{blockIdx.x} * THREADS + threadIdx.x, first = index * Eight::N;
-  if (first >= n) return;
   const bool whole = first + Eight::N <= n;
   uint32_t bits = 0;
   if (whole && aligned) {
@@ -308,7 +318,10 @@ __global__ void __launch_bounds__(THREADS)
   } else {
     for (int i = 0; i < 4 && first + 2 * i < n; ++i) bits |= codes[4 * index + i] << 8 * i;
   }
-  const float scale = absmax[first >> shift];
+  const float scale = first < n ? absmax[first >> shift] : 0;
+  if (threadIdx.x < CODES) levels[threadIdx.x] = LEVELS[threadIdx.x];
+  __syncthreads();  // all wait for the levels; the loads are in flight
+  if (first >= n) return;
   Eight pack;
 #pragma unroll
   for (int i = 0; i < Eight::N; ++i) {
