@@ -5,13 +5,14 @@ import torch.nn.functional as F
 
 from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
 
+from .compiled import print_compiled
 from .masks import dropout, print_statistics
 
 TITLE = "Dropout"
 TEACHES = "A mask that is computed twice instead of stored; the same random bits in two languages"
 TOPICS = ("dropout", "Triton", "random numbers", "Philox", "autograd", "bandwidth")
 SOURCE = "dropout.cu"
-EXTRA_SOURCES = ("dropout_triton.py",)
+EXTRA_SOURCES = ("dropout_triton.py", "compiled.py", "masks.py")
 
 EXERCISE = Exercise(
     function="kept_of",
@@ -35,7 +36,7 @@ PROBABILITIES = (0.1, 0.5, 0.0, 0.9, 1.0, 0.3333)
 
 def inputs(case, draw):
     """p follows from the shape, and is 0.1 where time is measured."""
-    p = PROBABILITIES[sum(case.shape) % len(PROBABILITIES)] if sum(case.shape) < 1 << 16 else 0.1
+    p = PROBABILITIES[sum(case.shape) % len(PROBABILITIES)] if sum(case.shape) < 1 << 13 else 0.1
     return draw(*case.shape), p, draw(2, dtype="int64", values="extreme")
 
 
@@ -63,8 +64,8 @@ def problem(name, rungs, passes, **options):
         reference=dropout,
         rungs=rungs,
         bench=Case((1 << 28,), "bfloat16"),
-        bench_cpu=Case((1 << 16,)),
-        cost=streamed(passes, 8 * passes),
+        bench_cpu=Case((1 << 13,)),
+        cost=streamed(passes, passes),
         pytorch=pytorch,
         libraries=(COMPILE,),
         own_numbers=True,
@@ -96,12 +97,13 @@ PROBLEMS = (
             Rung("dropout_v4_triton", "Triton, mask computed again", **TRITON),
         ),
         4,
-        cases=grid([(9,), (1024,), (3, 5, 67)], FLOATS),
+        cases=grid([(9,), (600,), (7, 25, 7)], FLOATS),
         gradients=True,
     ),
 )
 
 
 def show(operators, device):
-    """Tests the mask for what it should be."""
+    """Tests the mask for what it should be, and what the compilers made of its kernels."""
     print_statistics(operators.dropout_v3_packs, device)
+    print_compiled()

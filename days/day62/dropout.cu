@@ -76,8 +76,8 @@ unsigned blocks(int64_t work) {
 // ---------------------------------------------------------------------------------------------
 // v1: the mask is written, and read again.
 
-__global__ void mask_kernel(const State* __restrict__ state, uint8_t* __restrict__ mask, int64_t n,
-                            uint32_t below) {
+__global__ void dropout_v1_mask_kernel(const State* __restrict__ state, uint8_t* __restrict__ mask,
+                                       int64_t n, uint32_t below) {
   const int64_t group = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   const int64_t first = group * GROUP;
   if (first >= n) return;
@@ -98,7 +98,7 @@ Tensor dropout_v1_stored(const Tensor& x, double p, const Tensor& state) {
     using T = decltype(zero);
     const int64_t n = x.numel();
     Tensor mask = torch::stable::new_empty(x, {n}, ScalarType::Byte);
-    mask_kernel<<<blocks(ceil_div<int64_t>(n, GROUP)), BLOCK, 0, current_stream(x)>>>(
+    dropout_v1_mask_kernel<<<blocks(ceil_div<int64_t>(n, GROUP)), BLOCK, 0, current_stream(x)>>>(
         data<State>(state), mutable_data<uint8_t>(mask), n, drop.below);
     dropout_v1_stored_kernel<T><<<blocks(n), BLOCK, 0, current_stream(x)>>>(
         data<T>(x), data<uint8_t>(mask), y, n, drop.scale);

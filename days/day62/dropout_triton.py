@@ -57,7 +57,7 @@ class Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gy):
         (state,) = ctx.saved_tensors
-        return launch(gy.contiguous(), ctx.p, state), None, None
+        return Dropout.apply(gy.contiguous(), ctx.p, state), None, None
 
 
 def dropout_v4_triton(x, p, state):
