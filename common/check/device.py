@@ -200,16 +200,23 @@ class Backend:
         finally:
             self._runtime.set_small(False)
 
+    @property
+    def traces(self) -> bool:
+        """Whether every access is looked at."""
+        return self._runtime is not None and self._variant == "trace"
+
     def trace(self, mode: str) -> None:
         """What accesses are watched for from now on, where they are traced: "off", "races" or
         "profile". Elsewhere, nothing."""
-        if self._runtime is not None and self._variant == "trace":
+        if self.traces:
+            assert self._runtime
             self._runtime.set_trace(mode)
 
     def take_trace(self) -> Trace:
         """What was found since the last call; nothing where accesses are not traced."""
-        if self._runtime is None or self._variant != "trace":
+        if not self.traces:
             return Trace([], [], [])
+        assert self._runtime
         return findings.take(self._runtime)
 
     def synchronize(self) -> None:

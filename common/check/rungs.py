@@ -565,7 +565,8 @@ def gradients_of(
 ) -> tuple[Failure | None, list[Tensor]]:
     """The rung's gradients, and what is wrong with them."""
     try:
-        found = backward(call, args, expected.places, expected.upstream)
+        with backend.watching():
+            found = backward(call, args, expected.places, expected.upstream)
         backend.synchronize()
     except Exception as error:
         return raised(error, "in the backward pass "), []
@@ -604,7 +605,8 @@ def check_rung(
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at. one_order: one, with all cases. explain:
+    one thread order unless orders are what is looked at; and, where accesses are traced, one with
+    several blocks. one_order: one, with all cases. explain:
     further calls are made of a rung that fails, to see what it depends on. On each case, with the
     outputs and all memory that the operator allocates poisoned and everything between guard bands:
 
@@ -630,7 +632,8 @@ def check_rung(
         return result
     schedules = backend.schedules(quick or one_order)
     if quick:
-        cases = quick_cases(cases)
+        several = _several_blocks(problem, cases, backend) if backend.traces else []
+        cases = list(dict.fromkeys([*quick_cases(cases), *several]))
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
     if not_captured and backend.name == "cuda":
         result.remark(f"not captured in a CUDA graph: {not_captured}")
@@ -757,6 +760,22 @@ def _largest(cases: Sequence[Case], most: int) -> list[Case]:
     """The three largest with at most so many elements in their shape."""
     fitting = [case for case in cases if math.prod(case.shape) <= most]
     return sorted(fitting, key=lambda case: math.prod(case.shape))[-3:]
+
+
+TRACED_ELEMENTS = 8192  # of all arguments: a product of larger ones takes minutes to trace
+
+
+def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -> list[Case]:
+    """The largest case that is traced in seconds, if any: the smallest has one block at times, and
+    blocks that race are two."""
+    elements = {}
+    for case in cases:
+        if case.values == "normal":
+            args = tree_leaves(problem.inputs(case, Draw(case, backend)))
+            drawn = sum(arg.numel() for arg in args if isinstance(arg, Tensor))
+            if drawn <= TRACED_ELEMENTS:
+                elements[case] = drawn
+    return sorted(elements, key=elements.__getitem__)[-1:]
 
 
 def _random_case(

@@ -79,7 +79,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     tell("indices", judge_indices(day, platform))
     channel.emit(Stage("races", "checking with every access traced"))
     traced = _watching_memory("trace", day, platform, work)
-    tell("races", judge_trace(traced, findings.RACES))
+    tell("races", judge_trace(traced, findings.RACES, ordered))
     tell("unwritten", judge_trace(traced, ("unwritten",)))
     channel.emit(Over())
 
@@ -282,10 +282,19 @@ def judge_indices(day: Day, platform: Platform) -> RungOutcome:
     return outcome
 
 
-def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
-    """The rows "races" and "unwritten": what the tracer found of these kinds."""
+def judge_trace(traced: Pass, kinds: tuple[str, ...], ordered: Pass | None = None) -> RungOutcome:
+    """The rows "races" and "unwritten": what the tracer found of these kinds. With the pass in many
+    orders, also the rungs that passed there and fail while they are traced, for whatever reason."""
     if traced.died:
         return _dead(traced)
+    failures: list[RungOutcome] = []
+    if ordered is not None:
+        wrong_anyway = {(rung.problem, rung.rung) for rung in ordered.failed()}
+        failures = [
+            rung
+            for rung in traced.failed()
+            if not rung.findings and (rung.problem, rung.rung) not in wrong_anyway
+        ]
     # Rungs share code, and one rung may serve several problems: each pair of lines
     # is reported once.
     found: dict[tuple[str, ...], tuple[dict[str, Any], list[str]]] = {}
@@ -294,12 +303,14 @@ def judge_trace(traced: Pass, kinds: tuple[str, ...]) -> RungOutcome:
             if finding["what"] in kinds:
                 _, names = found.setdefault(tuple(finding["places"]), (finding, []))
                 names.append(rung.rung)
-    outcome = _row(traced, [])
+    outcome = _row(traced, failures)
     if found:
         lines = []
         for finding, names in found.values():
             lines.append(f"{', '.join(dict.fromkeys(names))}: {finding['summary']}")
             lines += finding["details"]
+        if failures:
+            lines += [outcome.reason, *outcome.details]
         outcome.status, outcome.reason, outcome.details = FAIL, lines[0], lines[1:_SHOWN]
     outcome.remarks += _remarks(traced, "looked at")
     return outcome

@@ -13,11 +13,6 @@ SOURCE = "fused_backward_prep.cu"
 EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "merge_heads.cu: merge_heads: constant off by one: `is_aligned(bias, 16)` "
-    "-> `is_aligned(bias, 17)`": ("element by element, the values are the same"),
-}
-
 EXERCISE = Exercise(
     function="backward_prep_v2_fused_kernel",
     first="float sum = 0;",
@@ -63,6 +58,12 @@ def reference(g, heads):
     split = low.view(B, S, heads, C // heads)
     bias_grad = g.sum((0, 1), dtype=torch.promote_types(g.dtype, torch.float32))
     return split.permute(0, 2, 1, 3).contiguous(), split.permute(0, 2, 3, 1).contiguous(), bias_grad
+
+
+def split_heads(g, heads):
+    """The gradients of o and of bias, from that of y."""
+    of_o, _, bias_grad = reference(g, heads)
+    return of_o, bias_grad
 
 
 def merge_inputs(case, draw):
@@ -117,6 +118,14 @@ PROBLEMS = (
         pytorch=merge,
         libraries=(COMPILE,),
         gradients=True,
+    ),
+    Problem(
+        name="gradients of merge heads, alone",
+        inputs=inputs,
+        reference=split_heads,
+        rungs=(Rung("merge_heads_backward", "v3 without heads_t"),),
+        cases=grid([(2, 33, 3, 8), (2, 4, 2, 0)], ["float32"]),
+        timed=False,
     ),
     Problem(
         name="backward prep",

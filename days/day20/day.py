@@ -13,6 +13,27 @@ SOURCE = "fa2_backward.cu"
 EXTRA_SOURCES = ("naive_backward.cu", "fused_ce_loss.cu", "plain_ce_loss.cu", "linear_ce.cu")
 INTRODUCES = ("recomputation", "delta", "in-place gradient", "cp.async")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "fa2_backward.cu: attention_rows_stay_kernel: bounds check dropped: `i0 + BM < n.S ? "
+    "i0` -> `true ? i0`": ("both ends are behind the same last tile"),
+    "fa2_backward.cu: tiles_fit: comparison: `n.D <= 64` -> `n.D < 64`": (
+        "v1's kernels compute the same"
+    ),
+    "fa2_backward.cu: tiles_fit: comparison: `static_cast<int64_t>(bytes) <= "
+    "shared_limit(q)` -> `static_cast<int64_t>(bytes) < shared_limit(q)`": (
+        "v1's kernels compute the same, and no card has exactly so much"
+    ),
+    "fused_ce_loss.cu: has_packs: constant off by one: `16 == 0` -> `16 == 1`": (
+        "v2, element by element, computes the same"
+    ),
+    "fused_ce_loss.cu: has_cp_async: constant off by one: `major >= 8` -> `major >= 9`": (
+        "v3 computes the same"
+    ),
+    "fused_ce_loss.cu: has_cp_async: comparison: `major >= 8` -> `major > 8`": (
+        "v3 computes the same"
+    ),
+}
+
 EXERCISE = Exercise(
     function="turn_into_gs",
     source="fa2_backward.cu",

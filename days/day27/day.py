@@ -29,6 +29,30 @@ TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd",
 SOURCE = "flash_attention_backward.cu"
 EXTRA_SOURCES = ("two_passes.cu",)
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "flash_attention_backward.cu: attention_round_kernel: bounds check dropped: `e >= "
+    "threads` -> `false`": ("the threads are whole blocks: 64 rows make 256 or 512"),
+    "flash_attention_backward.cu: attention_round_kernel: comparison: `e >= threads` -> `e "
+    "> threads`": ("the threads are whole blocks: 64 rows make 256 or 512"),
+    "flash_attention_backward.cu: attention_backward_v3_one_pass: rounded down: "
+    "`ceil_div<int64_t>(count / 16, 256)` -> `((count / 16) / (256))`": (
+        "the threads are whole blocks: 64 rows make 256 or 512"
+    ),
+    "flash_attention_backward.cu: attention_backward_v3_one_pass: constant off by one: "
+    "`256` -> `257`": (
+        "the number of a thread follows from the size of its block, and the surplus returns"
+    ),
+    "flash_attention_backward.cu: attention_backward_v3_one_pass: arithmetic operator: "
+    "`count / 16` -> `count * 16`, 2nd": (
+        "the threads are whole blocks, so that none is beyond the end"
+    ),
+    "two_passes.cu: attention_rows_stay_kernel: min for max: `min(i0 + BM + in.below, "
+    "in.Sk)` -> `max(i0 + BM + in.below, in.Sk)`": ("adds tiles of keys that are all hidden"),
+    "two_passes.cu: launch_rows_stay: constant off by one: `1 + ahead` -> `2 + ahead`": (
+        "the last stage is not used"
+    ),
+}
+
 EXERCISE = Exercise(
     function="attention_rows_stay_kernel",
     source="two_passes.cu",

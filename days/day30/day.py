@@ -11,6 +11,17 @@ SOURCE = "gpt2_style_ops.cu"
 EXTRA_SOURCES = ("mlp.cu",)
 INTRODUCES = ("residual stream", "pre-activation")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "gpt2_style_ops.cu: add_norm_v2_fused_kernel: 64-bit index in 32 bits: `int64_t{packs} * N` "
+    "-> `packs * N`": "a row in registers has at most 1024 elements",
+    "gpt2_style_ops.cu: add_norm_backward: min for max: `min<int64_t>(blocks, "
+    "multiprocessor_count(h) * per_multiprocessor)` -> `max<int64_t>(blocks, "
+    "multiprocessor_count(h) * per_multiprocessor)`": "blocks without a row add 0 to the sums",
+    "gpt2_style_ops.cu: add_norm_backward: constant off by one: `2` -> `3`": (
+        "the last third of the partial sums is not used"
+    ),
+}
+
 EXERCISE = Exercise(
     function="add_norm_v2_fused_kernel",
     first="if (lane + k * 32 >= packs) continue;",
@@ -29,5 +40,5 @@ EXERCISE = Exercise(
     ),
 )
 
-PROBLEMS = (norm.problem, mlp.activation, mlp.whole)
+PROBLEMS = (norm.problem, norm.backward, mlp.activation, mlp.gradient, mlp.whole)
 show = mlp.show

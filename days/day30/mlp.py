@@ -71,6 +71,30 @@ activation = Problem(
 )
 
 
+def gradient_inputs(case, draw):
+    rows, cols = case.shape
+    return draw(rows, cols, values="normal"), *matrix_and_bias(case, draw)
+
+
+def bias_gelu_backward(gy, x, bias):
+    """The gradients of x and of bias."""
+    gx = torch.ops.aten.gelu_backward(gy, x + bias, approximate="tanh")
+    return gx, gx.sum(0)
+
+
+gradient = Problem(
+    name="the gradient of bias and GELU, alone",
+    inputs=gradient_inputs,
+    reference=bias_gelu_backward,
+    rungs=(
+        Rung("bias_gelu_backward_v1_two_passes", "bias gradient from a second pass"),
+        Rung("bias_gelu_backward_v2_one_pass", "bias gradient in registers"),
+    ),
+    cases=grid([(3, 41), (1, 8), (9, 264)], ["float32", "bfloat16"]),
+    timed=False,
+)
+
+
 def layer(case, draw):
     rows, width = case.shape
     w1 = draw(4 * width, width).mul_(width**-0.5)

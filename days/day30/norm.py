@@ -61,3 +61,31 @@ problem = Problem(
     libraries=(COMPILE,),
     gradients=True,
 )
+
+
+def backward_inputs(case, draw):
+    rows, cols = case.shape
+    gh, gy = (draw(rows, cols, values="normal") for _ in range(2))
+    return gh, gy, draw(rows, cols), draw(cols, values="normal"), EPS
+
+
+def add_norm_backward(gh, gy, h, weight, eps):
+    """The gradient of x, which is that of residual too, and those of weight and bias as rows."""
+    mean, rstd = torch.native_layer_norm(h, weight.shape, weight, None, eps)[1:]
+    of_norm = torch.ops.aten.native_layer_norm_backward
+    gx, *rows = of_norm(gy, h, weight.shape, mean, rstd, weight, weight, [True] * 3)
+    return gh + gx, torch.stack(rows)
+
+
+backward = Problem(
+    name="the gradient of residual and layer norm, alone",
+    inputs=backward_inputs,
+    reference=add_norm_backward,
+    rungs=(
+        Rung("add_norm_backward_v1_separate", "one kernel per operation"),
+        Rung("add_norm_backward_v2_fused", "row in one warp's registers"),
+        Rung("add_norm_backward_v3_one_pass", "weight gradients in the same pass"),
+    ),
+    cases=grid([(3, 41), (5, 264), (9, 512)], ["float32", "bfloat16"]),
+    timed=False,
+)

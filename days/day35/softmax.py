@@ -48,6 +48,7 @@ any_shape = Problem(
         *grid(SHORT, FLOATS),
         *grid(LONG, ["bfloat16"]),
         *grid([(2, 4104), (1, 16392)], ["float32", "float16"]),
+        Case((1, 16380)),  # all warps of v2
         *grid(HUGE, ["bfloat16"]),
         *grid([(4, 1000), (2, 4104)], FLOATS, values="large"),
         *grid([(4, 520)], FLOATS, values="offset"),

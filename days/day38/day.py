@@ -21,6 +21,11 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "merge_sort.cu: my_elements: bounds check dropped: `rest < PER_THREAD ? rest` -> "
     "`true ? rest`": "every loop over a thread's elements ends at PER_THREAD",
+    "radix_sort.cu: lanes_with: comparison: `bit < BITS` -> `bit <= BITS`": (
+        "a digit has BITS bits: the next one is 0 in all lanes"
+    ),
+    "radix_sort.cu: sort_v3_radix_sums_kernel: comparison: `i - threadIdx.x < tiles` -> "
+    "`i - threadIdx.x <= tiles`": "at most one more round, which adds nothing",
 }
 
 EXERCISE = Exercise(
@@ -94,6 +99,17 @@ FLOATS = tuple(
     Case((n, 0), "float32", values) for n in (33, 2049) for values in ("nonfinite", "extreme")
 )
 
+# More tiles than one block of v2 has co-ranks for.
+many_tiles = Problem(
+    "sort of many tiles",
+    inputs,
+    reference,
+    rungs=LADDER[1:2],
+    cases=grid([(270_001, 0)], ["int32"]),
+    outputs_exact=True,
+    timed=False,
+)
+
 PROBLEMS = (
     sort("int32", *LADDER, cases=(*grid([*SIZES, LARGE], ["int32"]),)),
     sort("int64", *LADDER[2:], cases=grid([(1, 0), (2047, 0), (2049, 3), (4097, 0)], ["int64"])),
@@ -102,6 +118,7 @@ PROBLEMS = (
         *LADDER[1:],
         cases=(*grid([(2049, 40), (4097, 0)], ["float32"]), *FLOATS),
     ),
+    many_tiles,
 )
 
 

@@ -69,6 +69,8 @@ def inference_inputs(last, case, draw):
 
 def inference(x, weight, bias, running_mean, running_var, eps):
     """Also for eps = 0, which some versions of F.batch_norm refuse."""
+    if not eps >= 0:
+        raise ValueError(f"eps: expected 0 or more, got {eps}")
     if x.numel() == 0:
         return x.clone()
     return torch.native_batch_norm(x, weight, bias, running_mean, running_var, False, 0.0, eps)[0]

@@ -351,6 +351,18 @@ def test_a_race_of_several_rungs_is_reported_once() -> None:
     assert row.details == RACE.details()
 
 
+def test_a_rung_that_fails_only_while_it_is_traced_is_reported() -> None:
+    wrong = judged([], FAIL)
+    wrong.rung = "v1"
+    right = replace(wrong, status=PASS, reason="")
+    row = debugger.judge_trace(Pass([wrong]), findings.RACES, Pass([right]))
+    assert (row.status, row.reason) == (FAIL, "v1: wrong")
+    row = debugger.judge_trace(Pass([wrong, judged([RACE], FAIL)]), findings.RACES, Pass([right]))
+    assert row.reason.endswith(RACE.summary()) and "v1: wrong" in row.details
+    # The row "orders" has those that are wrong without a trace too.
+    assert debugger.judge_trace(Pass([wrong]), findings.RACES, Pass([wrong])).status == PASS
+
+
 def test_nothing_found_changes_nothing() -> None:
     assert judged([], PASS).status == PASS
     assert judged([], FAIL).reason == "wrong"

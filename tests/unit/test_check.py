@@ -27,6 +27,7 @@ class FakeBackend:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     orders: tuple[str, ...] = ("forward", "reverse", "random 1")
     order: str = "forward"
+    traces: bool = False
 
     def schedules(self, quick: bool = False) -> tuple[str, ...]:
         return self.orders
@@ -162,6 +163,27 @@ def test_quick_keeps_each_dtype_and_an_odd_shape() -> None:
     result = check(softmax_in_parts, quick=True)
     assert result.failure is None
     assert result.checked == len(chosen)
+
+
+def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
+    """Blocks that race are two, and the quick case is often one block's."""
+    seen = []
+
+    def call(xs: list[torch.Tensor], scale: float, flag: bool) -> torch.Tensor:
+        seen.append(tuple(xs[0].shape))
+        return xs[0] * scale
+
+    problem = softmax_problem(
+        inputs=lambda case, draw: ([draw(*case.shape)], 0.5, True),
+        reference=lambda xs, scale, flag: xs[0] * scale,
+        cases=grid([(1, 5), (40, 100), (90, 100)], ["float32", "float16"]),
+    )
+    for traces in (False, True):
+        seen.clear()
+        backend = FakeBackend(traces=traces)
+        result = check_rung(problem, problem.rungs[0], call, backend, quick=True)  # type: ignore[arg-type]
+        assert result.failure is None and result.checked == 2 + traces
+        assert set(seen) == ({(1, 5), (40, 100)} if traces else {(1, 5)})
 
 
 # ---------------------------------------------------------------- wrong values

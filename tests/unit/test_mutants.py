@@ -69,8 +69,8 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
         (
             device("atomicAdd(y, 1.0f);"),
             [
-                "atomicAdd(y, 1.0f) -> [&] { auto* at = (y); const auto old = *at; "
-                "*at = old + (1.0f); return old; }()"
+                "atomicAdd(y, 1.0f) -> [&] { auto* at_ = (y); const auto old_ = *at_; "
+                "*at_ = old_ + (1.0f); return old_; }()"
             ],
         ),
         (device("atomic_add(y, 1.0f);"), []),

@@ -119,6 +119,37 @@ def test_a_day_whose_problems_are_all_left_out_is_skipped(monkeypatch: pytest.Mo
     assert all("left out" in outcome.reason for outcome in outcomes)
 
 
+@pytest.mark.parametrize("fails_on", [{"softmax_v2_two_kernels"}, set(), {"all"}])
+def test_a_tool_that_fails_itself_runs_again_without_the_rung(
+    monkeypatch: pytest.MonkeyPatch, fails_on: set[str]
+) -> None:
+    day = read_day(DAYS / "day04")
+    names = compute_sanitizer.rung_names(day)
+    if fails_on == {"all"}:
+        fails_on = set(names)
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        text = "========= COMPUTE-SANITIZER\n"
+        chosen = command[command.index("--rungs") + 1].split(",")
+        for name in [name for name in names if name in chosen]:
+            if name in fails_on:
+                text += "========= Internal Sanitizer Error: no handler\n" + HAZARDS
+                return SimpleNamespace(stdout=text, returncode=99)
+            text += f"  4 {name:30}PASS 3 cases\n"
+        return SimpleNamespace(stdout=text + NO_HAZARDS, returncode=0)
+
+    monkeypatch.setattr(compute_sanitizer.subprocess, "run", run)
+    outcome = RungOutcome("sanitize", "racecheck", "", PASS)
+    compute_sanitizer._run_tool("sanitizer", "racecheck", names, day, Work(), outcome)
+    assert outcome.status == (SKIP if fails_on == set(names) else PASS)
+    assert outcome.remarks == [
+        f"left out: {name}: racecheck itself fails on it: no handler" for name in sorted(fails_on)
+    ]
+    outcome = RungOutcome("sanitize", "memcheck", "", PASS)
+    compute_sanitizer._run_tool("sanitizer", "memcheck", names, day, Work(), outcome)
+    assert outcome.status == (FAIL if fails_on else PASS)
+
+
 def test_findings_that_are_alike_are_reported_once() -> None:
     again = FOUND.replace("thread (1,0,0)", "thread (9,0,0)")
     elsewhere = FOUND.replace("twice.cu:12", "twice.cu:15")

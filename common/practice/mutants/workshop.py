@@ -146,15 +146,7 @@ class Workshop:
         self._programs = programs
         self._folder = folder / variant
         self._folder.mkdir()
-        self._runtime = libraries.build_runtime(self.platform)
-        flags = libraries.flags(self.platform)
-        includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
-        prelude = libraries.build_prelude(self.platform, for_variants=many)
-        self._front = [platform.compiler, *prelude, "-fPIC", STABLE_ABI, *flags]
-        self._front += [f"-I{ROOT}", *includes, "-x", "c++", "-"]
-        stubs = torch_stubs(platform)
-        self._link = [platform.compiler, "-shared", *backend.ldflags(self._runtime, variant)]
-        self._link_after = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{n}" for n in TORCH)]
+        self._many = many
         self._texts = {s: s.read_text(encoding="utf-8") for s in day.library_sources}
         self.outlines = outlines_of(day)
         self.operators = {s: self.outlines[s].operators for s in day.library_sources}
@@ -165,6 +157,21 @@ class Workshop:
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
         self._originals: _Once[Compiled] = _Once()
         self._narrowed: _Once[list[str]] = _Once()
+
+    def _front(self) -> list[str]:
+        """The command that compiles. What it needs of the cache is looked up for each compilation,
+        since a run of many mutants takes longer than unused entries are kept."""
+        includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
+        prelude = libraries.build_prelude(self.platform, for_variants=self._many)
+        flags = [*prelude, "-fPIC", STABLE_ABI, *libraries.flags(self.platform)]
+        return [self.platform.compiler, *flags, f"-I{ROOT}", *includes, "-x", "c++", "-"]
+
+    def _link(self, objects: list[str]) -> list[str]:
+        """The command that links."""
+        runtime = libraries.build_runtime(self.platform)
+        flags = ["-shared", *backend.ldflags(runtime, self.platform.variant)]
+        after = [f"-L{torch_stubs(self.platform)}", "-Wl,--no-as-needed"]
+        return [self.platform.compiler, *flags, *objects, *after, *(f"-l{n}" for n in TORCH)]
 
     def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
         """What these operators use, by source, without the sources of which they use nothing."""
@@ -195,7 +202,7 @@ class Workshop:
         directory.mkdir(exist_ok=True)
         path = directory / f"{self.day.name}.so"
         files = [str(each.path) for each in objects]
-        self._programs.run([*self._link, *files, *self._link_after, "-o", str(path)])
+        self._programs.run([*self._link(files), "-o", str(path)])
         return path
 
     def remove(self, name: str) -> None:
@@ -212,7 +219,7 @@ class Workshop:
     def _object(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
         path = self._folder / f"{name}.o"
         rewritten = self._rewritten(source, text, operators)
-        command = [*self._front, "-w", "-c", "-o", str(path)]
+        command = [*self._front(), "-w", "-c", "-o", str(path)]
         self._programs.run(command, rewritten.encode(), self._folder / source.stem)
         return Compiled(path, self._digest(path))
 
@@ -227,7 +234,7 @@ class Workshop:
         operators alone. Raises BuildError."""
         rewritten = self._rewritten(source, text, operators)
         prepared = narrowing.prepared(rewritten, str(source))
-        command = [*self._front, *narrowing.WARNINGS]
+        command = [*self._front(), *narrowing.WARNINGS]
         warnings = self._programs.run(command, prepared.encode(), self._folder / source.stem)
         return narrowing.places(warnings, self.day)
 
