@@ -41,6 +41,7 @@ from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
+from common.check.philox import philox_words
 from common.check.sgemm import (
     sgemm,
     sgemm_by_cublas,
@@ -98,6 +99,7 @@ __all__ = [
     "launches_of",
     "one_tensor",
     "peak_memory",
+    "philox_words",
     "played",
     "print_machine_code",
     "print_table",

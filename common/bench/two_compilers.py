@@ -1,4 +1,4 @@
-"""The table of what nvcc and Triton make of a day's kernels: lines, registers, widths of accesses."""
+"""The table of what nvcc and Triton make of a day's kernels: lines, registers, widths, barriers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from common.build.machine_code import (
 )
 
 HEADER = ["", "lines", "registers", "stack", "instructions", "loads", "stores"]
+IF_ANY = ("shuffles", "barriers")  # columns of kernels whose threads exchange values
 
 
 def print_machine_code(
     cuda: Path, triton: Path, kernels: Sequence[tuple[str, str | TritonKernel]], note: str
 ) -> None:
-    """Compiles the kernels for the first GPU, or for 9.0a, and prints a row for each.
+    """Compiles the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp shuffles
+    and barriers are counted where one of the kernels has any.
 
     cuda, triton: the two sources. kernels: a title each, and a kernel: one in CUDA by its name and
     template arguments as nvcc writes them, "add_v1_kernelIfE" for add_v1_kernel<float>. note: what
@@ -31,6 +33,7 @@ def print_machine_code(
     in_triton = [kernel for _, kernel in kernels if isinstance(kernel, TritonKernel)]
     compiled = iter(triton_code(triton, in_triton, arch))
     rows: list[list[object]] = []
+    codes = []
     for title, kernel in kernels:
         if isinstance(kernel, TritonKernel):
             source, name = triton, kernel.kernel
@@ -40,8 +43,12 @@ def print_machine_code(
             code = read_code(cuda_code(source, arch), kernel)
         row = [title, lines_of(source, name), code.registers, code.stack, code.instructions]
         rows.append([*row, widths(code.loads), widths(code.stores)])
+        codes.append(code)
+    shown = [what for what in IF_ANY if any(getattr(code, what) for code in codes)]
+    for row, code in zip(rows, codes, strict=True):
+        row += [getattr(code, what) for what in shown]
     print(f"{note}, compiled for {arch}")
-    print_table(HEADER, rows)
+    print_table([*HEADER, *shown], rows)
 
 
 def widths(moved: Mapping[int, int]) -> str:

@@ -55,7 +55,8 @@ __device__ uint32_t kept_of(const State& state, uint64_t group, uint32_t below) 
 // A dropped element is 0 even where x is not finite.
 template <typename T>
 __device__ T dropped(T x, bool keep, float scale) {
-  return static_cast<T>(keep ? static_cast<float>(x) * scale : 0.0f);
+  const float scaled = static_cast<float>(x) * scale;
+  return static_cast<T>(keep ? scaled : 0.0f);
 }
 
 Drop check_arguments(const Tensor& x, double p, const Tensor& state) {
@@ -145,6 +146,7 @@ __global__ void dropout_v3_packs_kernel(const T* __restrict__ x, const State* __
   if (first >= n) return;
   if (first + GROUP > n) {
     const uint32_t kept = kept_of(*state, group, drop.below);
+#pragma unroll 1  // at most seven elements of the whole tensor
     for (int k = 0; first + k < n; ++k) {
       y[first + k] = dropped(x[first + k], (kept >> k & 1) != 0, drop.scale);
     }

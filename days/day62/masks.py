@@ -2,33 +2,16 @@
 
 import torch
 
-from common.day import print_table
+from common.day import philox_words, print_table
 
 STEPS = 65536  # values of 16 random bits, and steps of p
-WORD = 0xFFFFFFFF
-
-
-def words(seed, group, step):
-    """Philox4x32-10 of int64 tensors of one shape; the words 0 to 2^32 - 1 in a new last dim."""
-    counter = [group & WORD, group >> 32 & WORD, step & WORD, step >> 32 & WORD]
-    for turn in range(10):
-        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        k0 = (seed & WORD) + turn * 0x9E3779B9 & WORD
-        k1 = (seed >> 32 & WORD) + turn * 0xBB67AE85 & WORD
-        counter = [
-            (b >> 32 & WORD) ^ counter[1] ^ k0,
-            b & WORD,
-            (a >> 32 & WORD) ^ counter[3] ^ k1,
-            a & WORD,
-        ]
-    return torch.stack(counter, -1)
 
 
 def kept(n, p, state):
     """Which of n elements are kept, and the factor of those, with p a multiple of 2^-16."""
     below = round(p * STEPS)
     group = torch.arange((n + 7) // 8, device=state.device)
-    drawn = words(state[0].expand_as(group), group, state[1].expand_as(group))
+    drawn = philox_words(state[0].expand_as(group), group, state[1].expand_as(group))
     halves = torch.stack([drawn & 0xFFFF, drawn >> 16], -1).flatten()[:n]
     return halves >= below, STEPS / (STEPS - below) if below < STEPS else 0.0
 
