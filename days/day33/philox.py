@@ -49,7 +49,7 @@ def words_of_pytorch(seed, step, device):
 
 @cache
 def proven(device):
-    """Raises RuntimeError unless `philox_words` gives the published words and, on a GPU, PyTorch's."""
+    """Raises RuntimeError unless `philox_words` gives what is published, and what PyTorch draws."""
     inputs, results = known(device)
     if not torch.equal(philox_words(*inputs), results):
         raise RuntimeError("philox_words() differs from the results that Random123 publishes")

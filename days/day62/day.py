@@ -13,6 +13,7 @@ TEACHES = "A mask that is computed twice instead of stored; the same random bits
 TOPICS = ("dropout", "Triton", "random numbers", "Philox", "autograd", "bandwidth")
 SOURCE = "dropout.cu"
 EXTRA_SOURCES = ("dropout_triton.py", "compiled.py", "masks.py")
+INTRODUCES = ("dropout", "layout conversion")
 
 EXERCISE = Exercise(
     function="kept_of",
