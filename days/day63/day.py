@@ -46,7 +46,14 @@ FLOATS = ["float32", "float16", "bfloat16"]
 # Around a chunk, a tile of each kind, and the least of a part: 4 tiles of 1024 chunks, or of 4096
 # elements in Triton.
 SHAPES = [(1, 1), (5, 31), (3, 1025), (2, 4096), (2, 4100), (1, 16392), (3, 0), (0, 8)]
-LONG = [(2, 32776), (1, 40001)]
+CASES = (
+    *grid(SHAPES, FLOATS),
+    *grid([(2, 32776), (1, 40001)], ["float32", "bfloat16"]),
+    *grid([(4, 520)], FLOATS, values="offset"),
+    *grid([(8, 300)], FLOATS, values="nonfinite"),
+    *grid([(8, 4104)], ["float32"], values="nonfinite"),
+    *grid([(4, 264)], FLOATS, values="extreme"),
+)
 TRITON = "multi_stage_triton"
 AT_COPY = Target(0.93, "copy")
 
@@ -80,11 +87,8 @@ PROBLEMS = (
             ),
         ),
         cases=(
-            *grid([*SHAPES, *LONG], FLOATS),
+            *CASES,
             *grid([(4, 1000), (2, 8200)], FLOATS, values="large"),
-            *grid([(4, 520)], FLOATS, values="offset"),
-            *grid([(8, 300), (8, 4104)], FLOATS, values="nonfinite"),
-            *grid([(4, 264)], FLOATS, values="extreme"),
         ),
         bench=Case((16, 1 << 24)),
         bench_cpu=Case((4, 1 << 13)),
@@ -110,12 +114,9 @@ PROBLEMS = (
             ),
         ),
         cases=(
-            *grid([*SHAPES, *LONG], FLOATS),
+            *CASES,
             *grid([(1, 65537)], ["float16"]),  # longer than a program's registers
-            *grid([(4, 520)], FLOATS, values="offset"),
-            *grid([(8, 300), (8, 4104)], FLOATS, values="nonfinite"),
             *grid([(8, 70000)], ["float16"], values="nonfinite"),
-            *grid([(4, 264)], FLOATS, values="extreme"),
         ),
         bench=Case((32768, 8192), "bfloat16"),
         bench_cpu=Case((8, 1 << 12)),

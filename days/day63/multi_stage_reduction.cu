@@ -37,7 +37,10 @@ struct Pair {
   float max, sum;
 };
 
-constexpr Pair NOTHING{-INFINITY, 0};
+// The pair of no elements.
+__device__ inline Pair nothing() {
+  return {-INFINITY, 0};
+}
 
 __device__ inline float base_of(float max) {
   return isinf(max) ? 0.0f : max;
@@ -66,7 +69,7 @@ __device__ inline Pair block_merge(Pair mine) {
   mine = warp_merge(mine);
   if (lane == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();  // every warp waits for the pairs of all warps
-  return warp_merge(lane < WARPS ? of_warp[lane] : NOTHING);
+  return warp_merge(lane < WARPS ? of_warp[lane] : nothing());
 }
 
 // What a thread has of a tile: LOADS chunks of N elements, BLOCK chunks apart.
@@ -136,7 +139,7 @@ __device__ Pair reduce_part(const Chunk<T, N>* __restrict__ x, const Cut& cut) {
   const Chunk<T, N>* row = x + blockIdx.x / cut.parts * cut.chunks;
   const int64_t first = blockIdx.x % cut.parts * cut.length;
   const int64_t last = min(first + cut.length, cut.chunks);
-  Pair mine = NOTHING;
+  Pair mine = nothing();
   for (int64_t c = first + threadIdx.x; c < last; c += BLOCK * LOADS) {
     Tile<T, N> tile;
     tile.load(row, c, last);
@@ -224,7 +227,7 @@ __global__ void log_sum_exp_v2_parts_kernel(const Chunk<T, N>* __restrict__ x,
 
 // The pairs of a row's parts as one, in every thread. All threads of the block must call it, once.
 __device__ inline Pair merge_parts(const Pair* __restrict__ pairs, int64_t parts) {
-  Pair mine = NOTHING;
+  Pair mine = nothing();
   for (int64_t p = threadIdx.x; p < parts; p += BLOCK) mine = merge(mine, pairs[p]);
   return block_merge(mine);
 }
@@ -303,7 +306,7 @@ __global__ void softmax_v2_row_kernel(const Chunk<T, N>* __restrict__ x,
   const int64_t start = blockIdx.x * chunks;
   Tile<T, N> tile;
   tile.load(x + start, threadIdx.x, chunks);
-  const Pair mine = tile.absorb(NOTHING);
+  const Pair mine = tile.absorb(nothing());
   const Pair all = block_merge(mine);
   tile.store(y + start, threadIdx.x, chunks, rescale(mine.max, all.max), scale_of(all));
 }
