@@ -120,23 +120,24 @@ struct Tile {
   }
 };
 
-// How rows are cut: into `parts` each, of so many chunks; the last part of a row may be shorter.
+// How rows are cut. The last part of a row may be shorter.
 struct Cut {
-  int64_t chunks;  // per row
-  int64_t parts, length;
+  int64_t chunks, length;  // of a row, of a part
+  unsigned parts;          // per row
 };
 
 Cut cut_rows(const Tensor& x, int n) {
   const int64_t chunks = x.size(1) / n, tiles = ceil_div<int64_t>(chunks, BLOCK * LOADS);
   const int64_t most = std::max<int64_t>(1, MOST_PARTS / x.size(0));
   const int64_t per_part = std::max(TILES, ceil_div(tiles, most));
-  return {chunks, std::max<int64_t>(1, ceil_div(tiles, per_part)), per_part * BLOCK * LOADS};
+  const int64_t parts = std::max<int64_t>(1, ceil_div(tiles, per_part));
+  return {chunks, per_part * BLOCK * LOADS, static_cast<unsigned>(parts)};
 }
 
 // The pair of a block's part of a row, in every thread. All threads of the block must call it.
 template <typename T, int N>
 __device__ Pair reduce_part(const Chunk<T, N>* __restrict__ x, const Cut& cut) {
-  const Chunk<T, N>* row = x + blockIdx.x / cut.parts * cut.chunks;
+  const Chunk<T, N>* row = x + int64_t{blockIdx.x / cut.parts} * cut.chunks;
   const int64_t first = blockIdx.x % cut.parts * cut.length;
   const int64_t last = min(first + cut.length, cut.chunks);
   Pair mine = nothing();

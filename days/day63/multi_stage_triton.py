@@ -9,7 +9,7 @@ from common.day import require
 BLOCK = 4096  # elements per tile
 TILES = 4  # per part at least
 MOST_PARTS = 4096  # of all rows
-LONGEST_ROW = 65536  # that a program keeps in registers
+LONGEST_ROW = 32768  # that a program keeps in registers
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
