@@ -24,6 +24,18 @@ TEACHES = "Merging what many blocks found: by atomics, by a second kernel; reduc
 TOPICS = ("reduction", "atomics", "softmax", "Triton", "determinism", "bandwidth")
 SOURCE = "multi_stage_reduction.cu"
 EXTRA_SOURCES = ("multi_stage_triton.py", "compiled.py")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "multi_stage_reduction.cu: cut_rows: rounded down: `ceil_div(tiles, most)` -> "
+    "`((tiles) / (most))`": "more and shorter parts have the same result",
+    "multi_stage_reduction.cu: merge_atomically: initial value: `long old = 0` -> `long old = 1`": (
+        "the first guess is wrong then, and the loop tries again"
+    ),
+    "multi_stage_reduction.cu: log_sum_exp_v1_atomics_kernel: constant off by one: "
+    "`threadIdx.x == 0` -> `threadIdx.x == 1`": "every thread of the block has the pair",
+    "multi_stage_reduction.cu: softmax_v1_stages_kernel: comparison: `c < last` -> `c <= last`": (
+        "a tile behind the last chunk loads and stores nothing"
+    ),
+}
 
 EXERCISE = Exercise(
     function="merge_atomically",
@@ -43,12 +55,14 @@ EXERCISE = Exercise(
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
-# Around a chunk, a tile of each kind, and the least of a part: 4 tiles of 1024 chunks, or of 4096
-# elements in Triton.
-SHAPES = [(1, 1), (5, 31), (3, 1025), (2, 4096), (2, 4100), (1, 16392), (3, 0), (0, 8)]
+# Around a chunk, a tile and the least of a part: 4 tiles of 1024 chunks, or of 4096 elements in
+# Triton. Rows of an odd length have chunks of one element.
+SHAPES = [(1, 1), (5, 31), (3, 1025), (1, 4096), (2, 4100), (1, 8191), (1, 16392), (3, 0), (0, 8)]
 CASES = (
-    *grid([*SHAPES, (2, 32776), (1, 40001)], ["float32", "bfloat16"]),
-    *grid([(3, 1025), (2, 4096)], ["float16"]),
+    *grid([*SHAPES, (2, 32776)], ["float32", "bfloat16"]),
+    *grid([(3, 1025), (1, 4096)], ["float16"]),
+    Case((1, 40001), "bfloat16"),
+    Case((1, 448 * 4096 + 1), "bfloat16"),  # more parts than a block has threads
     *grid([(4, 520)], FLOATS, values="offset"),
     *grid([(8, 300)], FLOATS, values="nonfinite"),
     *grid([(8, 4104)], ["float32"], values="nonfinite"),

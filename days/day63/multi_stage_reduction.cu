@@ -1,8 +1,7 @@
 // Day 63: reductions in several stages, in CUDA and in Triton
 //
-//   log-sum-exp   y[r]    = log sum_c exp(x[r, c])                      few rows, as long as you
-//   like softmax       y[r, c] = exp(x[r, c] - m[r]) / sum_c exp(x[r, c] - m[r])     m[r] = max_c
-//   x[r, c]
+//   log-sum-exp   y[r]    = log sum_c exp(x[r, c])
+//   softmax       y[r, c] = exp(x[r, c] - m[r]) / sum_c exp(x[r, c] - m[r]), m[r] = max_c x[r, c]
 //
 // x: (rows, cols) in fp32, fp16 or bf16. Many blocks share a row. Each of them reduces its part to
 // a pair: the maximum, and the sum of the exponentials relative to it.
