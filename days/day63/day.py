@@ -24,6 +24,7 @@ TEACHES = "Merging what many blocks found: by atomics, by a second kernel; reduc
 TOPICS = ("reduction", "atomics", "softmax", "Triton", "determinism", "bandwidth")
 SOURCE = "multi_stage_reduction.cu"
 EXTRA_SOURCES = ("multi_stage_triton.py", "compiled.py")
+INTRODUCES = ("lost update",)
 EQUIVALENT = {  # mutants that compute the same, and why
     "multi_stage_reduction.cu: cut_rows: rounded down: `ceil_div(tiles, most)` -> "
     "`((tiles) / (most))`": "more and shorter parts have the same result",
