@@ -16,6 +16,10 @@ TEACHES = "Quantising to 16 uneven levels: absmax by shuffles, and a search of o
 TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "int4", "look-up table", "shuffles")
 SOURCE = "nf4.cu"
 INTRODUCES = ("NF4", "absmax")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "nf4_format.cuh: inverse_of: comparison: `largest < INFINITY_BITS` -> "
+    "`largest <= INFINITY_BITS`": "the reciprocal of infinity is 0 as well",
+}
 
 EXERCISE = Exercise(
     function="code_in_cell",
@@ -40,8 +44,8 @@ def cost(case):
 
 
 FLOATS = ["float32", "float16", "bfloat16"]
-SIZES = [(1, 64), (2, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
-SIZES += [(4101, 64), (2049, 128), (0, 64)]
+SIZES = [(1, 64), (35, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
+SIZES += [(4101, 64), (8227, 32), (2049, 128), (0, 64)]
 LARGE = Case((1 << 28, 64), "bfloat16")
 
 PROBLEMS = (
