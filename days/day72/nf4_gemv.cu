@@ -1,0 +1,396 @@
+// Day 72: NF4 with double quantisation, part 2: matrix-vector products
+//
+//   W[n, k] = LEVELS[code[n, k]] · absmax[b]    b = (n · K + k) / 64
+//   y[n]    = Σ_k W[n, k] · x[k]                x: (K) bf16, y: (N) bf16
+//
+// codes: (N, K / 2) uint8, the first of two weights in the high nibble. absmax: see part 1.
+// 16384 × 16384 weights take 138 MB, where bf16 takes 537 MB. At 4.2 TB/s an H200 reads 8.1 T
+// weights per second, and can execute 3.6 instructions per lane for each.
+//
+//   v1 two_steps     W is written as bf16, and cuBLAS multiplies: 4.5 bytes per weight
+//   v2 levels        one kernel, one warp per row; each code looks up its level
+//   v3 pairs         a byte looks up both of its levels; one copy of the table per lane
+//   v4 tensor_cores  mma adds up, for each lane by itself: the columns of its result are the lanes
+//
+// Run: python run_day.py 72
+
+#include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/pack.cuh"           // taught in day 2
+#include "common/cuda/ptx/mma.cuh"        // taught in day 26
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
+#include "common/cuda/warp_reduce.cuh"    // taught in day 23
+#include "days/day71/nf4_format.cuh"      // LEVELS: taught in day 71
+#include "days/day72/double_quant.cuh"
+
+#include <cstdint>
+
+constexpr int WORD = 8;    // weights per 32-bit word
+constexpr int CHUNK = 32;  // weights per 16 bytes: half a block
+constexpr int WORDS = CHUNK / WORD;
+constexpr int BLOCK_CHUNKS = BLOCK_WEIGHTS / CHUNK;
+
+// Four words: 32 weights, or 8 elements of bf16.
+using Registers = Pack<uint32_t>;
+
+struct Product {
+  const Registers* x;      // (K) bf16
+  const Registers* codes;  // (N, K / 32)
+  Absmaxes absmaxes;       // (N, K / 64)
+  __nv_bfloat16* y;        // (N)
+  int64_t N, K;
+};
+
+// ---------------------------------------------------------------------------------------------
+// What the launchers share.
+
+void check_aligned(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(is_aligned(t, 16), name, ": expected an address that is a multiple of 16 bytes");
+}
+
+// Checks, allocates y, and calls launch(product, y, stream).
+template <typename F>
+Tensor multiply(const Tensor& x, const Tensor& codes, const Tensor& q, const Tensor& levels,
+                const Tensor& scales, const Tensor& offset, F&& launch) {
+  check(x, "x").on_gpu().dtype({ScalarType::BFloat16}).rank(1).contiguous();
+  const int64_t K = x.size(0);
+  STD_TORCH_CHECK(K % BLOCK_WEIGHTS == 0, "x: expected a multiple of ", BLOCK_WEIGHTS,
+                  " elements, got ", K);
+  check(codes, "codes").on_gpu().dtype({ScalarType::Byte}).rank(2).contiguous();
+  check(codes, "codes").size(1, K / 2).same_device(x, "x");
+  const int64_t N = codes.size(0), blocks = K / BLOCK_WEIGHTS;
+  check(q, "q").on_gpu().dtype({ScalarType::Byte}).rank(2).contiguous();
+  check(q, "q").size(0, N).size(1, blocks).same_device(x, "x");
+  check(scales, "scales").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  check(scales, "scales").size(0, ceil_div<int64_t>(N * blocks, GROUP)).same_device(x, "x");
+  check_levels(levels, offset, x, "x");
+  check_aligned(x, "x");
+  check_aligned(codes, "codes");
+  const DeviceGuard guard(x);
+  Tensor y = torch::stable::new_empty(x, {N});
+  if (N == 0 || K == 0) return torch::stable::zero_(y);
+  const Absmaxes absmaxes{data<uint8_t>(q), data<float>(levels), data<float>(scales),
+                          data<float>(offset)};
+  launch(Product{data<Registers>(x), data<Registers>(codes), absmaxes,
+                 mutable_data<__nv_bfloat16>(y), N, K},
+         y, current_stream(x));
+  check_launch("nf4_gemv");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: a thread dequantises one word to 16 bytes. W is written and read once more: 4.5 bytes per
+// weight instead of half a byte.
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+
+// Where weight k of a word begins: the lowest byte comes first, and in it the high nibble.
+__device__ __forceinline__ int bit_of(int k) {
+  return 4 * (k ^ 1);
+}
+
+__global__ void __launch_bounds__(THREADS)
+    dequantize_kernel(const uint32_t* __restrict__ words, const Absmaxes absmaxes,
+                      Pack<__nv_bfloat16>* __restrict__ weights, int64_t count) {
+  __shared__ float levels[CODES];
+  if (threadIdx.x < CODES) levels[threadIdx.x] = LEVELS[threadIdx.x];
+  __syncthreads();  // all wait for the levels
+  const int64_t i = int64_t{blockIdx.x} * THREADS + threadIdx.x;
+  if (i >= count) return;
+  const uint32_t word = words[i];
+  const float scale =
+      absmax_at(absmaxes, absmaxes.levels, *absmaxes.offset, i / (BLOCK_WEIGHTS / WORD));
+  Pack<__nv_bfloat16> eight;
+#pragma unroll
+  for (int k = 0; k < WORD; ++k) {
+    eight.at[k] = __float2bfloat16(levels[word >> bit_of(k) & 15] * scale);
+  }
+  weights[i] = eight;
+}
+
+#define GEMV_ARGUMENTS                                                         \
+  const Tensor &x, const Tensor &codes, const Tensor &q, const Tensor &levels, \
+      const Tensor &scales, const Tensor &offset
+
+Tensor nf4_gemv_v1_two_steps(GEMV_ARGUMENTS) {
+  const auto launch = [&](const Product& p, Tensor& y, cudaStream_t stream) {
+    const Tensor weights = torch::stable::new_empty(x, {p.N, p.K});
+    const int64_t words = p.N * p.K / WORD;
+    dequantize_kernel<<<grid_size(ceil_div<int64_t>(words, THREADS), "codes"), THREADS, 0,
+                        stream>>>(data<uint32_t>(codes), p.absmaxes,
+                                  mutable_data<Pack<__nv_bfloat16>>(weights), words);
+    torch::stable::copy_(y, torch::stable::matmul(weights, x));
+  };
+  return multiply(x, codes, q, levels, scales, offset, launch);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: one kernel, one warp per row. A lane has the chunks l, l + 32 … of its row. Each
+// weight takes a shift, a mask, a load of its level, a product, and half of the work of making
+// floats of x.
+
+// A pair of bf16 as two floats: bf16 is the upper half of fp32.
+__device__ __forceinline__ float2 floats_of(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+}
+
+__global__ void __launch_bounds__(THREADS) nf4_gemv_v2_levels_kernel(const Product p) {
+  __shared__ float levels[CODES], levels_8[LEVELS_8];
+  if (threadIdx.x < CODES) levels[threadIdx.x] = LEVELS[threadIdx.x];
+  levels_8[threadIdx.x] = p.absmaxes.levels[threadIdx.x];
+  static_assert(THREADS == LEVELS_8);
+  __syncthreads();  // all wait for the levels
+  const int64_t n = int64_t{blockIdx.x} * WARPS + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (n >= p.N) return;  // the whole warp
+  const int64_t chunks = p.K / CHUNK;
+  const float offset = *p.absmaxes.offset;
+  float sum = 0;
+  for (int64_t c = lane; c < chunks; c += 32) {
+    const int64_t index = n * chunks + c;
+    const Registers words = p.codes[index];
+    const float scale = absmax_at(p.absmaxes, levels_8, offset, index / BLOCK_CHUNKS);
+    float part = 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      const Registers elements = p.x[c * WORDS + i];
+#pragma unroll
+      for (int j = 0; j < WORD / 2; ++j) {
+        const float2 e = floats_of(elements.at[j]);
+        part += levels[words.at[i] >> bit_of(2 * j) & 15] * e.x;
+        part += levels[words.at[i] >> bit_of(2 * j + 1) & 15] * e.y;
+      }
+    }
+    sum += scale * part;
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) p.y[n] = __float2bfloat16(sum);
+}
+
+Tensor nf4_gemv_v2_levels(GEMV_ARGUMENTS) {
+  const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
+    const unsigned grid = grid_size(ceil_div<int64_t>(p.N, WARPS), "codes");
+    nf4_gemv_v2_levels_kernel<<<grid, THREADS, 0, stream>>>(p);
+  };
+  return multiply(x, codes, q, levels, scales, offset, launch);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: a byte is the index of two levels. Every lane has its own copy of the table, at
+// distances of 8 bytes, so lanes never conflict, and an entry lies at 256 · byte + 8 · lane: one
+// PRMT puts these two bytes beside each other. A lane has its chunk of 4 rows, for which it makes
+// floats of x once.
+
+constexpr int WIDE = 512;  // threads that share a table of 64 KB; two such blocks per H200 SM
+constexpr int WIDE_WARPS = WIDE / 32;
+constexpr int TABLE = 256 * 256;  // bytes
+constexpr int SHARED = TABLE + LEVELS_8 * static_cast<int>(sizeof(float));
+
+// Entry byte `at` of `word` begins here. lane_offset: the lane's place in an entry, below 256.
+__device__ __forceinline__ uint32_t entry_of(uint32_t word, int at, uint32_t lane_offset) {
+  return __byte_perm(word, lane_offset, 0x5504 | at << 4);
+}
+
+// The tables of a block: pairs of levels, made by make(high, low) for each lane at a distance of
+// 256 / 32 bytes, and behind them the 256 levels of absmaxes.
+template <typename Make>
+__device__ void fill_tables(char* tables, const float* levels_8, Make&& make) {
+  for (int i = threadIdx.x; i < 256 * 32; i += WIDE) {
+    const int byte = i / 32;
+    make(tables + 256 * byte, i % 32, LEVELS[byte >> 4], LEVELS[byte & 15]);
+  }
+  if (threadIdx.x < LEVELS_8) {
+    reinterpret_cast<float*>(tables + TABLE)[threadIdx.x] = levels_8[threadIdx.x];
+  }
+  __syncthreads();  // all wait for the tables
+}
+
+// One row of W, beyond the last one the last one again. Its blocks may begin within a group.
+struct RowOfWeights {
+  const Registers* codes;
+  const uint8_t* q;
+  const float* scales;
+  uint32_t blocks_before;  // in the group of scales[0]
+};
+
+__device__ __forceinline__ RowOfWeights row_of(const Product& p, int64_t n) {
+  const int64_t blocks = min(n, p.N - 1) * (p.K / BLOCK_WEIGHTS);
+  return {p.codes + blocks * BLOCK_CHUNKS, p.absmaxes.q + blocks,
+          p.absmaxes.scales + blocks / GROUP, static_cast<uint32_t>(blocks % GROUP)};
+}
+
+// The absmax of chunk c, where q is its code.
+__device__ __forceinline__ float absmax_of_chunk(const char* tables, const RowOfWeights& row,
+                                                 uint32_t q, uint32_t c, float offset) {
+  const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
+  const uint32_t group = (row.blocks_before + c / BLOCK_CHUNKS) / GROUP;
+  return fmaf(levels_8[q], row.scales[group], offset);
+}
+
+constexpr int V3_ROWS = 4;  // per warp
+
+__global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Product p) {
+  extern __shared__ __align__(16) char tables[];
+  fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
+    reinterpret_cast<float2*>(entry)[lane] = {first, second};
+  });
+  const int64_t n0 = (int64_t{blockIdx.x} * WIDE_WARPS + threadIdx.x / 32) * V3_ROWS;
+  const uint32_t lane = threadIdx.x % 32, chunks = static_cast<uint32_t>(p.K / CHUNK);
+  RowOfWeights rows[V3_ROWS];
+#pragma unroll
+  for (int r = 0; r < V3_ROWS; ++r) rows[r] = row_of(p, n0 + r);
+  const float offset = *p.absmaxes.offset;
+  float sums[V3_ROWS] = {};
+  for (uint32_t first = 0; first < chunks; first += 32) {
+    const uint32_t c = min(first + lane, chunks - 1);
+    Registers words[V3_ROWS];
+    float absmaxes[V3_ROWS], parts[V3_ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < V3_ROWS; ++r) {
+      words[r] = rows[r].codes[c];
+      absmaxes[r] = absmax_of_chunk(tables, rows[r], rows[r].q[c / BLOCK_CHUNKS], c, offset);
+    }
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      const Registers elements = p.x[c * WORDS + i];
+#pragma unroll
+      for (int j = 0; j < WORD / 2; ++j) {
+        const float2 e = floats_of(elements.at[j]);
+#pragma unroll
+        for (int r = 0; r < V3_ROWS; ++r) {
+          const uint32_t entry = entry_of(words[r].at[i], j, 8 * lane);
+          const float2 pair = *reinterpret_cast<const float2*>(tables + entry);
+          parts[r] += pair.x * e.x;
+          parts[r] += pair.y * e.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < V3_ROWS; ++r) {
+      if (first + lane < chunks) sums[r] += absmaxes[r] * parts[r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < V3_ROWS; ++r) {
+    const float sum = warp_sum(sums[r]);
+    if (lane == 0 && n0 + r < p.N) p.y[n0 + r] = __float2bfloat16(sum);
+  }
+}
+
+template <typename Kernel>
+void launch_wide(Kernel kernel, const Product& p, int rows, cudaStream_t stream) {
+  require_shared_memory(SHARED, "a table per lane");
+  allow_shared(kernel, SHARED);
+  kernel<<<grid_size(ceil_div<int64_t>(p.N, rows), "codes"), WIDE, SHARED, stream>>>(p);
+}
+
+Tensor nf4_gemv_v3_pairs(GEMV_ARGUMENTS) {
+  const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
+    launch_wide(nf4_gemv_v3_pairs_kernel, p, WIDE_WARPS * V3_ROWS, stream);
+  };
+  return multiply(x, codes, q, levels, scales, offset, launch);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v3: entries are pairs of bf16, as mma takes them. One mma replaces 8 multiply-adds per
+// lane, and no floats are made of x. Lane (g, t) has a chunk of the rows g and g + 8. The four
+// lanes of a row have different absmaxes, so their sums must stay apart: column 2t of b holds x for
+// the lanes t alone, and zeros for the others. Then d[0] and d[2] of lane (g, t) are its own sums.
+
+constexpr int K_WARPS = 4;  // warps that share 16 rows, each with a part of the columns
+constexpr int BLOCK_ROWS = 16 * WIDE_WARPS / K_WARPS;
+constexpr uint32_t STEP = 4 * K_WARPS;  // chunks from one of a lane to its next
+
+__global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
+#if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(16) char tables[];
+  __shared__ float parts[K_WARPS][BLOCK_ROWS];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int part = warp % K_WARPS, warp_row = warp / K_WARPS * 16;
+  const uint32_t chunks = static_cast<uint32_t>(p.K / CHUNK), own = 4 * part + t;
+  const int64_t n0 = int64_t{blockIdx.x} * BLOCK_ROWS;
+  const RowOfWeights rows[2] = {row_of(p, n0 + warp_row + g), row_of(p, n0 + warp_row + g + 8)};
+
+  // What a lane loads for a step, while it computes the step before. Beyond the last chunk it is
+  // the last one again, which is not added up.
+  struct Step {
+    Registers words[2];
+    uint32_t q[2], c;
+  } next;
+  const auto load = [&](uint32_t c) {
+    next.c = min(c, chunks - 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      next.words[r] = rows[r].codes[next.c];
+      next.q[r] = rows[r].q[next.c / BLOCK_CHUNKS];
+    }
+  };
+  load(own);
+  fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
+    reinterpret_cast<__nv_bfloat162*>(entry)[lane] = __floats2bfloat162_rn(first, second);
+  });
+  const float offset = *p.absmaxes.offset;
+
+  float sums[2] = {};
+  Registers elements[WORDS] = {};  // of x; they stay 0 in lanes whose column is another one's
+  for (uint32_t first = 0; first < chunks; first += STEP) {  // as often in all warps
+    const Step now = next;
+    load(first + own + STEP);
+    if (g == 2 * t) {
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) elements[i] = p.x[now.c * WORDS + i];
+    }
+    float d[4] = {};
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+#pragma unroll
+      for (int j = 0; j < WORD / 2; j += 2) {
+        const auto pair = [&](int r, int at) {
+          const uint32_t entry = entry_of(now.words[r].at[i], at, 4 * lane);
+          return *reinterpret_cast<const uint32_t*>(tables + entry);
+        };
+        const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
+        const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
+        ptx::mma_m16n8k16<__nv_bfloat16>(d, a, b, d);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float absmax = absmax_of_chunk(tables, rows[r], now.q[r], now.c, offset);
+      if (first + own < chunks) sums[r] += absmax * d[2 * r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // the four lanes of a row
+    sums[r] += __shfl_xor_sync(FULL_WARP, sums[r], 1);
+    sums[r] += __shfl_xor_sync(FULL_WARP, sums[r], 2);
+    if (t == 0) parts[part][warp_row + 8 * r + g] = sums[r];
+  }
+  __syncthreads();  // all parts are stored before they are added up
+  const int row = threadIdx.x;
+  if (row >= BLOCK_ROWS || n0 + row >= p.N) return;
+  float sum = 0;
+  for (int w = 0; w < K_WARPS; ++w) sum += parts[w][row];
+  p.y[n0 + row] = __float2bfloat16(sum);
+#endif
+}
+
+Tensor nf4_gemv_v4_tensor_cores(GEMV_ARGUMENTS) {
+  const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
+    require_capability(8, 0, "mma of bf16");
+    launch_wide(nf4_gemv_v4_tensor_cores_kernel, p, BLOCK_ROWS, stream);
+  };
+  return multiply(x, codes, q, levels, scales, offset, launch);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+#define GEMV                                                                            \
+  "(Tensor x, Tensor codes, Tensor q, Tensor levels, Tensor scales, Tensor offset) -> " \
+  "Tensor"
+
+RUNG(day72, nf4_gemv_v1_two_steps, GEMV);
+RUNG(day72, nf4_gemv_v2_levels, GEMV);
+RUNG(day72, nf4_gemv_v3_pairs, GEMV);
+RUNG(day72, nf4_gemv_v4_tensor_cores, GEMV);
