@@ -7,10 +7,10 @@
 constexpr int CODES = 16;
 
 // Quantiles of the normal distribution, the largest scaled to 1, and one of them 0.
-__constant__ float LEVELS[CODES] = {-1.0f,         -0.696192801f, -0.525073051f,  -0.394917488f,
-                                    -0.284441382f, -0.18477343f,  -0.0910500363f, 0.0f,
-                                    0.0795802996f, 0.160930201f,  0.246112302f,   0.337915242f,
-                                    0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
+static __constant__ float LEVELS[CODES] = {
+    -1.0f,          -0.696192801f, -0.525073051f, -0.394917488f, -0.284441382f, -0.18477343f,
+    -0.0910500363f, 0.0f,          0.0795802996f, 0.160930201f,  0.246112302f,  0.337915242f,
+    0.440709829f,   0.562617004f,  0.722956836f,  1.0f};
 
 constexpr uint32_t INFINITY_BITS = 0x7f800000;
 

@@ -182,7 +182,7 @@ Tensor nf4_gemv_v2_levels(GEMV_ARGUMENTS) {
 // PRMT puts these two bytes beside each other. A lane has its chunk of 4 rows, for which it makes
 // floats of x once.
 
-constexpr int WIDE = 512;  // threads that share a table of 64 KB; two such blocks per H200 SM
+constexpr int WIDE = 384;  // threads that share a table of 64 KB; two such blocks per H200 SM
 constexpr int WIDE_WARPS = WIDE / 32;
 constexpr int TABLE = 256 * 256;  // bytes
 constexpr int SHARED = TABLE + LEVELS_8 * static_cast<int>(sizeof(float));
@@ -206,26 +206,16 @@ __device__ void fill_tables(char* tables, const float* levels_8, Make&& make) {
   __syncthreads();  // all wait for the tables
 }
 
-// One row of W, beyond the last one the last one again. Its blocks may begin within a group.
-struct RowOfWeights {
+// One row of W; beyond the last one, the last one again.
+struct Row {
   const Registers* codes;
   const uint8_t* q;
-  const float* scales;
-  uint32_t blocks_before;  // in the group of scales[0]
+  int64_t block;  // the first of the row
 };
 
-__device__ __forceinline__ RowOfWeights row_of(const Product& p, int64_t n) {
-  const int64_t blocks = min(n, p.N - 1) * (p.K / BLOCK_WEIGHTS);
-  return {p.codes + blocks * BLOCK_CHUNKS, p.absmaxes.q + blocks,
-          p.absmaxes.scales + blocks / GROUP, static_cast<uint32_t>(blocks % GROUP)};
-}
-
-// The absmax of chunk c, where q is its code.
-__device__ __forceinline__ float absmax_of_chunk(const char* tables, const RowOfWeights& row,
-                                                 uint32_t q, uint32_t c, float offset) {
-  const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
-  const uint32_t group = (row.blocks_before + c / BLOCK_CHUNKS) / GROUP;
-  return fmaf(levels_8[q], row.scales[group], offset);
+__device__ __forceinline__ Row row_of(const Product& p, int64_t n) {
+  const int64_t block = min(n, p.N - 1) * (p.K / BLOCK_WEIGHTS);
+  return {p.codes + block * BLOCK_CHUNKS, p.absmaxes.q + block, block};
 }
 
 constexpr int V3_ROWS = 4;  // per warp
@@ -235,22 +225,20 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Produc
   fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
     reinterpret_cast<float2*>(entry)[lane] = {first, second};
   });
+  const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
   const int64_t n0 = (int64_t{blockIdx.x} * WIDE_WARPS + threadIdx.x / 32) * V3_ROWS;
   const uint32_t lane = threadIdx.x % 32, chunks = static_cast<uint32_t>(p.K / CHUNK);
-  RowOfWeights rows[V3_ROWS];
+  Row rows[V3_ROWS];
 #pragma unroll
   for (int r = 0; r < V3_ROWS; ++r) rows[r] = row_of(p, n0 + r);
   const float offset = *p.absmaxes.offset;
   float sums[V3_ROWS] = {};
-  for (uint32_t first = 0; first < chunks; first += 32) {
+  for (uint32_t first = 0; first < chunks; first += 32) {  // as often in all lanes
     const uint32_t c = min(first + lane, chunks - 1);
     Registers words[V3_ROWS];
-    float absmaxes[V3_ROWS], parts[V3_ROWS] = {};
+    float parts[V3_ROWS] = {};
 #pragma unroll
-    for (int r = 0; r < V3_ROWS; ++r) {
-      words[r] = rows[r].codes[c];
-      absmaxes[r] = absmax_of_chunk(tables, rows[r], rows[r].q[c / BLOCK_CHUNKS], c, offset);
-    }
+    for (int r = 0; r < V3_ROWS; ++r) words[r] = rows[r].codes[c];
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
       const Registers elements = p.x[c * WORDS + i];
@@ -268,7 +256,9 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Produc
     }
 #pragma unroll
     for (int r = 0; r < V3_ROWS; ++r) {
-      if (first + lane < chunks) sums[r] += absmaxes[r] * parts[r];
+      const float absmax =
+          absmax_at(p.absmaxes, levels_8, offset, rows[r].block + c / BLOCK_CHUNKS);
+      if (first + lane < chunks) sums[r] += absmax * parts[r];
     }
   }
 #pragma unroll
@@ -298,8 +288,9 @@ Tensor nf4_gemv_v3_pairs(GEMV_ARGUMENTS) {
 // lanes of a row have different absmaxes, so their sums must stay apart: column 2t of b holds x for
 // the lanes t alone, and zeros for the others. Then d[0] and d[2] of lane (g, t) are its own sums.
 
-constexpr int K_WARPS = 4;  // warps that share 16 rows, each with a part of the columns
+constexpr int K_WARPS = 3;  // warps that share 16 rows, each with a part of the columns
 constexpr int BLOCK_ROWS = 16 * WIDE_WARPS / K_WARPS;
+constexpr int AHEAD = 2;                // steps whose codes are loaded before the first is used
 constexpr uint32_t STEP = 4 * K_WARPS;  // chunks from one of a lane to its next
 
 __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
@@ -310,56 +301,75 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const
   const int part = warp % K_WARPS, warp_row = warp / K_WARPS * 16;
   const uint32_t chunks = static_cast<uint32_t>(p.K / CHUNK), own = 4 * part + t;
   const int64_t n0 = int64_t{blockIdx.x} * BLOCK_ROWS;
-  const RowOfWeights rows[2] = {row_of(p, n0 + warp_row + g), row_of(p, n0 + warp_row + g + 8)};
-
-  // What a lane loads for a step, while it computes the step before. Beyond the last chunk it is
-  // the last one again, which is not added up.
-  struct Step {
-    Registers words[2];
-    uint32_t q[2], c;
-  } next;
-  const auto load = [&](uint32_t c) {
-    next.c = min(c, chunks - 1);
+  Row rows[2] = {row_of(p, n0 + warp_row + g), row_of(p, n0 + warp_row + g + 8)};
+  uint32_t groups[2], in_group[2];  // of the first block of the rows
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      next.words[r] = rows[r].codes[next.c];
-      next.q[r] = rows[r].q[next.c / BLOCK_CHUNKS];
-    }
-  };
-  load(own);
+  for (int r = 0; r < 2; ++r) {
+    groups[r] = static_cast<uint32_t>(rows[r].block / GROUP);
+    in_group[r] = static_cast<uint32_t>(rows[r].block % GROUP) + own / BLOCK_CHUNKS;
+    rows[r].codes += own;
+    rows[r].q += own / BLOCK_CHUNKS;
+  }
   fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
     reinterpret_cast<__nv_bfloat162*>(entry)[lane] = __floats2bfloat162_rn(first, second);
   });
+  const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
   const float offset = *p.absmaxes.offset;
 
+  // Beyond the last chunk, lanes keep what they had loaded before, and do not add it up.
   float sums[2] = {};
+  Registers words[AHEAD][2] = {};
+  uint32_t q[AHEAD][2] = {};
   Registers elements[WORDS] = {};  // of x; they stay 0 in lanes whose column is another one's
-  for (uint32_t first = 0; first < chunks; first += STEP) {  // as often in all warps
-    const Step now = next;
-    load(first + own + STEP);
-    if (g == 2 * t) {
+  const Registers* x = p.x + own * WORDS;
+  for (uint32_t first = 0; first < chunks; first += AHEAD * STEP) {  // as often in all warps
 #pragma unroll
-      for (int i = 0; i < WORDS; ++i) elements[i] = p.x[now.c * WORDS + i];
+    for (int s = 0; s < AHEAD; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (first + own + s * STEP < chunks) {
+          words[s][r] = rows[r].codes[s * STEP];
+          q[s][r] = rows[r].q[s * STEP / BLOCK_CHUNKS];
+        }
+      }
     }
-    float d[4] = {};
+    __syncwarp();  // the compiler would move the loads of q down to where they are used
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
+    for (int s = 0; s < AHEAD; ++s) {
+      const bool inside = first + own + s * STEP < chunks;
+      if (inside && g == 2 * t) {
 #pragma unroll
-      for (int j = 0; j < WORD / 2; j += 2) {
-        const auto pair = [&](int r, int at) {
-          const uint32_t entry = entry_of(now.words[r].at[i], at, 4 * lane);
-          return *reinterpret_cast<const uint32_t*>(tables + entry);
-        };
-        const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
-        const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
-        ptx::mma_m16n8k16<__nv_bfloat16>(d, a, b, d);
+        for (int i = 0; i < WORDS; ++i) elements[i] = x[s * STEP * WORDS + i];
+      }
+      float d[4] = {};
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+#pragma unroll
+        for (int j = 0; j < WORD / 2; j += 2) {
+          const auto pair = [&](int r, int at) {
+            const uint32_t entry = entry_of(words[s][r].at[i], at, 4 * lane);
+            return *reinterpret_cast<const uint32_t*>(tables + entry);
+          };
+          const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
+          const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
+          ptx::mma_m16n8k16<__nv_bfloat16>(d, a, b, d);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t blocks = in_group[r] + (first + s * STEP) / BLOCK_CHUNKS;
+        if (inside) {
+          const float scale = p.absmaxes.scales[groups[r] + blocks / GROUP];
+          sums[r] += fmaf(levels_8[q[s][r]], scale, offset) * d[2 * r];
+        }
       }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float absmax = absmax_of_chunk(tables, rows[r], now.q[r], now.c, offset);
-      if (first + own < chunks) sums[r] += absmax * d[2 * r];
+      rows[r].codes += AHEAD * STEP;
+      rows[r].q += AHEAD * STEP / BLOCK_CHUNKS;
     }
+    x += AHEAD * STEP * WORDS;
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {  // the four lanes of a row
