@@ -25,19 +25,19 @@ EXTRA_SOURCES = ("nf4_gemv.cu",)
 INTRODUCES = ("double quantisation",)
 
 EXERCISE = Exercise(
-    function="entry_of",
+    function="pair_of",
     source="nf4_gemv.cu",
     task=(
-        "Return where the lane's copy of entry byte `at` of `word` begins in the table: "
-        "256 times this byte, plus lane_offset, which is below 256. One instruction does it."
+        "Return the lane's copy of the table's entry whose index is byte `at` of `word`. Entry e "
+        "begins at byte 256 e of tables, and has 32 copies of type T, one per lane."
     ),
     hints=(
-        "In the result, byte 0 is lane_offset, byte 1 is the byte of the word, and bytes 2 and 3 "
-        "are 0. No sum is needed.",
+        "The offset in bytes is 256 times the index, plus sizeof(T) * lane, which is below 256. So "
+        "its byte 0 is sizeof(T) * lane, its byte 1 is the index, and no sum is needed.",
         "__byte_perm(x, y, selector) takes any four bytes of x (0 to 3) and y (4 to 7). Digit i of "
         "the selector, hexadecimal and from the right, says which byte i of the result is.",
-        "lane_offset is y: its byte 0 is 4, and any of 5 to 7 is a byte of zeros. So the selector "
-        "is 0x5504, with `at` as its second digit from the right: 0x5504 | at << 4.",
+        "__byte_perm(word, sizeof(T) * lane, 0x5504 | at << 4) is the offset: 4 is the lowest byte "
+        "of the second argument, and 5 a byte of zeros. Load a T from tables + offset.",
     ),
 )
 

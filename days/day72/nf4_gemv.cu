@@ -16,67 +16,13 @@
 
 #include "common/cuda/binding.cuh"        // taught in day 6
 #include "common/cuda/capability.cuh"     // taught in day 24
-#include "common/cuda/pack.cuh"           // taught in day 2
 #include "common/cuda/ptx/mma.cuh"        // taught in day 26
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/warp_reduce.cuh"    // taught in day 23
 #include "days/day71/nf4_format.cuh"      // LEVELS: taught in day 71
-#include "days/day72/double_quant.cuh"
+#include "days/day72/product.cuh"
 
 #include <cstdint>
-
-constexpr int WORD = 8;    // weights per 32-bit word
-constexpr int CHUNK = 32;  // weights per 16 bytes: half a block
-constexpr int WORDS = CHUNK / WORD;
-constexpr int BLOCK_CHUNKS = BLOCK_WEIGHTS / CHUNK;
-
-// Four words: 32 weights, or 8 elements of bf16.
-using Registers = Pack<uint32_t>;
-
-struct Product {
-  const Registers* x;      // (K) bf16
-  const Registers* codes;  // (N, K / 32)
-  Absmaxes absmaxes;       // (N, K / 64)
-  __nv_bfloat16* y;        // (N)
-  int64_t N, K;
-};
-
-// ---------------------------------------------------------------------------------------------
-// What the launchers share.
-
-void check_aligned(const Tensor& t, const char* name) {
-  STD_TORCH_CHECK(is_aligned(t, 16), name, ": expected an address that is a multiple of 16 bytes");
-}
-
-// Checks, allocates y, and calls launch(product, y, stream).
-template <typename F>
-Tensor multiply(const Tensor& x, const Tensor& codes, const Tensor& q, const Tensor& levels,
-                const Tensor& scales, const Tensor& offset, F&& launch) {
-  check(x, "x").on_gpu().dtype({ScalarType::BFloat16}).rank(1).contiguous();
-  const int64_t K = x.size(0);
-  STD_TORCH_CHECK(K % BLOCK_WEIGHTS == 0, "x: expected a multiple of ", BLOCK_WEIGHTS,
-                  " elements, got ", K);
-  check(codes, "codes").on_gpu().dtype({ScalarType::Byte}).rank(2).contiguous();
-  check(codes, "codes").size(1, K / 2).same_device(x, "x");
-  const int64_t N = codes.size(0), blocks = K / BLOCK_WEIGHTS;
-  check(q, "q").on_gpu().dtype({ScalarType::Byte}).rank(2).contiguous();
-  check(q, "q").size(0, N).size(1, blocks).same_device(x, "x");
-  check(scales, "scales").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
-  check(scales, "scales").size(0, ceil_div<int64_t>(N * blocks, GROUP)).same_device(x, "x");
-  check_levels(levels, offset, x, "x");
-  check_aligned(x, "x");
-  check_aligned(codes, "codes");
-  const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {N});
-  if (N == 0 || K == 0) return torch::stable::zero_(y);
-  const Absmaxes absmaxes{data<uint8_t>(q), data<float>(levels), data<float>(scales),
-                          data<float>(offset)};
-  launch(Product{data<Registers>(x), data<Registers>(codes), absmaxes,
-                 mutable_data<__nv_bfloat16>(y), N, K},
-         y, current_stream(x));
-  check_launch("nf4_gemv");
-  return y;
-}
 
 // ---------------------------------------------------------------------------------------------
 // v1: a thread dequantises one word to 16 bytes. W is written and read once more: 4.5 bytes per
@@ -108,10 +54,6 @@ __global__ void __launch_bounds__(THREADS)
   }
   weights[i] = eight;
 }
-
-#define GEMV_ARGUMENTS                                                         \
-  const Tensor &x, const Tensor &codes, const Tensor &q, const Tensor &levels, \
-      const Tensor &scales, const Tensor &offset
 
 Tensor nf4_gemv_v1_two_steps(GEMV_ARGUMENTS) {
   const auto launch = [&](const Product& p, Tensor& y, cudaStream_t stream) {
@@ -187,18 +129,23 @@ constexpr int WIDE_WARPS = WIDE / 32;
 constexpr int TABLE = 256 * 256;  // bytes
 constexpr int SHARED = TABLE + LEVELS_8 * static_cast<int>(sizeof(float));
 
-// Entry byte `at` of `word` begins here. lane_offset: the lane's place in an entry, below 256.
-__device__ __forceinline__ uint32_t entry_of(uint32_t word, int at, uint32_t lane_offset) {
-  return __byte_perm(word, lane_offset, 0x5504 | at << 4);
+// The lane's copy of the entry whose index is byte `at` of `word`. T has at most 8 bytes.
+template <typename T>
+__device__ __forceinline__ T pair_of(const char* tables, uint32_t word, int at, uint32_t lane) {
+  const uint32_t entry = __byte_perm(word, sizeof(T) * lane, 0x5504 | at << 4);
+  return *reinterpret_cast<const T*>(tables + entry);
 }
 
-// The tables of a block: pairs of levels, made by make(high, low) for each lane at a distance of
-// 256 / 32 bytes, and behind them the 256 levels of absmaxes.
-template <typename Make>
+// The tables of a block: 32 copies of each entry make(first, second), by stores of 16 bytes, and
+// behind them the 256 levels of absmaxes.
+template <typename T, typename Make>
 __device__ void fill_tables(char* tables, const float* levels_8, Make&& make) {
-  for (int i = threadIdx.x; i < 256 * 32; i += WIDE) {
-    const int byte = i / 32;
-    make(tables + 256 * byte, i % 32, LEVELS[byte >> 4], LEVELS[byte & 15]);
+  constexpr int PACKS = 32 / Pack<T>::N;
+  for (int i = threadIdx.x; i < 256 * PACKS; i += WIDE) {
+    const int byte = i / PACKS;
+    Pack<T> pack;
+    for (T& copy : pack.at) copy = make(LEVELS[byte >> 4], LEVELS[byte & 15]);
+    reinterpret_cast<Pack<T>*>(tables + 256 * byte)[i % PACKS] = pack;
   }
   if (threadIdx.x < LEVELS_8) {
     reinterpret_cast<float*>(tables + TABLE)[threadIdx.x] = levels_8[threadIdx.x];
@@ -222,9 +169,8 @@ constexpr int V3_ROWS = 4;  // per warp
 
 __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Product p) {
   extern __shared__ __align__(16) char tables[];
-  fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
-    reinterpret_cast<float2*>(entry)[lane] = {first, second};
-  });
+  fill_tables<float2>(tables, p.absmaxes.levels,
+                      [](float first, float second) { return float2{first, second}; });
   const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
   const int64_t n0 = (int64_t{blockIdx.x} * WIDE_WARPS + threadIdx.x / 32) * V3_ROWS;
   const uint32_t lane = threadIdx.x % 32, chunks = static_cast<uint32_t>(p.K / CHUNK);
@@ -247,8 +193,7 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Produc
         const float2 e = floats_of(elements.at[j]);
 #pragma unroll
         for (int r = 0; r < V3_ROWS; ++r) {
-          const uint32_t entry = entry_of(words[r].at[i], j, 8 * lane);
-          const float2 pair = *reinterpret_cast<const float2*>(tables + entry);
+          const float2 pair = pair_of<float2>(tables, words[r].at[i], j, lane);
           parts[r] += pair.x * e.x;
           parts[r] += pair.y * e.y;
         }
@@ -310,8 +255,8 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const
     rows[r].codes += own;
     rows[r].q += own / BLOCK_CHUNKS;
   }
-  fill_tables(tables, p.absmaxes.levels, [](char* entry, int lane, float first, float second) {
-    reinterpret_cast<__nv_bfloat162*>(entry)[lane] = __floats2bfloat162_rn(first, second);
+  fill_tables<__nv_bfloat162>(tables, p.absmaxes.levels, [](float first, float second) {
+    return __floats2bfloat162_rn(first, second);
   });
   const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
   const float offset = *p.absmaxes.offset;
@@ -347,8 +292,7 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const
 #pragma unroll
         for (int j = 0; j < WORD / 2; j += 2) {
           const auto pair = [&](int r, int at) {
-            const uint32_t entry = entry_of(words[s][r].at[i], at, 4 * lane);
-            return *reinterpret_cast<const uint32_t*>(tables + entry);
+            return pair_of<uint32_t>(tables, words[s][r].at[i], at, lane);
           };
           const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
           const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
