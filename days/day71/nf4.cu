@@ -201,7 +201,8 @@ struct Cells {
 
 // Thread c fills cell c, from (c - 16.5) / 15 to (c - 15.5) / 15.
 __device__ void fill(Cells& cells, int c) {
-  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT, high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
+  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT;
+  const float high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
   cells.below[c] = code_of(low);
   const bool empty = code_of(high) == code_of(low);
   cells.threshold[c] = empty ? 2 : MIDPOINTS[code_of(low)];  // nothing is greater than 2
