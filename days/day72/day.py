@@ -1,7 +1,5 @@
 """Day 72: double quantisation, and products with NF4 weights."""
 
-import torch
-
 from common.day import (
     Case,
     Cost,
@@ -12,10 +10,12 @@ from common.day import (
     Target,
     Tolerance,
     grid,
-    print_table,
 )
 
 from . import quantising
+from .quantising import show
+
+__all__ = ["PROBLEMS", "show"]
 
 TITLE = "Double quantisation"
 TEACHES = "Scales of scales, a table per lane, and tensor cores that add up for each lane alone"
@@ -24,20 +24,37 @@ SOURCE = "nf4_double_quant.cu"
 EXTRA_SOURCES = ("nf4_gemv.cu",)
 INTRODUCES = ("double quantisation",)
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    'nf4_double_quant.cu: quantize_absmax: device check dropped: `check(absmax, "absmax").on_gpu()`'
+    ' -> `check(absmax, "absmax")`': (
+        "one tensor on the host fails same_device, and all of them are refused by PyTorch's "
+        "dispatcher"
+    ),
+    "nf4_gemv.cu: nf4_gemv_v3_pairs: arithmetic operator: `WIDE_WARPS * V3_ROWS` -> "
+    "`WIDE_WARPS / V3_ROWS`": "blocks too many store nothing: their rows lie beyond the end",
+    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
+    "`__half first`": "a level becomes bf16 right after, to which fp16 rounds it the same",
+    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores: validation dropped: "
+    '`require_capability(8, 0, "mma of bf16")` -> ``': (
+        "the cards that are played without it have too little shared memory as well"
+    ),
+}
+
 EXERCISE = Exercise(
-    function="pair_of",
+    function="multiply_chunk",
     source="nf4_gemv.cu",
     task=(
-        "Return the lane's copy of the table's entry whose index is byte `at` of `word`. Entry e "
-        "begins at byte 256 e of tables, and has 32 copies of type T, one per lane."
+        "Add the products of a lane's two chunks with x to d, by eight calls of ptx::mma_m16n8k16. "
+        "words[0] is a chunk of row g, words[1] the same chunk of row g + 8, and elements its 32 "
+        "elements of x. pair_of<uint32_t> looks up two weights."
     ),
     hints=(
-        "The offset in bytes is 256 times the index, plus sizeof(T) * lane, which is below 256. So "
-        "its byte 0 is sizeof(T) * lane, its byte 1 is the index, and no sum is needed.",
-        "__byte_perm(x, y, selector) takes any four bytes of x (0 to 3) and y (4 to 7). Digit i of "
-        "the selector, hexadecimal and from the right, says which byte i of the result is.",
-        "__byte_perm(word, sizeof(T) * lane, 0x5504 | at << 4) is the offset: 4 is the lowest byte "
-        "of the second argument, and 5 a byte of zeros. Load a T from tables + offset.",
+        "Word i has 8 weights, whose elements of x are the four registers of elements[i]. One mma "
+        "takes four weights per row of a lane: two bytes of the word. How many mma per word?",
+        "a[0] and a[2] belong to row g, a[1] and a[3] to row g + 8. A product does not care in "
+        "which order k runs, if a and b agree: bytes j and j + 1 meet registers j and j + 1 of x.",
+        "For each i, and j = 0 and 2: a = byte j of words[0].at[i] and of words[1].at[i], then "
+        "byte j + 1 of both, each through pair_of; b = elements[i].at[j] and at[j + 1].",
     ),
 )
 
@@ -93,17 +110,3 @@ PROBLEMS = (
         tolerance=Tolerance(factor=16, why=WHY),
     ),
 )
-
-
-def show(operators, device):
-    """Prints the error of 2^20 weights, with absmaxes in fp32 and quantised themselves."""
-    rows = []
-    for name, degrees in (("normal", None), ("Student's t, 5 degrees", 5)):
-        torch.manual_seed(72)
-        w = torch.randn(1 << 20)
-        if degrees:
-            w *= (degrees / torch.randn(degrees, 1 << 20).square().sum(0)).sqrt()
-        once, twice = quantising.errors(operators, w.to(device))
-        rows.append([name, f"{100 * once:.3f} %", f"{100 * twice:.3f} %"])
-    print("error of NF4 weights, root mean square, relative to the weights")
-    print_table(["weights", "fp32 absmax, 4.500 bits", "8-bit absmax, 4.127 bits"], rows)

@@ -238,6 +238,24 @@ constexpr int BLOCK_ROWS = 16 * WIDE_WARPS / K_WARPS;
 constexpr int AHEAD = 2;                // steps whose codes are loaded before the first is used
 constexpr uint32_t STEP = 4 * K_WARPS;  // chunks from one of a lane to its next
 
+// d += the products of a chunk of the rows g and g + 8 with 32 elements of x, without absmaxes.
+__device__ __forceinline__ void multiply_chunk(float (&d)[4], const Registers (&words)[2],
+                                               const Registers (&elements)[WORDS],
+                                               const char* tables, int lane) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+#pragma unroll
+    for (int j = 0; j < WORD / 2; j += 2) {  // two bytes of a word are four columns of a
+      const auto pair = [&](int r, int at) {
+        return pair_of<uint32_t>(tables, words[r].at[i], at, lane);
+      };
+      const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
+      const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
+      ptx::mma_m16n8k16<__nv_bfloat16>(d, a, b, d);
+    }
+  }
+}
+
 __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char tables[];
@@ -287,18 +305,7 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const
         for (int i = 0; i < WORDS; ++i) elements[i] = x[s * STEP * WORDS + i];
       }
       float d[4] = {};
-#pragma unroll
-      for (int i = 0; i < WORDS; ++i) {
-#pragma unroll
-        for (int j = 0; j < WORD / 2; j += 2) {
-          const auto pair = [&](int r, int at) {
-            return pair_of<uint32_t>(tables, words[s][r].at[i], at, lane);
-          };
-          const uint32_t a[4] = {pair(0, j), pair(1, j), pair(0, j + 1), pair(1, j + 1)};
-          const uint32_t b[2] = {elements[i].at[j], elements[i].at[j + 1]};
-          ptx::mma_m16n8k16<__nv_bfloat16>(d, a, b, d);
-        }
-      }
+      multiply_chunk(d, words[s], elements, tables, lane);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const uint32_t blocks = in_group[r] + (first + s * STEP) / BLOCK_CHUNKS;
@@ -340,9 +347,8 @@ Tensor nf4_gemv_v4_tensor_cores(GEMV_ARGUMENTS) {
 
 // ---------------------------------------------------------------------------------------------
 
-#define GEMV                                                                            \
-  "(Tensor x, Tensor codes, Tensor q, Tensor levels, Tensor scales, Tensor offset) -> " \
-  "Tensor"
+#define GEMV \
+  "(Tensor x, Tensor codes, Tensor q, Tensor levels, Tensor scales, Tensor offset) -> Tensor"
 
 RUNG(day72, nf4_gemv_v1_two_steps, GEMV);
 RUNG(day72, nf4_gemv_v2_levels, GEMV);
