@@ -30,8 +30,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "one tensor on the host fails same_device, and all of them are refused by PyTorch's "
         "dispatcher"
     ),
-    "nf4_gemv.cu: nf4_gemv_v3_pairs: arithmetic operator: `WIDE_WARPS * V3_ROWS` -> "
-    "`WIDE_WARPS / V3_ROWS`": "blocks too many store nothing: their rows lie beyond the end",
     "nf4_gemv.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
     "`__half first`": "a level becomes bf16 right after, to which fp16 rounds it the same",
     "nf4_gemv.cu: nf4_gemv_v4_tensor_cores: validation dropped: "

@@ -124,8 +124,6 @@ Tensor nf4_gemv_v2_levels(GEMV_ARGUMENTS) {
 // PRMT puts these two bytes beside each other. A lane has its chunk of 4 rows, for which it makes
 // floats of x once.
 
-constexpr int WIDE = 384;  // threads that share a table of 64 KB; two such blocks per H200 SM
-constexpr int WIDE_WARPS = WIDE / 32;
 constexpr int TABLE = 256 * 256;  // bytes
 constexpr int SHARED = TABLE + LEVELS_8 * static_cast<int>(sizeof(float));
 
@@ -141,7 +139,7 @@ __device__ __forceinline__ T pair_of(const char* tables, uint32_t word, int at, 
 template <typename T, typename Make>
 __device__ void fill_tables(char* tables, const float* levels_8, Make&& make) {
   constexpr int PACKS = 32 / Pack<T>::N;
-  for (int i = threadIdx.x; i < 256 * PACKS; i += WIDE) {
+  for (int i = threadIdx.x; i < 256 * PACKS; i += blockDim.x) {
     const int byte = i / PACKS;
     Pack<T> pack;
     for (T& copy : pack.at) copy = make(LEVELS[byte >> 4], LEVELS[byte & 15]);
@@ -165,14 +163,16 @@ __device__ __forceinline__ Row row_of(const Product& p, int64_t n) {
   return {p.codes + block * BLOCK_CHUNKS, p.absmaxes.q + block, block};
 }
 
+constexpr int V3_THREADS = 512;
 constexpr int V3_ROWS = 4;  // per warp
+constexpr int V3_BLOCK_ROWS = V3_THREADS / 32 * V3_ROWS;
 
-__global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Product p) {
+__global__ void __launch_bounds__(V3_THREADS, 2) nf4_gemv_v3_pairs_kernel(const Product p) {
   extern __shared__ __align__(16) char tables[];
   fill_tables<float2>(tables, p.absmaxes.levels,
                       [](float first, float second) { return float2{first, second}; });
   const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);
-  const int64_t n0 = (int64_t{blockIdx.x} * WIDE_WARPS + threadIdx.x / 32) * V3_ROWS;
+  const int64_t n0 = int64_t{blockIdx.x} * V3_BLOCK_ROWS + threadIdx.x / 32 * V3_ROWS;
   const uint32_t lane = threadIdx.x % 32, chunks = static_cast<uint32_t>(p.K / CHUNK);
   Row rows[V3_ROWS];
 #pragma unroll
@@ -213,16 +213,18 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v3_pairs_kernel(const Produc
   }
 }
 
+// Tables of 64 KB: two blocks fit on an H200's multiprocessor, and 16384 rows are one wave of them.
 template <typename Kernel>
-void launch_wide(Kernel kernel, const Product& p, int rows, cudaStream_t stream) {
+void launch_with_tables(Kernel kernel, const Product& p, int rows, int threads,
+                        cudaStream_t stream) {
   require_shared_memory(SHARED, "a table per lane");
   allow_shared(kernel, SHARED);
-  kernel<<<grid_size(ceil_div<int64_t>(p.N, rows), "codes"), WIDE, SHARED, stream>>>(p);
+  kernel<<<grid_size(ceil_div<int64_t>(p.N, rows), "codes"), threads, SHARED, stream>>>(p);
 }
 
 Tensor nf4_gemv_v3_pairs(GEMV_ARGUMENTS) {
   const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
-    launch_wide(nf4_gemv_v3_pairs_kernel, p, WIDE_WARPS * V3_ROWS, stream);
+    launch_with_tables(nf4_gemv_v3_pairs_kernel, p, V3_BLOCK_ROWS, V3_THREADS, stream);
   };
   return multiply(x, codes, q, levels, scales, offset, launch);
 }
@@ -233,8 +235,9 @@ Tensor nf4_gemv_v3_pairs(GEMV_ARGUMENTS) {
 // lanes of a row have different absmaxes, so their sums must stay apart: column 2t of b holds x for
 // the lanes t alone, and zeros for the others. Then d[0] and d[2] of lane (g, t) are its own sums.
 
-constexpr int K_WARPS = 3;  // warps that share 16 rows, each with a part of the columns
-constexpr int BLOCK_ROWS = 16 * WIDE_WARPS / K_WARPS;
+constexpr int V4_THREADS = 384;  // so that each may have 80 registers
+constexpr int K_WARPS = 3;       // warps that share 16 rows, each with a part of the columns
+constexpr int BLOCK_ROWS = 16 * V4_THREADS / 32 / K_WARPS;
 constexpr int AHEAD = 2;                // steps whose codes are loaded before the first is used
 constexpr uint32_t STEP = 4 * K_WARPS;  // chunks from one of a lane to its next
 
@@ -256,7 +259,7 @@ __device__ __forceinline__ void multiply_chunk(float (&d)[4], const Registers (&
   }
 }
 
-__global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
+__global__ void __launch_bounds__(V4_THREADS, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char tables[];
   __shared__ float parts[K_WARPS][BLOCK_ROWS];
@@ -340,7 +343,7 @@ __global__ void __launch_bounds__(WIDE, 2) nf4_gemv_v4_tensor_cores_kernel(const
 Tensor nf4_gemv_v4_tensor_cores(GEMV_ARGUMENTS) {
   const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
     require_capability(8, 0, "mma of bf16");
-    launch_wide(nf4_gemv_v4_tensor_cores_kernel, p, BLOCK_ROWS, stream);
+    launch_with_tables(nf4_gemv_v4_tensor_cores_kernel, p, BLOCK_ROWS, V4_THREADS, stream);
   };
   return multiply(x, codes, q, levels, scales, offset, launch);
 }
