@@ -38,15 +38,10 @@ from common.bench.showing import (
     seconds_in_turn,
 )
 from common.bench.traces import launches_of, traced_events
-from common.build.machine_code import (
-    TritonKernel,
-    architecture,
-    cuda_code,
-    lines_of,
-    read_code,
-    triton_code,
-)
+from common.bench.two_compilers import print_machine_code
+from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
+from common.check.philox import philox_words
 from common.check.sgemm import (
     sgemm,
     sgemm_by_cublas,
@@ -87,7 +82,6 @@ __all__ = [
     "Target",
     "Tolerance",
     "TritonKernel",
-    "architecture",
     "cache_directory",
     "cached",
     "card_state",
@@ -96,7 +90,6 @@ __all__ = [
     "counted_columns",
     "csr_product",
     "csr_to_ell",
-    "cuda_code",
     "cusparse_product",
     "digest",
     "draw_on",
@@ -104,13 +97,13 @@ __all__ = [
     "grid",
     "hills_at_night",
     "launches_of",
-    "lines_of",
     "one_tensor",
     "peak_memory",
+    "philox_words",
     "played",
+    "print_machine_code",
     "print_table",
     "raise_ceilings",
-    "read_code",
     "require",
     "require_float",
     "row_lengths",
@@ -130,5 +123,4 @@ __all__ = [
     "sparse_matrix",
     "streamed",
     "traced_events",
-    "triton_code",
 ]

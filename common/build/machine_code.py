@@ -40,6 +40,10 @@ _WIDTHS = {
 _ACCESS = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(LDG|STG)((?:\.\w+)*) ", re.MULTILINE
 )
+_WORK_OF_BLOCK = {
+    "barriers": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?BAR\.SYNC", re.MULTILINE),
+    "shuffles": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?SHFL\.", re.MULTILINE),
+}
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!\s|NOP)", re.MULTILINE)
 
 
@@ -62,14 +66,16 @@ class TritonKernel:
 @dataclass(frozen=True)
 class MachineCode:
     """A kernel's machine code: registers per thread, bytes of its stack frame per thread (mostly
-    spilled registers), instructions, and the bytes that each global load and store moves per
-    thread, by how many instructions do so."""
+    spilled registers), instructions, the bytes that each global load and store moves per thread, by
+    how many instructions do so, and how many instructions are barriers and warp shuffles."""
 
     registers: int
     stack: int
     instructions: int
     loads: Mapping[int, int] = field(default_factory=dict)
     stores: Mapping[int, int] = field(default_factory=dict)
+    barriers: int = 0
+    shuffles: int = 0
 
 
 def architecture() -> str:
@@ -151,6 +157,7 @@ def parsed(usage: str, listing: str, function: str) -> MachineCode:
         len(_INSTRUCTION.findall(code)),
         dict(moved["LDG"]),
         dict(moved["STG"]),
+        **{what: len(pattern.findall(code)) for what, pattern in _WORK_OF_BLOCK.items()},
     )
 
 

@@ -13,7 +13,11 @@ namespace philox {
 
 namespace detail {
 __host__ __device__ inline uint32_t upper_half(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  return __umulhi(a, b);  // nvcc adds a zero to the upper half of a 64-bit product
+#else
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+#endif
 }
 }  // namespace detail
 

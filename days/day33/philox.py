@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from common.day import Case, Problem, Rung
+from common.day import Case, Problem, Rung, philox_words
 
 WORD = 0xFFFFFFFF
 
@@ -18,25 +18,6 @@ PUBLISHED = (
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 )
-
-
-def halves(value):
-    return value & WORD, value >> 32 & WORD
-
-
-def words(seed, step, group):
-    """Philox4x32-10 in int64 tensors of one shape; the words 0 to 2^32 - 1 in a new last dim."""
-    counter, key = [*halves(step), *halves(group)], halves(seed)
-    for turn in range(10):
-        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        k0, k1 = key[0] + turn * 0x9E3779B9 & WORD, key[1] + turn * 0xBB67AE85 & WORD
-        counter = [
-            (b >> 32 & WORD) ^ counter[1] ^ k0,
-            b & WORD,
-            (a >> 32 & WORD) ^ counter[3] ^ k1,
-            a & WORD,
-        ]
-    return torch.stack(counter, -1)
 
 
 def known(device):
@@ -68,21 +49,21 @@ def words_of_pytorch(seed, step, device):
 
 @cache
 def proven(device):
-    """Raises RuntimeError unless `words` gives the published results and, on a GPU, PyTorch's."""
+    """Raises RuntimeError unless `philox_words` gives what is published, and what PyTorch draws."""
     inputs, results = known(device)
-    if not torch.equal(words(*inputs), results):
-        raise RuntimeError("words() differs from the results that Random123 publishes")
+    if not torch.equal(philox_words(*inputs), results):
+        raise RuntimeError("philox_words() differs from the results that Random123 publishes")
     if device.type == "cuda":
         theirs = words_of_pytorch(2**40 + 33, 5, device)
         group = torch.arange(len(theirs), device=device)
-        mine = words(torch.full_like(group, 2**40 + 33), torch.full_like(group, 5), group)
+        mine = philox_words(torch.full_like(group, 2**40 + 33), torch.full_like(group, 5), group)
         if not torch.equal(mine, theirs):
-            raise RuntimeError("words() differs from the words of PyTorch's CUDA generator")
+            raise RuntimeError("philox_words() differs from the words of PyTorch's CUDA generator")
 
 
 def words_reference(seed, step, group):
     proven(seed.device)
-    found = words(seed, step, group)
+    found = philox_words(seed, step, group)
     return (found - (found >> 31 << 32)).to(torch.int32)
 
 
@@ -94,7 +75,7 @@ def normals(state, rows, cols, dtype, bits=32):
     groups = (cols + count - 1) // count
     row = torch.arange(rows, device=state.device)[:, None]
     group = ((row << 32) + torch.arange(groups, device=state.device)).flatten()
-    drawn = words(state[0].expand_as(group), state[1].expand_as(group), group)
+    drawn = philox_words(state[0].expand_as(group), state[1].expand_as(group), group)
     if bits == 16:
         drawn = torch.stack([drawn & 0xFFFF, drawn >> 16], -1)
     first, second = drawn.view(-1, 2).to(dtype).unbind(-1)

@@ -2,18 +2,9 @@
 
 from pathlib import Path
 
-from common.day import (
-    TritonKernel,
-    architecture,
-    cuda_code,
-    lines_of,
-    print_table,
-    read_code,
-    triton_code,
-)
+from common.day import TritonKernel, print_machine_code
 
 FOLDER = Path(__file__).parent
-CUDA, TRITON = FOLDER / "vector_ops.cu", FOLDER / "vector_ops_triton.py"
 VECTORS = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "n": "i32", "slope": "fp32"}
 MATRIX = {"x": "*fp32", "low": "*fp32", "high": "*fp32", "y": "*fp32", "rows": "i32", "cols": "i32"}
 BLOCKS = {"ROWS": 16, "COLS": 256}
@@ -31,24 +22,7 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
 )
 
 
-def widths(moved):
-    return ", ".join(f"{count} × {width} B" for width, count in sorted(moved.items()))
-
-
 def show(operators, device):
-    arch = architecture()
-    in_triton = [kernel for _, kernel in KERNELS if isinstance(kernel, TritonKernel)]
-    compiled = dict(zip(map(id, in_triton), triton_code(TRITON, in_triton, arch), strict=True))
-    rows = []
-    for title, kernel in KERNELS:
-        if isinstance(kernel, TritonKernel):
-            source, name = TRITON, kernel.kernel
-            code = read_code(compiled[id(kernel)], name)
-        else:
-            source, name = CUDA, kernel.partition("_kernel")[0] + "_kernel"
-            code = read_code(cuda_code(source, arch), kernel)
-        row = [title, lines_of(source, name), code.registers, code.stack, code.instructions]
-        rows.append([*row, widths(code.loads), widths(code.stores)])
-    print(f"fp32, compiled for {arch}")
-    header = ["", "lines", "registers", "stack", "instructions", "loads", "stores"]
-    print_table(header, rows)
+    print_machine_code(
+        FOLDER / "vector_ops.cu", FOLDER / "vector_ops_triton.py", KERNELS, note="fp32"
+    )

@@ -1,13 +1,15 @@
 """Day 71: NF4."""
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
 
 from .quantising import (
     codes_and_absmax,
     dequantized,
+    dequantized_compiled,
     dequantized_pytorch,
     numbers_and_block,
     quantized,
+    quantized_compiled,
     quantized_pytorch,
 )
 
@@ -67,7 +69,7 @@ PROBLEMS = (
         bench_cpu=Case((1 << 14, 64), "bfloat16"),
         cost=cost,
         pytorch=quantized_pytorch,
-        libraries=(COMPILE,),
+        libraries=(Library("compile", quantized_compiled),),
         outputs_exact=True,
     ),
     Problem(
@@ -87,6 +89,6 @@ PROBLEMS = (
         bench_cpu=Case((1 << 14, 64), "bfloat16"),
         cost=cost,
         pytorch=dequantized_pytorch,
-        libraries=(COMPILE,),
+        libraries=(Library("compile", dequantized_compiled),),
     ),
 )

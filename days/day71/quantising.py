@@ -1,5 +1,6 @@
 """NF4: levels and thresholds, both directions in PyTorch, and inputs."""
 
+import functools
 from statistics import NormalDist
 
 import torch
@@ -18,6 +19,13 @@ def levels():
 
 LEVELS = levels()
 THRESHOLDS = ((LEVELS[1:].double() + LEVELS[:-1].double()) / 2).float()
+
+
+@functools.cache
+def on_device(device):
+    """The thresholds, and the 256 pairs of levels that bytes stand for. A CUDA graph can not hold
+    the copy from the host, so it is made once."""
+    return THRESHOLDS.to(device), torch.cartesian_prod(LEVELS, LEVELS).to(device)
 
 
 def in_blocks(x, block):
@@ -43,14 +51,18 @@ def quantized(x, block):
     return bytes_of(codes, len(x)), absmax.where(finite, torch.nan)
 
 
-def quantized_pytorch(x, block):
-    """For whole blocks of finite numbers."""
+def _quantized(x, block, thresholds):
     blocks = x.view(-1, block)
     absmax = blocks.abs().amax(1, keepdim=True).float()
     inverse = (1 / absmax).clamp(max=LARGEST)
-    codes = torch.bucketize(blocks * inverse, THRESHOLDS.to(x.device), out_int32=True)
+    codes = torch.bucketize(blocks * inverse, thresholds, out_int32=True)
     pairs = codes.to(torch.uint8).view(-1, 2)
     return pairs[:, 0] << 4 | pairs[:, 1], absmax.view(-1)
+
+
+def quantized_pytorch(x, block):
+    """For whole blocks of finite numbers."""
+    return _quantized(x, block, on_device(x.device)[0])
 
 
 def dequantized(codes, absmax, n, block):
@@ -61,10 +73,26 @@ def dequantized(codes, absmax, n, block):
     )
 
 
+def _dequantized(codes, absmax, block, pairs):
+    return (pairs[codes.int()].view(-1, block) * absmax[:, None]).bfloat16().view(-1)
+
+
 def dequantized_pytorch(codes, absmax, n, block):
     """For whole blocks: a table of 256 pairs of levels, indexed by bytes."""
-    table = torch.cartesian_prod(LEVELS, LEVELS).to(codes.device)
-    return (table[codes.int()].view(-1, block) * absmax[:, None]).bfloat16().view(-1)
+    return _dequantized(codes, absmax, block, on_device(codes.device)[1])
+
+
+@functools.cache
+def _compiled(function):
+    return torch.compile(function, dynamic=False)
+
+
+def quantized_compiled(x, block):
+    return _compiled(_quantized)(x, block, on_device(x.device)[0])
+
+
+def dequantized_compiled(codes, absmax, n, block):
+    return _compiled(_dequantized)(codes, absmax, block, on_device(codes.device)[1])
 
 
 def numbers_and_block(case, draw):

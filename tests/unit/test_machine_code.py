@@ -27,9 +27,12 @@ LISTING = """\
         /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR6][R2.64] ;  /* 0x04 */
         /*0020*/                   LDG.E R8, desc[UR6][R6.64] ;       /* 0x05 */
         /*0030*/              @P1  STG.E.U16 desc[UR6][R6.64], R8 ;   /* 0x06 */
-        /*0040*/                   EXIT ;                             /* 0x07 */
-        /*0050*/                   BRA 0x50;                          /* 0x08 */
-        /*0060*/                   NOP;                               /* 0x09 */
+        /*0040*/                   SHFL.BFLY PT, R2, R0, 0x8, 0x1f ;  /* 0x0a */
+        /*0050*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;      /* 0x0b */
+        /*0060*/              @!P0 SHFL.DOWN PT, R2, R0, 0x4, 0x1f ;  /* 0x0c */
+        /*0070*/                   EXIT ;                             /* 0x07 */
+        /*0080*/                   BRA 0x80;                          /* 0x08 */
+        /*0090*/                   NOP;                               /* 0x09 */
 """
 
 
@@ -38,7 +41,8 @@ def test_a_kernel_is_found_among_others() -> None:
     assert (code.registers, code.stack) == (22, 8)
     assert code.loads == {16: 1, 4: 1}
     assert code.stores == {2: 1}
-    assert code.instructions == 6
+    assert code.instructions == 9
+    assert (code.barriers, code.shuffles) == (1, 2)
     assert parsed(USAGE, LISTING, "mul_kernel").stores == {8: 1}
 
 
