@@ -20,18 +20,18 @@ SOURCE = "nf4.cu"
 INTRODUCES = ("NF4", "absmax")
 
 EXERCISE = Exercise(
-    function="code_in_cell",
+    function="fill",
     task=(
-        "Return the number of thresholds below v with one comparison: find the cell of v, and "
-        "compare v with the cell's threshold. NaN gets the code 0."
+        "Fill cell c of the table: how many thresholds lie below it, and the threshold that lies "
+        "in it. A cell without one gets 2, which no number exceeds."
     ),
     hints=(
-        "The cell is 15 v + 16, rounded to a whole number. fmaxf returns the number where its "
-        "other argument is NaN.",
-        "A float from 2^23 to 2^24 has no fraction: adding 2^23 rounds, and the integer then "
-        "stands in the lowest bits of the float.",
-        "v = fmaxf(v, -1); cell = __float_as_uint(fmaf(v, PER_UNIT, ROUND + CELLS / 2)) % CELLS; "
-        "the code is below[cell], plus 1 if v > threshold[cell].",
+        "Cell c holds the numbers v for which 15 v + 16 is c when it is rounded to a whole number. "
+        "Where does it begin, and where does it end?",
+        "code_of counts the thresholds below a number. What does it give at both ends of the cell, "
+        "if no threshold lies in the cell, and if one does?",
+        "The cell goes from (c - 16.5) / 15 to (c - 15.5) / 15. below[c] is code_of of its low "
+        "end; where both ends have this code, it is empty, else MIDPOINTS[code] lies in it.",
     ),
 )
 
@@ -42,8 +42,8 @@ def cost(case):
 
 
 FLOATS = ["float32", "float16", "bfloat16"]
-SIZES = [(1, 64), (2, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
-SIZES += [(4101, 64), (2049, 128), (0, 64)]
+SIZES = [(1, 64), (35, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
+SIZES += [(4101, 64), (8227, 32), (2049, 128), (0, 64)]
 LARGE = Case((1 << 28, 64), "bfloat16")
 
 PROBLEMS = (

@@ -20,22 +20,14 @@
 #include "common/cuda/pack.cuh"         // taught in day 2
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
+#include "days/day71/nf4_format.cuh"
 
-#include <cfloat>
 #include <cstdint>
 
 constexpr int THREADS = 256;
-constexpr int CODES = 16;
 constexpr int CELLS = 32;       // as many as banks: lanes that read different cells never conflict
 constexpr float PER_UNIT = 15;  // cells are 1/15 wide, thresholds at least 0.0801 apart
 constexpr float ROUND = 1 << 23;  // a float from 2^23 to 2^24 has no fraction
-constexpr uint32_t INFINITY_BITS = 0x7f800000;
-
-// Quantiles of the normal distribution, the largest scaled to 1, and one of them 0.
-__constant__ float LEVELS[CODES] = {-1.0f,         -0.696192801f, -0.525073051f,  -0.394917488f,
-                                    -0.284441382f, -0.18477343f,  -0.0910500363f, 0.0f,
-                                    0.0795802996f, 0.160930201f,  0.246112302f,   0.337915242f,
-                                    0.440709829f,  0.562617004f,  0.722956836f,   1.0f};
 
 // threshold t: halfway between levels t and t + 1, rounded to fp32.
 constexpr int THRESHOLDS = CODES - 1;
@@ -43,24 +35,6 @@ __constant__ float MIDPOINTS[THRESHOLDS] = {
     -0.848096371f, -0.610632896f,  -0.45999527f,  -0.33967942f, -0.234607399f,
     -0.137911737f, -0.0455250181f, 0.0397901498f, 0.120255247f, 0.203521252f,
     0.292013764f,  0.389312536f,   0.501663446f,  0.64278692f,  0.861478448f};
-
-// ---------------------------------------------------------------------------------------------
-// Absmax. The bits of |x|, as integers, are ordered as the numbers are; infinity is above all of
-// them, and NaN above infinity.
-
-__device__ uint32_t magnitude(float x) {
-  return __float_as_uint(x) & 0x7fffffff;
-}
-
-// What the numbers of a block are multiplied by. Below 2^-128 the reciprocal would be infinite, and
-// 0 · ∞ is NaN. A block with a number that is not finite has no scale.
-__device__ float inverse_of(uint32_t largest) {
-  return largest < INFINITY_BITS ? fminf(1 / __uint_as_float(largest), FLT_MAX) : 0;
-}
-
-__device__ float absmax_of(uint32_t largest) {
-  return __uint_as_float(largest < INFINITY_BITS ? largest : 0x7fc00000);  // NaN
-}
 
 // The number of thresholds below v, from 0 to 15. A tie takes the lower code, NaN takes 0.
 __device__ uint32_t code_of(float v) {
@@ -227,7 +201,8 @@ struct Cells {
 
 // Thread c fills cell c, from (c - 16.5) / 15 to (c - 15.5) / 15.
 __device__ void fill(Cells& cells, int c) {
-  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT, high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
+  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT;
+  const float high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
   cells.below[c] = code_of(low);
   const bool empty = code_of(high) == code_of(low);
   cells.threshold[c] = empty ? 2 : MIDPOINTS[code_of(low)];  // nothing is greater than 2

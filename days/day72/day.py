@@ -1,0 +1,110 @@
+"""Day 72: double quantisation, and products with NF4 weights."""
+
+from common.day import (
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+)
+
+from . import quantising
+from .quantising import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Double quantisation"
+TEACHES = "Scales of scales, a table per lane, and tensor cores that add up for each lane alone"
+TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "GEMV", "tensor cores", "look-up table")
+SOURCE = "nf4_double_quant.cu"
+EXTRA_SOURCES = ("nf4_gemv.cu",)
+INTRODUCES = ("double quantisation",)
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    'nf4_double_quant.cu: quantize_absmax: device check dropped: `check(absmax, "absmax").on_gpu()`'
+    ' -> `check(absmax, "absmax")`': (
+        "one tensor on the host fails same_device, and all of them are refused by PyTorch's "
+        "dispatcher"
+    ),
+    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
+    "`__half first`": "a level becomes bf16 right after, to which fp16 rounds it the same",
+    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores: validation dropped: "
+    '`require_capability(8, 0, "mma of bf16")` -> ``': (
+        "the cards that are played without it have too little shared memory as well"
+    ),
+}
+
+EXERCISE = Exercise(
+    function="multiply_chunk",
+    source="nf4_gemv.cu",
+    task=(
+        "Add the products of a lane's two chunks with x to d, by eight calls of ptx::mma_m16n8k16. "
+        "words[0] is a chunk of row g, words[1] the same chunk of row g + 8, and elements its 32 "
+        "elements of x. pair_of<uint32_t> looks up two weights."
+    ),
+    hints=(
+        "Word i has 8 weights, whose elements of x are the four registers of elements[i]. One mma "
+        "takes four weights per row of a lane: two bytes of the word. How many mma per word?",
+        "a[0] and a[2] belong to row g, a[1] and a[3] to row g + 8. A product does not care in "
+        "which order k runs, if a and b agree: bytes j and j + 1 meet registers j and j + 1 of x.",
+        "For each i, and j = 0 and 2: a = byte j of words[0].at[i] and of words[1].at[i], then "
+        "byte j + 1 of both, each through pair_of; b = elements[i].at[j] and at[j + 1].",
+    ),
+)
+
+WHY = "sums of both signs; a few of many cancel to almost 0"
+
+
+def product_cost(case):
+    N, K = case.shape
+    blocks = N * K // 64
+    return Cost(bytes=N * K // 2 + blocks + blocks // 64 + 2 * (N + K), flops=2 * N * K)
+
+
+SHAPES = [(1, 64), (3, 128), (64, 192), (65, 256), (70, 1088), (33, 832), (5, 2112), (130, 384)]
+
+PROBLEMS = (
+    Problem(
+        name="quantise absmaxes",
+        inputs=quantising.absmaxes_to_quantize,
+        reference=quantising.quantized,
+        rungs=(Rung("quantize_absmax", "a binary search of 8 steps"),),
+        cases=(
+            *grid([(1,), (255,), (256,), (257,), (1000,), (2049,), (0,)], ["float32"]),
+            *(
+                case
+                for values in ("uniform", "nonfinite", "extreme", "tiny", "constant")
+                for case in grid([(2048,)], ["float32"], values=values)
+            ),
+        ),
+        timed=False,
+        outputs_exact=True,
+    ),
+    Problem(
+        name="NF4 weights · x",
+        inputs=quantising.vector_and_weights,
+        reference=quantising.product,
+        rungs=(
+            Rung("nf4_gemv_v1_two_steps", "W in bf16 first, then cuBLAS", calls=("matmul",)),
+            Rung("nf4_gemv_v2_levels", "one kernel, a level per code"),
+            Rung("nf4_gemv_v3_pairs", "two levels per byte, a table per lane"),
+            Rung("nf4_gemv_v4_tensor_cores", "mma adds up", target=Target(2.5, "pytorch")),
+        ),
+        cases=(
+            *grid([*SHAPES, (0, 64), (3, 0)], ["bfloat16"]),
+            *grid([(70, 192)], ["bfloat16"], values="nonfinite"),
+            *grid([(40, 1088)], ["bfloat16"], values="offset"),
+        ),
+        refused=(Case((4, 32), "bfloat16"), Case((4, 96), "bfloat16")),
+        bench=Case((16384, 16384), "bfloat16"),
+        bench_cpu=Case((64, 1024), "bfloat16"),
+        cost=product_cost,
+        pytorch=quantising.product_bf16,
+        libraries=(Library("mm", quantising.product_mm),),
+        tolerance=Tolerance(factor=16, why=WHY),
+    ),
+)
