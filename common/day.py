@@ -41,6 +41,7 @@ from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
+from common.check.nf4 import block_codes, in_blocks, nf4_levels
 from common.check.philox import philox_words
 from common.check.sgemm import (
     sgemm,
@@ -82,6 +83,7 @@ __all__ = [
     "Target",
     "Tolerance",
     "TritonKernel",
+    "block_codes",
     "cache_directory",
     "cached",
     "card_state",
@@ -96,7 +98,9 @@ __all__ = [
     "ell_product",
     "grid",
     "hills_at_night",
+    "in_blocks",
     "launches_of",
+    "nf4_levels",
     "one_tensor",
     "peak_memory",
     "philox_words",

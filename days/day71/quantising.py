@@ -1,23 +1,15 @@
 """NF4: levels and thresholds, both directions in PyTorch, and inputs."""
 
 import functools
-from statistics import NormalDist
 
 import torch
+
+from common.day import block_codes, in_blocks, nf4_levels
 
 LARGEST = torch.finfo(torch.float32).max
 
 
-def levels():
-    """The 16 levels in fp32: 8 quantiles above 0, 0, and 7 below, from the normal distribution."""
-    quantile, most = NormalDist().inv_cdf, 0.9677083
-    above = [quantile(p) for p in torch.linspace(most, 0.5, 9)[:-1].tolist()]
-    below = [-quantile(p) for p in torch.linspace(most, 0.5, 8)[:-1].tolist()]
-    values = torch.tensor(sorted([*above, 0.0, *below]), dtype=torch.float32)
-    return values / values.max()
-
-
-LEVELS = levels()
+LEVELS = nf4_levels()
 THRESHOLDS = ((LEVELS[1:].double() + LEVELS[:-1].double()) / 2).float()
 
 
@@ -28,10 +20,6 @@ def on_device(device):
     return THRESHOLDS.to(device), torch.cartesian_prod(LEVELS, LEVELS).to(device)
 
 
-def in_blocks(x, block):
-    return torch.nn.functional.pad(x, (0, -len(x) % block)).reshape(-1, block)
-
-
 def bytes_of(codes, n):
     """(blocks, block) codes -> (⌈n / 2⌉) bytes."""
     pairs = codes.to(torch.uint8).flatten()[: n + n % 2].reshape(-1, 2)
@@ -39,16 +27,8 @@ def bytes_of(codes, n):
 
 
 def quantized(x, block):
-    """In fp32, as the kernel computes, so that codes are equal. A block that is not finite has the
-    absmax NaN, and the codes of zeros, or 0 for the infinities and NaNs."""
-    blocks = in_blocks(x.float(), block)
-    absmax = blocks.abs().amax(1)
-    finite = absmax.isfinite()
-    one = torch.ones((), device=x.device)
-    inverse = torch.where(finite, (one / absmax).clamp(max=LARGEST), 0)
-    scaled = blocks * inverse[:, None]
-    codes = torch.bucketize(scaled, THRESHOLDS.to(x.device)).where(~scaled.isnan(), 0)
-    return bytes_of(codes, len(x)), absmax.where(finite, torch.nan)
+    codes, absmax = block_codes(in_blocks(x.float(), block), on_device(x.device)[0])
+    return bytes_of(codes, len(x)), absmax
 
 
 def _quantized(x, block, thresholds):

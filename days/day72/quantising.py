@@ -1,23 +1,12 @@
 """NF4 with double quantisation in PyTorch: both directions, products, and inputs."""
 
 from functools import lru_cache
-from statistics import NormalDist
 
 import torch
 
-from common.day import print_table
+from common.day import block_codes, in_blocks, nf4_levels, print_table
 
-LARGEST = torch.finfo(torch.float32).max
 BLOCK, GROUP = 64, 256  # weights per absmax, absmaxes per scale
-
-
-def nf4_levels():
-    """Day 71's 16 levels in fp32."""
-    quantile, most = NormalDist().inv_cdf, 0.9677083
-    above = [quantile(p) for p in torch.linspace(most, 0.5, 9)[:-1].tolist()]
-    below = [-quantile(p) for p in torch.linspace(most, 0.5, 8)[:-1].tolist()]
-    values = torch.tensor(sorted([*above, 0.0, *below]), dtype=torch.float32)
-    return values / values.max()
 
 
 def dynamic_levels():
@@ -34,22 +23,10 @@ def dynamic_levels():
 NF4, DYNAMIC = nf4_levels(), dynamic_levels()
 
 
-def in_groups(x, size):
-    return torch.nn.functional.pad(x, (0, -len(x) % size)).reshape(-1, size)
-
-
 def quantized(absmax, levels, offset):
-    """In fp32, as the kernel computes, so that codes are equal. A group that is not finite has the
-    scale NaN, and the codes of zeros, or 0 for the infinities and NaNs."""
-    groups = in_groups(absmax.float() - offset.float(), GROUP)
-    largest = groups.abs().amax(1)
-    finite = largest.isfinite()
-    one = torch.ones((), device=absmax.device)
-    inverse = torch.where(finite, (one / largest).clamp(max=LARGEST), 0)
-    scaled = groups * inverse[:, None]
     thresholds = (levels[:-1].float() + levels[1:].float()) / 2
-    codes = torch.bucketize(scaled, thresholds).where(~scaled.isnan(), 0)
-    return codes.to(torch.uint8).flatten()[: len(absmax)], largest.where(finite, torch.nan)
+    codes, scales = block_codes(in_blocks(absmax.float() - offset.float(), GROUP), thresholds)
+    return codes.to(torch.uint8).flatten()[: len(absmax)], scales
 
 
 def absmaxes(q, levels, scales, offset):
@@ -116,9 +93,9 @@ def vector_and_weights(case, draw):
 def errors(operators, w):
     """|error| / |w| of w (n) fp32, on its device: with absmaxes in fp32, and with theirs in 8
     bits."""
-    absmax = in_groups(w, BLOCK).abs().amax(1)
+    absmax = in_blocks(w, BLOCK).abs().amax(1)
     thresholds = ((NF4[1:].double() + NF4[:-1].double()) / 2).float().to(w)
-    codes = torch.bucketize(in_groups(w, BLOCK) / absmax[:, None], thresholds)
+    codes = torch.bucketize(in_blocks(w, BLOCK) / absmax[:, None], thresholds)
     levels, offset = DYNAMIC.to(w), absmax.mean().view(1)
     q, scales = operators.quantize_absmax(absmax, levels, offset)
     twice = absmaxes(q, levels, scales, offset)

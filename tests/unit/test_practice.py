@@ -1,4 +1,4 @@
-"""Practice mode: exercises of all days, the learner's file, what is remembered."""
+"""Practice mode: exercises, the learner's file, what is remembered."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from common.practice.journal import Journal, JournalError
 from common.practice.mutants.outline import outline
 from common.practice.repeated import repetitions, without
 from common.practice.standing import exercises, standing
-
-ALL = [pytest.param(day, id=day.name) for day in discover()[0]]
 
 SOURCE = """\
 // a comment with { in it
