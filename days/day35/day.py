@@ -13,6 +13,7 @@ INTRODUCES = (
     "Little's law",
     "distributed shared memory",
     "cooperative launch",
+    "mbarrier",
 )
 
 EQUIVALENT = {  # mutants that compute the same, and why

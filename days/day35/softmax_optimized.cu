@@ -315,8 +315,7 @@ Tensor softmax_v3_online(const Tensor& x) {
 // computed twice. A thread needs few registers, so two blocks with 64 KB each are resident.
 //
 // v5 against v4: the blocks of a cluster share a row. Each warp stores its pair in the shared
-// memory of every block of the cluster, and one barrier of the cluster later each block has all of
-// them.
+// memory of every block of the cluster, whose mbarriers count the bytes that have come.
 
 constexpr int SHARED_PACKS = 4096;  // of a block: 64 KB
 constexpr int MAX_CLUSTER = 16;     // blocks; more than 8 have to be allowed per kernel
@@ -346,6 +345,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
   constexpr int N = 16 / sizeof(T), WARPS = SHARED_PACKS / EACH / 32;  // at most
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
+  __shared__ uint64_t arrived;  // v5: the mbarrier of the pairs
   auto* row = reinterpret_cast<Chunk<T, N>*>(memory);
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
@@ -360,7 +360,14 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
     if (c < count) ptx::cp_async<16>(row + c, x + start + c);
   }
   ptx::cp_async_commit();
-  if (CLUSTER) ptx::cluster_sync();  // all blocks have begun: their shared memory may be used
+  if constexpr (CLUSTER) {
+    if (first == 0) {
+      ptx::mbarrier_init(&arrived, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(Partial));
+    }
+    ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
+  }
   ptx::cp_async_wait_all();
 
   using P = Part<T, N, 1>;
@@ -380,8 +387,13 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
   }
   mine.sum = warp_sum(mine.sum);
   if constexpr (CLUSTER) {
-    if (lane < blocks) *ptx::map_to_rank(&pairs[rank * warps + warp], lane) = mine;
-    ptx::cluster_sync();  // the pairs of all blocks are in the memory of each
+    ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
+    if (lane < blocks) {
+      auto* to = reinterpret_cast<uint32_t*>(&pairs[rank * warps + warp]);
+      ptx::store_async_to_rank(to, lane, __float_as_uint(mine.max), &arrived);
+      ptx::store_async_to_rank(to + 1, lane, __float_as_uint(mine.sum), &arrived);
+    }
+    ptx::mbarrier_wait(&arrived, 0);  // the pairs of all blocks have come
   } else {
     if (lane == 0) pairs[warp] = mine;
     __syncthreads();  // every warp waits for the pairs of all warps

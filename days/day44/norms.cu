@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(CLUSTER_BLOCK, 3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char memory[];
   __shared__ float sums[MAX_CLUSTER * CLUSTER_BLOCK / 32];  // of all warps of the cluster
+  __shared__ uint64_t arrived;                              // the mbarrier of these sums
   auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);
   const int blocks = ptx::cluster_size(), rank = ptx::cluster_block_rank();
   const int first = threadIdx.x, stride = blockDim.x;
@@ -279,7 +280,12 @@ __global__ void __launch_bounds__(CLUSTER_BLOCK, 3)
     ptx::cp_async<16>(part + c, m.x + row * m.chunks + begin + c);
     if constexpr (Norm::WEIGHTED) weight[k] = load_raw(m.weight + begin + c);
   }
-  ptx::cluster_arrive_relaxed();  // this block has begun
+  if (first == 0) {
+    ptx::mbarrier_init(&arrived, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(float));
+  }
+  ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
   ptx::cp_async_wait_all();
   float sum = 0;
 #pragma unroll
@@ -289,8 +295,11 @@ __global__ void __launch_bounds__(CLUSTER_BLOCK, 3)
   }
   sum = warp_sum(sum);
   ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
-  if (lane < blocks) *ptx::map_to_rank(&sums[rank * warps + warp], lane) = sum;
-  ptx::cluster_sync();  // the sums of all warps are in the memory of each block
+  if (lane < blocks) {
+    auto* to = reinterpret_cast<uint32_t*>(&sums[rank * warps + warp]);
+    ptx::store_async_to_rank(to, lane, __float_as_uint(sum), &arrived);
+  }
+  ptx::mbarrier_wait(&arrived, 0);  // the sums of all warps of the cluster have come
   sum = 0;
   for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
 

@@ -12,7 +12,6 @@ TEACHES = "Layer norm as an operator that trains: any row by clusters, all gradi
 TOPICS = ("layer norm", "backward", "cluster", "autograd", "nn.Module", "Triton", "residual")
 SOURCE = "layer_norm_train.cu"
 EXTRA_SOURCES = ("layer_norm_backward.cu", "module.py", "twin.py")
-INTRODUCES = ("mbarrier",)
 EQUIVALENT = {  # mutants that compute the same, and why
     "layer_norm_train.cu: Chunks::fit_block: comparison: `count <= int64_t{MAX_BLOCK} * "
     "(packs ? EACH<16> : EACH<1>)` -> `count < int64_t{MAX_BLOCK} * (packs ? EACH<16> : "

@@ -5,7 +5,7 @@
 #include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/chunk.cuh"            // taught in day 35
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // clusters, mbarriers: day 34
+#include "common/cuda/ptx.cuh"              // clusters: day 34; mbarriers: day 35
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23

@@ -93,13 +93,13 @@ PROBLEMS = (
                 not_repeatable="blocks merge in the order in which they come",
             ),
             Rung("log_sum_exp_v2_stages", "CUDA, merged by a second kernel", target=AT_COPY),
-            Rung("log_sum_exp_v3_triton", "Triton, each tile reduced to a pair", triton=TRITON),
             Rung(
-                "log_sum_exp_v4_triton_lanes",
-                "Triton, a pair per load",
+                "log_sum_exp_v3_triton",
+                "Triton, each tile reduced to a pair",
                 triton=TRITON,
                 target=AT_COPY,
             ),
+            Rung("log_sum_exp_v4_triton_lanes", "Triton, a pair per load", triton=TRITON),
         ),
         cases=(
             *CASES,

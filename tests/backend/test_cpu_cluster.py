@@ -129,7 +129,18 @@ def test_threads_that_have_returned_are_not_waited_for(call: Call) -> None:
     assert call("early_return", torch.empty(0), 6).equal(torch.full((6,), 32, dtype=torch.int32))
 
 
+def test_st_async_in_a_cluster_of_one_block(call: Call) -> None:
+    assert call("async_store", torch.empty(0), True).item() == 7
+
+
 # ---------------------------------------------------------------- mistakes
+
+
+def test_st_async_without_clusters_is_an_illegal_instruction(operators: object) -> None:
+    with pytest.raises(RuntimeError, match="st.async: an illegal instruction in a launch") as caught:
+        OPS.async_store(torch.empty(0), False)
+    assert names_line(str(caught.value), KERNELS, "st.async without clusters")
+
 
 _BEFORE = r"the shared memory of block \(1,0,0\), rank 1 of the cluster, is used before that block "
 _AFTER = "is used after that block has returned; cluster.sync.. at the end"

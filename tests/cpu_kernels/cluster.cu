@@ -364,6 +364,31 @@ __global__ void mistake_kernel(int* y, int which) {
   }
 #endif
 }
+// A store to the own block by st.async, in a launch with clusters of one block or without clusters:
+// there a GPU stops with cudaErrorIllegalInstruction.
+__global__ void async_store_kernel(int* y) {
+#if HAS_CLUSTERS
+  __shared__ uint32_t word;
+  __shared__ uint64_t barrier;
+  ptx::mbarrier_init(&barrier, 1);
+  ptx::mbarrier_arrive_expect_bytes(&barrier, sizeof word);
+  ptx::store_async_to_rank(&word, 0, 7, &barrier);  // line: st.async without clusters
+  ptx::mbarrier_wait(&barrier, 0);
+  *y = static_cast<int>(word);
+#endif
+}
+Tensor async_store(Tensor like, bool clusters) {
+  Tensor y = torch::stable::new_zeros(like, {1}, ScalarType::Int);
+  if (clusters) {
+    launch_clusters(dim3(1), 1, dim3(1), 0, current_stream(like), async_store_kernel,
+                    mutable_data<int>(y));
+  } else {
+    async_store_kernel<<<1, 1, 0, current_stream(like)>>>(mutable_data<int>(y));
+  }
+  check_launch("async_store");
+  return y;
+}
+
 Tensor mistake(Tensor like, int64_t which) {
   Tensor y = torch::stable::new_zeros(like, {2 * kThreads}, ScalarType::Int);
   launch_clusters(dim3(2), kThreads, dim3(2), 0, current_stream(like), mistake_kernel,
@@ -382,6 +407,7 @@ STABLE_TORCH_LIBRARY(test_cluster, m) {
   m.def("histogram(Tensor x, int bins, int blocks, int cluster) -> Tensor");
   m.def("early_return(Tensor like, int blocks) -> Tensor");
   m.def("occupancy(Tensor like, int shared) -> str");
+  m.def("async_store(Tensor like, bool clusters) -> Tensor");
   m.def("mistake(Tensor like, int which) -> Tensor");
 }
 #endif
@@ -393,5 +419,6 @@ STABLE_TORCH_LIBRARY_IMPL(test_cluster, CUDA, m) {
   m.impl("histogram", TORCH_BOX(&histogram));
   m.impl("early_return", TORCH_BOX(&early_return));
   m.impl("occupancy", TORCH_BOX(&occupancy));
+  m.impl("async_store", TORCH_BOX(&async_store));
   m.impl("mistake", TORCH_BOX(&mistake));
 }
