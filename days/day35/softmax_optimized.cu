@@ -445,9 +445,9 @@ Tensor softmax_v4_shared(const Tensor& x) {
   });
 }
 
-// The smallest power of two of blocks that hold a row, or MAX_CLUSTER.
+// The smallest power of two of blocks that hold a row, or MAX_CLUSTER; st.async needs two.
 int64_t cluster_for(int64_t packs) {
-  int64_t blocks = 1;
+  int64_t blocks = 2;
   while (blocks < MAX_CLUSTER && packs > blocks * SHARED_PACKS) blocks *= 2;
   return blocks;
 }

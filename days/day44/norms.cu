@@ -321,9 +321,9 @@ int64_t packs_of(const Tensor& x, const Tensor* weight) {
   return packs ? bytes / 16 : 0;
 }
 
-// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER.
+// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER; st.async needs two.
 int64_t cluster_for(int64_t packs) {
-  int64_t blocks = 1;
+  int64_t blocks = 2;
   while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
   return blocks;
 }

@@ -21,7 +21,7 @@ TITLE = "Double quantisation"
 TEACHES = "Scales of scales, a table per lane, and tensor cores that add up for each lane alone"
 TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "GEMV", "tensor cores", "look-up table")
 SOURCE = "nf4_double_quant.cu"
-EXTRA_SOURCES = ("nf4_gemv.cu",)
+EXTRA_SOURCES = ("nf4_gemv.cu", "nf4_tensor_cores.cu")
 INTRODUCES = ("double quantisation",)
 
 EQUIVALENT = {  # mutants that compute the same, and why
@@ -30,9 +30,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "one tensor on the host fails same_device, and all of them are refused by PyTorch's "
         "dispatcher"
     ),
-    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
+    "nf4_tensor_cores.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
     "`__half first`": "a level becomes bf16 right after, to which fp16 rounds it the same",
-    "nf4_gemv.cu: nf4_gemv_v4_tensor_cores: validation dropped: "
+    "nf4_tensor_cores.cu: nf4_gemv_v4_tensor_cores: validation dropped: "
     '`require_capability(8, 0, "mma of bf16")` -> ``': (
         "the cards that are played without it have too little shared memory as well"
     ),
@@ -40,7 +40,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
 
 EXERCISE = Exercise(
     function="multiply_chunk",
-    source="nf4_gemv.cu",
+    source="nf4_tensor_cores.cu",
     task=(
         "Add the products of a lane's two chunks with x to d, by eight calls of ptx::mma_m16n8k16. "
         "words[0] is a chunk of row g, words[1] the same chunk of row g + 8, and elements its 32 "
@@ -95,7 +95,7 @@ PROBLEMS = (
             Rung("nf4_gemv_v4_tensor_cores", "mma adds up", target=Target(2.5, "pytorch")),
         ),
         cases=(
-            *grid([*SHAPES, (0, 64), (3, 0)], ["bfloat16"]),
+            *grid([*SHAPES, (3, 16576), (0, 64), (3, 0)], ["bfloat16"]),
             *grid([(70, 192)], ["bfloat16"], values="nonfinite"),
             *grid([(40, 1088)], ["bfloat16"], values="offset"),
         ),

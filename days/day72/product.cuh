@@ -60,3 +60,6 @@ Tensor multiply(GEMV_ARGUMENTS, F&& launch) {
   check_launch("nf4_gemv");
   return y;
 }
+
+#define GEMV \
+  "(Tensor x, Tensor codes, Tensor q, Tensor levels, Tensor scales, Tensor offset) -> Tensor"

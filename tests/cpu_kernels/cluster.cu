@@ -364,26 +364,27 @@ __global__ void mistake_kernel(int* y, int which) {
   }
 #endif
 }
-// A store to the own block by st.async, in a launch with clusters of one block or without clusters:
-// there a GPU stops with cudaErrorIllegalInstruction.
+// A store to the own block by st.async, in a launch without clusters, or with clusters of one block
+// or two. Without, a GPU ends with cudaErrorIllegalInstruction.
 __global__ void async_store_kernel(int* y) {
 #if HAS_CLUSTERS
   __shared__ uint32_t word;
   __shared__ uint64_t barrier;
   ptx::mbarrier_init(&barrier, 1);
   ptx::mbarrier_arrive_expect_bytes(&barrier, sizeof word);
-  ptx::store_async_to_rank(&word, 0, 7, &barrier);  // line: st.async without clusters
+  ptx::store_async_to_rank(&word, ptx::cluster_block_rank(), 7, &barrier);  // line: st.async alone
   ptx::mbarrier_wait(&barrier, 0);
-  *y = static_cast<int>(word);
+  y[blockIdx.x] = static_cast<int>(word);
 #endif
 }
-Tensor async_store(Tensor like, bool clusters) {
-  Tensor y = torch::stable::new_zeros(like, {1}, ScalarType::Int);
-  if (clusters) {
-    launch_clusters(dim3(1), 1, dim3(1), 0, current_stream(like), async_store_kernel,
-                    mutable_data<int>(y));
+Tensor async_store(Tensor like, int64_t cluster) {
+  Tensor y = torch::stable::new_zeros(like, {2}, ScalarType::Int);
+  const auto stream = current_stream(like);
+  if (cluster == 0) {
+    async_store_kernel<<<2, 1, 0, stream>>>(mutable_data<int>(y));
   } else {
-    async_store_kernel<<<1, 1, 0, current_stream(like)>>>(mutable_data<int>(y));
+    launch_clusters(dim3(2), 1, dim3(static_cast<unsigned>(cluster)), 0, stream, async_store_kernel,
+                    mutable_data<int>(y));
   }
   check_launch("async_store");
   return y;
@@ -407,7 +408,7 @@ STABLE_TORCH_LIBRARY(test_cluster, m) {
   m.def("histogram(Tensor x, int bins, int blocks, int cluster) -> Tensor");
   m.def("early_return(Tensor like, int blocks) -> Tensor");
   m.def("occupancy(Tensor like, int shared) -> str");
-  m.def("async_store(Tensor like, bool clusters) -> Tensor");
+  m.def("async_store(Tensor like, int cluster) -> Tensor");
   m.def("mistake(Tensor like, int which) -> Tensor");
 }
 #endif

@@ -190,7 +190,6 @@ cudaError_t perform(const KernelWork& work) {
   if (!outcome.cluster) return outcome.status;
   KernelWork with_cluster = work;
   with_cluster.config.cluster = *outcome.cluster;
-  with_cluster.config.clustered = true;
   return run_once(with_cluster, false).status;
 }
 
@@ -198,7 +197,6 @@ cudaError_t probe(KernelWork& work) {
   Outcome outcome = run_once(work, true);
   if (outcome.cluster) {
     work.config.cluster = *outcome.cluster;
-    work.config.clustered = true;
     outcome = run_once(work, true);
   }
   work.type = outcome.type;
@@ -306,7 +304,6 @@ void read_attributes(const cudaLaunchConfig_t& from, Configuration& config) {
       case cudaLaunchAttributeClusterDimension: {
         const auto& cluster = attribute.val.clusterDim;
         config.cluster = {cluster.x, cluster.y, cluster.z};
-        config.clustered = true;
         break;
       }
       case cudaLaunchAttributeProgrammaticStreamSerialization:

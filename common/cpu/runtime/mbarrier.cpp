@@ -257,11 +257,10 @@ void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, ui
 void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site) {
   const char* what = "st.async";
   needs_capability(90, what, site);
-  // Seen on an H200: cudaErrorIllegalInstruction. The other instructions for clusters work.
-  if (!worker->launch()->config.clustered)
+  if (worker->launch()->cluster_size < 2)
     trap(site,
-         "%s: an illegal instruction in a launch without clusters; launch with "
-         "cudaLaunchAttributeClusterDimension, be it of one block",
+         "%s: needs a cluster of two blocks or more; in a launch without clusters a GPU ends with "
+         "cudaErrorIllegalInstruction, and compute-sanitizer refuses a cluster of one block",
          what);
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };

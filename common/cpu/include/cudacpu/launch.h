@@ -38,7 +38,6 @@ struct Configuration {
       false;  // all blocks are resident at once, so that they may wait for each other
   dim3 cluster = {1, 1, 1};   // blocks that are resident together and share their shared memory
   bool programmatic = false;  // it may begin before the kernel in front of it has ended
-  bool clustered = false;     // launched with clusters, be it of one block each
 };
 
 // The type of a kernel's parameter, or of the argument given for it, as far as the runtime can make
