@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from common.base.days import Day
+from common.base.paths import ROOT
 from common.check.random_case import SEED_VARIABLE
 from common.run.mutate import today_as_seed
 
 GIVEN = SEED_VARIABLE in os.environ
+RECENT = 20  # commits; a merge is one
 SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
 
 
@@ -23,6 +28,29 @@ def in_turn(days: Sequence[Day], how_many: int, purpose: str) -> list[Day]:
     if GIVEN or len(days) <= how_many:
         return list(days)
     return sorted(random.Random(f"{purpose} {SEED}").sample(days, how_many), key=lambda d: d.number)
+
+
+def is_due(day: Day, days: Sequence[Day], purpose: str) -> bool:
+    """Whether the day is in the third of `days` whose turn it is, or recent commits touched it."""
+    recent = recently_touched()
+    return recent is None or day.name in recent or day in in_turn(days, len(days) // 3, purpose)
+
+
+@cache
+def recently_touched() -> set[str] | None:
+    """The folders of days that the last RECENT commits touched, and what is not committed yet; None
+    without git's history, where no day is known to be old."""
+    log = ["git", "log", f"-{RECENT}", "--first-parent", "-m", "--format=", "--name-only"]
+    status = ["git", "status", "--porcelain", "--no-renames"]
+    names: set[str] = set()
+    for command in (log, status):
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        paths = [Path(line.split()[-1]).parts for line in done.stdout.splitlines() if line]
+        names |= {path[1] for path in paths if path[0] == "days" and len(path) > 1}
+    return names
 
 
 def hand_down() -> None:

@@ -42,6 +42,7 @@ def _name_of_place(place: tuple[str, int] | str) -> str:
 _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of kernels
 
 
+NOT_DUE = f"not this day's turn; {chance.SEED_VARIABLE}=<a number> takes every day"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 _COMPILATIONS = pytest.StashKey[Compilations]()
 _DAY_RUNS = pytest.StashKey[DayRuns]()
@@ -66,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
+    config.addinivalue_line("markers", "in_turn(purpose): a third of the days will do: chance.py")
     compilations = Compilations()
     config.stash[_COMPILATIONS] = compilations
     config.stash[_DAY_RUNS] = DayRuns(compilations.wait)
@@ -77,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what need not run again, and begins to compile what the others need."""
     config.stash[_REMEMBERED].skip_passed(items, config.getoption("--all"))
+    if not config.getoption("keyword"):  # with -k, every day that it names
+        skip_what_is_not_due(items)
     if config.getoption("collectonly"):
         return
     compilations = config.stash[_COMPILATIONS]
@@ -88,6 +92,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if begin := getattr(getattr(item, "function", None), "begin", None):
             begin(compilations, **item.callspec.params)
     begin_day_runs(config.stash[_DAY_RUNS], items)
+
+
+def skip_what_is_not_due(items: list[pytest.Item]) -> None:
+    """Marks the tests, of those that take a third of the days in turn, whose day is not due."""
+    days = sorted(
+        {item.callspec.params["day"] for item in items if item.get_closest_marker("in_turn")},
+        key=lambda day: day.number,
+    )
+    for item in items:
+        mark = item.get_closest_marker("in_turn")
+        if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args):
+            item.add_marker(pytest.mark.skip(reason=NOT_DUE))
 
 
 def begin_day_runs(runs: DayRuns, items: list[pytest.Item]) -> None:

@@ -75,6 +75,7 @@ def begin_on_cpu(runs: DayRuns, days: list[Day]) -> None:
 test_right_on_the_cpu.begin_run = begin_on_cpu  # type: ignore[attr-defined]
 
 
+@pytest.mark.in_turn("stubs")
 @every_day
 def test_the_stub_compiles_and_is_wrong(day: Day, day_runs: DayRuns) -> None:
     """A learner who has written nothing sees a result that is wrong, not a compiler's error."""
@@ -94,6 +95,7 @@ def begin_stubs(runs: DayRuns, days: list[Day]) -> None:
 test_the_stub_compiles_and_is_wrong.begin_run = begin_stubs  # type: ignore[attr-defined]
 
 
+@pytest.mark.in_turn("models")
 @every_day
 @pytest.mark.parametrize("model", MODELS)
 def test_right_on_other_cards(day: Day, model: str, day_runs: DayRuns) -> None:

@@ -1,0 +1,74 @@
+"""Which days the tests take that take a third of the days in turn."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.base.days import discover
+from tests import chance
+
+DAYS, _ = discover()
+TOUCHED = chance.recently_touched.__wrapped__
+
+
+@pytest.fixture(autouse=True)
+def _date(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An ordinary run on some date, in a repository where nothing was touched lately."""
+    monkeypatch.setattr(chance, "GIVEN", False)
+    monkeypatch.setattr(chance, "SEED", 20260131)
+    monkeypatch.setattr(chance, "recently_touched", set)
+    yield
+
+
+def _due(purpose: str = "stubs") -> list[str]:
+    return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose)]
+
+
+def test_a_third_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    today = _due()
+    assert len(today) == len(DAYS) // 3 and today == _due() != _due("models")
+    monkeypatch.setattr(chance, "SEED", 20260201)
+    assert _due() != today
+
+
+def test_with_a_seed_every_day_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chance, "GIVEN", True)
+    assert len(_due()) == len(DAYS)
+
+
+def test_what_was_touched_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [day.name for day in DAYS if day.name not in _due()]
+    monkeypatch.setattr(chance, "recently_touched", lambda: {others[0]})
+    assert others[0] in _due() and others[1] not in _due()
+    monkeypatch.setattr(chance, "recently_touched", lambda: None)  # no history to know it from
+    assert len(_due()) == len(DAYS)
+
+
+def test_touched_is_what_recent_commits_changed_or_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chance, "ROOT", tmp_path)
+    assert TOUCHED() is None
+    _git(tmp_path, "init", "-q")
+    for number in range(1, chance.RECENT + 2):
+        _write(tmp_path / "days" / f"day{number:02d}" / "a.cu")
+        _git(tmp_path, "add", ".")
+        _git(tmp_path, "commit", "-q", "-m", "a day")
+    _write(tmp_path / "days" / "day99" / "a.cu")
+    _write(tmp_path / "common" / "days" / "day98")
+    names = {f"day{number:02d}" for number in range(2, chance.RECENT + 2)}
+    assert TOUCHED() == names | {"day99"}
+
+
+def _write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+
+
+def _git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True)
