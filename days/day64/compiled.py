@@ -1,26 +1,12 @@
 """What nvcc and Triton make of the day's kernels; on a GPU, the timing that chooses the tiles."""
 
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-import torch
+from common.day import TritonKernel, print_machine_code, rows_as_json
 
-from common.day import TritonKernel, print_machine_code, print_table, rows_as_json, seconds
-
-from .tuning import CONFIGS, GROUPED, STORED, card, stored
+from .tuning import CONFIGS, GROUPED, STORED
 
 FOLDER = Path(__file__).parent
-SIZES = (
-    (8192, 8192, 8192),
-    (4096, 4096, 4096),
-    (2048, 2048, 2048),
-    (1024, 1024, 1024),
-    (512, 512, 512),
-    (16384, 1024, 4096),
-    (4096, 11008, 4096),
-    (512, 4096, 4096),
-)
 MATRICES = {"a": "*bf16", "b": "*bf16", "c": "*bf16"}
 COUNTS = {"M": "i32", "N": "i32", "K": "i32"}
 
@@ -69,40 +55,6 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
 )
 
 
-def rates(multiply, M, N, K, by_k, device):
-    """TFLOP/s of every configuration that the card has room for, by its place in CONFIGS."""
-    operation = 2e-12 * M * N * K
-    a = torch.randn((M, K) if by_k else (K, M), device=device).bfloat16()
-    b = torch.randn((N, K) if by_k else (K, N), device=device).bfloat16()
-    found = {}
-    for i, config in enumerate(CONFIGS):
-        if config.descriptors and not card(device)[2]:
-            continue
-        with suppress(OutOfResources):
-            call = partial(multiply, a, b, by_k, by_k, config)
-            found[i] = operation / seconds(call)
-    cublas = operation / seconds(lambda: a @ b.t() if by_k else a.t() @ b)
-    return found, cublas
-
-
-def tune(multiply, device):
-    """Times all configurations for SIZES and both products, prints the rates, and returns what is
-    stored: the fastest ones."""
-    chosen, table = [], []
-    for by_k in (True, False):
-        for M, N, K in SIZES:
-            found, cublas = rates(multiply, M, N, K, by_k, device)
-            best = max(found, key=found.get)
-            chosen.append([M, N, K, by_k, by_k, list(CONFIGS[best])])
-            name = f"{'x · Wᵀ' if by_k else 'gᵀ · x'} {M} × {N} × {K}"
-            shown = [f"{found[i]:.0f}" if i in found else "" for i in range(len(CONFIGS))]
-            table.append([name, *shown, f"{cublas:.0f}", f"{found[best] / cublas:.2f}"])
-    print("tiles: " + ", ".join(f"{i}: {tuple(config)}" for i, config in enumerate(CONFIGS)))
-    print("TFLOP/s of each, bf16, and the best one's share of cuBLAS")
-    print_table(["M × N × K", *map(str, range(len(CONFIGS))), "cuBLAS", "share"], table)
-    return stored() | {torch.cuda.get_device_name(device): chosen}
-
-
 def show(operators, device):
     """The machine code of the kernels; on a GPU, times the configurations and stores the best."""
     print_machine_code(
@@ -110,6 +62,6 @@ def show(operators, device):
     )
     if device.type != "cuda":
         return None
-    from days.day64.corner_turning_triton import multiply  # Triton need not be there on the CPU
+    from .rates import tune  # imports Triton, which may be missing where there is no GPU
 
-    return {STORED: rows_as_json(tune(multiply, device))}
+    return {STORED: rows_as_json(tune(device))}

@@ -132,16 +132,18 @@ __device__ void store_sums(const Product<T>& p, const Sums& sums, int m, int n) 
   }
 }
 
+// A block per tile, row by row.
 template <typename T>
-dim3 scalar_grid(const Product<T>& p) {
-  return dim3(grid_size(ceil_div(p.N, SIDE), "w"), grid_size_y(ceil_div(p.M, SIDE), "x"));
+unsigned scalar_grid(const Product<T>& p) {
+  return grid_size(int64_t{ceil_div(p.M, SIDE)} * ceil_div(p.N, SIDE), "x");
 }
 
 template <typename T>
 __global__ void __launch_bounds__(SCALAR_THREADS) linear_v1_strided_kernel(const Product<T> p) {
   __shared__ TileOfA a;
   __shared__ TileOfB b;
-  const int m = blockIdx.y * SIDE, n = blockIdx.x * SIDE;
+  const Corner at = tile_at<1>(blockIdx.x, ceil_div(p.M, SIDE), ceil_div(p.N, SIDE));
+  const int m = at.m * SIDE, n = at.n * SIDE;
   Sums sums = {};
   for (int k = 0; k < p.K; k += DEPTH) {
     load_a(a, p, m, k);
@@ -167,7 +169,8 @@ __global__ void __launch_bounds__(SCALAR_THREADS)
     linear_v2_corner_turning_kernel(const Product<T> p) {
   __shared__ TileOfA a;
   __shared__ TileOfB b;
-  const int m = blockIdx.y * SIDE, n = blockIdx.x * SIDE;
+  const Corner at = tile_at<1>(blockIdx.x, ceil_div(p.M, SIDE), ceil_div(p.N, SIDE));
+  const int m = at.m * SIDE, n = at.n * SIDE;
   Sums sums = {};
   for (int k = 0; k < p.K; k += DEPTH) {
     load_a(a, p, m, k);

@@ -6,7 +6,6 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from common.day import require
-
 from days.day64.tuning import GROUPED, PLAIN, chosen
 
 # tl.dot of Triton's interpreter takes the bits of bf16 for integers.

@@ -14,7 +14,7 @@ TEACHES = (
 )
 TOPICS = ("GEMM", "Triton", "tiling", "coalescing", "mma", "TMA", "autotuner", "L2")
 SOURCE = "corner_turning_matmul.cu"
-EXTRA_SOURCES = ("corner_turning_triton.py", "tuning.py", "compiled.py")
+EXTRA_SOURCES = ("corner_turning_triton.py", "tuning.py", "compiled.py", "rates.py")
 INTRODUCES = ("corner turning",)
 
 EXERCISE = Exercise(
@@ -45,10 +45,8 @@ CASES = (
 )
 TRITON = "corner_turning_triton"
 NEAR_CUBLAS = Target(0.8, "pytorch")
-BENCH = {
-    "bench": Case((8192, 8192, 8192), "bfloat16"),
-    "bench_cpu": Case((256, 128, 64), "float16"),
-}
+BENCH = Case((8192, 8192, 8192), "bfloat16")
+BENCH_CPU = Case((256, 128, 64), "float16")
 
 
 def cost(case):
@@ -93,9 +91,10 @@ PROBLEMS = (
             ),
         ),
         cases=CASES,
+        bench=BENCH,
+        bench_cpu=BENCH_CPU,
         cost=cost,
         pytorch=linear,
-        **BENCH,
     ),
     Problem(
         name="gᵀ · x",
@@ -111,8 +110,9 @@ PROBLEMS = (
             ),
         ),
         cases=CASES,
+        bench=BENCH,
+        bench_cpu=BENCH_CPU,
         cost=cost,
         pytorch=weight_gradient,
-        **BENCH,
     ),
 )

@@ -1,4 +1,4 @@
-"""Which tile, order and pipeline a product in Triton gets: a fixed list, timed once for each GPU."""
+"""Which tile, order and pipeline a product in Triton gets: a fixed list, timed once per GPU."""
 
 import json
 import math
