@@ -81,6 +81,7 @@ __device__ __forceinline__ float element_or_zero(const T* __restrict__ matrix, i
 
 template <typename T>
 __device__ void load_a(TileOfA& tile, const Product<T>& p, int m, int k) {
+#pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i / DEPTH, col = i % DEPTH;
     tile[row][col] = element_or_zero(p.a, m + row, k + col, p.M, p.K);
@@ -91,6 +92,7 @@ __device__ void load_a(TileOfA& tile, const Product<T>& p, int m, int k) {
 // W these are elements of different rows, K elements apart, and each lies in a sector of its own.
 template <typename T>
 __device__ void load_b_strided(TileOfB& tile, const Product<T>& p, int n, int k) {
+#pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i / SIDE, col = i % SIDE;
     tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.K);
@@ -100,6 +102,7 @@ __device__ void load_b_strided(TileOfB& tile, const Product<T>& p, int n, int k)
 // Neighbouring threads load neighbours of a row of W, and store them in a column of the tile.
 template <typename T>
 __device__ void load_b_corner_turning(TileOfB& tile, const Product<T>& p, int n, int k) {
+#pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i % DEPTH, col = i / DEPTH;
     tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.K);
@@ -112,6 +115,7 @@ using Sums = float[EACH][EACH];
 
 __device__ inline void multiply_tiles(Sums& sums, const TileOfA& a, const TileOfB& b) {
   const int y = threadIdx.x / ACROSS, x = threadIdx.x % ACROSS;
+#pragma unroll 8
   for (int k = 0; k < DEPTH; ++k) {
     float of_a[EACH], of_b[EACH];
     for (int i = 0; i < EACH; ++i) of_a[i] = a[y + i * ACROSS][k], of_b[i] = b[k][x + i * ACROSS];

@@ -6,7 +6,15 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from common.day import require
-from days.day64.tuning import GROUPED, PLAIN, chosen
+from days.day64.tuning import (
+    CONFIGS,
+    GROUPED,
+    PERSISTENT,
+    PLAIN,
+    POINTERS,
+    chosen,
+    multiprocessors,
+)
 
 # tl.dot of Triton's interpreter takes the bits of bf16 for integers.
 TYPES = (torch.float16,) if triton.knobs.runtime.interpret else (torch.bfloat16, torch.float16)
@@ -45,18 +53,37 @@ def product_kernel(
 
 
 @triton.jit
-def descriptor_kernel(
-    a, b, c, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
+def multiply_tile(
+    a, b, c, program, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """a, b, c: descriptors of the matrices as they are stored, with the boxes of a tile."""
-    m, n = tile_at(tl.program_id(0), M, N, BM, BN, GROUP)
+    m, n = tile_at(program, M, N, BM, BN, GROUP)
     sums = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
         x = a.load([m, k]) if A_BY_K else a.load([k, m]).T  # (BM, BK)
         y = b.load([n, k]).T if B_BY_K else b.load([k, n])  # (BK, BN)
         sums = tl.dot(x, y, sums)
     c.store([m, n], sums.to(c.dtype))
+
+
+@triton.jit
+def descriptor_kernel(
+    a, b, c, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    multiply_tile(a, b, c, tl.program_id(0), M, N, K, A_BY_K, B_BY_K, BM, BN, BK, GROUP)
+
+
+@triton.jit
+def persistent_kernel(
+    a, b, c, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """flatten: both loops become one, so that the next tile's loads start before this one ends."""
+    tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        multiply_tile(a, b, c, tile, M, N, K, A_BY_K, B_BY_K, BM, BN, BK, GROUP)
 
 
 def multiply(a, b, a_by_k, b_by_k, config=None):
@@ -69,23 +96,24 @@ def multiply(a, b, a_by_k, b_by_k, config=None):
         return c.zero_()
     whole = all(t.shape[1] % 8 == 0 and t.data_ptr() % 16 == 0 for t in (a, b, c))
     config = config or chosen(a.device, M, N, K, a_by_k, b_by_k, whole)
+    if config.loads != POINTERS and not whole:
+        raise ValueError("x, w: expected rows of a multiple of 16 bytes, as TMA needs them")
     BM, BN, BK = config[:3]
-    grid = (triton.cdiv(M, BM) * triton.cdiv(N, BN),)
+    tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
+    constants = (BM, BN, BK, config.group)
     options = {"num_stages": config.stages, "num_warps": config.warps}
     with torch.cuda.device_of(a):
-        if config.descriptors:
-            box_a, box_b = (BM, BK) if a_by_k else (BK, BM), (BN, BK) if b_by_k else (BK, BN)
-            boxes = ((a, box_a), (b, box_b), (c, (BM, BN)))
-            descriptors = [TensorDescriptor.from_tensor(t, list(box)) for t, box in boxes]
-            descriptor_kernel[grid](
-                *descriptors, M, N, K, a_by_k, b_by_k, BM, BN, BK, config.group, **options
-            )
-        else:
-            strides = (
-                *(a.stride() if a_by_k else a.t().stride()),
-                *(b.t().stride() if b_by_k else b.stride()),
-            )
-            product_kernel[grid](a, b, c, M, N, K, *strides, BM, BN, BK, config.group, **options)
+        if config.loads == POINTERS:
+            strides = (a if a_by_k else a.t()).stride() + (b.t() if b_by_k else b).stride()
+            product_kernel[(tiles,)](a, b, c, M, N, K, *strides, *constants, **options)
+            return c
+        box_a, box_b = (BM, BK) if a_by_k else (BK, BM), (BN, BK) if b_by_k else (BK, BN)
+        boxes = ((a, box_a), (b, box_b), (c, (BM, BN)))
+        descriptors = [TensorDescriptor.from_tensor(t, list(box)) for t, box in boxes]
+        persistent = config.loads == PERSISTENT
+        kernel = persistent_kernel if persistent else descriptor_kernel
+        programs = min(tiles, multiprocessors(a.device)) if persistent else tiles
+        kernel[(programs,)](*descriptors, M, N, K, a_by_k, b_by_k, *constants, **options)
     return c
 
 
@@ -110,6 +138,13 @@ def linear_v5_triton_grouped(x, w):
 def linear_v6_triton_tuned(x, w):
     """The configuration that was the fastest for a size near this one."""
     return linear(x, w)
+
+
+def linear_configured(x, w, which):
+    """With the configuration of this place in CONFIGS. Raises ValueError where TMA cannot load."""
+    if not 0 <= which < len(CONFIGS):
+        raise ValueError(f"which: expected 0 to {len(CONFIGS) - 1}, got {which}")
+    return linear(x, w, CONFIGS[which])
 
 
 def weight_gradient_v2_triton_tuned(g, x):

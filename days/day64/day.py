@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid
 
 from .compiled import show
+from .tuning import CONFIGS
 
 __all__ = ["PROBLEMS", "show"]
 
@@ -38,6 +39,7 @@ TYPES = ["bfloat16", "float16"]
 # of rows of tiles; odd sizes, without TMA and cp.async; nothing to do.
 SHAPES = [(128, 128, 64), (8, 16, 24), (200, 136, 264), (64, 72, 320), (1104, 264, 8)]
 ODD = [(1, 1, 1), (129, 131, 67), (33, 40, 7), (66, 31, 136), (1, 24, 200)]
+CONFIGURED = [(264, 520, 72, which) for which in range(len(CONFIGS))]
 EMPTY = [(0, 16, 8), (16, 0, 8), (5, 8, 0)]
 CASES = (
     *grid([*SHAPES, *ODD, *EMPTY], TYPES),
@@ -60,6 +62,15 @@ def linear_inputs(case, draw):
 
 
 def linear(x, w):
+    return F.linear(x, w)
+
+
+def configured_inputs(case, draw):
+    M, N, K, which = case.shape
+    return draw(M, K), draw(N, K), which
+
+
+def configured(x, w, which):
     return F.linear(x, w)
 
 
@@ -95,6 +106,18 @@ PROBLEMS = (
         bench_cpu=BENCH_CPU,
         cost=cost,
         pytorch=linear,
+    ),
+    Problem(
+        name="x · Wᵀ, each configuration",
+        inputs=configured_inputs,
+        reference=configured,
+        rungs=(Rung("linear_configured", "Triton, for the autotuner", triton=TRITON),),
+        cases=(
+            *grid(CONFIGURED, ["float16"]),
+            Case((1664, 2600, 8, 4), "float16"),
+        ),  # more than a wave
+        refused=(Case((8, 8, 8, len(CONFIGS)), "float16"), Case((8, 8, 8, -1), "float16")),
+        timed=False,
     ),
     Problem(
         name="gᵀ · x",

@@ -9,7 +9,7 @@ from triton.runtime.errors import OutOfResources
 from common.day import print_table, seconds
 
 from .corner_turning_triton import multiply
-from .tuning import CONFIGS, card, stored
+from .tuning import CONFIGS, POINTERS, has_tma, stored
 
 SIZES = (
     (8192, 8192, 8192),
@@ -30,7 +30,7 @@ def rates(M, N, K, by_k, device):
     b = torch.randn((N, K) if by_k else (K, N), device=device).bfloat16()
     found = {}
     for i, config in enumerate(CONFIGS):
-        if config.descriptors and not card(device)[2]:
+        if config.loads != POINTERS and not has_tma(device):
             continue
         with suppress(OutOfResources):
             call = partial(multiply, a, b, by_k, by_k, config)

@@ -14,9 +14,14 @@ STORED = "tuned.json"  # by GPU: M, N, K, A by k, B by k, and the configuration
 NEAR = 2.0  # log2 of the ratios of M, N and K, added up, up to which a stored size serves another
 
 
+# How tiles come to shared memory. TMA needs rows of a multiple of 16 bytes, and compute capability
+# 9.0.
+POINTERS, TMA = "pointers", "TMA"  # a program for each tile; an address for each 16 bytes, or TMA
+PERSISTENT = "persistent"  # TMA, and a program for each multiprocessor
+
+
 class Config(NamedTuple):
-    """What a kernel is compiled for. group: rows of tiles per group. descriptors: tiles come by
-    TMA, which needs rows of a multiple of 16 bytes, and compute capability 9.0."""
+    """What a kernel is compiled for. group: rows of tiles per group."""
 
     BM: int
     BN: int
@@ -24,23 +29,24 @@ class Config(NamedTuple):
     group: int
     stages: int
     warps: int
-    descriptors: bool
+    loads: str
 
 
-PLAIN = Config(128, 128, 64, 1, 3, 4, False)
+PLAIN = Config(128, 128, 64, 1, 3, 4, POINTERS)
 GROUPED = PLAIN._replace(group=8)
 CONFIGS = (  # large tiles first
-    Config(128, 256, 64, 8, 3, 8, True),
-    Config(128, 256, 64, 8, 4, 8, True),
-    Config(256, 128, 64, 8, 4, 8, True),
-    Config(128, 256, 64, 16, 4, 8, True),
-    Config(128, 256, 64, 8, 3, 8, False),
-    Config(128, 128, 64, 8, 4, 4, True),
-    Config(128, 128, 64, 8, 6, 8, True),
+    Config(128, 256, 64, 8, 3, 8, TMA),
+    Config(128, 256, 64, 8, 4, 8, TMA),
+    Config(128, 256, 64, 16, 4, 8, TMA),
+    Config(256, 128, 64, 8, 4, 8, TMA),
+    Config(128, 256, 64, 8, 3, 8, PERSISTENT),
+    Config(128, 256, 64, 8, 3, 8, POINTERS),
+    Config(128, 128, 64, 8, 4, 4, TMA),
+    Config(128, 128, 64, 8, 6, 8, TMA),
     GROUPED,
-    Config(128, 64, 64, 8, 4, 4, True),
-    Config(64, 64, 64, 8, 4, 4, True),
-    Config(64, 64, 64, 8, 4, 4, False),
+    Config(128, 64, 64, 8, 4, 4, TMA),
+    Config(64, 64, 64, 8, 4, 4, TMA),
+    Config(64, 64, 64, 8, 4, 4, POINTERS),
 )
 
 
@@ -52,13 +58,15 @@ def stored():
 
 
 @cache
-def card(device):
-    """A device's name, multiprocessors, and whether it has TMA; on the CPU, the card it plays, and
-    Triton's interpreter has descriptors."""
+def multiprocessors(device):
     if device.type != "cuda":
-        return "", played().multiprocessors, True
-    found = torch.cuda.get_device_properties(device)
-    return found.name, found.multi_processor_count, found.major >= 9
+        return played().multiprocessors
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def has_tma(device):
+    """Whether tiles can come by TMA. On the CPU, Triton's interpreter plays it."""
+    return device.type != "cuda" or torch.cuda.get_device_properties(device).major >= 9
 
 
 def nearest(rows, M, N, K, a_by_k, b_by_k):
@@ -71,12 +79,12 @@ def nearest(rows, M, N, K, a_by_k, b_by_k):
     return choice
 
 
-def default(M, N, multiprocessors, descriptors):
-    """For what was never timed: the largest tile with one for each multiprocessor, or the
-    smallest. Without TMA, no stages of 48 KB, which smaller cards have no room for."""
-    usable = [c for c in CONFIGS if c.descriptors == descriptors and (descriptors or c.BN < 256)]
+def default(M, N, programs, loads):
+    """For what was never timed: the largest tile of which there are so many programs, or the
+    smallest. Loads through pointers may run on any card, so their stages have to be small."""
+    usable = [c for c in CONFIGS if c.loads == loads and (loads == TMA or c.BN < 256)]
     for config in usable:
-        if math.ceil(M / config.BM) * math.ceil(N / config.BN) >= multiprocessors:
+        if math.ceil(M / config.BM) * math.ceil(N / config.BN) >= programs:
             return config
     return usable[-1]
 
@@ -84,8 +92,9 @@ def default(M, N, multiprocessors, descriptors):
 @cache
 def chosen(device, M, N, K, a_by_k, b_by_k, whole):
     """The configuration of a product. whole: rows are multiples of 16 bytes, as TMA needs them."""
-    name, multiprocessors, has_tma = card(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     config = nearest(stored().get(name, ()), M, N, K, a_by_k, b_by_k)
-    if config is None or (config.descriptors and not whole):
-        config = default(M, N, multiprocessors, has_tma and whole)
+    if config is None or (config.loads != POINTERS and not whole):
+        loads = TMA if whole and has_tma(device) else POINTERS
+        config = default(M, N, multiprocessors(device), loads)
     return config
