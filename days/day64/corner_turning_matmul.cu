@@ -25,10 +25,10 @@
 // A and B as the product needs them, (M, K) and (K, N), stored in one of two ways each.
 template <typename T>
 struct Product {
-  const T* a;        // stored as (M, K), or as (K, M)
-  const T* b;        // stored as (N, K), or as (K, N)
-  T* c;              // (M, N)
-  int64_t lda, ldb;  // elements from row to row, as they are stored
+  const T* a;             // stored as (M, K), or as (K, M)
+  const T* b;             // stored as (N, K), or as (K, N)
+  T* c;                   // (M, N)
+  int64_t lda, ldb, ldc;  // elements from row to row, as they are stored
   int M, N, K;
 };
 
@@ -46,11 +46,10 @@ Tensor multiply(const Tensor& a, const char* name_a, const Tensor& b, const char
   STD_TORCH_CHECK(M < MOST && N < MOST && K < MOST, name_a, ", ", name_b,
                   ": expected fewer than 2^31 - 1024 rows and columns");
   const DeviceGuard guard(a);
-  if (K == 0) return torch::stable::new_zeros(a, {M, N});
   const Tensor c = torch::stable::new_empty(a, {M, N});
   if (c.numel() == 0) return c;
   const auto run = [&]<typename T>(T) {
-    launch(Product<T>{data<T>(a), data<T>(b), mutable_data<T>(c), a.size(1), b.size(1),
+    launch(Product<T>{data<T>(a), data<T>(b), mutable_data<T>(c), a.size(1), b.size(1), N,
                       static_cast<int>(M), static_cast<int>(N), static_cast<int>(K)});
   };
   a.scalar_type() == ScalarType::Half ? run(__half{}) : run(__nv_bfloat16{});
@@ -75,8 +74,8 @@ using TileOfB = float[DEPTH][SIDE + 1];  // (k, n)
 // The element (row, col) of a matrix with `cols` columns, or 0 outside of it.
 template <typename T>
 __device__ __forceinline__ float element_or_zero(const T* __restrict__ matrix, int row, int col,
-                                                 int rows, int cols) {
-  return row < rows && col < cols ? static_cast<float>(matrix[int64_t{row} * cols + col]) : 0.0f;
+                                                 int rows, int64_t cols) {
+  return row < rows && col < cols ? static_cast<float>(matrix[row * cols + col]) : 0.0f;
 }
 
 template <typename T>
@@ -84,7 +83,7 @@ __device__ void load_a(TileOfA& tile, const Product<T>& p, int m, int k) {
 #pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i / DEPTH, col = i % DEPTH;
-    tile[row][col] = element_or_zero(p.a, m + row, k + col, p.M, p.K);
+    tile[row][col] = element_or_zero(p.a, m + row, k + col, p.M, p.lda);
   }
 }
 
@@ -95,7 +94,7 @@ __device__ void load_b_strided(TileOfB& tile, const Product<T>& p, int n, int k)
 #pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i / SIDE, col = i % SIDE;
-    tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.K);
+    tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.ldb);
   }
 }
 
@@ -105,7 +104,7 @@ __device__ void load_b_corner_turning(TileOfB& tile, const Product<T>& p, int n,
 #pragma unroll
   for (int i = threadIdx.x; i < SIDE * DEPTH; i += SCALAR_THREADS) {
     const int row = i % DEPTH, col = i / DEPTH;
-    tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.K);
+    tile[row][col] = element_or_zero(p.b, n + col, k + row, p.N, p.ldb);
   }
 }
 
@@ -131,7 +130,7 @@ __device__ void store_sums(const Product<T>& p, const Sums& sums, int m, int n) 
     for (int j = 0; j < EACH; ++j) {
       const int row = m + threadIdx.x / ACROSS + i * ACROSS;
       const int col = n + threadIdx.x % ACROSS + j * ACROSS;
-      if (row < p.M && col < p.N) p.c[int64_t{row} * p.N + col] = static_cast<T>(sums[i][j]);
+      if (row < p.M && col < p.N) p.c[row * p.ldc + col] = static_cast<T>(sums[i][j]);
     }
   }
 }
@@ -288,7 +287,7 @@ __device__ __forceinline__ void store_warp_sums(const Product<T>& p, const WarpS
 #pragma unroll
   for (int i = 0; i < WM / 8; ++i) {
     const int row = m + 8 * i + lane / 4, cols = row < p.M ? p.N : 0;
-    T* const to = p.c + int64_t{row} * p.N;
+    T* const to = p.c + row * p.ldc;
 #pragma unroll
     for (int j = 0; j < WN / 8; ++j) {
       const int col = n + 8 * j + lane % 4 * 2;

@@ -17,6 +17,15 @@ TOPICS = ("GEMM", "Triton", "tiling", "coalescing", "mma", "TMA", "autotuner", "
 SOURCE = "corner_turning_matmul.cu"
 EXTRA_SOURCES = ("corner_turning_triton.py", "tuning.py", "compiled.py", "rates.py")
 INTRODUCES = ("corner turning",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "scalar_grid: 64-bit index in 32 bits: `int64_t{ceil_div(p.M, SIDE)} * ceil_div(p.N, SIDE)` -> "
+    "`(ceil_div(p.M, SIDE)) * ceil_div(p.N, SIDE)`": "2^31 tiles are an output of 17 TB",
+    "store_warp_sums: bounds check dropped: `!even && col < cols` -> `col < cols`": (
+        "where N is even, the pair before has stored the same number"
+    ),
+    "launch_tensor_cores: validation dropped: `require_capability(8, 0, "
+    '"mma.sync of 16×8×16")` -> ``': "cards of 7.5 have 64 KB: the next line refuses them",
+}
 
 EXERCISE = Exercise(
     function="load_b_corner_turning",
@@ -30,7 +39,7 @@ EXERCISE = Exercise(
         "Element i of the tile belongs to thread i % SCALAR_THREADS. Where threads store in shared "
         "memory is free: a column there has no bank conflicts, since rows have SIDE + 1 elements.",
         "row = i % DEPTH and col = i / DEPTH; tile[row][col] = element_or_zero(p.b, n + col, "
-        "k + row, p.N, p.K).",
+        "k + row, p.N, p.ldb).",
     ),
 )
 
