@@ -35,7 +35,7 @@ LISTING = """\
         /*0090*/                   NOP;                               /* 0x09 */
 """
 TENSOR_CORES = """\
-\t\tFunction : _Z10mul_kernelIdEvPKT_l
+\t\tFunction : _Z10mul_kernelIfEvPKT_l
         /*0000*/             @!P1  LDGSTS.E.BYPASS.128 [R2], [R4.64] ; /* 0x01 */
         /*0010*/                   UTMALDG.2D [UR4], [UR6] ;           /* 0x02 */
         /*0020*/                   LDSM.16.MT88.4 R4, [R8] ;           /* 0x03 */
