@@ -1,0 +1,174 @@
+"""The norms of norm_twins.cu in Triton: kernels, and their launchers below them."""
+
+import torch
+import triton
+import triton.language as tl
+
+from common.day import require, require_float
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+LONGEST_ROW = 16384  # that a program keeps in registers
+ROWS = 32  # of a tile of batch norm
+MOST_PROGRAMS = 2048  # of batch norm
+
+
+@triton.jit
+def merge(count, mean, m2, other_count, other_mean, other_m2):
+    """The moments of two sets of elements together: number, mean, squared distances from it."""
+    total = count + other_count
+    share = other_count / tl.maximum(total, 1)
+    distance = other_mean - mean
+    added = other_m2 + distance * distance * (count * share)
+    return total, mean + distance * share, m2 + added
+
+
+@triton.jit
+def row_kernel(x, weight, bias, y, cols, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)  # (BLOCK,)
+    v = tl.load(x + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+    distance = tl.where(c < cols, v - tl.sum(v, 0) / cols, 0.0)
+    rest = tl.sum(distance, 0) / cols  # what rounding the mean took away
+    variance = tl.sum(distance * distance, 0) / cols - rest * rest
+    normal = (distance - rest) * tl.rsqrt(tl.where(variance < 0, 0.0, variance) + eps)
+    w = tl.load(weight + c, mask=c < cols).to(tl.float32)
+    b = tl.load(bias + c, mask=c < cols).to(tl.float32)
+    tl.store(y + row * cols + c, normal * w + b, mask=c < cols)
+
+
+@triton.jit
+def long_row_kernel(x, weight, bias, y, cols, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    count, mean, m2 = 0.0, 0.0, 0.0
+    for first in range(0, cols, BLOCK):
+        c = first + tl.arange(0, BLOCK)  # (BLOCK,)
+        here = tl.minimum(cols - first, BLOCK).to(tl.float32)
+        v = tl.load(x + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
+        tile_mean = tl.sum(v, 0) / here
+        distance = tl.where(c < cols, v - tile_mean, 0.0)
+        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tl.sum(distance * distance, 0))
+    scale = tl.rsqrt(m2 / cols + eps)
+    for first in range(0, cols, BLOCK):
+        c = first + tl.arange(0, BLOCK)  # (BLOCK,)
+        v = tl.load(x + row * cols + c, mask=c < cols).to(tl.float32)
+        w = tl.load(weight + c, mask=c < cols).to(tl.float32)
+        b = tl.load(bias + c, mask=c < cols).to(tl.float32)
+        tl.store(y + row * cols + c, (v - mean) * scale * w + b, mask=c < cols)
+
+
+def check(x, weight, bias, eps):
+    """Raises TypeError or ValueError for what the launchers cannot take."""
+    require(x, "x", dtypes=FLOATS, rank=2)
+    for tensor, name in ((weight, "weight"), (bias, "bias")):
+        require(tensor, name, dtypes=(x.dtype,), shape=(x.shape[1],), device=x.device)
+    require_float(eps, "eps")
+    if not eps >= 0:
+        raise ValueError(f"eps: expected 0 or more, got {eps}")
+
+
+def layer_norm_v3_triton(x, weight, bias, eps):
+    """x: (rows, cols); weight, bias: (cols,) of the same floating dtype."""
+    check(x, weight, bias, eps)
+    y = torch.empty_like(x)
+    rows, cols = x.shape
+    if x.numel() > 0:
+        with torch.cuda.device_of(x):
+            if cols <= LONGEST_ROW:
+                block = triton.next_power_of_2(cols)
+                warps = min(16, max(4, block // 1024))
+                row_kernel[(rows,)](x, weight, bias, y, cols, eps, block, num_warps=warps)
+            else:
+                long_row_kernel[(rows,)](x, weight, bias, y, cols, eps, 4096, num_warps=8)
+    return y
+
+
+@triton.jit
+def reduce_kernel(
+    x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    """The moments of the columns of a slice of `length` rows, stored as (slices, cols)."""
+    program = tl.program_id(0)
+    slice = (program // strips).to(tl.int64)
+    c = program % strips * COLS + tl.arange(0, COLS)  # (COLS,)
+    count = 0.0
+    mean = tl.zeros((COLS,), tl.float32)
+    m2 = tl.zeros((COLS,), tl.float32)
+    last = tl.minimum((slice + 1) * length, rows)
+    for first in range(slice * length, last, ROWS):
+        r = first + tl.arange(0, ROWS)  # (ROWS,)
+        mask = (r[:, None] < last) & (c[None, :] < cols)
+        v = tl.load(x + r[:, None] * cols + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        here = tl.minimum(last - first, ROWS).to(tl.float32)
+        tile_mean = tl.sum(v, 0) / here  # (COLS,)
+        distance = tl.where(r[:, None] < last, v - tile_mean[None, :], 0.0)
+        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tl.sum(distance * distance, 0))
+    tl.store(means + slice * cols + c, mean, mask=c < cols)
+    tl.store(m2s + slice * cols + c, m2, mask=c < cols)
+
+
+@triton.jit
+def merge_kernel(
+    means, m2s, scales, rows, cols, slices, length, eps, SLICES: tl.constexpr, COLS: tl.constexpr
+):
+    """The mean of each column, in place of that of the first slice, and its scale."""
+    s = tl.arange(0, SLICES)[:, None]  # (SLICES, 1)
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)  # (COLS,)
+    at = s.to(tl.int64) * cols + c[None, :]
+    mask = (s < slices) & (c[None, :] < cols)
+    # The last slice may be shorter.
+    count = tl.where(s < slices, tl.minimum(rows - s.to(tl.int64) * length, length), 0)
+    part = tl.load(means + at, mask=mask, other=0.0)  # (SLICES, COLS)
+    mean = tl.sum(part * count.to(tl.float32), 0) / rows
+    distance = tl.where(mask, part - mean[None, :], 0.0)
+    m2 = tl.load(m2s + at, mask=mask, other=0.0) + distance * distance * count.to(tl.float32)
+    tl.store(scales + c, mean, mask=c < cols)
+    tl.store(scales + cols + c, tl.rsqrt(tl.sum(m2, 0) / rows + eps), mask=c < cols)
+
+
+@triton.jit
+def apply_kernel(
+    x, weight, bias, scales, y, rows, cols, strips, length,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The last slices come first: of those that were read last, L2 may still have a part."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    slice = (program // strips).to(tl.int64)
+    c = program % strips * COLS + tl.arange(0, COLS)  # (COLS,)
+    mean = tl.load(scales + c, mask=c < cols)[None, :]  # (1, COLS)
+    scale = tl.load(scales + cols + c, mask=c < cols)
+    w = tl.load(weight + c, mask=c < cols).to(tl.float32)
+    b = tl.load(bias + c, mask=c < cols).to(tl.float32)[None, :]
+    scale = (scale * w)[None, :]
+    last = tl.minimum((slice + 1) * length, rows)
+    for first in range(slice * length, last, ROWS):
+        r = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        mask = (r < last) & (c[None, :] < cols)
+        v = tl.load(x + r * cols + c[None, :], mask=mask).to(tl.float32)
+        tl.store(y + r * cols + c[None, :], (v - mean) * scale + b, mask=mask)
+
+
+def batch_norm_v3_triton(x, weight, bias, eps):
+    """x: (rows, cols), not of one row; weight, bias: (cols,) of the same floating dtype."""
+    check(x, weight, bias, eps)
+    rows, cols = x.shape
+    if rows == 1:
+        raise ValueError("x: expected more than one row, as a variance needs them")
+    y = torch.empty_like(x)
+    if x.numel() == 0:
+        return y
+    tile_cols = 512 // x.element_size()  # 512 bytes of a row: a warp's load
+    strips = triton.cdiv(cols, tile_cols)
+    most = max(1, MOST_PROGRAMS // strips)
+    length = triton.cdiv(triton.cdiv(rows, ROWS), most) * ROWS
+    slices = triton.cdiv(rows, length)
+    means, m2s = x.new_empty(2, slices, cols, dtype=torch.float32)
+    scales = x.new_empty(2, cols, dtype=torch.float32)
+    grid = (strips * slices,)
+    padded = triton.next_power_of_2(slices)
+    with torch.cuda.device_of(x):
+        reduce_kernel[grid](x, means, m2s, rows, cols, strips, length, ROWS, tile_cols)
+        merge_kernel[(triton.cdiv(cols, 8),)](
+            means, m2s, scales, rows, cols, slices, length, eps, padded, 8
+        )
+        apply_kernel[grid](x, weight, bias, scales, y, rows, cols, strips, length, ROWS, tile_cols)
+    return y
