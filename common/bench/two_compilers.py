@@ -17,7 +17,7 @@ from common.build.machine_code import (
 
 HEADER = ["", "lines", "registers", "stack", "instructions", "loads", "stores"]
 # Columns of kernels whose threads exchange values, and of those that use tensor cores.
-IF_ANY = ("shuffles", "barriers", "copies", "fragments", "products")
+IF_ANY = ("shuffles", "barriers", "copies", "ldmatrix", "products")
 
 
 def print_machine_code(

@@ -44,7 +44,7 @@ _WORK_OF_BLOCK = {
     "barriers": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?BAR\.SYNC", re.MULTILINE),
     "shuffles": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?SHFL\.", re.MULTILINE),
     "copies": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?(?:LDGSTS|UTMALDG)", re.MULTILINE),
-    "fragments": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?LDSM\.", re.MULTILINE),
+    "ldmatrix": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?LDSM\.", re.MULTILINE),
     "products": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?HG?MMA\.", re.MULTILINE),
 }
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!\s|NOP)", re.MULTILINE)
@@ -83,7 +83,7 @@ class MachineCode:
     barriers: int = 0
     shuffles: int = 0
     copies: int = 0
-    fragments: int = 0
+    ldmatrix: int = 0
     products: int = 0
 
 

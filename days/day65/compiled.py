@@ -12,6 +12,12 @@ APPLIED = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "scales": "*fp32", 
 TILE = {"ROWS": 32, "COLS": 256}
 ALIGNED = ("rows", "cols", "length")
 
+
+def reduction(lanes):
+    constants = {"EACH": 32 // lanes, "LANES": lanes, "COLS": 256}
+    return TritonKernel("reduce_kernel", {**PARTS, **SLICES}, constants, (*PARTS, *ALIGNED))
+
+
 KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them
     ("layer norm v2, CUDA", "layer_norm_v2_row_kernelI13__nv_bfloat16Li8E"),
     (
@@ -19,13 +25,11 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
         TritonKernel("row_kernel", {**ROW, "eps": "fp32"}, {"BLOCK": 8192}, tuple(ROW), 8),
     ),
     ("batch norm v2, CUDA, reduce", "batch_norm_reduce_kernelI13__nv_bfloat16Li8E"),
-    (
-        "batch norm v3, Triton, reduce",
-        TritonKernel("reduce_kernel", {**PARTS, **SLICES}, TILE, (*PARTS, *ALIGNED)),
-    ),
+    ("batch norm v3, Triton, reduce", reduction(1)),
+    ("batch norm v4, Triton, reduce", reduction(4)),
     ("batch norm v2, CUDA, apply", "batch_norm_apply_kernelI13__nv_bfloat16Li8E"),
     (
-        "batch norm v3, Triton, apply",
+        "batch norm v4, Triton, apply",
         TritonKernel("apply_kernel", {**APPLIED, **SLICES}, TILE, (*APPLIED, *ALIGNED)),
     ),
 )

@@ -58,8 +58,9 @@ __device__ inline Moments moments_of(const float (&values)[COUNT], F&& counted) 
   return {count, mean + rest / count, m2 - rest * (rest / count)};
 }
 
+// Rounding may leave an m2 below 0. The comparison passes NaN on.
 __device__ inline float scale_of(Moments all, float eps) {
-  return rsqrtf(all.m2 / all.count + eps);
+  return rsqrtf((all.m2 < 0 ? 0 : all.m2 / all.count) + eps);
 }
 
 void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

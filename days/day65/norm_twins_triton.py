@@ -23,14 +23,38 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
 
 
 @triton.jit
+def moments_of(v, counted, count):
+    """Mean and m2 along dimension 0 of those elements that count; their number is `count`. The mean
+    of the distances from the rounded mean is what rounding took away."""
+    mean = tl.sum(v, 0) / tl.maximum(count, 1)
+    distance = tl.where(counted, v - mean, 0.0)
+    rest = tl.sum(distance, 0) / tl.maximum(count, 1)
+    return mean + rest, tl.sum(distance * distance, 0) - rest * rest * count
+
+
+@triton.jit
+def merge_rows(count, mean, m2):
+    """The moments of all rows together. count: (rows, 1), mean and m2: (rows, cols)."""
+    total = tl.sum(count, 0)
+    rounded = tl.sum(mean * count, 0) / total
+    distance = tl.where(count > 0, mean - rounded[None, :], 0.0)
+    rest = tl.sum(distance * count, 0) / total
+    return rounded + rest, tl.sum(m2 + distance * distance * count, 0) - rest * rest * total
+
+
+@triton.jit
+def scale_of(m2, count, eps):
+    """Rounding may leave an m2 below 0. The comparison passes NaN on."""
+    return tl.rsqrt(tl.where(m2 < 0, 0.0, m2 / count) + eps)
+
+
+@triton.jit
 def row_kernel(x, weight, bias, y, cols, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)  # (BLOCK,)
     v = tl.load(x + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
-    distance = tl.where(c < cols, v - tl.sum(v, 0) / cols, 0.0)
-    rest = tl.sum(distance, 0) / cols  # what rounding the mean took away
-    variance = tl.sum(distance * distance, 0) / cols - rest * rest
-    normal = (distance - rest) * tl.rsqrt(tl.where(variance < 0, 0.0, variance) + eps)
+    mean, m2 = moments_of(v, c < cols, cols.to(tl.float32))
+    normal = (v - mean) * scale_of(m2, cols, eps)
     w = tl.load(weight + c, mask=c < cols).to(tl.float32)
     b = tl.load(bias + c, mask=c < cols).to(tl.float32)
     tl.store(y + row * cols + c, normal * w + b, mask=c < cols)
@@ -44,10 +68,9 @@ def long_row_kernel(x, weight, bias, y, cols, eps, BLOCK: tl.constexpr):
         c = first + tl.arange(0, BLOCK)  # (BLOCK,)
         here = tl.minimum(cols - first, BLOCK).to(tl.float32)
         v = tl.load(x + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
-        tile_mean = tl.sum(v, 0) / here
-        distance = tl.where(c < cols, v - tile_mean, 0.0)
-        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tl.sum(distance * distance, 0))
-    scale = tl.rsqrt(m2 / cols + eps)
+        tile_mean, tile_m2 = moments_of(v, c < cols, here)
+        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tile_m2)
+    scale = scale_of(m2, cols, eps)
     for first in range(0, cols, BLOCK):
         c = first + tl.arange(0, BLOCK)  # (BLOCK,)
         v = tl.load(x + row * cols + c, mask=c < cols).to(tl.float32)
@@ -84,26 +107,31 @@ def layer_norm_v3_triton(x, weight, bias, eps):
 
 @triton.jit
 def reduce_kernel(
-    x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
-):
-    """The moments of the columns of a slice of `length` rows, stored as (slices, cols)."""
+    x, means, m2s, rows, cols, strips, length,
+    EACH: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The moments of the columns of a slice of `length` rows, stored as (slices, cols). A tile is
+    EACH × LANES rows, and LANES rows of moments are kept until the end."""
     program = tl.program_id(0)
     slice = (program // strips).to(tl.int64)
     c = program % strips * COLS + tl.arange(0, COLS)  # (COLS,)
-    count = 0.0
-    mean = tl.zeros((COLS,), tl.float32)
-    m2 = tl.zeros((COLS,), tl.float32)
+    lane = tl.arange(0, LANES)  # (LANES,)
+    within = tl.arange(0, EACH)[:, None] * LANES + lane[None, :]  # (EACH, LANES)
+    count = tl.zeros((LANES, 1), tl.float32)
+    mean = tl.zeros((LANES, COLS), tl.float32)
+    m2 = tl.zeros((LANES, COLS), tl.float32)
     last = tl.minimum((slice + 1) * length, rows)
-    for first in range(slice * length, last, ROWS):
-        r = first + tl.arange(0, ROWS)  # (ROWS,)
-        mask = (r[:, None] < last) & (c[None, :] < cols)
-        v = tl.load(x + r[:, None] * cols + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        here = tl.minimum(last - first, ROWS).to(tl.float32)
-        tile_mean = tl.sum(v, 0) / here  # (COLS,)
-        distance = tl.where(r[:, None] < last, v - tile_mean[None, :], 0.0)
-        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tl.sum(distance * distance, 0))
-    tl.store(means + slice * cols + c, mean, mask=c < cols)
-    tl.store(m2s + slice * cols + c, m2, mask=c < cols)
+    for first in range(slice * length, last, EACH * LANES):
+        r = first + within[:, :, None]  # (EACH, LANES, 1)
+        mask = (r < last) & (c[None, None, :] < cols)
+        v = tl.load(x + r * cols + c[None, None, :], mask=mask, other=0.0).to(tl.float32)
+        left = (last - first - lane + LANES - 1) // LANES  # rows of each lane
+        here = tl.minimum(tl.maximum(left, 0), EACH).to(tl.float32)[:, None]  # (LANES, 1)
+        tile_mean, tile_m2 = moments_of(v, r < last, here)  # (LANES, COLS)
+        count, mean, m2 = merge(count, mean, m2, here, tile_mean, tile_m2)
+    slice_mean, slice_m2 = merge_rows(count, mean, m2)
+    tl.store(means + slice * cols + c, slice_mean, mask=c < cols)
+    tl.store(m2s + slice * cols + c, slice_m2, mask=c < cols)
 
 
 @triton.jit
@@ -117,12 +145,11 @@ def merge_kernel(
     mask = (s < slices) & (c[None, :] < cols)
     # The last slice may be shorter.
     count = tl.where(s < slices, tl.minimum(rows - s.to(tl.int64) * length, length), 0)
-    part = tl.load(means + at, mask=mask, other=0.0)  # (SLICES, COLS)
-    mean = tl.sum(part * count.to(tl.float32), 0) / rows
-    distance = tl.where(mask, part - mean[None, :], 0.0)
-    m2 = tl.load(m2s + at, mask=mask, other=0.0) + distance * distance * count.to(tl.float32)
+    slice_mean = tl.load(means + at, mask=mask, other=0.0)  # (SLICES, COLS)
+    slice_m2 = tl.load(m2s + at, mask=mask, other=0.0)
+    mean, m2 = merge_rows(count.to(tl.float32), slice_mean, slice_m2)
     tl.store(scales + c, mean, mask=c < cols)
-    tl.store(scales + cols + c, tl.rsqrt(tl.sum(m2, 0) / rows + eps), mask=c < cols)
+    tl.store(scales + cols + c, scale_of(m2, rows, eps), mask=c < cols)
 
 
 @triton.jit
@@ -147,7 +174,7 @@ def apply_kernel(
         tl.store(y + r * cols + c[None, :], (v - mean) * scale + b, mask=mask)
 
 
-def batch_norm_v3_triton(x, weight, bias, eps):
+def batch_norm(x, weight, bias, eps, lanes):
     """x: (rows, cols), not of one row; weight, bias: (cols,) of the same floating dtype."""
     check(x, weight, bias, eps)
     rows, cols = x.shape
@@ -166,9 +193,21 @@ def batch_norm_v3_triton(x, weight, bias, eps):
     grid = (strips * slices,)
     padded = triton.next_power_of_2(slices)
     with torch.cuda.device_of(x):
-        reduce_kernel[grid](x, means, m2s, rows, cols, strips, length, ROWS, tile_cols)
+        reduce_kernel[grid](
+            x, means, m2s, rows, cols, strips, length, ROWS // lanes, lanes, tile_cols
+        )
         merge_kernel[(triton.cdiv(cols, 8),)](
             means, m2s, scales, rows, cols, slices, length, eps, padded, 8
         )
         apply_kernel[grid](x, weight, bias, scales, y, rows, cols, strips, length, ROWS, tile_cols)
     return y
+
+
+def batch_norm_v3_triton(x, weight, bias, eps):
+    """Reduces each tile to one row of moments."""
+    return batch_norm(x, weight, bias, eps, 1)
+
+
+def batch_norm_v4_triton_lanes(x, weight, bias, eps):
+    """Keeps a row of moments for each of a program's four warps."""
+    return batch_norm(x, weight, bias, eps, 4)

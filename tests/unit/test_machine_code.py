@@ -57,7 +57,7 @@ def test_a_kernel_is_found_among_others() -> None:
 
 def test_what_serves_tensor_cores_is_counted() -> None:
     code = parsed(USAGE, TENSOR_CORES, "mul_kernel")
-    assert (code.copies, code.fragments, code.products) == (2, 1, 2)
+    assert (code.copies, code.ldmatrix, code.products) == (2, 1, 2)
     assert code.loads == {}
     assert parsed(USAGE, LISTING, "add_kernelIfE").products == 0
 
