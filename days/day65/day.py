@@ -64,7 +64,7 @@ def cost(case):
     return Cost(bytes=2 * (rows + 1) * cols * case.itemsize, flops=10 * rows * cols)
 
 
-def problem(name, call, pytorch, rungs, shapes, bench, bench_cpu):
+def problem(name, call, pytorch, rungs, shapes, constant, bench, bench_cpu):
     return Problem(
         name=name,
         inputs=inputs,
@@ -76,8 +76,7 @@ def problem(name, call, pytorch, rungs, shapes, bench, bench_cpu):
             *grid([(40, 264)], FLOATS, values="large"),
             *grid([(40, 264)], ["float16"], values="extreme"),
             *grid([(8, 304)], FLOATS, values="nonfinite"),
-            *grid([(6, 104), (70, 1032)], FLOATS, values="constant"),
-            Case((2, 16400), "float32", "constant"),
+            *grid([(6, 104), constant], FLOATS, values="constant"),
         ),
         bench=bench,
         bench_cpu=bench_cpu,
@@ -104,6 +103,7 @@ PROBLEMS = (
         ),
         # Around a chunk and a tile of 1024 chunks; rows that are too long for registers.
         [(1, 1), (5, 31), (3, 1025), (2, 4096), (2, 4100), (1, 8200), (0, 8), (3, 0), (2, 16392)],
+        (2, 16400),
         Case((32768, 8192), "bfloat16"),
         Case((16, 4096)),
     ),
@@ -124,7 +124,8 @@ PROBLEMS = (
         ),
         # Part of a slice's 32 rows, several slices, more strips than one; rows of single elements.
         [(2, 1), (5, 31), (33, 40), (100, 264), (64, 512), (1000, 8), (70, 1025), (0, 8), (3, 0)],
+        (70, 264),
         Case((262144, 1024), "bfloat16"),
-        Case((512, 128)),
+        Case((128, 128)),
     ),
 )

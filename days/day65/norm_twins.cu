@@ -36,26 +36,27 @@ struct Moments {
 // The moments of both together (Chan, Golub & LeVeque, 1983).
 __device__ inline Moments merge(Moments a, Moments b) {
   if (b.count == 0) return a;  // if a has no elements either, share would be 0 / 0
-  const float count = a.count + b.count, share = b.count / count, distance = b.mean - a.mean;
+  const float count = a.count + b.count, distance = b.mean - a.mean;
+  const float share = __fdividef(b.count, count);  // a few instructions instead of a call
   return {count, a.mean + distance * share, a.m2 + b.m2 + distance * distance * (a.count * share)};
 }
 
 // Two passes over `values` in registers: the mean, then squared distances from it. Those that
-// `counted` says no to are left out. The mean is rounded, and the mean of the distances from it
-// is what rounding took away: of equal values, m2 is 0.
+// `counted` says no to are 0, and left out. The mean is rounded, and the mean of the distances
+// from it is what rounding took away: of equal values, m2 is 0.
 template <int COUNT, typename F>
 __device__ inline Moments moments_of(const float (&values)[COUNT], F&& counted) {
   float count = 0, sum = 0, rest = 0, m2 = 0;
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) count += counted(i), sum += counted(i) ? values[i] : 0;
+  for (int i = 0; i < COUNT; ++i) count += counted(i), sum += values[i];
   if (count == 0) return {};
-  const float mean = sum / count;
+  const float inverse = 1 / count, mean = sum * inverse;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const float distance = counted(i) ? values[i] - mean : 0;
     rest += distance, m2 += distance * distance;
   }
-  return {count, mean + rest / count, m2 - rest * (rest / count)};
+  return {count, mean + rest * inverse, m2 - rest * (rest * inverse)};
 }
 
 // Rounding may leave an m2 below 0. The comparison passes NaN on.
@@ -248,17 +249,24 @@ __global__ void __launch_bounds__(BLOCK)
   __shared__ Moments of_warp[WARPS][32 * N];
   const int lane = threadIdx.x % 32;
   const int64_t strip = blockIdx.x % s.strips, slice = blockIdx.x / s.strips;
-  Moments mine[N] = {};
+  float count = 0, mean[N] = {}, m2[N] = {};
   for_rows(p, s, slice, strip * 32 + lane, [&](const auto& loaded, int64_t row, int64_t last) {
+    const auto there = [&](int k) { return row + k * WARPS < last; };
+    float here = 0;
+    for (int k = 0; k < LOADS; ++k) here += there(k);
+    const float share = here / (count + here);  // one division for all columns
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       float column[LOADS];
       for (int k = 0; k < LOADS; ++k) column[k] = static_cast<float>(loaded[k].at[n]);
-      const auto there = [&](int k) { return row + k * WARPS < last; };
-      mine[n] = merge(mine[n], moments_of(column, there));
+      const Moments tile = moments_of(column, there);
+      const float distance = tile.mean - mean[n];
+      mean[n] += distance * share;
+      m2[n] += tile.m2 + distance * distance * (count * share);
     }
+    count += here;
   });
-  for (int n = 0; n < N; ++n) of_warp[threadIdx.x / 32][lane * N + n] = mine[n];
+  for (int n = 0; n < N; ++n) of_warp[threadIdx.x / 32][lane * N + n] = {count, mean[n], m2[n]};
   __syncthreads();  // the moments of all warps are there before any thread merges them
   for (int c = threadIdx.x; c < 32 * N; c += BLOCK) {
     const int64_t col = strip * 32 * N + c;
