@@ -49,8 +49,7 @@ __device__ inline Moments moments_of(const float (&values)[COUNT], F&& counted) 
   float count = 0, sum = 0, rest = 0, m2 = 0;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) count += counted(i), sum += values[i];
-  if (count == 0) return {};
-  const float inverse = 1 / count, mean = sum * inverse;
+  const float inverse = 1 / fmaxf(count, 1), mean = sum * inverse;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const float distance = counted(i) ? values[i] - mean : 0;
