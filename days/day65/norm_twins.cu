@@ -103,13 +103,13 @@ struct RowTile {
 
   __device__ void load(const Chunk<T, N>* row, int64_t from, int64_t chunks) {
     first = from, last = chunks;
-    Chunk<T, N> loaded[LOADS] = {};
+    RawChunk<Chunk<T, N>> loaded[LOADS] = {};
 #pragma unroll
     for (int k = 0; k < LOADS; ++k) {
-      if (first + k * BLOCK < last) loaded[k] = load_whole(row + first + k * BLOCK);
+      if (first + k * BLOCK < last) loaded[k] = load_raw(row + first + k * BLOCK);
     }
 #pragma unroll
-    for (int i = 0; i < LOADS * N; ++i) at[i] = static_cast<float>(loaded[i / N].at[i % N]);
+    for (int i = 0; i < LOADS * N; ++i) at[i] = static_cast<float>(loaded[i / N].chunk().at[i % N]);
   }
 
   __device__ Moments moments() const {
@@ -231,11 +231,11 @@ __device__ void for_rows(const Arguments<T, N>& p, const Slices& s, int64_t slic
                          F&& f) {
   const int64_t last = min((slice + 1) * s.length, p.rows);
   for (int64_t row = slice * s.length + threadIdx.x / 32; row < last; row += SLICE_ROWS) {
-    Chunk<T, N> loaded[LOADS] = {};
+    RawChunk<Chunk<T, N>> loaded[LOADS] = {};
 #pragma unroll
     for (int k = 0; k < LOADS; ++k) {
       const bool there = row + k * WARPS < last && chunk < p.chunks;
-      if (there) loaded[k] = load_whole(p.x + (row + k * WARPS) * p.chunks + chunk);
+      if (there) loaded[k] = load_raw(p.x + (row + k * WARPS) * p.chunks + chunk);
     }
     f(loaded, row, last);
   }
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       float column[LOADS];
-      for (int k = 0; k < LOADS; ++k) column[k] = static_cast<float>(loaded[k].at[n]);
+      for (int k = 0; k < LOADS; ++k) column[k] = static_cast<float>(loaded[k].chunk().at[n]);
       const Moments tile = moments_of(column, there);
       const float distance = tile.mean - mean[n];
       mean[n] += distance * share;
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(BLOCK)
       Chunk<T, N> y;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const float normal = (static_cast<float>(loaded[k].at[n]) - mean[n]) * scale[n];
+        const float normal = (static_cast<float>(loaded[k].chunk().at[n]) - mean[n]) * scale[n];
         y.at[n] = static_cast<T>(normal + bias[n]);
       }
       p.y[(row + k * WARPS) * p.chunks + chunk] = y;
