@@ -71,7 +71,7 @@ void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   STD_TORCH_CHECK(eps >= 0, "eps: expected 0 or more, got ", eps);  // also refuses NaN
 }
 
-// Makes y and calls launch(arguments, number of chunks per row).
+// What kernels get, in chunks of N elements.
 template <typename T, int N>
 struct Arguments {
   const Chunk<T, N>*x, *weight, *bias;
@@ -80,6 +80,7 @@ struct Arguments {
   float eps;
 };
 
+// Makes y and calls launch(arguments).
 template <typename Launch>
 Tensor normalise(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                  const char* kernel, Launch&& launch) {
