@@ -136,7 +136,8 @@ struct RowTile {
   }
 };
 
-// The moments of all threads as one, in every thread. All threads of the block must call it, once.
+// The moments of all threads as one, in every thread, where the last bits may differ: each lane
+// merges in an order of its own. All threads of the block must call it, once.
 __device__ inline Moments block_merge(Moments mine) {
   __shared__ Moments of_warp[WARPS];
   const auto warp_merge = [&] {
@@ -153,9 +154,7 @@ __device__ inline Moments block_merge(Moments mine) {
   __syncthreads();  // every warp waits for the moments of all warps
   mine = lane < WARPS ? of_warp[lane] : Moments{};
   warp_merge();
-  // Both lanes of a pair merge, but each in an order of its own: lane 0 decides.
-  return {__shfl_sync(0xffffffff, mine.count, 0), __shfl_sync(0xffffffff, mine.mean, 0),
-          __shfl_sync(0xffffffff, mine.m2, 0)};
+  return mine;
 }
 
 // v1: x is read twice, tile by tile.

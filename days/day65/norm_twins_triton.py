@@ -10,7 +10,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST_ROW = 16384  # that a program keeps in registers
 ROWS = 32  # of a tile of batch norm
 MOST_PROGRAMS = 2048  # of batch norm
-MERGED = 16  # columns per program that merges slices
+MERGED = 8192  # moments per program that merges slices: 32 per thread
 
 
 @triton.jit
@@ -193,12 +193,13 @@ def batch_norm(x, weight, bias, eps, lanes):
     scales = x.new_empty(2, cols, dtype=torch.float32)
     grid = (strips * slices,)
     padded = triton.next_power_of_2(slices)
+    merged = min(16, MERGED // padded)  # columns
     with torch.cuda.device_of(x):
         reduce_kernel[grid](
             x, means, m2s, rows, cols, strips, length, ROWS // lanes, lanes, tile_cols
         )
-        merge_kernel[(triton.cdiv(cols, MERGED),)](
-            means, m2s, scales, rows, cols, slices, length, eps, padded, MERGED, num_warps=8
+        merge_kernel[(triton.cdiv(cols, merged),)](
+            means, m2s, scales, rows, cols, slices, length, eps, padded, merged, num_warps=8
         )
         apply_kernel[grid](x, weight, bias, scales, y, rows, cols, strips, length, ROWS, tile_cols)
     return y
