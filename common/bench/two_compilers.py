@@ -16,14 +16,15 @@ from common.build.machine_code import (
 )
 
 HEADER = ["", "lines", "registers", "stack", "instructions", "loads", "stores"]
-IF_ANY = ("shuffles", "barriers")  # columns of kernels whose threads exchange values
+# Columns of kernels whose threads exchange values, and of those that use tensor cores.
+IF_ANY = ("shuffles", "barriers", "copies", "ldmatrix", "products")
 
 
 def print_machine_code(
     cuda: Path, triton: Path, kernels: Sequence[tuple[str, str | TritonKernel]], note: str
 ) -> None:
-    """Compiles the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp shuffles
-    and barriers are counted where one of the kernels has any.
+    """Compiles the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp
+    shuffles, barriers and what serves tensor cores are counted where one of the kernels has any.
 
     cuda, triton: the two sources. kernels: a title each, and a kernel: one in CUDA by its name and
     template arguments as nvcc writes them, "add_v1_kernelIfE" for add_v1_kernel<float>. note: what

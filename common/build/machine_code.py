@@ -37,14 +37,24 @@ _WIDTHS = {
     "U8": 1,
     "S8": 1,
 }  # bytes; 4 without one of these
-_ACCESS = re.compile(
-    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(LDG|STG)((?:\.\w+)*) ", re.MULTILINE
-)
+_AT = r"^\s+/\*[0-9a-f]{4,}\*/\s+"  # the address of an instruction, at the beginning of its line
+_GUARD = r"(?:@!?U?P\w+ +)?"  # the predicate that it may have
+
+
+def _all(of: str) -> re.Pattern[str]:
+    """What finds the instructions whose names begin like this pattern."""
+    return re.compile(_AT + _GUARD + of, re.MULTILINE)
+
+
+_ACCESS = _all(r"(LDG|STG)((?:\.\w+)*) ")
 _WORK_OF_BLOCK = {
-    "barriers": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?BAR\.SYNC", re.MULTILINE),
-    "shuffles": re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ +)?SHFL\.", re.MULTILINE),
+    "barriers": _all(r"BAR\.SYNC"),
+    "shuffles": _all(r"SHFL\."),
+    "copies": _all(r"(?:LDGSTS|UTMALDG)"),
+    "ldmatrix": _all(r"LDSM\."),
+    "products": _all(r"HG?MMA\."),
 }
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!\s|NOP)", re.MULTILINE)
+_INSTRUCTION = re.compile(_AT + r"(?!\s|NOP)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class TritonKernel:
     kernel: its name in the module. signature: the types of its arguments in their order, such as
     {"x": "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the
     arguments that are multiples of 16, which Triton finds at each launch: addresses and sizes.
+    stages: of the loops that load what a tl.dot multiplies.
     """
 
     kernel: str
@@ -61,13 +72,15 @@ class TritonKernel:
     constants: Mapping[str, int]
     multiples: Sequence[str] = ()
     warps: int = 4
+    stages: int = 3
 
 
 @dataclass(frozen=True)
 class MachineCode:
     """A kernel's machine code: registers per thread, bytes of its stack frame per thread (mostly
     spilled registers), instructions, the bytes that each global load and store moves per thread, by
-    how many instructions do so, and how many instructions are barriers and warp shuffles."""
+    how many instructions do so, and how many instructions are barriers, warp shuffles, copies to
+    shared memory (cp.async, TMA), ldmatrix, and products of tensor cores."""
 
     registers: int
     stack: int
@@ -76,6 +89,9 @@ class MachineCode:
     stores: Mapping[int, int] = field(default_factory=dict)
     barriers: int = 0
     shuffles: int = 0
+    copies: int = 0
+    ldmatrix: int = 0
+    products: int = 0
 
 
 def architecture() -> str:
@@ -174,7 +190,7 @@ def lines_of(source: Path, name: str) -> int:
     in_python = source.suffix == ".py"
     last = at + 1
     while last < len(lines) and not (
-        lines[last] == "}" or (in_python and lines[last] and not lines[last][0].isspace())
+        lines[last] == "}" or (in_python and lines[last] and lines[last][0] not in " )")
     ):
         last += 1
     body = lines[first : last + (not in_python)]
@@ -191,12 +207,13 @@ def _compile(module: Path, kernels: list[dict[str, Any]], capability: int, out: 
     spec.loader.exec_module(loaded)
     target = backends.GPUTarget("cuda", capability, 32)
     for i, what in enumerate(kernels):
-        names = [*what["signature"], *what["constants"]]
-        signature = {**what["signature"], **dict.fromkeys(what["constants"], "constexpr")}
-        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
         kernel = getattr(loaded, what["kernel"])
+        names = kernel.arg_names
+        signature = {name: what["signature"].get(name, "constexpr") for name in names}
+        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
         source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
-        built = compiler.compile(source, target=target, options={"num_warps": what["warps"]})
+        options = {"num_warps": what["warps"], "num_stages": what["stages"]}
+        built = compiler.compile(source, target=target, options=options)
         (out / f"{i}.cubin").write_bytes(built.asm["cubin"])
 
 

@@ -184,7 +184,7 @@ class Builder:
                 raise Skip("Triton's interpreter is not watched; on a GPU its kernels are")
             os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is decorated
             # A result may be infinite; NumPy, which computes it, would print that.
-            warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton|numpy")
         try:
             importlib.import_module("triton")
         except ImportError as error:

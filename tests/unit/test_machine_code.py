@@ -34,6 +34,15 @@ LISTING = """\
         /*0080*/                   BRA 0x80;                          /* 0x08 */
         /*0090*/                   NOP;                               /* 0x09 */
 """
+TENSOR_CORES = """\
+\t\tFunction : _Z10mul_kernelIfEvPKT_l
+        /*0000*/             @!P1  LDGSTS.E.BYPASS.128 [R2], [R4.64] ; /* 0x01 */
+        /*0010*/                   UTMALDG.2D [UR4], [UR6] ;           /* 0x02 */
+        /*0020*/                   LDSM.16.MT88.4 R4, [R8] ;           /* 0x03 */
+        /*0030*/                   HMMA.16816.F32.BF16 R4, R8, R2, R4 ; /* 0x04 */
+        /*0040*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24 ; /* 0x05 */
+        /*0050*/                   LDS R2, [R4] ;                      /* 0x06 */
+"""
 
 
 def test_a_kernel_is_found_among_others() -> None:
@@ -46,6 +55,13 @@ def test_a_kernel_is_found_among_others() -> None:
     assert parsed(USAGE, LISTING, "mul_kernel").stores == {8: 1}
 
 
+def test_what_serves_tensor_cores_is_counted() -> None:
+    code = parsed(USAGE, TENSOR_CORES, "mul_kernel")
+    assert (code.copies, code.ldmatrix, code.products) == (2, 1, 2)
+    assert code.loads == {}
+    assert parsed(USAGE, LISTING, "add_kernelIfE").products == 0
+
+
 def test_a_kernel_that_is_not_there_is_named_with_the_others() -> None:
     with pytest.raises(LookupError, match="no kernel other, but _Z10add_kernel"):
         parsed(USAGE, LISTING, "other")
@@ -54,6 +70,11 @@ def test_a_kernel_that_is_not_there_is_named_with_the_others() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
+        (
+            "a.py",
+            "@jit\ndef k(\n    x,\n):  # fmt: skip\n    f(x)\n\n\ndef other():\n    pass\n",
+            5,
+        ),
         (
             "a.cu",
             "// A comment.\ntemplate <int N>\n__global__ void k(int n) {\n  // why\n\n"
