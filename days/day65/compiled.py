@@ -13,9 +13,9 @@ TILE = {"ROWS": 32, "COLS": 256}
 ALIGNED = ("rows", "cols", "length")
 
 
-def reduction(lanes):
-    constants = {"EACH": 32 // lanes, "LANES": lanes, "COLS": 256}
-    return TritonKernel("reduce_kernel", {**PARTS, **SLICES}, constants, (*PARTS, *ALIGNED))
+def reduction(kernel, rows):
+    constants = {"ROWS": rows, "COLS": 256}
+    return TritonKernel(kernel, {**PARTS, **SLICES}, constants, (*PARTS, *ALIGNED))
 
 
 KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them
@@ -25,8 +25,8 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
         TritonKernel("row_kernel", {**ROW, "eps": "fp32"}, {"BLOCK": 8192}, tuple(ROW), 8),
     ),
     ("batch norm v2, CUDA, reduce", "batch_norm_reduce_kernelI13__nv_bfloat16Li8E"),
-    ("batch norm v3, Triton, reduce", reduction(1)),
-    ("batch norm v4, Triton, reduce", reduction(4)),
+    ("batch norm v3, Triton, reduce", reduction("reduce_tiles_kernel", 32)),
+    ("batch norm v4, Triton, reduce", reduction("reduce_places_kernel", 8)),
     ("batch norm v2, CUDA, apply", "batch_norm_apply_kernelI13__nv_bfloat16Li8E"),
     (
         "batch norm v4, Triton, apply",

@@ -120,8 +120,8 @@ PROBLEMS = (
             Rung("batch_norm_v2_slices", "CUDA, strips in slices of rows", target=AT_COMPILE),
             Rung("batch_norm_v3_triton", "Triton, each tile reduced to a row", triton=TRITON),
             Rung(
-                "batch_norm_v4_triton_lanes",
-                "Triton, a row of moments per warp",
+                "batch_norm_v4_triton_places",
+                "Triton, moments per place of the tile",
                 target=AT_COMPILE,
                 triton=TRITON,
             ),

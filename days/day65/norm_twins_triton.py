@@ -9,6 +9,8 @@ from common.day import require, require_float
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST_ROW = 16384  # that a program keeps in registers
 ROWS = 32  # of a tile of batch norm
+PLACES = 8  # rows of a tile where each place has its moments
+STAGES = tl.constexpr(4)  # tiles of that kind that are in flight or in use
 MOST_PROGRAMS = 2048  # of batch norm
 MERGED = 8192  # moments per program that merges slices: 32 per thread
 
@@ -54,7 +56,7 @@ def row_kernel(x, weight, bias, y, cols, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)  # (BLOCK,)
     v = tl.load(x + row * cols + c, mask=c < cols, other=0.0).to(tl.float32)
-    mean, m2 = moments_of(v, c < cols, cols.to(tl.float32))
+    mean, m2 = moments_of(v, c < cols, cols * 1.0)  # Triton makes an int of cols = 1
     normal = (v - mean) * scale_of(m2, cols, eps)
     w = tl.load(weight + c, mask=c < cols).to(tl.float32)
     b = tl.load(bias + c, mask=c < cols).to(tl.float32)
@@ -107,29 +109,53 @@ def layer_norm_v3_triton(x, weight, bias, eps):
 
 
 @triton.jit
-def reduce_kernel(
-    x, means, m2s, rows, cols, strips, length,
-    EACH: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """The moments of the columns of a slice of `length` rows, stored as (slices, cols). A tile is
-    EACH × LANES rows, and LANES rows of moments are kept until the end."""
+def reduce_tiles_kernel(
+    x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    """The moments of the columns of a slice of `length` rows, stored as (slices, cols). Each tile
+    is reduced, and its moments are merged with those before."""
     program = tl.program_id(0)
     slice = (program // strips).to(tl.int64)
     c = program % strips * COLS + tl.arange(0, COLS)  # (COLS,)
-    lane = tl.arange(0, LANES)  # (LANES,)
-    within = tl.arange(0, EACH)[:, None] * LANES + lane[None, :]  # (EACH, LANES)
-    count = tl.zeros((LANES, 1), tl.float32)
-    mean = tl.zeros((LANES, COLS), tl.float32)
-    m2 = tl.zeros((LANES, COLS), tl.float32)
+    count = tl.zeros((COLS,), tl.float32)
+    mean = tl.zeros((COLS,), tl.float32)
+    m2 = tl.zeros((COLS,), tl.float32)
     last = tl.minimum((slice + 1) * length, rows)
-    for first in range(slice * length, last, EACH * LANES):
-        r = first + within[:, :, None]  # (EACH, LANES, 1)
-        mask = (r < last) & (c[None, None, :] < cols)
-        v = tl.load(x + r * cols + c[None, None, :], mask=mask, other=0.0).to(tl.float32)
-        left = (last - first - lane + LANES - 1) // LANES  # rows of each lane
-        here = tl.minimum(tl.maximum(left, 0), EACH).to(tl.float32)[:, None]  # (LANES, 1)
-        tile_mean, tile_m2 = moments_of(v, r < last, here)  # (LANES, COLS)
+    for first in range(slice * length, last, ROWS):
+        r = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        mask = (r < last) & (c[None, :] < cols)
+        v = tl.load(x + r * cols + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        here = tl.minimum(last - first, ROWS).to(tl.float32)
+        tile_mean, tile_m2 = moments_of(v, r < last, here)  # (COLS,)
         count, mean, m2 = merge(count, mean, m2, here, tile_mean, tile_m2)
+    tl.store(means + slice * cols + c, mean, mask=c < cols)
+    tl.store(m2s + slice * cols + c, m2, mask=c < cols)
+
+
+@triton.jit
+def reduce_places_kernel(
+    x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    """The same. Each place of the tile has moments of its own, to which every tile adds one element
+    (Welford), and the places of a column are merged at the end."""
+    program = tl.program_id(0)
+    slice = (program // strips).to(tl.int64)
+    c = program % strips * COLS + tl.arange(0, COLS)  # (COLS,)
+    count = tl.zeros((ROWS, 1), tl.float32)
+    mean = tl.zeros((ROWS, COLS), tl.float32)
+    m2 = tl.zeros((ROWS, COLS), tl.float32)
+    last = tl.minimum((slice + 1) * length, rows)
+    tiles = 0.0
+    for first in tl.range(slice * length, last, ROWS, num_stages=STAGES):  # by cp.async
+        r = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        here = r < last
+        v = tl.load(x + r * cols + c[None, :], mask=here & (c[None, :] < cols), other=0.0)
+        tiles += 1
+        share = tl.where(here, 1 / tiles, 0.0)  # places beyond the last row stay as they are
+        count += here.to(tl.float32)
+        distance = v.to(tl.float32) - mean
+        mean += distance * share
+        m2 += tl.where(here, distance * (v.to(tl.float32) - mean), 0.0)
     slice_mean, slice_m2 = merge_rows(count, mean, m2)
     tl.store(means + slice * cols + c, slice_mean, mask=c < cols)
     tl.store(m2s + slice * cols + c, slice_m2, mask=c < cols)
@@ -175,7 +201,7 @@ def apply_kernel(
         tl.store(y + r * cols + c[None, :], (v - mean) * scale + b, mask=mask)
 
 
-def batch_norm(x, weight, bias, eps, lanes):
+def batch_norm(x, weight, bias, eps, reduce_kernel, tile_rows):
     """x: (rows, cols), not of one row; weight, bias: (cols,) of the same floating dtype."""
     check(x, weight, bias, eps)
     rows, cols = x.shape
@@ -195,9 +221,7 @@ def batch_norm(x, weight, bias, eps, lanes):
     padded = triton.next_power_of_2(slices)
     merged = min(16, MERGED // padded)  # columns
     with torch.cuda.device_of(x):
-        reduce_kernel[grid](
-            x, means, m2s, rows, cols, strips, length, ROWS // lanes, lanes, tile_cols
-        )
+        reduce_kernel[grid](x, means, m2s, rows, cols, strips, length, tile_rows, tile_cols)
         merge_kernel[(triton.cdiv(cols, merged),)](
             means, m2s, scales, rows, cols, slices, length, eps, padded, merged, num_warps=8
         )
@@ -207,9 +231,9 @@ def batch_norm(x, weight, bias, eps, lanes):
 
 def batch_norm_v3_triton(x, weight, bias, eps):
     """Reduces each tile to one row of moments."""
-    return batch_norm(x, weight, bias, eps, 1)
+    return batch_norm(x, weight, bias, eps, reduce_tiles_kernel, ROWS)
 
 
-def batch_norm_v4_triton_lanes(x, weight, bias, eps):
-    """Keeps a row of moments for each of a program's four warps."""
-    return batch_norm(x, weight, bias, eps, 4)
+def batch_norm_v4_triton_places(x, weight, bias, eps):
+    """Keeps moments for each place of the tile."""
+    return batch_norm(x, weight, bias, eps, reduce_places_kernel, PLACES)
