@@ -11,6 +11,18 @@ SOURCE = "tma.cu"
 EXTRA_SOURCES = ("tma_transpose.cu", "tma_multicast.cu")
 INTRODUCES = ("tensor memory accelerator", "bulk copy", "tensor map", "multicast")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    'tma.cu: copy_v3_tensor: validation dropped: `check_row_bytes(x, "x")` -> ``': (
+        "the tensor map refuses the same rows, with another message"
+    ),
+    'tma_multicast.cu: repeat: validation dropped: `check_row_bytes(x, "x")` -> ``': (
+        "the tensor map refuses the same rows, with another message"
+    ),
+    "tma_multicast.cu: repeat_kernel: loop bound off by one: `r < ROWS<T>` -> `r < ROWS<T> - 1`": (
+        "a part has two rows at least"
+    ),
+}
+
 EXERCISE = Exercise(
     function="stream_pieces",
     task=(

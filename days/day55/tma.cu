@@ -25,6 +25,7 @@
 constexpr int PIECE = 16384;  // bytes that one copy moves
 constexpr int STAGES = 6;     // pieces per block: 96 KB, so two blocks per multiprocessor
 constexpr int PER_BLOCK = 2;  // pieces that a block moves at least; see the README for more
+constexpr int WAVES = 128;    // of blocks that are resident at most: above, they move more
 constexpr int THREADS = 1;    // per block: copies need a thread to start them, and no other
 
 // The piece at byte `at` of `bytes`; the last one may be shorter.
@@ -138,8 +139,8 @@ template <typename Kernel>
 unsigned ring_grid(const Tensor& x, Kernel kernel, int64_t pieces) {
   require_shared_memory(RING_BYTES, "six pieces of 16 KB");
   allow_shared(kernel, RING_BYTES);
-  const unsigned resident = resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
-  return std::max(resident, grid_size(pieces / PER_BLOCK, "x"));
+  const int64_t resident = resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
+  return grid_size(std::clamp(pieces / PER_BLOCK, resident, WAVES * resident), "x");
 }
 
 Tensor copy_v2_pipeline(const Tensor& x) {

@@ -55,7 +55,7 @@ __global__ void repeat_kernel(const __grid_constant__ ptx::TensorMap x,
 
 template <bool MULTICAST>
 Tensor repeat(const Tensor& x, int64_t copies, const char* name) {
-  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  check(x, "x").on_gpu().floating().rank(2);
   STD_TORCH_CHECK(copies > 0 && copies <= MAX_CLUSTER && (copies & (copies - 1)) == 0,
                   "copies: expected 1, 2, 4 or 8, got ", copies);
   const int64_t rows = x.size(0), cols = x.size(1);

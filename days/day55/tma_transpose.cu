@@ -26,6 +26,7 @@ constexpr int SPAN = 128;       // bytes of a box's row: as many as the largest 
 constexpr int BOXES = 2;        // side by side in a tile
 constexpr int EACH = 4;         // packs of 16 bytes per thread: 16 registers
 constexpr int PER_BLOCK = 2;    // tiles that a block of v3 transposes at least
+constexpr int WAVES = 128;      // of blocks that are resident at most: above, they transpose more
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
 // A square tile: BOXES boxes, one behind the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
@@ -234,8 +235,9 @@ Tensor transpose_v3_pipeline(const Tensor& x) {
     const auto kernel = transpose_v3_pipeline_kernel<decltype(zero)>;
     require_shared_memory(BYTES, "96 KB of tiles");
     allow_shared(kernel, BYTES);
-    const unsigned resident = resident_grid(x, kernel, THREADS, BYTES, work.tiles);
-    const unsigned grid = std::max(resident, grid_size(work.tiles / PER_BLOCK, "x"));
+    const int64_t resident = resident_grid(x, kernel, THREADS, BYTES, work.tiles);
+    const unsigned grid =
+        grid_size(std::clamp(work.tiles / PER_BLOCK, resident, WAVES * resident), "x");
     kernel<<<grid, THREADS, BYTES, current_stream(x)>>>(work.from, work.to, work.in_col,
                                                         work.tiles);
   });
