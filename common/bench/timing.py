@@ -12,8 +12,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from common.base.declaration import Cost, Problem, Rung
@@ -218,16 +220,21 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
 
 
 def cpu_copy_rate(moved: int) -> float | None:
-    """GB/s at which PyTorch copies as many bytes as a call moves, read and written: from memory, or
-    from a cache that holds them. None for so few that calling takes longer."""
+    """GB/s at which as many bytes are copied as a call moves, read and written: from memory, or
+    from a cache that holds them. None for so few that calling takes longer.
+
+    PyTorch copies on all cores, NumPy on one, which does not wait for others that are busy.
+    """
     if moved < 1 << 16:
         return None
     source = torch.zeros(moved // 2, dtype=torch.uint8)
     target = torch.zeros_like(source)
+    on_all_cores = partial(target.copy_, source)
+    on_one = partial(np.copyto, target.numpy(), source.numpy())
     seconds = []
-    for _ in range(5):
+    for copy in (on_all_cores, on_one) * 5:
         start = time.perf_counter()
-        target.copy_(source)
+        copy()
         seconds.append(time.perf_counter() - start)
     return moved / min(seconds) / 1e9
 
