@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from common.base import toolchain
-from common.base.days import Day
+from common.base.days import Day, discover
 from common.cpu import backend
 from common.cpu import libraries as shared
 from tests import chance, wrapper_table
@@ -79,7 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what need not run again, and begins to compile what the others need."""
     config.stash[_REMEMBERED].skip_passed(items, config.getoption("--all"))
-    if not config.getoption("keyword"):  # with -k, every day that it names
+    named = config.getoption("keyword") or any("::" in word for word in config.args)
+    if not named:
         skip_what_is_not_due(items)
     if config.getoption("collectonly"):
         return
@@ -96,10 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def skip_what_is_not_due(items: list[pytest.Item]) -> None:
     """Marks the tests, of those that take a third of the days in turn, whose day is not due."""
-    days = sorted(
-        {item.callspec.params["day"] for item in items if item.get_closest_marker("in_turn")},
-        key=lambda day: day.number,
-    )
+    days, _ = discover()
     for item in items:
         mark = item.get_closest_marker("in_turn")
         if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args):

@@ -301,6 +301,32 @@ std::string occupancy(Tensor like, int64_t shared) {
   return std::to_string(size) + " " + std::to_string(clusters);
 }
 
+// A store to the own block by st.async, in a launch without clusters, or with clusters of one block
+// or two. Without, a GPU ends with cudaErrorIllegalInstruction.
+__global__ void async_store_kernel(int* y) {
+#if HAS_CLUSTERS
+  __shared__ uint32_t word;
+  __shared__ uint64_t barrier;
+  ptx::mbarrier_init(&barrier, 1);
+  ptx::mbarrier_arrive_expect_bytes(&barrier, sizeof word);
+  ptx::store_async_to_rank(&word, ptx::cluster_block_rank(), 7, &barrier);  // line: st.async alone
+  ptx::mbarrier_wait(&barrier, 0);
+  y[blockIdx.x] = static_cast<int>(word);
+#endif
+}
+Tensor async_store(Tensor like, int64_t cluster) {
+  Tensor y = torch::stable::new_zeros(like, {2}, ScalarType::Int);
+  const auto stream = current_stream(like);
+  if (cluster == 0) {
+    async_store_kernel<<<2, 1, 0, stream>>>(mutable_data<int>(y));
+  } else {
+    launch_clusters(dim3(2), 1, dim3(static_cast<unsigned>(cluster)), 0, stream, async_store_kernel,
+                    mutable_data<int>(y));
+  }
+  check_launch("async_store");
+  return y;
+}
+
 // ---------------------------------------------------------------- mistakes
 
 // One for each number; not to be run on a GPU. Clusters of 2 blocks.
@@ -364,32 +390,6 @@ __global__ void mistake_kernel(int* y, int which) {
   }
 #endif
 }
-// A store to the own block by st.async, in a launch without clusters, or with clusters of one block
-// or two. Without, a GPU ends with cudaErrorIllegalInstruction.
-__global__ void async_store_kernel(int* y) {
-#if HAS_CLUSTERS
-  __shared__ uint32_t word;
-  __shared__ uint64_t barrier;
-  ptx::mbarrier_init(&barrier, 1);
-  ptx::mbarrier_arrive_expect_bytes(&barrier, sizeof word);
-  ptx::store_async_to_rank(&word, ptx::cluster_block_rank(), 7, &barrier);  // line: st.async alone
-  ptx::mbarrier_wait(&barrier, 0);
-  y[blockIdx.x] = static_cast<int>(word);
-#endif
-}
-Tensor async_store(Tensor like, int64_t cluster) {
-  Tensor y = torch::stable::new_zeros(like, {2}, ScalarType::Int);
-  const auto stream = current_stream(like);
-  if (cluster == 0) {
-    async_store_kernel<<<2, 1, 0, stream>>>(mutable_data<int>(y));
-  } else {
-    launch_clusters(dim3(2), 1, dim3(static_cast<unsigned>(cluster)), 0, stream, async_store_kernel,
-                    mutable_data<int>(y));
-  }
-  check_launch("async_store");
-  return y;
-}
-
 Tensor mistake(Tensor like, int64_t which) {
   Tensor y = torch::stable::new_zeros(like, {2 * kThreads}, ScalarType::Int);
   launch_clusters(dim3(2), kThreads, dim3(2), 0, current_stream(like), mistake_kernel,

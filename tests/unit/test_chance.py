@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ TOUCHED = chance.recently_touched.__wrapped__
 
 
 @pytest.fixture(autouse=True)
-def _date(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _date(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ordinary run on some date, in a repository where nothing was touched lately."""
     monkeypatch.setattr(chance, "GIVEN", False)
     monkeypatch.setattr(chance, "SEED", 20260131)
     monkeypatch.setattr(chance, "recently_touched", set)
-    yield
 
 
 def _due(purpose: str = "stubs") -> list[str]:
