@@ -312,12 +312,30 @@ Tensor softmax_v3_online(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v2: a row waits in shared memory, where cp.async brings it, and the exponentials are
-// computed twice. A thread needs few registers, so two blocks with 64 KB each are resident.
+// computed twice. A thread needs few registers, so two blocks with 64 KB each are resident. Of a
+// row of 128 KB, a thread keeps one pack in registers: two blocks with 112 KB fit besides.
 //
 // v5 against v4: the blocks of a cluster share a row. Each warp stores its pair in the shared
 // memory of every block of the cluster, whose mbarriers count the bytes that have come.
 
-constexpr int SHARED_PACKS = 4096;  // of a block: 64 KB
+// The threads of a block, the packs of each, how many of these it keeps in registers, and how many
+// blocks are resident.
+template <int THREADS_, int EACH_, int KEPT_, int BLOCKS_>
+struct Room {
+  static constexpr int THREADS = THREADS_, EACH = EACH_, KEPT = KEPT_, BLOCKS = BLOCKS_;
+  static constexpr int PACKS = THREADS * EACH;
+
+  static int threads(int64_t packs) {
+    return static_cast<int>(32 * ceil_div<int64_t>(packs, 32 * EACH));
+  }
+  // Of shared memory, for so many packs of a row.
+  static int64_t bytes(int64_t packs) {
+    return 16 * std::max<int64_t>(0, packs - KEPT * threads(packs));
+  }
+};
+using Half = Room<1024, 4, 0, 2>;   // up to 64 KB of a row
+using Whole = Room<1024, 8, 1, 2>;  // up to 128 KB of a row
+using Share = Room<512, 8, 0, 3>;   // up to 64 KB of a row, v5
 constexpr int MAX_CLUSTER = 16;     // blocks; more than 8 have to be allowed per kernel
 
 // Makes each element of `most` the larger one of the two; 16-bit types by two at a time.
@@ -337,16 +355,16 @@ __device__ void take_larger(Chunk<T, N>& most, const Chunk<T, N>& other) {
 
 // Blocks of `length` packs of a row each; EACH: packs per thread, one after the other. A thread
 // reads only what it copied itself, so no barrier has to come before that.
-template <typename T, int EACH, bool CLUSTER>
-__global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
+template <typename T, typename R, bool CLUSTER>
+__global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     softmax_shared_kernel(const Chunk<T, 16 / sizeof(T)>* __restrict__ x,
                           Chunk<T, 16 / sizeof(T)>* __restrict__ y, int packs, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  constexpr int N = 16 / sizeof(T), WARPS = SHARED_PACKS / EACH / 32;  // at most
+  constexpr int N = 16 / sizeof(T), WARPS = R::THREADS / 32;  // at most
+  constexpr int EACH = R::EACH, KEPT = R::KEPT;
   extern __shared__ __align__(16) char memory[];
   __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
   __shared__ uint64_t arrived;  // v5: the mbarrier of the pairs
-  auto* row = reinterpret_cast<Chunk<T, N>*>(memory);
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
   const int first = threadIdx.x, stride = blockDim.x;
@@ -354,12 +372,22 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
   const int count = min(length, packs - rank * length);
   const int64_t start = int64_t{blockIdx.x / blocks} * packs + rank * length;
 
+  // The packs from KEPT on, where pack k of this thread is row[first + k * stride].
+  auto* const row = reinterpret_cast<Chunk<T, N>*>(memory) - KEPT * stride;
 #pragma unroll
-  for (int k = 0; k < EACH; ++k) {
+  for (int k = KEPT; k < EACH; ++k) {
     const int c = first + k * stride;
     if (c < count) ptx::cp_async<16>(row + c, x + start + c);
   }
   ptx::cp_async_commit();
+  Chunk<T, N> kept[KEPT + 1];  // one more: an array has at least one element
+#pragma unroll
+  for (int k = 0; k < KEPT; ++k) {
+    if (first + k * stride < count) kept[k] = load_whole(x + start + first + k * stride);
+  }
+  const auto pack = [&](int k) {
+    return k < KEPT ? kept[k] : load_whole(row + first + k * stride);
+  };
   if constexpr (CLUSTER) {
     if (first == 0) {
       ptx::mbarrier_init(&arrived, 1);
@@ -374,7 +402,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
   Chunk<T, N> most = P::nothing();
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
-    if (first + k * stride < count) take_larger(most, load_whole(row + first + k * stride));
+    if (first + k * stride < count) take_larger(most, pack(k));
   }
   P part;
   part.set(0, most);
@@ -382,7 +410,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
     if (first + k * stride >= count) break;
-    part.set(0, load_whole(row + first + k * stride));
+    part.set(0, pack(k));
     mine.sum += part.exponentials(mine.max);
   }
   mine.sum = warp_sum(mine.sum);
@@ -403,7 +431,7 @@ __global__ void __launch_bounds__(SHARED_PACKS / EACH, CLUSTER ? 3 : 2)
 #pragma unroll
   for (int k = 0; k < EACH; ++k) {
     if (first + k * stride >= count) break;
-    part.set(0, load_whole(row + first + k * stride));
+    part.set(0, pack(k));
     part.exponentials(all.max);
     part.store(y + start, scale, 1.0f, first + k * stride, stride, count);
   }
@@ -417,13 +445,31 @@ int64_t packs_of(const Tensor& x) {
 }
 
 // Whether this GPU has room for so many packs of each row in a block, beside `pairs`.
+template <typename R>
 bool fits_shared(const Tensor& x, int64_t packs, int64_t pairs) {
-  const int64_t bytes = packs * 16 + pairs * static_cast<int64_t>(sizeof(Partial));
-  return has_packs(x) && packs <= SHARED_PACKS && bytes <= shared_limit(x);
+  const int64_t bytes = R::bytes(packs) + pairs * static_cast<int64_t>(sizeof(Partial)) + 8;
+  return has_packs(x) && packs <= R::PACKS && bytes <= shared_limit(x);
 }
 
+bool fits_half(const Tensor& x) {
+  return fits_shared<Half>(x, packs_of(x), Half::THREADS / 32);
+}
 bool fits_block_memory(const Tensor& x) {
-  return fits_shared(x, packs_of(x), 32);
+  return fits_half(x) || fits_shared<Whole>(x, packs_of(x), Whole::THREADS / 32);
+}
+
+template <typename R>
+Tensor softmax_in_shared(const Tensor& x) {
+  return output_like(x, "softmax_v4_shared", [&](auto zero, auto* y) {
+    using T = decltype(zero);
+    using C = Chunk<T, 16 / sizeof(T)>;
+    const auto kernel = softmax_shared_kernel<T, R, false>;
+    const int packs = static_cast<int>(packs_of(x));
+    const auto bytes = static_cast<int>(R::bytes(packs));
+    allow_shared(kernel, bytes);
+    kernel<<<grid_size(x.size(0), "x"), R::threads(packs), bytes, current_stream(x)>>>(
+        data<C>(x), reinterpret_cast<C*>(y), packs, packs);
+  });
 }
 
 Tensor softmax_v4_shared(const Tensor& x) {
@@ -434,27 +480,20 @@ Tensor softmax_v4_shared(const Tensor& x) {
     fell_back("softmax_v3_online", NO_SHARED);
     return softmax_v3_online(x);
   }
-  return output_like(x, "softmax_v4_shared", [&](auto zero, auto* y) {
-    using T = decltype(zero);
-    using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_shared_kernel<T, 4, false>;
-    const int packs = static_cast<int>(packs_of(x)), threads = 32 * ceil_div(packs, 32 * 4);
-    allow_shared(kernel, packs * 16);
-    kernel<<<grid_size(x.size(0), "x"), threads, packs * 16, current_stream(x)>>>(
-        data<C>(x), reinterpret_cast<C*>(y), packs, packs);
-  });
+  return fits_half(x) ? softmax_in_shared<Half>(x) : softmax_in_shared<Whole>(x);
 }
 
 // The smallest power of two of blocks that hold a row, or MAX_CLUSTER; st.async needs two.
 int64_t cluster_for(int64_t packs) {
   int64_t blocks = 2;
-  while (blocks < MAX_CLUSTER && packs > blocks * SHARED_PACKS) blocks *= 2;
+  while (blocks < MAX_CLUSTER && packs > blocks * Share::PACKS) blocks *= 2;
   return blocks;
 }
 
 bool fits_cluster(const Tensor& x) {
   const int64_t packs = packs_of(x);
-  return fits_shared(x, ceil_div(packs, cluster_for(packs)), 16 * MAX_CLUSTER);
+  return fits_shared<Share>(x, ceil_div(packs, cluster_for(packs)),
+                            MAX_CLUSTER * Share::THREADS / 32);
 }
 
 Tensor softmax_v5_cluster(const Tensor& x) {
@@ -468,18 +507,18 @@ Tensor softmax_v5_cluster(const Tensor& x) {
   return output_like(x, "softmax_v5_cluster", [&](auto zero, auto* y) {
     using T = decltype(zero);
     using C = Chunk<T, 16 / sizeof(T)>;
-    const auto kernel = softmax_shared_kernel<T, 8, true>;
+    const auto kernel = softmax_shared_kernel<T, Share, true>;
     const int packs = static_cast<int>(packs_of(x)), blocks = static_cast<int>(cluster_for(packs));
     const int length = ceil_div(packs, blocks);  // packs per block
-    launch_clusters(kernel, grid_size(x.size(0) * blocks, "x"), blocks,
-                    32 * ceil_div(length, 32 * 8), length * 16, current_stream(x), data<C>(x),
+    launch_clusters(kernel, grid_size(x.size(0) * blocks, "x"), blocks, Share::threads(length),
+                    static_cast<int>(Share::bytes(length)), current_stream(x), data<C>(x),
                     reinterpret_cast<C*>(y), packs, length);
   });
 }
 
 // ---------------------------------------------------------------------------------------------
 // v6: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
-// shared memory up to 64 KB, a cluster above, and v3 where nothing holds the row.
+// shared memory up to 128 KB, a cluster above, and v3 where nothing holds the row.
 
 Tensor softmax_v6_chosen(const Tensor& x) {
   check_rows(x);

@@ -9,7 +9,7 @@
 //   v1 naive        one thread per row: uncoalesced, the row read twice
 //   v2 warp         one warp per row: coalesced, the row read twice
 //   v3 vectorised   one block per row, packs of 16 bytes; registers keep up to 64 KB of the row
-//   v4 cluster      up to 16 blocks per row, in the shared memory of all of them: up to 512 KB
+//   v4 shared       shared memory of one block up to 64 KB, of a cluster's up to 1 MB
 //   v5 chosen       v3 up to 32 KB, v4 above
 //
 // Run: python run_day.py 44
@@ -246,70 +246,86 @@ Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: the blocks of a cluster share a row, as in day 35. Each one copies its part to
-// shared memory by cp.async: bytes in flight need no registers, and three blocks with 32 KB each
-// are resident. A thread reads only what it copied itself.
+// v4 against v3: the row waits in shared memory, where cp.async brings it: bytes in flight need no
+// registers, and three blocks with 64 KB each are resident. The blocks of a cluster share a longer
+// row, as in day 35. A thread reads only what it copied itself.
 
-constexpr int CLUSTER_BLOCK = 512;
-constexpr int BLOCK_PACKS = CLUSTER_BLOCK * PACKS;  // of a row, at most: 32 KB
-constexpr int MAX_CLUSTER = 16;                     // blocks; more than 8 are not portable
+constexpr int SHARED_BLOCK = 512, SHARED_PACKS = 8;       // packs per thread
+constexpr int BLOCK_PACKS = SHARED_BLOCK * SHARED_PACKS;  // of a row, at most: 64 KB
+constexpr int MAX_CLUSTER = 16;                           // blocks; more than 8 are not portable
+
+// The weight of PACKS packs: first, first + stride … of `count`.
+template <typename Norm, typename T, int N>
+__device__ void load_weight(RawChunk<Chunk<T, N>> (&to)[PACKS], const Chunk<T, N>* weight,
+                            int first, int stride, int count) {
+  if constexpr (!Norm::WEIGHTED) return;
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    if (first + k * stride < count) to[k] = load_raw(weight + first + k * stride);
+  }
+}
 
 // Blocks of `length` packs of a row each.
-template <typename Norm, typename T, int N>
-__global__ void __launch_bounds__(CLUSTER_BLOCK, 3)
-    norm_v4_cluster_kernel(Matrix<T, N> m, int length) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename Norm, typename T, int N, bool CLUSTER>
+__global__ void __launch_bounds__(SHARED_BLOCK, 3)
+    norm_v4_shared_kernel(Matrix<T, N> m, int length) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
-  __shared__ float sums[MAX_CLUSTER * CLUSTER_BLOCK / 32];  // of all warps of the cluster
-  __shared__ uint64_t arrived;                              // the mbarrier of these sums
+  __shared__ float sums[(CLUSTER ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32];  // of all warps
+  __shared__ uint64_t arrived;                                             // their mbarrier
   auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);
-  const int blocks = ptx::cluster_size(), rank = ptx::cluster_block_rank();
+  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
+  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int first = threadIdx.x, stride = blockDim.x;
   const int lane = first % 32, warp = first / 32, warps = stride / 32;
   const int64_t row = blockIdx.x / blocks;
   const int begin = rank * length;  // the block's part of the row
   const int count = min(length, static_cast<int>(m.chunks) - begin);
+  const int64_t start = row * m.chunks + begin;
 
+#pragma unroll 4
+  for (int c = first; c < count; c += stride) ptx::cp_async<16>(part + c, m.x + start + c);
   // Loaded behind the stores below, each pack of the weight would wait for one of them: as far as
   // the compiler knows, y and weight may overlap.
   RawChunk<Chunk<T, N>> weight[PACKS];
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    const int c = first + k * stride;
-    if (c >= count) break;
-    ptx::cp_async<16>(part + c, m.x + row * m.chunks + begin + c);
-    if constexpr (Norm::WEIGHTED) weight[k] = load_raw(m.weight + begin + c);
+  load_weight<Norm>(weight, m.weight + begin, first, stride, count);
+  if constexpr (CLUSTER) {
+    if (first == 0) {
+      ptx::mbarrier_init(&arrived, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(float));
+    }
+    ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
   }
-  if (first == 0) {
-    ptx::mbarrier_init(&arrived, 1);
-    ptx::fence_mbarrier_init();
-    ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(float));
-  }
-  ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
   ptx::cp_async_wait_all();
   float sum = 0;
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    if (first + k * stride < count)
-      sum = add_terms<Norm>(sum, load_whole(part + first + k * stride));
+#pragma unroll 4
+  for (int c = first; c < count; c += stride) sum = add_terms<Norm>(sum, load_whole(part + c));
+  if constexpr (CLUSTER) {
+    sum = warp_sum(sum);
+    ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
+    if (lane < blocks) {
+      auto* to = reinterpret_cast<uint32_t*>(&sums[rank * warps + warp]);
+      ptx::store_async_to_rank(to, lane, __float_as_uint(sum), &arrived);
+    }
+    ptx::mbarrier_wait(&arrived, 0);  // the sums of all warps of the cluster have come
+    sum = 0;
+    for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
+    sum = warp_sum(sum);
+  } else {
+    sum = block_sum(sum, sums);
   }
-  sum = warp_sum(sum);
-  ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
-  if (lane < blocks) {
-    auto* to = reinterpret_cast<uint32_t*>(&sums[rank * warps + warp]);
-    ptx::store_async_to_rank(to, lane, __float_as_uint(sum), &arrived);
-  }
-  ptx::mbarrier_wait(&arrived, 0);  // the sums of all warps of the cluster have come
-  sum = 0;
-  for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
-
-  const float s = Norm::scale(warp_sum(sum), m.cols(), m.eps);
+  const float s = Norm::scale(sum, m.cols(), m.eps);
   if (first == 0 && rank == 0) m.scale[row] = s;
 #pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    const int c = first + k * stride;
-    if (c < count)
-      m.y[row * m.chunks + begin + c] = scaled<Norm>(load_whole(part + c), s, weight[k].chunk());
+  for (int from = 0; from < SHARED_PACKS; from += PACKS) {
+    const int c = first + from * stride;
+    if (from > 0) load_weight<Norm>(weight, m.weight + begin, c, stride, count);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int i = c + k * stride;
+      if (i < count) m.y[start + i] = scaled<Norm>(load_whole(part + i), s, weight[k].chunk());
+    }
   }
 #endif
 }
@@ -321,37 +337,47 @@ int64_t packs_of(const Tensor& x, const Tensor* weight) {
   return packs ? bytes / 16 : 0;
 }
 
-// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER; st.async needs two.
-int64_t cluster_for(int64_t packs) {
-  int64_t blocks = 2;
+// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER.
+int64_t blocks_for(int64_t packs) {
+  int64_t blocks = 1;
   while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
   return blocks;
 }
 
-bool fits_cluster(const Tensor& x, int64_t packs) {
-  const int64_t length = ceil_div(packs, cluster_for(packs));
-  const int64_t sums = sizeof(float) * MAX_CLUSTER * CLUSTER_BLOCK / 32;
-  return packs > 0 && length <= BLOCK_PACKS && length * 16 + sums <= shared_limit(x);
+// Whether so many packs of a row fit into the shared memory of a block, or of a cluster.
+bool fits_shared(const Tensor& x, int64_t packs) {
+  const int64_t blocks = blocks_for(packs), length = ceil_div(packs, blocks);
+  const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
+  return packs > 0 && length <= BLOCK_PACKS && length * 16 + sums + 8 <= shared_limit(x);
 }
 
 template <typename Norm>
 Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
-  require_capability(9, 0, "clusters");
-  if (!fits_cluster(x, packs_of(x, weight))) {
-    fell_back("norm_v3_vectorised", "a row above 512 KB, or not made of aligned packs");
+  require_capability(8, 0, "cp.async");
+  const int64_t packs = packs_of(x, weight);
+  if (!fits_shared(x, packs)) {
+    fell_back("norm_v3_vectorised", "a row too long for shared memory, or not of aligned packs");
     return norm_v3<Norm>(x, weight, eps);
   }
-  return normalise(x, weight, eps, "norm_v4_cluster", [&](auto m) {
+  const auto blocks = static_cast<unsigned>(blocks_for(packs));
+  if (blocks > 1) require_capability(9, 0, "clusters");
+  return normalise(x, weight, eps, "norm_v4_shared", [&](auto m) {
     if constexpr (sizeof(*m.x) == 16) {
-      const auto kernel = norm_v4_cluster_kernel<Norm, std::decay_t<decltype(m.x->at[0])>,
-                                                 sizeof(m.x->at) / sizeof(m.x->at[0])>;
-      const unsigned blocks = static_cast<unsigned>(cluster_for(m.chunks));
-      const int length = static_cast<int>(ceil_div<int64_t>(m.chunks, blocks));
-      launch_clusters(kernel, grid_size(m.rows * blocks, "x"), blocks,
-                      threads_for(length, CLUSTER_BLOCK), length * 16, current_stream(x), m,
-                      length);
+      using T = std::decay_t<decltype(m.x->at[0])>;
+      constexpr int N = 16 / sizeof(T);
+      const int length = static_cast<int>(ceil_div<int64_t>(packs, blocks));
+      const unsigned grid = grid_size(m.rows * blocks, "x");
+      const int threads = 32 * ceil_div(length, 32 * SHARED_PACKS), bytes = length * 16;
+      if (blocks > 1) {
+        launch_clusters(norm_v4_shared_kernel<Norm, T, N, true>, grid, blocks, threads, bytes,
+                        current_stream(x), m, length);
+      } else {
+        const auto kernel = norm_v4_shared_kernel<Norm, T, N, false>;
+        allow_shared(kernel, bytes);
+        kernel<<<grid, threads, bytes, current_stream(x)>>>(m, length);
+      }
     }
   });
 }
@@ -360,13 +386,16 @@ Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
 // v5: one launcher that chooses. Two blocks of v3 are resident with up to 32 KB of a row each, but
 // only one with more.
 
+constexpr int REGISTER_PACKS = MAX_BLOCK / 2 * PACKS;  // 32 KB
+
 template <typename Norm>
 Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   const int64_t packs = packs_of(x, weight);
-  const bool cluster = packs > BLOCK_PACKS && has_capability(9, 0) && fits_cluster(x, packs);
-  return cluster ? norm_v4<Norm>(x, weight, eps) : norm_v3<Norm>(x, weight, eps);
+  const bool can = has_capability(blocks_for(packs) > 1 ? 9 : 8, 0) && fits_shared(x, packs);
+  return packs > REGISTER_PACKS && can ? norm_v4<Norm>(x, weight, eps)
+                                       : norm_v3<Norm>(x, weight, eps);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -380,7 +409,7 @@ Normed rms_norm_v2_warp(const Tensor& x, const Tensor& weight, double eps) {
 Normed rms_norm_v3_vectorised(const Tensor& x, const Tensor& weight, double eps) {
   return norm_v3<Rms>(x, &weight, eps);
 }
-Normed rms_norm_v4_cluster(const Tensor& x, const Tensor& weight, double eps) {
+Normed rms_norm_v4_shared(const Tensor& x, const Tensor& weight, double eps) {
   return norm_v4<Rms>(x, &weight, eps);
 }
 Normed rms_norm_v5_chosen(const Tensor& x, const Tensor& weight, double eps) {
@@ -397,7 +426,7 @@ Normed l2_norm(const Tensor& x, double eps) {
 RUNG(day44, rms_norm_v1_naive, RMS_NORM);
 RUNG(day44, rms_norm_v2_warp, RMS_NORM);
 RUNG(day44, rms_norm_v3_vectorised, RMS_NORM);
-RUNG(day44, rms_norm_v4_cluster, RMS_NORM);
+RUNG(day44, rms_norm_v4_shared, RMS_NORM);
 RUNG(day44, rms_norm_v5_chosen, RMS_NORM);
 RUNG(day44, l1_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");
 RUNG(day44, l2_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");

@@ -15,7 +15,7 @@ LONG_SUMS = Tolerance(factor=16, why="v1 adds a row in runs of 128 terms, one af
 NAIVE = Rung("rms_norm_v1_naive", "one thread per row")
 WARP = Rung("rms_norm_v2_warp", "one warp per row")
 VECTOR = Rung("rms_norm_v3_vectorised", "row in a block's registers")
-CLUSTER = Rung("rms_norm_v4_cluster", "row in a cluster's shared memory")
+SHARED = Rung("rms_norm_v4_shared", "row in shared memory, of a cluster above 64 KB")
 CHOSEN = Rung("rms_norm_v5_chosen", "the best for the shape", target=Target(0.96, "copy"))
 
 
@@ -130,7 +130,7 @@ any_shape = Problem(
     name="RMSNorm, any shape",
     inputs=rms_inputs,
     reference=rms_norm,
-    rungs=(NAIVE, WARP, VECTOR, CLUSTER, CHOSEN),
+    rungs=(NAIVE, WARP, VECTOR, SHARED, CHOSEN),
     cases=(
         *grid(SHAPES, FLOATS),
         *grid(LONG, ["bfloat16"]),
@@ -224,10 +224,10 @@ backward = Problem(
 problems = (
     any_shape,
     timed(1 << 18, 1 << 10, NAIVE, WARP, VECTOR),
-    timed(1 << 16, 1 << 12, WARP, VECTOR, CLUSTER),
-    timed(1 << 14, 1 << 14, VECTOR, CLUSTER),
-    timed(1 << 13, 1 << 15, VECTOR, CLUSTER),
-    timed(1 << 12, 1 << 16, WARP, VECTOR, CLUSTER),
+    timed(1 << 16, 1 << 12, WARP, VECTOR, SHARED),
+    timed(1 << 14, 1 << 14, VECTOR, SHARED),
+    timed(1 << 13, 1 << 15, VECTOR, SHARED),
+    timed(1 << 12, 1 << 16, WARP, VECTOR, SHARED),
     unit_problem("L1", 1),
     unit_problem("L2", 2),
     backward,

@@ -14,15 +14,13 @@ constexpr int ADD_BLOCK = 256;
 template <typename T>
 __global__ void __launch_bounds__(ADD_BLOCK) add_splits_kernel(const Gemm<T> p) {
   const int64_t count = p.M * p.N;
-  const int64_t i = (int64_t{blockIdx.x} * ADD_BLOCK + threadIdx.x) * 2;
-  if (i >= count) return;
-  const int here = static_cast<int>(min(int64_t{2}, count - i));
-  for (int e = 0; e < here; ++e) {
+  const int64_t first = (int64_t{blockIdx.x} * ADD_BLOCK + threadIdx.x) * 2;
+  for (int64_t i = first; i < min(first + 2, count); ++i) {
     float sum = 0;
 #pragma unroll 8
-    for (int s = 0; s < p.splits; ++s) sum += p.partial[s * count + i + e];
-    if (p.bias) sum += static_cast<float>(p.bias[(i + e) % p.N]);
-    p.c[i + e] = static_cast<T>(activated(sum, p.activation));
+    for (int s = 0; s < p.splits; ++s) sum += p.partial[s * count + i];
+    if (p.bias) sum += static_cast<float>(p.bias[i % p.N]);
+    p.c[i] = static_cast<T>(activated(sum, p.activation));
   }
 }
 

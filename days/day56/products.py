@@ -19,7 +19,8 @@ TYPES = ["bfloat16", "float16"]
 # (M, N, K): whole tiles; less than one; several tiles of odd sizes; more tiles than blocks.
 SHAPES = [(128, 256, 64), (256, 512, 128), (8, 8, 8), (1, 8, 16), (200, 264, 72), (333, 520, 200)]
 SPLIT = [(70, 200, 1600), (300, 8, 2056)]  # long sums of few tiles
-ODD_COLUMNS = [(64, 1, 64), (130, 259, 40), (257, 3, 8)]
+WIDE = [(40, 480, 704)]  # for which v8 takes tiles of 128 × 256 on two multiprocessors
+ODD_COLUMNS = [(64, 1, 64), (130, 259, 40), (257, 3, 8), (35, 3, 2056)]
 EMPTY = [(0, 16, 8), (16, 0, 8)]
 ACTIVATIONS = (lambda x: x, F.relu, lambda x: F.gelu(x, approximate="tanh"))
 
@@ -65,7 +66,7 @@ def product(name, cases, transposed, activation=None, timed=False):
 
 
 problems = (
-    product("A · B", grid([*SHAPES, *SPLIT, *EMPTY], TYPES), transposed=False, timed=True),
+    product("A · B", grid([*SHAPES, *SPLIT, *WIDE, *EMPTY], TYPES), transposed=False, timed=True),
     product(
         "A · B, B stored as (N, K)", grid([*SHAPES, *ODD_COLUMNS, *EMPTY], TYPES), True, timed=True
     ),

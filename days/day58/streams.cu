@@ -154,13 +154,14 @@ void kepler_v2_chunks(const Tensor& M, Tensor& E, int64_t chunk) {
 // Streams and events of one GPU, which are made once. An event that is not timed is cheaper.
 struct Pipes {
   cudaStream_t stream[STREAMS];
-  cudaEvent_t fork, join[STREAMS];
+  cudaEvent_t fork, join[STREAMS], beside;
   cudaEvent_t copied_in[BUFFERS], solved[BUFFERS], copied_out[BUFFERS];
 
   explicit Pipes(unsigned flags) {
     for (cudaStream_t& s : stream) check_cuda(cudaStreamCreateWithFlags(&s, flags), "stream");
     make(fork);
     make(join);
+    make(beside);
     make(copied_in);
     make(solved);
     make(copied_out);
@@ -270,17 +271,26 @@ void launch_empty(cudaStream_t stream) {
   check_launch("empty");
 }
 
+// other: the stream of the empty kernels. The current stream waits for them as well.
+void overlap_beside(const Tensor& M, Tensor& E, int64_t chunk, unsigned flags, cudaStream_t other) {
+  overlap_streams(M, E, chunk, flags, [other] { launch_empty(other); });
+  with_pipes(flags, [&](Pipes& p) {
+    record(p.beside, other);
+    check_cuda(cudaStreamWaitEvent(current_stream(M), p.beside, 0), "join");
+  });
+}
+
 void kepler_beside_legacy(const Tensor& M, Tensor& E, int64_t chunk) {
-  overlap_streams(M, E, chunk, cudaStreamDefault, [] { launch_empty(cudaStreamLegacy); });
+  overlap_beside(M, E, chunk, cudaStreamDefault, cudaStreamLegacy);
 }
 
 // The per-thread default stream is an ordinary stream, one for each host thread.
 void kepler_beside_per_thread(const Tensor& M, Tensor& E, int64_t chunk) {
-  overlap_streams(M, E, chunk, cudaStreamDefault, [] { launch_empty(cudaStreamPerThread); });
+  overlap_beside(M, E, chunk, cudaStreamDefault, cudaStreamPerThread);
 }
 
 void kepler_non_blocking_beside_legacy(const Tensor& M, Tensor& E, int64_t chunk) {
-  overlap_streams(M, E, chunk, cudaStreamNonBlocking, [] { launch_empty(cudaStreamLegacy); });
+  overlap_beside(M, E, chunk, cudaStreamNonBlocking, cudaStreamLegacy);
 }
 
 // ---------------------------------------------------------------------------------------------

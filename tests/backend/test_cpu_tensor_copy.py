@@ -320,6 +320,10 @@ MISTAKES = {
         "begins within a piece",
     ),
     10: ("is used after that block has returned", "to a returned block"),
+    13: (
+        "the block returns while a transfer to its shared memory is in flight",
+        "never waited for",
+    ),
     20: ("the block returns while a store by the copy engine still reads", "returns too early"),
     21: ("the block returns while a store by the copy engine still reads", "never committed"),
     24: ("elements of one byte cannot be added", "bytes added"),

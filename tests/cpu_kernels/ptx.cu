@@ -591,7 +591,7 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
         ptx::copy_bulk(tile, x + 1, 128, &barrier);  // line: misaligned bulk copy
       }
       break;
-    case 4:  // does not wait for the phase at all
+    case 4:  // reads first, and then waits for the phase
       if (t == 0) {
         ptx::mbarrier_init(&barrier, 1);
         ptx::fence_mbarrier_init();
@@ -600,6 +600,8 @@ __global__ void mistake_kernel(const float* x, float* y, int which) {
       }
       __syncthreads();
       y[t] = tile[0][t];
+      __syncthreads();
+      ptx::mbarrier_wait(&barrier, 0);
       break;
   }
 }

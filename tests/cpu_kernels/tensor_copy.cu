@@ -412,12 +412,17 @@ __global__ void __cluster_dims__(2, 1, 1)
         ptx::load_tensor_multicast(tile, from, {0, 0}, &barrier, 2);  // line: to a returned block
         break;
       default:
-        ptx::load_tensor(tile, from, {0, 0}, &barrier);
+        ptx::load_tensor(tile, from, {0, 0}, &barrier);  // line: never waited for
     }
   }
-  // 11 does not wait at all.
-  if (which < 20 && which != 11) ptx::mbarrier_wait(&barrier, 0);  // line: more bytes than come
+  // 11 waits when it has read, 13 not at all.
+  const bool waits = which < 20 && which != 13;
+  if (waits && which != 11) ptx::mbarrier_wait(&barrier, 0);  // line: more bytes than come
   if (which < 20) y[rank * 256 + t] = tile[t / 32][t % 32];
+  if (which == 11) {
+    __syncthreads();
+    ptx::mbarrier_wait(&barrier, 0);
+  }
   if (t == 0 && rank == 0 && which >= 20) {
     ptx::fence_for_copy_engine();
     switch (which) {

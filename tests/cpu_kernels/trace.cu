@@ -638,7 +638,10 @@ __global__ void mbarrier_begun_again(float* out, const float* in) {
   if (fixed) ptx::mbarrier_wait(&full, 0);
   __syncthreads();
   if (threadIdx.x == 32) ptx::mbarrier_init(&full, 1);  // mbarrier_begun_again: second
-  if (fixed) out[threadIdx.x] = row[threadIdx.x];
+  __syncthreads();
+  if (!fixed && threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(&full, 256);
+  if (!fixed) ptx::mbarrier_wait(&full, 0);
+  out[threadIdx.x] = row[threadIdx.x];
 }
 
 // Two warpgroups read one tile, and the second does not wait before it says that it is done.

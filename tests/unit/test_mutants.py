@@ -13,7 +13,12 @@ import pytest
 from common.base.days import discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.practice.mutants import derive
-from common.practice.mutants.campaign import Unwatched, _DayCampaign, _deciding
+from common.practice.mutants.campaign import (
+    Unwatched,
+    _DayCampaign,
+    _deciding,
+    _no_longer_run,
+)
 from common.practice.mutants.derive import Mutant
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
@@ -423,3 +428,13 @@ def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:
     mutant: Any = None
     with pytest.raises(Unwatched, match="where v1 as it is does not pass: two runs differ"):
         _DayCampaign._watched(day, "trace", mutant, [rung], {"v1"}, "mutant")  # type: ignore[list-item]
+
+
+def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
+    def came(status: str, *rungs: str) -> Result:
+        rows = [["p", "ab"[i], rung, "1", ""] for i, rung in enumerate(rungs)]
+        return Result(status, used=rows)
+
+    usual = came("passed", "PASS", "SKIP")
+    assert _no_longer_run(usual, came("skipped", "SKIP", "SKIP")) == "a"
+    assert _no_longer_run(usual, came("passed", "PASS", "SKIP")) == ""

@@ -271,8 +271,9 @@ void cudacpu_finish_work() {
 }
 
 // A launcher's check with late streams begins. All host arrays count as pinned, whose copies are
-// the latest.
+// the latest. The current stream is not the default one, also where the arguments are host arrays.
 void cudacpu_begin_late_check() {
+  play_current_stream(true);
   settings().host_is_pinned = true;
   settings().late_streams = true;
 }
@@ -307,6 +308,7 @@ const char* cudacpu_end_late_check() {
   // What throws ends a wait early: nothing may be left when the check's memory goes.
   while (!deferrals().pending.empty()) attempt(wait_for_all);
   forget_freed_memory();
+  play_current_stream(false);
   settings().late_streams = false;
   settings().host_is_pinned = false;
   return text.c_str();

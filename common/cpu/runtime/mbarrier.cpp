@@ -276,9 +276,23 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
   block.has_async_copies = true;
   check_spans(transfer.spans, site);
   transfer.starter = trace::work_started(transfer.spans, site);
+  transfer.what = what;
+  transfer.site = site;
   block.transfers.push_back(std::move(transfer));
   if (worker->completes_at_once() || somebody_waits(barrier))
     finish_copies(block, barrier, word, site);
+}
+
+// The block returns. What is still under way would come to the shared memory of the next block.
+void check_transfers(const ResidentBlock& block) {
+  const Transfer& transfer = block.transfers.front();
+  worker->launch()->fail(
+      Stop::kFailed,
+      format(
+          "the block returns while a transfer to its shared memory is in flight: %s; a thread of "
+          "it has to wait at the mbarrier\n  at %s:%d\n",
+          transfer.what, transfer.site.file, transfer.site.line) +
+          describe(block.threads[0]));
 }
 
 bool mbarrier_test(uint64_t* barrier, int parity, const char* what, Site site) {

@@ -16,7 +16,9 @@ namespace {
 constexpr int kTensorsDevice = 0;
 constexpr int kOtherDevice = 1;
 
-std::atomic<CUstream_st*> checked_stream{nullptr};  // null while no launcher is checked
+std::atomic<bool> checks_launcher{false};
+// PyTorch's current stream: null is the default one.
+std::atomic<CUstream_st*> played_stream{nullptr};
 std::atomic<uint64_t> work_done{0};
 // The first launches since the check began, a line each: grid and block.
 constexpr uint64_t kLaunchesKept = 16;
@@ -26,7 +28,7 @@ uint64_t launches = 0;
 thread_local int chosen_device = -1;  // by cudaSetDevice, since the check began
 
 int current_device() {
-  if (!checked_stream.load(std::memory_order_relaxed)) return kTensorsDevice;
+  if (!checks_launcher.load(std::memory_order_relaxed)) return kTensorsDevice;
   return chosen_device < 0 ? kOtherDevice : chosen_device;
 }
 
@@ -64,7 +66,7 @@ void protect(bool open) {
 
 // Throws if a launcher does this without a device guard.
 void check_device_of_caller(const char* what, const std::string& where = "") {
-  if (!checked_stream.load(std::memory_order_relaxed) || current) return;
+  if (!checks_launcher.load(std::memory_order_relaxed) || current) return;
   if (current_device() != kTensorsDevice)
     throw KernelError(
         format("CUDA on CPU: on the wrong device: %s while device %d is current, and "
@@ -86,11 +88,11 @@ int device_of(const void* memory) {
 }
 
 int device_count() {
-  return checked_stream.load() ? 2 : 1;
+  return checks_launcher.load() ? 2 : 1;
 }
 
 void check_caller(cudaStream_t stream, const char* what, Site site) {
-  if (!checked_stream.load(std::memory_order_relaxed) || current) return;
+  if (!checks_launcher.load(std::memory_order_relaxed) || current) return;
   std::string where = site.line ? format("\n  at %s:%d", site.file, site.line) : "";
   check_device_of_caller(what, where);
   if (is_default(stream))
@@ -106,7 +108,7 @@ void count_work() {
 }
 
 void note_launch(const dim3& grid, const dim3& block) {
-  if (!checked_stream.load(std::memory_order_relaxed)) return;
+  if (!checks_launcher.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(launches_mutex);
   if (launches++ >= kLaunchesKept) return;
   launches_text += format("%u %u %u %u %u %u\n", grid.x, grid.y, grid.z, block.x, block.y, block.z);
@@ -149,7 +151,11 @@ std::string read_only_tensor_at(const void* address) {
 }
 
 cudaStream_t current_stream() {
-  return checked_stream.load(std::memory_order_relaxed);
+  return played_stream.load(std::memory_order_relaxed);
+}
+void play_current_stream(bool on) {
+  static CUstream_st stream{cudaStreamNonBlocking, 0};
+  played_stream.store(on ? &stream : nullptr);
 }
 
 DeviceGuard::DeviceGuard() : before_(chosen_device) {
@@ -187,14 +193,14 @@ cudaError_t cudaSetDevice(int device) {
 
 // A launcher's check begins (1) or ends (0), in the calling thread and those that it starts.
 void cudacpu_check_launcher(int on) {
-  static CUstream_st stream{cudaStreamNonBlocking, 0};
   chosen_device = -1;
   if (on) {
     std::lock_guard lock(launches_mutex);
     launches_text.clear();
     launches = 0;
   }
-  checked_stream.store(on ? &stream : nullptr);
+  checks_launcher.store(on != 0);
+  play_current_stream(on != 0);
 }
 
 // This memory alone lies on the other device from now on.

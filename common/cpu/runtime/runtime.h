@@ -176,6 +176,8 @@ struct Transfer {
   int bytes;
   std::function<void()> perform;
   trace::Spans spans;
+  const char* what = "";  // what and where it was started
+  Site site = {};
   trace::Starter starter = {};
 };
 
@@ -582,7 +584,8 @@ void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, u
 // ------------------------------------------------------------------ bulk_store.cpp
 
 void queue_bulk_store(BulkStore store);
-void finish_bulk_stores(ResidentBlock& block);  // the block returns
+void finish_bulk_stores(ResidentBlock& block);     // the block returns
+void check_transfers(const ResidentBlock& block);  // the same
 void forget_bulk_stores(ResidentBlock& block);
 
 // ------------------------------------------------------------------ named_barrier.cpp,
@@ -721,6 +724,8 @@ bool host_may_go_on(const void* address, void* pc);
 // The name of the tensor at this address that kernels may only read, or "".
 std::string read_only_tensor_at(const void* address);
 void count_work();
+// Whether PyTorch's current stream is one of its own (on) or the default one.
+void play_current_stream(bool on);
 // A kernel has run: kept for what explains a wrong result, while a launcher is checked.
 void note_launch(const dim3& grid, const dim3& block);
 

@@ -331,6 +331,7 @@ void Worker::shape_block(ResidentBlock& block) {
 
 void Worker::retire(ResidentBlock& block) {
   if (block.has_bulk_stores) finish_bulk_stores(block);
+  if (!block.transfers.empty()) check_transfers(block);
   check_guards(block);
   trace::block_ends(block);
   if (!block.printed.empty()) collect_printed(*launch_, block);

@@ -23,6 +23,7 @@ from typing import TypeVar
 from common.base.cache import digest
 from common.base.compiling import BuildError, sources_of
 from common.base.days import Day
+from common.base.outcome import SKIP
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
@@ -48,6 +49,7 @@ _NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
 # What decides a verdict beside the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
 _THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
+_SKIPPED = "it is skipped, where the original runs"
 _ELSEWHERE = f"{_THROWN}on the wrong "  # device, or stream
 _ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
 _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two runs on the same")
@@ -368,6 +370,9 @@ class _DayCampaign:
         verdict.check_s = result.seconds
         if result.status in BAD:
             return _killed(verdict, result, _by(result))
+        skipped = _no_longer_run(usual, result)
+        if skipped:
+            return _killed(verdict, replace(result, rung=skipped, reason=_SKIPPED), "skipped")
         if not mutant.kind.watched:
             return verdict
         more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
@@ -532,6 +537,12 @@ def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
     verdict.status, verdict.by, verdict.rung = KILLED, by, result.rung
     verdict.reason, verdict.details = result.reason, result.details
     return verdict
+
+
+def _no_longer_run(usual: Result, result: Result) -> str:
+    """A rung that the original runs and the mutant skips: the card lacks something now. Or ""."""
+    ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
+    return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
 
 
 def _by(result: Result) -> str:
