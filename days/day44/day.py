@@ -11,9 +11,6 @@ SOURCE = "norms.cu"
 EXTRA_SOURCES = ("norms_backward.cu", "dyt.cu")
 INTRODUCES = ("RMSNorm", "dynamic tanh")
 EQUIVALENT = {  # mutants that compute the same, and why
-    "norms.cu: fits_cluster: arithmetic operator: `16 + sums` -> `16 - sums`": (
-        "at most 33 KB, less than every card with clusters has"
-    ),
     'norms.cu: norm_v4: validation dropped: `require_capability(9, 0, "clusters")` -> ``': (
         "a card without clusters refuses the launch as well, with another message"
     ),

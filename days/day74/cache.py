@@ -120,7 +120,8 @@ def quantised(x):
     """Codes and scales of rows, in fp32 step by step as in the kernel: ties then fall alike."""
     x = x.float()
     most = x.abs().amax(-1, keepdim=True)
-    scale = torch.where(most < torch.inf, most / 127, torch.nan)
+    # By a tensor: a CUDA division by a number multiplies by its reciprocal, which rounds twice.
+    scale = torch.where(most < torch.inf, most / torch.full_like(most, 127), torch.nan)
     codes = torch.where(scale > 0, (x / scale).round(), 0).clamp(-127, 127)
     return codes.to(torch.int8), scale[..., 0]
 

@@ -95,7 +95,10 @@ PROBLEMS = (
         name="decode, int8",
         inputs=cache.codes_and_scales,
         reference=cache.attention_int8,
-        rungs=(Rung("decode_int8", "16 codes per load", target=Target(0.85, "read")),),
+        rungs=(
+            Rung("decode_int8_v1_floats", "codes to fp32, 16 per load"),
+            Rung("decode_int8_v2_integers", "dp4a, rows by cp.async", target=Target(0.85, "read")),
+        ),
         cases=grid([*SHAPES, *EMPTY], TYPES),
         bench=Case((32, 32, 4096, 128), "bfloat16"),
         bench_cpu=Case((2, 2, 512, 128), "bfloat16"),

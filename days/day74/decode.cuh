@@ -49,8 +49,8 @@ struct Decode {
 };
 
 // The sum over LANES neighbouring lanes, in each of them. All 32 lanes must call it.
-template <int LANES>
-__device__ float group_sum(float value) {
+template <int LANES, typename T>
+__device__ T group_sum(T value) {
 #pragma unroll
   for (int half = LANES / 2; half > 0; half /= 2) {
     value += __shfl_xor_sync(FULL_WARP, value, half);
@@ -62,21 +62,77 @@ __device__ float group_sum(float value) {
 // One block computes one head. A group of D / E lanes has one row at a time, and ROWS rows in
 // flight.
 
+// What a lane has of the output so far, relative to 2^max: E elements, and the sum of the weights.
+template <typename C>
+struct Running {
+  static constexpr int E = C::E;
+  float out[E] = {}, max = -INFINITY, sum = 0;
+
+  // Adds ROWS tokens, whose scores are -inf where there is none. value(r): the raw elements of v.
+  template <typename V>
+  __device__ void add(const float (&score)[ROWS], const float (&weight)[ROWS], V&& value) {
+    float most = max;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) most = fmaxf(most, score[r]);
+    // As long as all scores are -inf, 0 is subtracted: -inf - -inf would be NaN.
+    const float base = most == -INFINITY ? 0.0f : most;
+    const float shrink = exp2f(max - base);
+    sum *= shrink;
+#pragma unroll
+    for (int e = 0; e < E; ++e) out[e] *= shrink;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      float x[E];
+      C::unpack(x, value(r));
+      const float p = exp2f(score[r] - base);  // 0 where there is no token
+      sum += p;
+#pragma unroll
+      for (int e = 0; e < E; ++e) out[e] += p * weight[r] * x[e];
+    }
+    max = most;
+  }
+};
+
+// Merges the outputs of all groups and stores o. `outputs`, (GROUPS, D), may lie where other
+// threads have read before.
+template <int D, typename T, typename C>
+__device__ void store_merged(const Decode<T, C>& n, int64_t head, int length,
+                             const Running<C>& mine, float* outputs) {
+  constexpr int E = C::E, LANES = D / E, GROUPS = BLOCK / LANES;
+  __shared__ float maxima[GROUPS], sums[GROUPS];
+  const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+  __syncthreads();  // all threads have read what lay in `outputs`
+  if (lane == 0) maxima[group] = mine.max, sums[group] = mine.sum;
+#pragma unroll
+  for (int e = 0; e < E; ++e) outputs[group * D + lane * E + e] = mine.out[e];
+  __syncthreads();  // thread d < D waits for the results of all groups
+  if (threadIdx.x >= D) return;
+  float all = -INFINITY, total = 0, result = 0;
+  for (int g = 0; g < GROUPS; ++g) all = fmaxf(all, maxima[g]);
+  for (int g = 0; g < GROUPS; ++g) {
+    const float factor = exp2f(maxima[g] - all);
+    total += factor * sums[g];
+    result += factor * outputs[g * D + threadIdx.x];
+  }
+  n.o[head * D + threadIdx.x] = static_cast<T>(length > 0 ? result / total : 0.0f);
+}
+
 template <int D, typename T, typename C>
 __device__ void decode_head(const Decode<T, C>& n) {
   constexpr int E = C::E, LANES = D / E, GROUPS = BLOCK / LANES;
-  __shared__ float maxima[GROUPS], sums[GROUPS], outputs[GROUPS][D];
+  __shared__ float outputs[GROUPS * D];
   const int64_t head = blockIdx.x;
   const int length = n.length_of(head);
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
   const auto* const keys = reinterpret_cast<const uint4*>(n.cache.keys);
   const auto* const values = reinterpret_cast<const uint4*>(n.cache.values);
 
-  float q[E], out[E] = {}, max = -INFINITY, sum = 0;
+  float q[E];
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     q[e] = n.scale_log2 * static_cast<float>(n.q[head * D + lane * E + e]);
   }
+  Running<C> mine;
   for (int begin = 0; begin < length; begin += GROUPS * ROWS) {
     uint4 k[ROWS], v[ROWS];
     float score[ROWS], weight[ROWS];
@@ -93,7 +149,6 @@ __device__ void decode_head(const Decode<T, C>& n) {
         weight[r] = n.cache.value_scale(row);
       }
     }
-    float most = max;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       float x[E], part = 0;
@@ -102,39 +157,10 @@ __device__ void decode_head(const Decode<T, C>& n) {
       for (int e = 0; e < E; ++e) part += q[e] * x[e];
       part = group_sum<LANES>(part);
       score[r] = begin + r * GROUPS + group < length ? score[r] * part : -INFINITY;
-      most = fmaxf(most, score[r]);
     }
-    // As long as all scores are -inf, 0 is subtracted: -inf - -inf would be NaN.
-    const float base = most == -INFINITY ? 0.0f : most;
-    const float shrink = exp2f(max - base);
-    sum *= shrink;
-#pragma unroll
-    for (int e = 0; e < E; ++e) out[e] *= shrink;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      float x[E];
-      C::unpack(x, v[r]);
-      const float p = exp2f(score[r] - base);  // 0 where there is no token
-      sum += p;
-#pragma unroll
-      for (int e = 0; e < E; ++e) out[e] += p * weight[r] * x[e];
-    }
-    max = most;
+    mine.add(score, weight, [&](int r) { return v[r]; });
   }
-
-  if (lane == 0) maxima[group] = max, sums[group] = sum;
-#pragma unroll
-  for (int e = 0; e < E; ++e) outputs[group][lane * E + e] = out[e];
-  __syncthreads();  // thread d < D waits for the results of all groups
-  if (threadIdx.x >= D) return;
-  float all = -INFINITY, total = 0, result = 0;
-  for (int g = 0; g < GROUPS; ++g) all = fmaxf(all, maxima[g]);
-  for (int g = 0; g < GROUPS; ++g) {
-    const float factor = exp2f(maxima[g] - all);
-    total += factor * sums[g];
-    result += factor * outputs[g][threadIdx.x];
-  }
-  n.o[head * D + threadIdx.x] = static_cast<T>(length > 0 ? result / total : 0.0f);
+  store_merged<D>(n, head, length, mine, outputs);
 }
 
 // ---------------------------------------------------------------------------------------------

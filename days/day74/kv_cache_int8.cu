@@ -1,11 +1,17 @@
 // Day 74, second file: the cache in int8, with an fp32 scale per token and head
 //
 //   append_int8   s = max |k| / 127, codes = round(k / s), for each of the B · H new rows
-//   decode_int8   v3 on int8: D + 4 bytes per row instead of 2 · D
+//   decode_int8   D + 4 bytes per row instead of 2 · D
+//     v1 floats     the loop of v3; each code becomes fp32
+//     v2 integers   scores by dp4a, and the next rows on their way by cp.async
 //
 // Run: python run_day.py 74
 
-#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
+#include "common/cuda/ptx/cp_async.cuh"   // taught in day 20
+#include "common/cuda/ptx/integer.cuh"    // taught in day 39
+#include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day74/decode.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -83,7 +89,7 @@ void append_int8(const Tensor& k, const Tensor& v, Tensor& keys, Tensor& values,
 }
 
 // ---------------------------------------------------------------------------------------------
-// decode_int8: the loop of v3. A byte becomes fp32 by one PRMT and one subtraction.
+// v1: the loop of day 74's v3. A byte becomes fp32 by one PRMT and one subtraction.
 
 struct Int8Cache {
   static constexpr int E = 16;
@@ -104,13 +110,15 @@ struct Int8Cache {
 };
 
 template <typename T, int D>
-__global__ void __launch_bounds__(BLOCK, 3) decode_int8_kernel(Decode<T, Int8Cache> n) {
+__global__ void __launch_bounds__(BLOCK, 3) decode_int8_v1_kernel(Decode<T, Int8Cache> n) {
   decode_head<D>(n);
 }
 
-Tensor decode_int8(const Tensor& q, const Tensor& keys, const Tensor& values,
-                   const Tensor& key_scales, const Tensor& value_scales, const Tensor& lengths,
-                   double scale) {
+// launch(n, D as a constant, heads)
+template <typename F>
+Tensor decode_codes(const Tensor& q, const Tensor& keys, const Tensor& values,
+                    const Tensor& key_scales, const Tensor& value_scales, const Tensor& lengths,
+                    double scale, const char* kernel, F&& launch) {
   const Sizes n = check_cache(q, "q", keys, values, lengths, "lengths");
   check(keys, "keys").dtype({ScalarType::Char});
   check_scales(key_scales, "key_scales", keys, n);
@@ -119,11 +127,143 @@ Tensor decode_int8(const Tensor& q, const Tensor& keys, const Tensor& values,
     return Int8Cache{data<int8_t>(keys), data<int8_t>(values), data<float>(key_scales),
                      data<float>(value_scales)};
   };
-  return decode_into(q, n, lengths, scale, "decode_int8", cache,
-                     [&](auto n, auto width, auto heads) {
-                       decode_int8_kernel<typename decltype(n)::Type, width>
-                           <<<heads, BLOCK, 0, current_stream(q)>>>(n);
-                     });
+  return decode_into(q, n, lengths, scale, kernel, cache, launch);
+}
+
+Tensor decode_int8_v1_floats(const Tensor& q, const Tensor& keys, const Tensor& values,
+                             const Tensor& key_scales, const Tensor& value_scales,
+                             const Tensor& lengths, double scale) {
+  return decode_codes(q, keys, values, key_scales, value_scales, lengths, scale,
+                      "decode_int8_v1_floats", [&](auto n, auto width, auto heads) {
+                        decode_int8_v1_kernel<typename decltype(n)::Type, width>
+                            <<<heads, BLOCK, 0, current_stream(q)>>>(n);
+                      });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: the scores are sums of integers: q in 24 bits times 8-bit codes is three dp4a per
+// four codes. The next rows are copied into shared memory while these are computed, so that bytes
+// in flight need no registers.
+
+constexpr int STAGES = 2;
+
+// E elements of q as integers of 24 bits, of which each counts `unit`: as exact as fp32 is for the
+// largest one. Not finite: NaN.
+template <int D>
+struct IntegerQuery {
+  static constexpr int E = Int8Cache::E, WORDS = E / 4, MOST = (1 << 23) - 1;
+  // An integer is 65536 · high + 256 · middle + low, and four bytes of a kind are a word.
+  int high[WORDS] = {};
+  unsigned middle[WORDS] = {}, low[WORDS] = {};
+  float unit;
+
+  __device__ explicit IntegerQuery(const float (&q)[E]) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < E; ++e) most = larger(most, fabsf(q[e]));
+#pragma unroll
+    for (int half = D / E / 2; half > 0; half /= 2) {
+      most = larger(most, __shfl_xor_sync(FULL_WARP, most, half));
+    }
+    unit = most < INFINITY ? most / MOST : NAN;
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      // A unit that is subnormal is so coarse that a quotient may be larger.
+      const float m = unit > 0 ? fminf(fmaxf(rintf(q[e] / unit), -MOST), MOST) : 0.0f;
+      const int bits = static_cast<int>(m), shift = 8 * (e % 4);
+      high[e / 4] |= (bits >> 16 & 0xff) << shift;
+      middle[e / 4] |= (bits >> 8 & 0xff) << shift;
+      low[e / 4] |= (bits & 0xff) << shift;
+    }
+  }
+  // The sum over a row, of which each lane has E codes.
+  __device__ float dot(const uint4& raw) const {
+    const int codes[WORDS] = {static_cast<int>(raw.x), static_cast<int>(raw.y),
+                              static_cast<int>(raw.z), static_cast<int>(raw.w)};
+    int upper = 0, between = 0, lower = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) {
+      upper = ptx::dp4a(high[w], codes[w], upper);
+      between = ptx::dp4a(middle[w], codes[w], between);
+      lower = ptx::dp4a(low[w], codes[w], lower);
+    }
+    const int rest = 256 * between + lower;  // |rest| < 2^28
+    const float sum = fmaf(65536.0f, static_cast<float>(upper), static_cast<float>(rest));
+    return unit * group_sum<D / E>(sum);
+  }
+};
+
+template <typename T, int D>
+__global__ void __launch_bounds__(BLOCK, 3) decode_int8_v2_kernel(Decode<T, Int8Cache> n) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  constexpr int E = Int8Cache::E, LANES = D / E, GROUPS = BLOCK / LANES;
+  extern __shared__ uint4 ring[];  // (STAGES, ROWS, 2, BLOCK): a thread reads what it copied
+  const int64_t head = blockIdx.x;
+  const int length = n.length_of(head);
+  const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+  const auto* const keys = reinterpret_cast<const uint4*>(n.cache.keys);
+  const auto* const values = reinterpret_cast<const uint4*>(n.cache.values);
+  const auto slot = [&](int stage, int r, int which) {
+    return ring + ((stage * ROWS + r) * 2 + which) * BLOCK + threadIdx.x;
+  };
+  float next_key[ROWS] = {}, next_value[ROWS] = {};  // their scales
+  const auto fetch = [&](int begin, int stage) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const int t = begin + r * GROUPS + group;
+      if (t >= length) break;
+      const int64_t row = head * n.room + t;
+      ptx::cp_async<16>(slot(stage, r, 0), keys + row * LANES + lane);
+      ptx::cp_async<16>(slot(stage, r, 1), values + row * LANES + lane);
+      next_key[r] = n.cache.key_scale(row);
+      next_value[r] = n.cache.value_scale(row);
+    }
+    ptx::cp_async_commit();
+  };
+
+  fetch(0, 0);
+  float q[E];
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    q[e] = n.scale_log2 * static_cast<float>(n.q[head * D + lane * E + e]);
+  }
+  const IntegerQuery<D> query(q);
+  Running<Int8Cache> mine;
+  for (int begin = 0, stage = 0; begin < length; begin += GROUPS * ROWS, stage ^= 1) {
+    float score[ROWS], weight[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) score[r] = next_key[r], weight[r] = next_value[r];
+    fetch(begin + GROUPS * ROWS, stage ^ 1);
+    ptx::cp_async_wait<1>();  // all but the copies that have just begun
+    const auto row = [&](int r, int which) {
+      return begin + r * GROUPS + group < length ? *slot(stage, r, which) : uint4{};
+    };
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float dot = query.dot(row(r, 0));
+      const bool exists = begin + r * GROUPS + group < length;
+      score[r] = exists ? score[r] * dot : -INFINITY;
+      weight[r] = exists ? weight[r] : 0.0f;
+    }
+    mine.add(score, weight, [&](int r) { return row(r, 1); });
+  }
+  store_merged<D>(n, head, length, mine, reinterpret_cast<float*>(ring));
+#endif
+}
+
+Tensor decode_int8_v2_integers(const Tensor& q, const Tensor& keys, const Tensor& values,
+                               const Tensor& key_scales, const Tensor& value_scales,
+                               const Tensor& lengths, double scale) {
+  return decode_codes(q, keys, values, key_scales, value_scales, lengths, scale,
+                      "decode_int8_v2_integers", [&](auto n, auto width, auto heads) {
+                        require_capability(8, 0, "cp.async");
+                        constexpr int BYTES = STAGES * ROWS * 2 * BLOCK * sizeof(uint4);
+                        const auto kernel =
+                            decode_int8_v2_kernel<typename decltype(n)::Type, width>;
+                        require_shared_memory(BYTES + 1024, "two stages of rows");
+                        allow_shared(kernel, BYTES);
+                        kernel<<<heads, BLOCK, BYTES, current_stream(q)>>>(n);
+                      });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -131,6 +271,8 @@ Tensor decode_int8(const Tensor& q, const Tensor& keys, const Tensor& values,
 RUNG(day74, append_int8,
      "(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor(c!) key_scales, "
      "Tensor(d!) value_scales, Tensor positions) -> ()");
-RUNG(day74, decode_int8,
-     "(Tensor q, Tensor keys, Tensor values, Tensor key_scales, Tensor value_scales, "
-     "Tensor lengths, float scale) -> Tensor");
+#define DECODE_INT8                                                                 \
+  "(Tensor q, Tensor keys, Tensor values, Tensor key_scales, Tensor value_scales, " \
+  "Tensor lengths, float scale) -> Tensor"
+RUNG(day74, decode_int8_v1_floats, DECODE_INT8);
+RUNG(day74, decode_int8_v2_integers, DECODE_INT8);
