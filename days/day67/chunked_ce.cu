@@ -1,0 +1,703 @@
+// Day 67: chunked cross-entropy: the loss and its gradient from one read and one write of the
+// logits
+//
+//   p = softmax(x)   loss[r] = (1 - ε) · -log p[r, t[r]] + ε · mean_c(-log p[r, c])
+//   w = 1 / number of rows that count       loss = w · sum_r loss[r]
+//   dx[r, c] = w · (p[r, c] - (1 - ε) · [c = t[r]] - ε / V)
+//
+// x, dx: (rows, V) in fp32, fp16 or bf16; t: (rows). A row counts if its target is not
+// ignore_index; the others have loss 0 and gradient 0. A target that names no class makes the loss
+// and the gradient of its row NaN: a kernel cannot raise an exception.
+//
+// Bytes: x read once, dx written once; for 8192 × 50304 bf16 1.65 GB. Two exponentials per element.
+//
+//   v1 two_reads   chunks of 16 bytes, one pass over them; the gradient reads the row again
+//   v2 shared      the row waits in shared memory, two blocks per multiprocessor
+//   v3 by_chunk    each chunk is used as soon as it has come
+//   v4 rows_ahead  blocks that stay: the next row comes chunk by chunk as this one leaves
+//   v5 cluster     rows too long for one block, in the shared memory of up to 16
+//
+// Run: python run_day.py 67
+
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/capability.cuh"       // taught in day 24
+#include "common/cuda/chunk.cuh"            // taught in days 35 and 42
+#include "common/cuda/cluster_launch.cuh"   // taught in day 35
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: day 34
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+
+#include <algorithm>
+#include <cfloat>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr float SLACK = 8;        // how far a logit may be above the base of its sum: e^8 is 2981
+constexpr int MOST_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
+
+// ---------------------------------------------------------------------------------------------
+// What all rungs share: the statistics of a row, its loss and its gradient.
+
+// exp(v) for 16-bit outputs is one instruction, which returns 0 for results below 2^-126. bf16 can
+// hold such probabilities. So exponentials and their sum have a factor of 2^64, which cancels.
+template <typename T>
+constexpr float LIFT = sizeof(T) == 4 ? 1.0f : 0x1p64f;
+template <typename T>
+__device__ float exponential(float x, float base) {
+  if constexpr (sizeof(T) == 4) return expf(x - base);
+  return ptx::exp2_approx(fmaf(x - base, LOG2_E, 64.0f));
+}
+
+// Of some logits: sum = sum of LIFT · exp(x - base), total = sum of x, which only label smoothing
+// needs. base is at most SLACK below the maximum. It begins as the least number and not as -inf:
+// -inf - -inf would be NaN.
+struct Statistics {
+  float base = -FLT_MAX, sum = 0, total = 0;
+};
+
+// Of a chunk. 16-bit types by two at a time. NaN is no number to a maximum; the sum becomes NaN.
+template <typename T, int N>
+__device__ float maximum(const Chunk<T, N>& chunk) {
+  if constexpr (sizeof(T) == 2 && N == 8) {
+    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    const auto* two = reinterpret_cast<const Two*>(&chunk);
+    const Two most = __hmax2(__hmax2(two[0], two[1]), __hmax2(two[2], two[3]));
+    return static_cast<float>(__hmax(most.x, most.y));
+  } else {
+    float most = -INFINITY;
+    for (int i = 0; i < N; ++i) most = fmaxf(most, static_cast<float>(chunk.at[i]));
+    return most;
+  }
+}
+
+// Adds a chunk to the statistics. The sum is rescaled only where an exponential might overflow.
+template <bool SMOOTHED, typename T, int N>
+__device__ void include(Statistics& mine, const Chunk<T, N>& chunk) {
+  const float most = maximum(chunk);
+  if (most > mine.base + SLACK) {
+    mine.sum *= expf(mine.base - most);
+    mine.base = most;
+  }
+  float sums[2] = {};  // two chains of additions
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float x = static_cast<float>(chunk.at[i]);
+    sums[i % 2] += exponential<T>(x, mine.base);
+    if (SMOOTHED) mine.total += x;
+  }
+  mine.sum += sums[0] + sums[1];
+}
+
+// Of the whole warp, in every lane. All 32 lanes must call it.
+template <bool SMOOTHED>
+__device__ Statistics warp_merge(const Statistics& mine) {
+  const float base = warp_max(mine.base);
+  return {base, warp_sum(mine.sum * expf(mine.base - base)), SMOOTHED ? warp_sum(mine.total) : 0};
+}
+
+// Of `count` statistics in shared memory, in every lane. All 32 lanes must call it. All warps add
+// in the same order, so they get equal bits.
+template <bool SMOOTHED>
+__device__ Statistics merge_all(const Statistics* all, int count) {
+  Statistics mine;
+  for (int i = threadIdx.x % 32; i < count; i += 32) mine.base = fmaxf(mine.base, all[i].base);
+  for (int i = threadIdx.x % 32; i < count; i += 32) {
+    mine.sum += all[i].sum * expf(all[i].base - mine.base);
+    mine.total += all[i].total;
+  }
+  return warp_merge<SMOOTHED>(mine);
+}
+
+// Of the whole block, in every thread; all must call it. shared: one place per warp, which may be
+// overwritten after the next barrier.
+template <bool SMOOTHED>
+__device__ Statistics block_merge(const Statistics& mine, Statistics* shared) {
+  const Statistics ours = warp_merge<SMOOTHED>(mine);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = ours;
+  __syncthreads();  // every warp waits for the statistics of all warps
+  return merge_all<SMOOTHED>(shared, blockDim.x / 32);
+}
+
+// One number for all rows, counted on the GPU so that the host does not wait, and v4's counters.
+struct Shared {
+  float weight;            // w
+  unsigned ticket, ended;  // rows and blocks
+};
+
+// What the kernels work on: rows of `chunks` chunks.
+template <typename T, int N>
+struct Job {
+  const Chunk<T, N>* x;   // (rows, chunks)
+  Chunk<T, N>* dx;        // (rows, chunks)
+  const int64_t* target;  // (rows)
+  float* losses;          // (rows)
+  float* loss;            // ()
+  Shared* shared;
+  int64_t rows, chunks, ignore_index;
+  float smoothing;  // ε
+};
+
+// A row's loss, and its gradient as a function of a logit.
+template <bool SMOOTHED>
+struct Row {
+  bool ignored, valid;
+  float scale, everywhere, at_target;
+
+  template <typename T, int N>
+  __device__ Row(const Job<T, N>& job, const Statistics& all, int64_t target, float weight)
+      : ignored(target == job.ignore_index), valid(target >= 0 && target < job.chunks * N) {
+    scale = valid ? weight / all.sum : NAN;
+    everywhere = SMOOTHED ? weight * job.smoothing / static_cast<float>(job.chunks * N) : 0;
+    at_target = SMOOTHED ? weight * (1 - job.smoothing) : weight;
+  }
+
+  template <typename T>
+  __device__ float gradient(float x, float base) const {
+    const float p = exponential<T>(x, base) * scale;
+    return SMOOTHED ? p - everywhere : p;
+  }
+
+  // Of a chunk, as if it had not the target.
+  template <typename T, int N>
+  __device__ Chunk<T, N> gradients(const Chunk<T, N>& chunk, float base) const {
+    Chunk<T, N> to = {};
+    if (ignored) return to;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to.at[i] = static_cast<T>(gradient<T>(static_cast<float>(chunk.at[i]), base));
+    }
+    return to;
+  }
+
+  // x: the target's logit. One thread calls it, after it has stored the gradients of the chunk that
+  // has the target: its own stores come in order.
+  template <typename T, int N>
+  __device__ void finish(const Job<T, N>& job, const Statistics& all, int64_t row, int64_t target,
+                         float x) const {
+    float loss = ignored ? 0 : NAN;
+    if (valid && !ignored) {
+      const float log_sum = logf(all.sum * (1 / LIFT<T>));
+      const float mean = all.total / static_cast<float>(job.chunks * N);
+      loss = log_sum + (all.base - x);
+      if (SMOOTHED) {
+        loss = (1 - job.smoothing) * loss + job.smoothing * (log_sum + (all.base - mean));
+      }
+      auto* dx = reinterpret_cast<T*>(job.dx + row * job.chunks);
+      dx[target] = static_cast<T>(gradient<T>(x, all.base) - at_target);
+    }
+    job.losses[row] = loss;
+  }
+};
+
+// The chunk that has the target; the first one, if no chunk has it.
+template <int N>
+__device__ int64_t chunk_of(int64_t target, int64_t chunks) {
+  return target >= 0 && target < chunks * N ? target / N : 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Before and after the rows, one block each.
+
+constexpr int SMALL_BLOCK = 1024;
+
+__global__ void __launch_bounds__(SMALL_BLOCK)
+    count_kernel(const int64_t* __restrict__ target, int64_t rows, int64_t ignore_index,
+                 Shared* shared) {
+  __shared__ int counts[SMALL_BLOCK / 32];
+  ptx::grid_dependency_launch();  // v4 may begin: it waits before it reads `shared`
+  int count = 0;
+  for (int64_t r = threadIdx.x; r < rows; r += SMALL_BLOCK) count += target[r] != ignore_index;
+  count = warp_sum(count);
+  if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = count;
+  __syncthreads();  // the first warp waits for the counts of all warps
+  if (threadIdx.x >= 32) return;
+  count = warp_sum(counts[threadIdx.x]);
+  // If no row counts it is 1 / 0, and the mean becomes NaN, as in PyTorch.
+  if (threadIdx.x == 0) *shared = {1.0f / static_cast<float>(count), 0, 0};
+}
+
+// Stores the mean of the losses. All threads of a block of whole warps must call it.
+__device__ void store_mean(const float* losses, int64_t rows, float weight, float* loss) {
+  __shared__ float sums[32];
+  float sum = 0;
+  for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) sum += __ldcg(losses + r);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();  // the first warp waits for the sums of all warps
+  if (threadIdx.x >= 32) return;
+  sum = warp_sum(threadIdx.x < blockDim.x / 32 ? sums[threadIdx.x] : 0.0f);
+  if (threadIdx.x == 0) *loss = sum * weight;
+}
+
+__global__ void __launch_bounds__(SMALL_BLOCK)
+    mean_kernel(const float* losses, int64_t rows, const Shared* shared, float* loss) {
+  store_mean(losses, rows, shared->weight, loss);
+}
+
+using Both = std::tuple<Tensor, Tensor>;  // the loss () in fp32, and dx
+
+// Checks the arguments, counts, and calls launch(job, smoothed) with the Job and whether labels are
+// smoothed, a constant. ONE_LAUNCH: it stores the mean of the losses too.
+template <bool ONE_LAUNCH, typename F>
+Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                   double label_smoothing, const char* name, F launch) {
+  check(logits, "logits").on_gpu().floating().rank(2).contiguous();
+  STD_TORCH_CHECK(logits.size(1) > 0, "logits: expected at least one column (class), got shape ",
+                  shape_of(logits));
+  check(target, "target").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous();
+  check(target, "target").same_device(logits, "logits").size(0, logits.size(0));
+  STD_TORCH_CHECK(label_smoothing >= 0 && label_smoothing <= 1,
+                  "label_smoothing: expected 0 to 1, got ", label_smoothing);
+  const DeviceGuard guard(logits);
+  const int64_t rows = logits.size(0);
+  const auto fp32 = [&](std::initializer_list<int64_t> shape) {
+    return torch::stable::new_empty(logits, shape, ScalarType::Float);
+  };
+  Tensor loss = fp32({}), dx = torch::stable::empty_like(logits);
+  const Tensor losses = fp32({rows}), counted = fp32({sizeof(Shared) / sizeof(float)});
+  const cudaStream_t stream = current_stream(logits);
+  auto* shared = mutable_data<Shared>(counted);
+  count_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index, shared);
+  if (rows > 0) {
+    dispatch_floating(logits, [&](auto zero) {
+      using T = decltype(zero);
+      dispatch_chunk<T>(logits.size(1), {&logits}, [&](auto size) {
+        using C = Chunk<T, size>;
+        const Job<T, size> job{data<C>(logits),
+                               mutable_data<C>(dx),
+                               data<int64_t>(target),
+                               mutable_data<float>(losses),
+                               mutable_data<float>(loss),
+                               shared,
+                               rows,
+                               logits.size(1) / size,
+                               ignore_index,
+                               static_cast<float>(label_smoothing)};
+        label_smoothing > 0 ? launch(job, std::true_type{}) : launch(job, std::false_type{});
+      });
+    });
+  }
+  if (!ONE_LAUNCH || rows == 0) {
+    mean_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<float>(losses), rows, shared,
+                                               mutable_data<float>(loss));
+  }
+  check_launch(name);
+  return {loss, dx};
+}
+
+#define ARGUMENTS \
+  const Tensor &logits, const Tensor &target, int64_t ignore_index, double label_smoothing
+#define GIVEN logits, target, ignore_index, label_smoothing
+
+// ---------------------------------------------------------------------------------------------
+// v1: one block per row. The first pass over the chunks finds the statistics, the second one reads
+// the row again for the gradient: from L2, if it is still there.
+
+constexpr int ROW_BLOCK = 512;
+
+template <bool SMOOTHED, typename T, int N>
+__global__ void __launch_bounds__(ROW_BLOCK) chunked_ce_v1_two_reads_kernel(Job<T, N> job) {
+  __shared__ Statistics shared[ROW_BLOCK / 32];
+  const int64_t row = blockIdx.x, target = job.target[row], start = row * job.chunks;
+  Statistics mine;
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < job.chunks; c += ROW_BLOCK) {
+    include<SMOOTHED>(mine, load_whole(job.x + start + c));
+  }
+  const Statistics all = block_merge<SMOOTHED>(mine, shared);
+  const Row<SMOOTHED> of(job, all, target, job.shared->weight);
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < job.chunks; c += ROW_BLOCK) {
+    job.dx[start + c] = of.gradients(load_whole(job.x + start + c), all.base);
+  }
+  const int64_t place = chunk_of<N>(target, job.chunks);
+  if (place % ROW_BLOCK == threadIdx.x) {
+    const auto* x = reinterpret_cast<const T*>(job.x + start);
+    of.finish(job, all, row, target, static_cast<float>(x[of.valid ? target : 0]));
+  }
+}
+
+Both chunked_ce_v1_two_reads(ARGUMENTS) {
+  return cross_entropy<false>(GIVEN, "chunked_ce_v1_two_reads", [&](auto job, auto smoothed) {
+    chunked_ce_v1_two_reads_kernel<smoothed>
+        <<<grid_size(job.rows, "logits"), ROW_BLOCK, 0, current_stream(logits)>>>(job);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: cp.async brings the row into shared memory, where it stays for the second pass. A
+// thread reads only the chunks that it copied itself, so no barrier has to come before that. Two
+// rows of up to 100 KB fit into a multiprocessor of compute capability 9.0: one block loads while
+// the other one computes and stores.
+//
+// v3 against v2: each chunk is a group of copies of its own, and enters the statistics as soon as
+// it has come. When the last one comes, all exponentials but its own are computed.
+//
+// v5 against v3: the blocks of a cluster share a row. Each warp stores its statistics in the shared
+// memory of every block, whose mbarriers count the bytes that have come (day 35).
+
+// The threads of a block at most, the chunks of each, and how many blocks are resident. Registers
+// are given to the four parts of a multiprocessor: with 12 warps each, 40 per thread.
+template <int THREADS_, int EACH_, int BLOCKS_>
+struct Room {
+  static constexpr int THREADS = THREADS_, EACH = EACH_, BLOCKS = BLOCKS_;
+  static constexpr int WARPS = THREADS / 32;
+
+  static int threads(int64_t chunks) {
+    return static_cast<int>(32 * ceil_div<int64_t>(chunks, 32 * EACH));
+  }
+};
+using Half = Room<768, 9, 2>;   // up to 108 KB of a row
+using Share = Room<512, 8, 3>;  // up to 64 KB of a row, v5
+
+// Waits until at most `younger` groups of this thread's copies are in flight. `younger` has to be
+// known when the kernel is compiled, as it is in an unrolled loop.
+__device__ __forceinline__ void wait_for_all_but(int younger) {
+  switch (younger) {
+    case 8:
+      return ptx::cp_async_wait<8>();
+    case 7:
+      return ptx::cp_async_wait<7>();
+    case 6:
+      return ptx::cp_async_wait<6>();
+    case 5:
+      return ptx::cp_async_wait<5>();
+    case 4:
+      return ptx::cp_async_wait<4>();
+    case 3:
+      return ptx::cp_async_wait<3>();
+    case 2:
+      return ptx::cp_async_wait<2>();
+    case 1:
+      return ptx::cp_async_wait<1>();
+    default:
+      return ptx::cp_async_wait<0>();
+  }
+}
+
+template <typename R, bool BY_CHUNK, bool CLUSTER, bool SMOOTHED, typename T, int N>
+__global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
+    row_in_shared_kernel(Job<T, N> job, int length) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Statistics shared[(CLUSTER ? MOST_CLUSTER : 1) * R::WARPS];
+  __shared__ uint64_t arrived;  // v5: the mbarrier of the statistics
+  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
+  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
+  const int64_t row = blockIdx.x / blocks, target = job.target[row];
+  const int64_t start = row * job.chunks + int64_t{rank} * length;  // of this block's share
+  const int count = static_cast<int>(min(int64_t{length}, job.chunks - int64_t{rank} * length));
+  const int first = threadIdx.x, stride = blockDim.x, warps = stride / 32;
+
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);  // (length)
+#pragma unroll
+  for (int k = 0; k < R::EACH; ++k) {
+    const int c = first + k * stride;
+    if (c < count) ptx::cp_async<16>(part + c, job.x + start + c);
+    ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
+  }
+  if constexpr (CLUSTER) {
+    if (first == 0) {
+      ptx::mbarrier_init(&arrived, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(Statistics));
+    }
+    ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
+  }
+
+  Statistics mine;
+#pragma unroll
+  for (int k = 0; k < R::EACH; ++k) {
+    wait_for_all_but(BY_CHUNK ? R::EACH - 1 - k : 0);
+    const int c = first + k * stride;
+    if (c < count) include<SMOOTHED>(mine, load_whole(part + c));
+  }
+  Statistics all;
+  if constexpr (CLUSTER) {
+    mine = warp_merge<SMOOTHED>(mine);
+    ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
+    if (first % 32 < blocks) {
+      auto* to = reinterpret_cast<uint32_t*>(&shared[rank * warps + first / 32]);
+      ptx::store_async_to_rank(to, first % 32, __float_as_uint(mine.base), &arrived);
+      ptx::store_async_to_rank(to + 1, first % 32, __float_as_uint(mine.sum), &arrived);
+      ptx::store_async_to_rank(to + 2, first % 32, __float_as_uint(mine.total), &arrived);
+    }
+    ptx::mbarrier_wait(&arrived, 0);  // the statistics of all blocks have come
+    all = merge_all<SMOOTHED>(shared, blocks * warps);
+  } else {
+    all = block_merge<SMOOTHED>(mine, shared);
+  }
+  const Row<SMOOTHED> of(job, all, target, job.shared->weight);
+#pragma unroll
+  for (int k = 0; k < R::EACH; ++k) {
+    const int c = first + k * stride;
+    if (c < count) job.dx[start + c] = of.gradients(load_whole(part + c), all.base);
+  }
+  const int64_t place = chunk_of<N>(target, job.chunks) - int64_t{rank} * length;
+  if (place >= 0 && place < count && place % stride == first) {
+    of.finish(job, all, row, target, static_cast<float>(part[place].at[of.valid ? target % N : 0]));
+  }
+#endif
+}
+
+// Chunks of 16 bytes of a row of the logits, or 0 if rows are not made of aligned ones.
+int64_t chunks_of(const Tensor& logits) {
+  check(logits, "logits").on_gpu().rank(2);  // cross_entropy checks the rest
+  const int64_t bytes = logits.size(1) * logits.element_size();
+  return bytes % 16 == 0 && is_aligned(logits, 16) ? bytes / 16 : 0;
+}
+
+// Whether a block of R has threads and this GPU shared memory for so many chunks of a row, beside a
+// kernel's own arrays: `statistics` of them, counters and barriers.
+template <typename R>
+bool fits(const Tensor& logits, int64_t chunks, int64_t statistics) {
+  const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64;
+  return chunks > 0 && chunks <= R::THREADS * R::EACH && 16 * chunks + own <= shared_limit(logits);
+}
+bool fits_block(const Tensor& logits) {
+  return fits<Half>(logits, chunks_of(logits), 2 * Half::WARPS);
+}
+
+constexpr char NO_ROOM[] = "a row too long for shared memory, or not made of aligned chunks";
+
+Both two_reads_instead(ARGUMENTS) {
+  fell_back("chunked_ce_v1_two_reads", NO_ROOM);
+  return chunked_ce_v1_two_reads(GIVEN);
+}
+
+// The kernel for a job, which must have chunks of 16 bytes; those of single elements get none.
+template <typename R, bool BY_CHUNK, bool CLUSTER, bool SMOOTHED, typename T, int N>
+auto kernel_for(const Job<T, N>&) {
+  return row_in_shared_kernel<R, BY_CHUNK, CLUSTER, SMOOTHED, T, 16 / sizeof(T)>;
+}
+
+// The same job with chunks of 16 bytes, which it must have already.
+template <typename T, int N>
+Job<T, 16 / sizeof(T)> in_packs(const Job<T, N>& job) {
+  using C = Chunk<T, 16 / sizeof(T)>;
+  return {reinterpret_cast<const C*>(job.x),
+          reinterpret_cast<C*>(job.dx),
+          job.target,
+          job.losses,
+          job.loss,
+          job.shared,
+          job.rows,
+          job.chunks,
+          job.ignore_index,
+          job.smoothing};
+}
+
+template <bool BY_CHUNK>
+Both row_in_shared(ARGUMENTS, const char* name) {
+  const int64_t chunks = chunks_of(logits);
+  const DeviceGuard guard(logits);
+  require_capability(8, 0, "cp.async");
+  if (!fits_block(logits)) return two_reads_instead(GIVEN);
+  return cross_entropy<false>(GIVEN, name, [&](auto job, auto smoothed) {
+    const auto kernel = kernel_for<Half, BY_CHUNK, false, smoothed>(job);
+    allow_shared(kernel, 16 * chunks);
+    kernel<<<grid_size(job.rows, "logits"), Half::threads(chunks), 16 * chunks,
+             current_stream(logits)>>>(in_packs(job), static_cast<int>(chunks));
+  });
+}
+
+Both chunked_ce_v2_shared(ARGUMENTS) {
+  return row_in_shared<false>(GIVEN, "chunked_ce_v2_shared");
+}
+Both chunked_ce_v3_by_chunk(ARGUMENTS) {
+  return row_in_shared<true>(GIVEN, "chunked_ce_v3_by_chunk");
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v3: two blocks per multiprocessor stay. As soon as a thread has stored the gradient of
+// a chunk, it copies the same chunk of the block's next row to its place, so loads are in flight at
+// all times. A ticket tells a block its next row: blocks that are faster take more of them. The
+// last block stores the mean of the losses, and the first copies run beside count_kernel.
+
+template <bool SMOOTHED, typename T, int N>
+__global__ void __launch_bounds__(Half::THREADS, Half::BLOCKS)
+    chunked_ce_v4_rows_ahead_kernel(Job<T, N> job) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(16) char memory[];
+  // For even and odd rows of the block: a warp may write the next row's while others read these.
+  __shared__ Statistics shared[2][Half::WARPS];
+  __shared__ unsigned next_row[2];
+  __shared__ bool last;
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);  // (chunks)
+  const int first = threadIdx.x, stride = blockDim.x, chunks = static_cast<int>(job.chunks);
+  const auto rows = static_cast<unsigned>(job.rows);
+  const auto copy = [&](unsigned row, int c) {
+    if (row < rows && c < chunks) {
+      ptx::cp_async<16>(part + c, job.x + int64_t{row} * chunks + c);
+    }
+    ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
+  };
+
+  unsigned row = blockIdx.x;
+#pragma unroll
+  for (int k = 0; k < Half::EACH; ++k) copy(row, first + k * stride);
+  ptx::grid_dependency_wait();  // for count_kernel
+  const float weight = job.shared->weight;
+  for (int turn = 0; row < rows; turn ^= 1) {
+    const int64_t target = job.target[row];
+    unsigned next = 0;
+    if (first == 0) next = gridDim.x + atomicAdd(&job.shared->ticket, 1u);
+    Statistics mine;
+#pragma unroll
+    for (int k = 0; k < Half::EACH; ++k) {
+      wait_for_all_but(Half::EACH - 1 - k);
+      const int c = first + k * stride;
+      if (c < chunks) include<SMOOTHED>(mine, load_whole(part + c));
+    }
+    // The thread that has the target's logit takes it before the next row comes.
+    const int place = static_cast<int>(chunk_of<N>(target, chunks));
+    const bool owner = place % stride == first;
+    float x = 0;
+    if (owner) x = static_cast<float>(part[place].at[place * N <= target ? target % N : 0]);
+    if (first == 0) next_row[turn] = next;
+    const Statistics all = block_merge<SMOOTHED>(mine, shared[turn]);  // its barrier: next_row
+    next = next_row[turn];
+    const Row<SMOOTHED> of(job, all, target, weight);
+#pragma unroll
+    for (int k = 0; k < Half::EACH; ++k) {
+      const int c = first + k * stride;
+      if (c < chunks) {
+        job.dx[int64_t{row} * chunks + c] = of.gradients(load_whole(part + c), all.base);
+      }
+      copy(next, c);
+    }
+    if (owner) of.finish(job, all, row, target, x);
+    row = next;
+  }
+
+  __threadfence();  // a block that reads the new count also reads these losses
+  __syncthreads();  // all threads have stored their losses before thread 0 counts the block
+  if (first == 0) last = atomicAdd(&job.shared->ended, 1u) == gridDim.x - 1;
+  __syncthreads();  // thread 0 has written `last`
+  if (!last) return;
+  __threadfence();  // no loss is read before the count
+  store_mean(job.losses, rows, weight, job.loss);
+#endif
+}
+
+template <bool SMOOTHED, typename T, int N>
+auto ahead_kernel_for(const Job<T, N>&) {
+  return chunked_ce_v4_rows_ahead_kernel<SMOOTHED, T, N>;
+}
+
+Both chunked_ce_v4_rows_ahead(ARGUMENTS) {
+  const int64_t chunks = chunks_of(logits);
+  const DeviceGuard guard(logits);
+  require_capability(8, 0, "cp.async");
+  if (!fits_block(logits)) return two_reads_instead(GIVEN);
+  return cross_entropy<true>(GIVEN, "chunked_ce_v4_rows_ahead", [&](auto any, auto smoothed) {
+    const auto job = in_packs(any);
+    const auto kernel = ahead_kernel_for<smoothed>(job);
+    const int threads = Half::threads(chunks);
+    allow_shared(kernel, 16 * chunks);
+    cudaLaunchAttribute attribute = {};  // this kernel may start while count_kernel still runs
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim =
+        dim3(resident_grid(logits, kernel, threads, 16 * chunks, grid_size(job.rows, "logits")));
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = 16 * chunks;
+    config.stream = current_stream(logits);
+    config.attrs = &attribute;
+    config.numAttrs = has_capability(9, 0) ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, job), "chunked_ce_v4_rows_ahead");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v5: the kernel of v3 with CLUSTER.
+
+// The smallest power of two of blocks that hold a row, or MOST_CLUSTER; st.async needs two.
+int64_t cluster_for(int64_t chunks) {
+  int64_t blocks = 2;
+  while (blocks < MOST_CLUSTER && chunks > blocks * Share::THREADS * Share::EACH) blocks *= 2;
+  return blocks;
+}
+
+bool fits_cluster(const Tensor& logits) {
+  const int64_t chunks = chunks_of(logits);
+  return fits<Share>(logits, ceil_div(chunks, cluster_for(chunks)), MOST_CLUSTER * Share::WARPS);
+}
+
+Both chunked_ce_v5_cluster(ARGUMENTS) {
+  const int64_t chunks = chunks_of(logits);
+  const DeviceGuard guard(logits);
+  require_capability(9, 0, "clusters");
+  if (!fits_cluster(logits)) return two_reads_instead(GIVEN);
+  return cross_entropy<false>(GIVEN, "chunked_ce_v5_cluster", [&](auto job, auto smoothed) {
+    const auto kernel = kernel_for<Share, true, true, smoothed>(job);
+    const auto blocks = static_cast<int>(cluster_for(chunks));
+    const int length = static_cast<int>(ceil_div<int64_t>(chunks, blocks));  // chunks per block
+    launch_clusters(kernel, grid_size(job.rows * blocks, "logits"), blocks, Share::threads(length),
+                    16 * length, current_stream(logits), in_packs(job), length);
+  });
+}
+
+// What a user calls: the fastest of these for the shape, the alignment and the card.
+Both chunked_ce(ARGUMENTS) {
+  const int64_t chunks = chunks_of(logits);
+  const DeviceGuard guard(logits);
+  if (has_capability(8, 0) && fits_block(logits)) return chunked_ce_v4_rows_ahead(GIVEN);
+  if (has_capability(9, 0) && chunks > 0 && fits_cluster(logits)) {
+    return chunked_ce_v5_cluster(GIVEN);
+  }
+  return chunked_ce_v1_two_reads(GIVEN);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The backward pass: the stored gradient times g, the gradient with respect to the loss. If that is
+// 1, as at the end of a chain, no memory is read or written.
+
+constexpr int SCALE_BLOCK = 256;
+
+template <typename T, int N>
+__global__ void __launch_bounds__(SCALE_BLOCK)
+    scale_kernel(Chunk<T, N>* dx, const float* __restrict__ g, int64_t chunks) {
+  const float factor = *g;
+  const int64_t i = int64_t{blockIdx.x} * SCALE_BLOCK + threadIdx.x;
+  if (factor == 1 || i >= chunks) return;
+  Chunk<T, N> chunk = load_whole(dx + i);
+#pragma unroll
+  for (T& v : chunk.at) v = static_cast<T>(static_cast<float>(v) * factor);
+  dx[i] = chunk;
+}
+
+void scale(const Tensor& dx, const Tensor& g) {
+  check(dx, "dx").on_gpu().floating().contiguous();
+  check(g, "g").on_gpu().dtype({ScalarType::Float}).rank(0).same_device(dx, "dx");
+  if (dx.numel() == 0) return;
+  const DeviceGuard guard(dx);
+  dispatch_floating(dx, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_chunk<T>(dx.numel(), {&dx}, [&](auto size) {
+      const int64_t chunks = dx.numel() / size;
+      scale_kernel<<<grid_size(ceil_div<int64_t>(chunks, SCALE_BLOCK), "dx"), SCALE_BLOCK, 0,
+                     current_stream(dx)>>>(mutable_data<Chunk<T, size>>(dx), data<float>(g),
+                                           chunks);
+    });
+  });
+  check_launch("scale");
+}
+
+// ---------------------------------------------------------------------------------------------
+
+#define SCHEMA                                                                       \
+  "(Tensor logits, Tensor target, int ignore_index=-100, float label_smoothing=0.0)" \
+  " -> (Tensor, Tensor)"
+RUNG(day67, chunked_ce_v1_two_reads, SCHEMA);
+RUNG(day67, chunked_ce_v2_shared, SCHEMA);
+RUNG(day67, chunked_ce_v3_by_chunk, SCHEMA);
+RUNG(day67, chunked_ce_v4_rows_ahead, SCHEMA);
+RUNG(day67, chunked_ce_v5_cluster, SCHEMA);
+RUNG(day67, chunked_ce, SCHEMA);
+RUNG(day67, scale, "(Tensor(a!) dx, Tensor g) -> ()");
