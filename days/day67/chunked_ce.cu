@@ -562,7 +562,7 @@ __global__ void __launch_bounds__(Half::THREADS, Half::BLOCKS)
     const Statistics all = block_merge<SMOOTHED>(mine, shared[turn]);  // its barrier: next_row
     next = next_row[turn];
     const Row<SMOOTHED> of(job, all, target, weight);
-#pragma unroll
+#pragma unroll 3
     for (int k = 0; k < Half::EACH; ++k) {
       const int c = first + k * stride;
       if (c < chunks) {

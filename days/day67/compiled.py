@@ -1,0 +1,39 @@
+"""What nvcc and Triton make of the day's kernels: registers, widths, shuffles, barriers."""
+
+from pathlib import Path
+
+from common.day import TritonKernel, print_machine_code
+
+FOLDER = Path(__file__).parent
+POINTERS = {
+    "x": "*bf16",
+    "dx": "*bf16",
+    "target": "*i64",
+    "losses": "*fp32",
+    "weight": "*fp32",
+}
+NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i32", "smoothing": "fp32"}
+
+
+def in_triton(kernel):
+    constants = {"SMOOTHED": False, "BLOCK": 4096}
+    aligned = (*POINTERS, "rows", "cols")
+    return TritonKernel(kernel, {**POINTERS, **NUMBERS}, constants, aligned, 16)
+
+
+HALF = "4RoomILi768ELi9ELi2EE"
+KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them
+    ("v1, CUDA", "chunked_ce_v1_two_reads_kernelILb0E13__nv_bfloat16Li8E"),
+    ("v2, CUDA", f"row_in_shared_kernelI{HALF}Lb0ELb0ELb0E13__nv_bfloat16"),
+    ("v3, CUDA", f"row_in_shared_kernelI{HALF}Lb1ELb0ELb0E13__nv_bfloat16"),
+    ("v4, CUDA", "chunked_ce_v4_rows_ahead_kernelILb0E13__nv_bfloat16"),
+    ("v5, CUDA", "row_in_shared_kernelI4RoomILi512ELi8ELi3EELb1ELb1ELb0E13__nv_bfloat16"),
+    ("v6, Triton", in_triton("online_kernel")),
+    ("v7, Triton", in_triton("lazy_kernel")),
+)
+
+
+def show(operators, device):
+    print_machine_code(
+        FOLDER / "chunked_ce.cu", FOLDER / "chunked_ce_triton.py", KERNELS, note="bf16"
+    )
