@@ -21,183 +21,20 @@
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24
-#include "common/cuda/chunk.cuh"            // taught in days 35 and 42
 #include "common/cuda/cluster_launch.cuh"   // taught in day 35
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: day 34
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
+#include "days/day67/row.cuh"
 
 #include <algorithm>
-#include <cfloat>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
 
-constexpr float LOG2_E = 1.44269504f;
-constexpr float SLACK = 8;        // how far a logit may be above the base of its sum: e^8 is 2981
 constexpr int MOST_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
-
-// ---------------------------------------------------------------------------------------------
-// What all rungs share: the statistics of a row, its loss and its gradient.
-
-// exp(v) for 16-bit outputs is one instruction, which returns 0 for results below 2^-126. bf16 can
-// hold such probabilities. So exponentials and their sum have a factor of 2^64, which cancels.
-template <typename T>
-constexpr float LIFT = sizeof(T) == 4 ? 1.0f : 0x1p64f;
-template <typename T>
-__device__ float exponential(float x, float base) {
-  if constexpr (sizeof(T) == 4) return expf(x - base);
-  return ptx::exp2_approx(fmaf(x - base, LOG2_E, 64.0f));
-}
-
-// Of some logits: sum = sum of LIFT · exp(x - base), total = sum of x, which only label smoothing
-// needs. base is at most SLACK below the maximum. It begins as the least number and not as -inf:
-// -inf - -inf would be NaN.
-struct Statistics {
-  float base = -FLT_MAX, sum = 0, total = 0;
-};
-
-// Of a chunk. 16-bit types by two at a time. NaN is no number to a maximum; the sum becomes NaN.
-template <typename T, int N>
-__device__ float maximum(const Chunk<T, N>& chunk) {
-  if constexpr (sizeof(T) == 2 && N == 8) {
-    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-    const auto* two = reinterpret_cast<const Two*>(&chunk);
-    const Two most = __hmax2(__hmax2(two[0], two[1]), __hmax2(two[2], two[3]));
-    return static_cast<float>(__hmax(most.x, most.y));
-  } else {
-    float most = -INFINITY;
-    for (int i = 0; i < N; ++i) most = fmaxf(most, static_cast<float>(chunk.at[i]));
-    return most;
-  }
-}
-
-// Adds a chunk to the statistics. The sum is rescaled only where an exponential might overflow.
-template <bool SMOOTHED, typename T, int N>
-__device__ void include(Statistics& mine, const Chunk<T, N>& chunk) {
-  const float most = maximum(chunk);
-  if (most > mine.base + SLACK) {
-    mine.sum *= expf(mine.base - most);
-    mine.base = most;
-  }
-  float sums[2] = {};  // two chains of additions
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float x = static_cast<float>(chunk.at[i]);
-    sums[i % 2] += exponential<T>(x, mine.base);
-    if (SMOOTHED) mine.total += x;
-  }
-  mine.sum += sums[0] + sums[1];
-}
-
-// Of the whole warp, in every lane. All 32 lanes must call it.
-template <bool SMOOTHED>
-__device__ Statistics warp_merge(const Statistics& mine) {
-  const float base = warp_max(mine.base);
-  return {base, warp_sum(mine.sum * expf(mine.base - base)), SMOOTHED ? warp_sum(mine.total) : 0};
-}
-
-// Of `count` statistics in shared memory, in every lane. All 32 lanes must call it. All warps add
-// in the same order, so they get equal bits.
-template <bool SMOOTHED>
-__device__ Statistics merge_all(const Statistics* all, int count) {
-  Statistics mine;
-  for (int i = threadIdx.x % 32; i < count; i += 32) mine.base = fmaxf(mine.base, all[i].base);
-  for (int i = threadIdx.x % 32; i < count; i += 32) {
-    mine.sum += all[i].sum * expf(all[i].base - mine.base);
-    mine.total += all[i].total;
-  }
-  return warp_merge<SMOOTHED>(mine);
-}
-
-// Of the whole block, in every thread; all must call it. shared: one place per warp, which may be
-// overwritten after the next barrier.
-template <bool SMOOTHED>
-__device__ Statistics block_merge(const Statistics& mine, Statistics* shared) {
-  const Statistics ours = warp_merge<SMOOTHED>(mine);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = ours;
-  __syncthreads();  // every warp waits for the statistics of all warps
-  return merge_all<SMOOTHED>(shared, blockDim.x / 32);
-}
-
-// One number for all rows, counted on the GPU so that the host does not wait, and v4's counters.
-struct Shared {
-  float weight;            // w
-  unsigned ticket, ended;  // rows and blocks
-};
-
-// What the kernels work on: rows of `chunks` chunks.
-template <typename T, int N>
-struct Job {
-  const Chunk<T, N>* x;   // (rows, chunks)
-  Chunk<T, N>* dx;        // (rows, chunks)
-  const int64_t* target;  // (rows)
-  float* losses;          // (rows)
-  float* loss;            // ()
-  Shared* shared;
-  int64_t rows, chunks, ignore_index;
-  float smoothing;  // ε
-};
-
-// A row's loss, and its gradient as a function of a logit.
-template <bool SMOOTHED>
-struct Row {
-  bool ignored, valid;
-  float scale, everywhere, at_target;
-
-  template <typename T, int N>
-  __device__ Row(const Job<T, N>& job, const Statistics& all, int64_t target, float weight)
-      : ignored(target == job.ignore_index), valid(target >= 0 && target < job.chunks * N) {
-    scale = valid ? weight / all.sum : NAN;
-    everywhere = SMOOTHED ? weight * job.smoothing / static_cast<float>(job.chunks * N) : 0;
-    at_target = SMOOTHED ? weight * (1 - job.smoothing) : weight;
-  }
-
-  template <typename T>
-  __device__ float gradient(float x, float base) const {
-    const float p = exponential<T>(x, base) * scale;
-    return SMOOTHED ? p - everywhere : p;
-  }
-
-  // Of a chunk, as if it had not the target.
-  template <typename T, int N>
-  __device__ Chunk<T, N> gradients(const Chunk<T, N>& chunk, float base) const {
-    Chunk<T, N> to = {};
-    if (ignored) return to;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      to.at[i] = static_cast<T>(gradient<T>(static_cast<float>(chunk.at[i]), base));
-    }
-    return to;
-  }
-
-  // x: the target's logit. One thread calls it, after it has stored the gradients of the chunk that
-  // has the target: its own stores come in order.
-  template <typename T, int N>
-  __device__ void finish(const Job<T, N>& job, const Statistics& all, int64_t row, int64_t target,
-                         float x) const {
-    float loss = ignored ? 0 : NAN;
-    if (valid && !ignored) {
-      const float log_sum = logf(all.sum * (1 / LIFT<T>));
-      const float mean = all.total / static_cast<float>(job.chunks * N);
-      loss = log_sum + (all.base - x);
-      if (SMOOTHED) {
-        loss = (1 - job.smoothing) * loss + job.smoothing * (log_sum + (all.base - mean));
-      }
-      auto* dx = reinterpret_cast<T*>(job.dx + row * job.chunks);
-      dx[target] = static_cast<T>(gradient<T>(x, all.base) - at_target);
-    }
-    job.losses[row] = loss;
-  }
-};
-
-// The chunk that has the target; the first one, if no chunk has it.
-template <int N>
-__device__ int64_t chunk_of(int64_t target, int64_t chunks) {
-  return target >= 0 && target < chunks * N ? target / N : 0;
-}
 
 // ---------------------------------------------------------------------------------------------
 // Before and after the rows, one block each.
@@ -306,13 +143,13 @@ __global__ void __launch_bounds__(ROW_BLOCK) chunked_ce_v1_two_reads_kernel(Job<
   Statistics mine;
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < job.chunks; c += ROW_BLOCK) {
-    include<SMOOTHED>(mine, load_whole(job.x + start + c));
+    include<SMOOTHED>(mine, load_raw(job.x + start + c));
   }
   const Statistics all = block_merge<SMOOTHED>(mine, shared);
   const Row<SMOOTHED> of(job, all, target, job.shared->weight);
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < job.chunks; c += ROW_BLOCK) {
-    job.dx[start + c] = of.gradients(load_whole(job.x + start + c), all.base);
+    store_raw(job.dx + start + c, of.gradients(load_raw(job.x + start + c), all.base));
   }
   const int64_t place = chunk_of<N>(target, job.chunks);
   if (place % ROW_BLOCK == threadIdx.x) {
@@ -340,19 +177,16 @@ Both chunked_ce_v1_two_reads(ARGUMENTS) {
 // v5 against v3: the blocks of a cluster share a row. Each warp stores its statistics in the shared
 // memory of every block, whose mbarriers count the bytes that have come (day 35).
 
-// The threads of a block at most, the chunks of each, and how many blocks are resident. Registers
-// are given to the four parts of a multiprocessor: with 12 warps each, 40 per thread.
+// The threads of a block, the most chunks of each, and how many blocks are resident. The registers
+// of a multiprocessor are in four parts: with 12 warps each, a thread has 40.
 template <int THREADS_, int EACH_, int BLOCKS_>
 struct Room {
   static constexpr int THREADS = THREADS_, EACH = EACH_, BLOCKS = BLOCKS_;
   static constexpr int WARPS = THREADS / 32;
-
-  static int threads(int64_t chunks) {
-    return static_cast<int>(32 * ceil_div<int64_t>(chunks, 32 * EACH));
-  }
 };
-using Half = Room<768, 9, 2>;   // up to 108 KB of a row
-using Share = Room<512, 8, 3>;  // up to 64 KB of a row, v5
+using Eighth = Room<192, 9, 8>;  // up to 27 KB of a row
+using Half = Room<704, 9, 2>;    // up to 99 KB of a row: 50688 columns of 16 bits
+using Share = Room<512, 8, 3>;   // up to 64 KB of a row, v5
 
 // Waits until at most `younger` groups of this thread's copies are in flight. `younger` has to be
 // known when the kernel is compiled, as it is in an unrolled loop.
@@ -384,27 +218,28 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     row_in_shared_kernel(Job<T, N> job, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
-  __shared__ Statistics shared[(CLUSTER ? MOST_CLUSTER : 1) * R::WARPS];
+  __shared__ Statistics shared[CLUSTER ? MOST_CLUSTER * R::WARPS : R::WARPS];
   __shared__ uint64_t arrived;  // v5: the mbarrier of the statistics
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
   const int64_t row = blockIdx.x / blocks, target = job.target[row];
-  const int64_t start = row * job.chunks + int64_t{rank} * length;  // of this block's share
-  const int count = static_cast<int>(min(int64_t{length}, job.chunks - int64_t{rank} * length));
-  const int first = threadIdx.x, stride = blockDim.x, warps = stride / 32;
+  const int64_t before = int64_t{rank} * length, start = row * job.chunks + before;
+  const int count = static_cast<int>(min(int64_t{length}, job.chunks - before));
+  const int first = threadIdx.x;
 
-  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);  // (length)
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory) + first;  // part[k * THREADS]: chunk k
+  const auto has = [&](int k) { return first + k * R::THREADS < count; };
 #pragma unroll
   for (int k = 0; k < R::EACH; ++k) {
-    const int c = first + k * stride;
-    if (c < count) ptx::cp_async<16>(part + c, job.x + start + c);
+    const int c = k * R::THREADS;
+    if (has(k)) ptx::cp_async<16>(part + c, job.x + start + first + c);
     ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
   }
   if constexpr (CLUSTER) {
     if (first == 0) {
       ptx::mbarrier_init(&arrived, 1);
       ptx::fence_mbarrier_init();
-      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(Statistics));
+      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * R::WARPS * sizeof(Statistics));
     }
     ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
   }
@@ -413,32 +248,33 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
 #pragma unroll
   for (int k = 0; k < R::EACH; ++k) {
     wait_for_all_but(BY_CHUNK ? R::EACH - 1 - k : 0);
-    const int c = first + k * stride;
-    if (c < count) include<SMOOTHED>(mine, load_whole(part + c));
+    if (has(k)) include<SMOOTHED>(mine, load_raw(part + k * R::THREADS));
   }
   Statistics all;
   if constexpr (CLUSTER) {
     mine = warp_merge<SMOOTHED>(mine);
     ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
     if (first % 32 < blocks) {
-      auto* to = reinterpret_cast<uint32_t*>(&shared[rank * warps + first / 32]);
+      auto* to = reinterpret_cast<uint32_t*>(&shared[rank * R::WARPS + first / 32]);
       ptx::store_async_to_rank(to, first % 32, __float_as_uint(mine.base), &arrived);
       ptx::store_async_to_rank(to + 1, first % 32, __float_as_uint(mine.sum), &arrived);
       ptx::store_async_to_rank(to + 2, first % 32, __float_as_uint(mine.total), &arrived);
     }
     ptx::mbarrier_wait(&arrived, 0);  // the statistics of all blocks have come
-    all = merge_all<SMOOTHED>(shared, blocks * warps);
+    all = merge_all<SMOOTHED>(shared, blocks * R::WARPS);
   } else {
     all = block_merge<SMOOTHED>(mine, shared);
   }
   const Row<SMOOTHED> of(job, all, target, job.shared->weight);
-#pragma unroll
+#pragma unroll 3
   for (int k = 0; k < R::EACH; ++k) {
-    const int c = first + k * stride;
-    if (c < count) job.dx[start + c] = of.gradients(load_whole(part + c), all.base);
+    const int c = k * R::THREADS;
+    if (has(k)) {
+      store_raw(job.dx + start + first + c, of.gradients(load_raw(part + c), all.base));
+    }
   }
-  const int64_t place = chunk_of<N>(target, job.chunks) - int64_t{rank} * length;
-  if (place >= 0 && place < count && place % stride == first) {
+  const int64_t place = chunk_of<N>(target, job.chunks) - before - first;  // from the first chunk
+  if (place >= 0 && place < count - first && place % R::THREADS == 0) {
     of.finish(job, all, row, target, static_cast<float>(part[place].at[of.valid ? target % N : 0]));
   }
 #endif
@@ -458,8 +294,14 @@ bool fits(const Tensor& logits, int64_t chunks, int64_t statistics) {
   const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64;
   return chunks > 0 && chunks <= R::THREADS * R::EACH && 16 * chunks + own <= shared_limit(logits);
 }
-bool fits_block(const Tensor& logits) {
-  return fits<Half>(logits, chunks_of(logits), 2 * Half::WARPS);
+
+// Calls f with the Room for a row of the logits, and returns true; or false if there is none.
+template <typename F>
+bool with_room(const Tensor& logits, F&& f) {
+  const int64_t chunks = chunks_of(logits);
+  if (fits<Eighth>(logits, chunks, 2 * Eighth::WARPS)) return f(Eighth{}), true;
+  if (fits<Half>(logits, chunks, 2 * Half::WARPS)) return f(Half{}), true;
+  return false;
 }
 
 constexpr char NO_ROOM[] = "a row too long for shared memory, or not made of aligned chunks";
@@ -496,13 +338,17 @@ Both row_in_shared(ARGUMENTS, const char* name) {
   const int64_t chunks = chunks_of(logits);
   const DeviceGuard guard(logits);
   require_capability(8, 0, "cp.async");
-  if (!fits_block(logits)) return two_reads_instead(GIVEN);
-  return cross_entropy<false>(GIVEN, name, [&](auto job, auto smoothed) {
-    const auto kernel = kernel_for<Half, BY_CHUNK, false, smoothed>(job);
-    allow_shared(kernel, 16 * chunks);
-    kernel<<<grid_size(job.rows, "logits"), Half::threads(chunks), 16 * chunks,
-             current_stream(logits)>>>(in_packs(job), static_cast<int>(chunks));
+  Both result;
+  const bool done = with_room(logits, [&](auto room) {
+    using R = decltype(room);
+    result = cross_entropy<false>(GIVEN, name, [&](auto job, auto smoothed) {
+      const auto kernel = kernel_for<R, BY_CHUNK, false, smoothed>(job);
+      allow_shared(kernel, 16 * chunks);
+      kernel<<<grid_size(job.rows, "logits"), R::THREADS, 16 * chunks, current_stream(logits)>>>(
+          in_packs(job), static_cast<int>(chunks));
+    });
   });
+  return done ? result : two_reads_instead(GIVEN);
 }
 
 Both chunked_ce_v2_shared(ARGUMENTS) {
@@ -518,28 +364,27 @@ Both chunked_ce_v3_by_chunk(ARGUMENTS) {
 // all times. A ticket tells a block its next row: blocks that are faster take more of them. The
 // last block stores the mean of the losses, and the first copies run beside count_kernel.
 
-template <bool SMOOTHED, typename T, int N>
-__global__ void __launch_bounds__(Half::THREADS, Half::BLOCKS)
+template <typename R, bool SMOOTHED, typename T, int N>
+__global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     chunked_ce_v4_rows_ahead_kernel(Job<T, N> job) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
   // For even and odd rows of the block: a warp may write the next row's while others read these.
-  __shared__ Statistics shared[2][Half::WARPS];
+  __shared__ Statistics shared[2][R::WARPS];
   __shared__ unsigned next_row[2];
   __shared__ bool last;
-  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);  // (chunks)
-  const int first = threadIdx.x, stride = blockDim.x, chunks = static_cast<int>(job.chunks);
+  const int first = threadIdx.x, chunks = static_cast<int>(job.chunks);
   const auto rows = static_cast<unsigned>(job.rows);
-  const auto copy = [&](unsigned row, int c) {
-    if (row < rows && c < chunks) {
-      ptx::cp_async<16>(part + c, job.x + int64_t{row} * chunks + c);
-    }
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory) + first;  // part[k * THREADS]: chunk k
+  const auto has = [&](int k) { return first + k * R::THREADS < chunks; };
+  const auto copy = [&](const Chunk<T, N>* from, int k, bool is_row) {
+    if (is_row && has(k)) ptx::cp_async<16>(part + k * R::THREADS, from + k * R::THREADS);
     ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
   };
 
   unsigned row = blockIdx.x;
 #pragma unroll
-  for (int k = 0; k < Half::EACH; ++k) copy(row, first + k * stride);
+  for (int k = 0; k < R::EACH; ++k) copy(job.x + int64_t{row} * chunks + first, k, true);
   ptx::grid_dependency_wait();  // for count_kernel
   const float weight = job.shared->weight;
   for (int turn = 0; row < rows; turn ^= 1) {
@@ -548,27 +393,27 @@ __global__ void __launch_bounds__(Half::THREADS, Half::BLOCKS)
     if (first == 0) next = gridDim.x + atomicAdd(&job.shared->ticket, 1u);
     Statistics mine;
 #pragma unroll
-    for (int k = 0; k < Half::EACH; ++k) {
-      wait_for_all_but(Half::EACH - 1 - k);
-      const int c = first + k * stride;
-      if (c < chunks) include<SMOOTHED>(mine, load_whole(part + c));
+    for (int k = 0; k < R::EACH; ++k) {
+      wait_for_all_but(R::EACH - 1 - k);
+      if (has(k)) include<SMOOTHED>(mine, load_raw(part + k * R::THREADS));
     }
     // The thread that has the target's logit takes it before the next row comes.
     const int place = static_cast<int>(chunk_of<N>(target, chunks));
-    const bool owner = place % stride == first;
+    const bool owner = place % R::THREADS == first;
     float x = 0;
-    if (owner) x = static_cast<float>(part[place].at[place * N <= target ? target % N : 0]);
+    if (owner) x = static_cast<float>(part[place - first].at[place * N <= target ? target % N : 0]);
     if (first == 0) next_row[turn] = next;
     const Statistics all = block_merge<SMOOTHED>(mine, shared[turn]);  // its barrier: next_row
     next = next_row[turn];
     const Row<SMOOTHED> of(job, all, target, weight);
-#pragma unroll 3
-    for (int k = 0; k < Half::EACH; ++k) {
-      const int c = first + k * stride;
-      if (c < chunks) {
-        job.dx[int64_t{row} * chunks + c] = of.gradients(load_whole(part + c), all.base);
+    auto* const to = job.dx + int64_t{row} * chunks + first;
+    const auto* const from = job.x + int64_t{next} * chunks + first;
+#pragma unroll
+    for (int k = 0; k < R::EACH; ++k) {
+      if (has(k)) {
+        store_raw(to + k * R::THREADS, of.gradients(load_raw(part + k * R::THREADS), all.base));
       }
-      copy(next, c);
+      copy(from, k, next < rows);
     }
     if (owner) of.finish(job, all, row, target, x);
     row = next;
@@ -584,34 +429,45 @@ __global__ void __launch_bounds__(Half::THREADS, Half::BLOCKS)
 #endif
 }
 
-template <bool SMOOTHED, typename T, int N>
+template <typename R, bool SMOOTHED, typename T, int N>
 auto ahead_kernel_for(const Job<T, N>&) {
-  return chunked_ce_v4_rows_ahead_kernel<SMOOTHED, T, N>;
+  return chunked_ce_v4_rows_ahead_kernel<R, SMOOTHED, T, N>;
+}
+
+// Launches a kernel that may start while the one before it in the stream still runs.
+template <typename T, int N>
+void launch_dependent(void (*kernel)(Job<T, N>), unsigned grid, unsigned block, size_t bytes,
+                      cudaStream_t stream, const Job<T, N>& job) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid);
+  config.blockDim = dim3(block);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = has_capability(9, 0) ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, job), "cudaLaunchKernelEx");
 }
 
 Both chunked_ce_v4_rows_ahead(ARGUMENTS) {
-  const int64_t chunks = chunks_of(logits);
+  const int64_t bytes = 16 * chunks_of(logits);
   const DeviceGuard guard(logits);
   require_capability(8, 0, "cp.async");
-  if (!fits_block(logits)) return two_reads_instead(GIVEN);
-  return cross_entropy<true>(GIVEN, "chunked_ce_v4_rows_ahead", [&](auto any, auto smoothed) {
-    const auto job = in_packs(any);
-    const auto kernel = ahead_kernel_for<smoothed>(job);
-    const int threads = Half::threads(chunks);
-    allow_shared(kernel, 16 * chunks);
-    cudaLaunchAttribute attribute = {};  // this kernel may start while count_kernel still runs
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim =
-        dim3(resident_grid(logits, kernel, threads, 16 * chunks, grid_size(job.rows, "logits")));
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = 16 * chunks;
-    config.stream = current_stream(logits);
-    config.attrs = &attribute;
-    config.numAttrs = has_capability(9, 0) ? 1 : 0;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, job), "chunked_ce_v4_rows_ahead");
+  Both result;
+  const bool done = with_room(logits, [&](auto room) {
+    using R = decltype(room);
+    result = cross_entropy<true>(GIVEN, "chunked_ce_v4_rows_ahead", [&](auto any, auto smoothed) {
+      const auto job = in_packs(any);
+      const auto kernel = ahead_kernel_for<R, smoothed>(job);
+      allow_shared(kernel, bytes);
+      const unsigned grid =
+          resident_grid(logits, kernel, R::THREADS, bytes, grid_size(job.rows, "logits"));
+      launch_dependent(kernel, grid, R::THREADS, bytes, current_stream(logits), job);
+    });
   });
+  return done ? result : two_reads_instead(GIVEN);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -638,19 +494,18 @@ Both chunked_ce_v5_cluster(ARGUMENTS) {
     const auto kernel = kernel_for<Share, true, true, smoothed>(job);
     const auto blocks = static_cast<int>(cluster_for(chunks));
     const int length = static_cast<int>(ceil_div<int64_t>(chunks, blocks));  // chunks per block
-    launch_clusters(kernel, grid_size(job.rows * blocks, "logits"), blocks, Share::threads(length),
+    launch_clusters(kernel, grid_size(job.rows * blocks, "logits"), blocks, Share::THREADS,
                     16 * length, current_stream(logits), in_packs(job), length);
   });
 }
 
 // What a user calls: the fastest of these for the shape, the alignment and the card.
 Both chunked_ce(ARGUMENTS) {
-  const int64_t chunks = chunks_of(logits);
+  chunks_of(logits);  // checks what the choice depends on
   const DeviceGuard guard(logits);
-  if (has_capability(8, 0) && fits_block(logits)) return chunked_ce_v4_rows_ahead(GIVEN);
-  if (has_capability(9, 0) && chunks > 0 && fits_cluster(logits)) {
-    return chunked_ce_v5_cluster(GIVEN);
-  }
+  const bool room = with_room(logits, [](auto) {});
+  if (room && has_capability(8, 0)) return chunked_ce_v4_rows_ahead(GIVEN);
+  if (fits_cluster(logits) && has_capability(9, 0)) return chunked_ce_v5_cluster(GIVEN);
   return chunked_ce_v1_two_reads(GIVEN);
 }
 
