@@ -14,6 +14,7 @@ SLACK = tl.constexpr(8.0)  # how far a logit may be above the base of its sum
 STAGES = tl.constexpr(4)  # chunks in flight or in use
 CHUNK = 4096  # elements, at most
 PROGRAMS = 2  # per multiprocessor: the rows of more would not stay in L2 until they are read again
+MOST_REGISTERS = 64  # per thread, or two programs of 16 warps would not be resident
 COUNTED = 4096  # targets or losses at a time
 
 
@@ -98,14 +99,14 @@ def online_kernel(
 
 
 @triton.jit
-def sums_of(x, cols, base, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr):
+def sums_of(x, cols, base, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
     """The maximum of a row, the sum of its exponentials and that of its logits. Each place of the
     chunk keeps its own until the end: no thread waits for another one within the loop."""
     LIFTED: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16
     most = tl.full((BLOCK,), LEAST, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     of_x = tl.zeros((BLOCK,), tl.float32)
-    for first in tl.range(0, cols, BLOCK, num_stages=STAGES):  # by cp.async
+    for first in tl.range(0, cols, BLOCK, num_stages=AHEAD):  # by cp.async
         c = first + tl.arange(0, BLOCK)  # (BLOCK,)
         v = tl.load(x + c, mask=c < cols, other=-float("inf")).to(tl.float32)
         most = tl.maximum(most, v)
@@ -128,10 +129,10 @@ def lazy_kernel(
         c = tl.arange(0, BLOCK)  # (BLOCK,)
         v = tl.load(start + c, mask=c < cols, other=-float("inf")).to(tl.float32)
         base = tl.maximum(tl.max(v, 0), LEAST)
-        most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK)
+        most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK, STAGES)
         if most > base + SLACK:
             base = most
-            most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK)
+            most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK, 1)
         finish_row(
             start, dx + row * cols, target, losses, weight, row, cols, ignore_index, smoothing,
             base, total, of_x, SMOOTHED, BLOCK,
@@ -158,6 +159,7 @@ def cross_entropy(logits, target, ignore_index, label_smoothing, kernel, program
             kernel[(programs(rows, logits.device),)](
                 logits, dx, target, losses, weight, rows, cols, ignore_index,
                 float(label_smoothing), label_smoothing > 0, block, num_warps=max(4, block // 256),
+                maxnreg=MOST_REGISTERS,
             )  # fmt: skip
         mean_kernel[(1,)](losses, weight, loss, rows, COUNTED, num_warps=16)
     return loss, dx
