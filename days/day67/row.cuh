@@ -143,12 +143,14 @@ __device__ Statistics merge_all(const Statistics* all, int count) {
 
 // Of the whole block, in every thread; all must call it. shared: one place per warp, which may be
 // overwritten after the next barrier.
-template <bool SMOOTHED>
-__device__ Statistics block_merge(const Statistics& mine, Statistics* shared) {
+template <bool SMOOTHED, int WARPS>
+__device__ Statistics block_merge(const Statistics& mine, Statistics (&shared)[WARPS]) {
+  static_assert(WARPS <= 32, "one lane per warp");
+  const int lane = threadIdx.x % 32;
   const Statistics ours = warp_merge<SMOOTHED>(mine);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = ours;
+  if (lane == 0) shared[threadIdx.x / 32] = ours;
   __syncthreads();  // every warp waits for the statistics of all warps
-  return merge_all<SMOOTHED>(shared, blockDim.x / 32);
+  return warp_merge<SMOOTHED>(lane < WARPS ? shared[lane] : Statistics{});
 }
 
 // One number for all rows, counted on the GPU so that the host does not wait, and v4's counters.
