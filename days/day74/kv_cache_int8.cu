@@ -3,7 +3,7 @@
 //   append_int8   s = max |k| / 127, codes = round(k / s), for each of the B · H new rows
 //   decode_int8   D + 4 bytes per row instead of 2 · D
 //     v1 floats     the loop of v3; each code becomes fp32
-//     v2 integers   scores by dp4a, and the next rows on their way by cp.async
+//     v2 integers   scores by dp4a, and the next rows in flight by cp.async
 //
 // Run: python run_day.py 74
 
