@@ -23,10 +23,10 @@ def attention(split, alibi):
     return TritonKernel(
         "attention_kernel",
         {**BEFORE, "k": keys, "v": keys, **AFTER, **NUMBERS},
-        {"SPLIT": split, "ALIBI": alibi, "TMA": split, "BM": 128, "BN": 64, "D": 128},
+        {"SPLIT": split, "ALIBI": alibi, "TMA": split, "BM": 64, "BN": 64, "D": 128},
         ("q", "o", "lse", "slopes", "window", "heads", "H", "S", "T")
         + (() if split else ("k", "v")),
-        8,
+        4,
         3,
     )
 

@@ -10,8 +10,10 @@ from common.day import require
 # tl.dot of Triton's interpreter takes the bits of bf16 for integers.
 TYPES = (torch.float16,) if triton.knobs.runtime.interpret else (torch.bfloat16, torch.float16)
 LOG2_E = tl.constexpr(1.4426950408889634)
-BM, BN = 128, 64  # rows of q, keys per tile
-OPTIONS = {"num_warps": 8, "num_stages": 3}
+# By D: rows of q and keys per tile. The smaller the tile, the more programs are resident, of which
+# one computes exponentials while another one multiplies.
+TILES = {64: (128, 64), 128: (64, 64)}
+OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -101,7 +103,7 @@ def attention(q, k, v, slopes, window, split, tma):
     or ValueError for others."""
     require(q, "q", dtypes=TYPES, rank=4)
     B, H, S, D = q.shape
-    if D not in (64, 128):
+    if D not in TILES:
         raise ValueError(f"q: expected 64 or 128 elements in the last dimension, got {q.shape}")
     require(k, "k", dtypes=(q.dtype,), rank=4, device=q.device)
     T = k.shape[2]
@@ -118,6 +120,7 @@ def attention(q, k, v, slopes, window, split, tma):
     if q.numel() == 0:
         return o, lse
     window = min(window or S + T, S + T)  # no window needs to be longer
+    BM, BN = TILES[D]
     tma = tma and T > 0 and T % BN == 0 and k.data_ptr() % 16 == v.data_ptr() % 16 == 0
     if tma:
         keys, values = (TensorDescriptor.from_tensor(t.view(-1, D), [BN, D]) for t in (k, v))

@@ -10,11 +10,10 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-3.4028234663852886e38)  # the least number of fp32
 LIFT = tl.constexpr(64.0)  # of 16-bit logits, exponentials have a factor of 2^LIFT, which cancels
-SLACK = tl.constexpr(8.0)  # how far a logit may be above the base of its sum
-STAGES = tl.constexpr(4)  # chunks in flight or in use
-CHUNK = 4096  # elements, at most
-PROGRAMS = 2  # per multiprocessor: the rows of more would not stay in L2 until they are read again
-MOST_REGISTERS = 64  # per thread, or two programs of 16 warps would not be resident
+MOST_SUM = tl.constexpr(2.0**100)  # a larger sum has a logit far above its base
+CHUNK = 4096  # elements of a row at a time, v6; of a part of a tile, v7
+MOST_REGISTERS = 64  # per thread: two programs of 16 warps per multiprocessor, or one of 32
+LONG_ROW = 128 * 1024  # bytes; the second time, L2 still has two shorter rows per multiprocessor
 COUNTED = 4096  # targets or losses at a time
 
 
@@ -47,10 +46,10 @@ def mean_kernel(losses, weight, loss, rows, BLOCK: tl.constexpr):
 @triton.jit
 def finish_row(
     x, dx, target, losses, weight, row, cols, ignore_index, smoothing, base, total, of_x,
-    SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
+    SMOOTHED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the loss of a row and, in a second pass, its gradient. x, dx: the row. total: the sum
-    of its exponentials, of_x: that of its logits."""
+    """Stores the loss of a row and, in a second pass over tiles of (PARTS, BLOCK), its gradient. x,
+    dx: the row. total: the sum of its exponentials, of_x: that of its logits."""
     t = tl.load(target + row)
     ignored, valid = t == ignore_index, (t >= 0) & (t < cols)
     w = tl.load(weight)
@@ -66,8 +65,9 @@ def finish_row(
     tl.store(losses + row, tl.where(ignored, 0.0, tl.where(valid, loss, nan)))
     scale = tl.where(valid, w / total, nan)
     place = tl.where(valid, t, -1).to(tl.int32)
-    for first in tl.range(0, cols, BLOCK, num_stages=STAGES):
-        c = first + tl.arange(0, BLOCK)  # (BLOCK,)
+    tile = tl.arange(0, PARTS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (PARTS, BLOCK)
+    for first in range(0, cols, PARTS * BLOCK):
+        c = first + tile
         v = tl.load(x + c, mask=c < cols, other=0.0, eviction_policy="evict_first")
         g = exponential(v.to(tl.float32), base, LIFTED) * scale - everywhere
         g = tl.where(c == place, g - at_target, g)
@@ -94,54 +94,62 @@ def online_kernel(
             of_x += tl.sum(tl.where(c < cols, v, 0.0), 0)
     finish_row(
         x + row * cols, dx + row * cols, target, losses, weight, row, cols, ignore_index,
-        smoothing, base, total, of_x, SMOOTHED, BLOCK,
+        smoothing, base, total, of_x, SMOOTHED, 1, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit
-def sums_of(x, cols, base, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
-    """The maximum of a row, the sum of its exponentials and that of its logits. Each place of the
-    chunk keeps its own until the end: no thread waits for another one within the loop."""
+def sums_of(x, cols, base, SMOOTHED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of a row's exponentials and that of its logits, by tiles of (PARTS, BLOCK). Each
+    place keeps its own sums until the end: no thread waits for another one within the loop."""
     LIFTED: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16
-    most = tl.full((BLOCK,), LEAST, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     of_x = tl.zeros((BLOCK,), tl.float32)
-    for first in tl.range(0, cols, BLOCK, num_stages=AHEAD):  # by cp.async
-        c = first + tl.arange(0, BLOCK)  # (BLOCK,)
-        v = tl.load(x + c, mask=c < cols, other=-float("inf")).to(tl.float32)
-        most = tl.maximum(most, v)
-        total += exponential(v, base, LIFTED)
+    tile = tl.arange(0, PARTS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (PARTS, BLOCK)
+    for first in range(0, cols, PARTS * BLOCK):
+        c = first + tile
+        v = tl.load(x + c, mask=c < cols, other=-float("inf"), eviction_policy="evict_last")
+        total += tl.sum(exponential(v.to(tl.float32), base, LIFTED), 0)
         if SMOOTHED:
-            of_x += tl.where(c < cols, v, 0.0)
-    return tl.max(most, 0), tl.sum(total, 0), tl.sum(of_x, 0)
+            of_x += tl.sum(tl.where(c < cols, v.to(tl.float32), 0.0), 0)
+    return tl.sum(total, 0), tl.sum(of_x, 0)
+
+
+@triton.jit
+def maximum_of(x, cols, BLOCK: tl.constexpr):
+    """The largest logit of a row, but no less than LEAST."""
+    most = tl.full((BLOCK,), LEAST, tl.float32)
+    for first in range(0, cols, BLOCK):
+        c = first + tl.arange(0, BLOCK)  # (BLOCK,)
+        v = tl.load(x + c, mask=c < cols, other=-float("inf"), eviction_policy="evict_last")
+        most = tl.maximum(most, v.to(tl.float32))
+    return tl.max(most, 0)
 
 
 @triton.jit
 def lazy_kernel(
     x, dx, target, losses, weight, rows, cols, ignore_index, smoothing,
-    SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
+    SMOOTHED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs that stay. The base is the maximum of the first chunk; should the row have a logit
-    far above it, its sum is computed again."""
-    for i in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = i + tl.full((), 0, tl.int64)
-        start = x + row * cols
-        c = tl.arange(0, BLOCK)  # (BLOCK,)
-        v = tl.load(start + c, mask=c < cols, other=-float("inf")).to(tl.float32)
-        base = tl.maximum(tl.max(v, 0), LEAST)
-        most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK, STAGES)
-        if most > base + SLACK:
-            base = most
-            most, total, of_x = sums_of(start, cols, base, SMOOTHED, BLOCK, 1)
-        finish_row(
-            start, dx + row * cols, target, losses, weight, row, cols, ignore_index, smoothing,
-            base, total, of_x, SMOOTHED, BLOCK,
-        )  # fmt: skip
+    """One program per row. The base is the maximum of the first chunk; should the sum become too
+    large, it is computed again with that of the row."""
+    row = tl.program_id(0).to(tl.int64)
+    start = x + row * cols
+    base = maximum_of(start, tl.minimum(cols, BLOCK), BLOCK)
+    total, of_x = sums_of(start, cols, base, SMOOTHED, PARTS, BLOCK)
+    if not (total < MOST_SUM):  # also NaN
+        base = maximum_of(start, cols, BLOCK)
+        total, of_x = sums_of(start, cols, base, SMOOTHED, PARTS, BLOCK)
+    finish_row(
+        start, dx + row * cols, target, losses, weight, row, cols, ignore_index, smoothing, base,
+        total, of_x, SMOOTHED, PARTS, BLOCK,
+    )  # fmt: skip
 
 
-def cross_entropy(logits, target, ignore_index, label_smoothing, kernel, programs):
-    """The mean loss, () in fp32, and its gradient. logits: (rows, classes), target: (rows,). Raises
-    TypeError or ValueError for what the kernels cannot take."""
+def cross_entropy(logits, target, ignore_index, label_smoothing, launch):
+    """The mean loss, () in fp32, and its gradient. logits: (rows, classes), target: (rows,).
+    launch: starts the kernel for the rows with its arguments. Raises TypeError or ValueError for
+    what the kernels cannot take."""
     require(logits, "logits", dtypes=FLOATS, rank=2)
     rows, cols = logits.shape
     if cols == 0:
@@ -152,36 +160,42 @@ def cross_entropy(logits, target, ignore_index, label_smoothing, kernel, program
     dx = torch.empty_like(logits)
     losses = logits.new_empty(rows, dtype=torch.float32)
     loss, weight = logits.new_empty(2, dtype=torch.float32)
-    block = min(CHUNK, triton.next_power_of_2(cols))
     with torch.cuda.device_of(logits):
         count_kernel[(1,)](target, weight, rows, ignore_index, COUNTED, num_warps=16)
         if rows > 0:
-            kernel[(programs(rows, logits.device),)](
+            launch(
                 logits, dx, target, losses, weight, rows, cols, ignore_index,
-                float(label_smoothing), label_smoothing > 0, block, num_warps=max(4, block // 256),
-                maxnreg=MOST_REGISTERS,
+                float(label_smoothing), label_smoothing > 0,
             )  # fmt: skip
         mean_kernel[(1,)](losses, weight, loss, rows, COUNTED, num_warps=16)
     return loss, dx
 
 
-def one_each(rows, device):
-    """One program per row."""
-    return rows
+def launch_online(logits, *rest):
+    rows, cols = logits.shape
+    block = min(CHUNK, triton.next_power_of_2(cols))
+    online_kernel[(rows,)](
+        logits, *rest, block, num_warps=max(4, block // 256), maxnreg=MOST_REGISTERS
+    )
 
 
-def resident(rows, device):
-    """PROGRAMS per multiprocessor, but no more than rows."""
-    if device.type != "cuda":
-        return min(rows, 2)  # the interpreter: several rows per program
-    return min(rows, PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count)
+def launch_lazy(logits, *rest):
+    """With two parts per tile, and for long rows twice the warps: one program per multiprocessor
+    instead of two."""
+    rows, cols = logits.shape
+    long = cols * logits.element_size() > LONG_ROW
+    block = min(2 * CHUNK if long else CHUNK, triton.next_power_of_2(cols))
+    lazy_kernel[(rows,)](
+        logits, *rest, 2 if cols > block else 1, block, num_warps=max(4, block // 256),
+        maxnreg=MOST_REGISTERS,
+    )  # fmt: skip
 
 
 def chunked_ce_v6_triton(logits, target, ignore_index=-100, label_smoothing=0.0):
-    """One program per row, which reduces each chunk."""
-    return cross_entropy(logits, target, ignore_index, label_smoothing, online_kernel, one_each)
+    """Each chunk is reduced, and the sum is rescaled."""
+    return cross_entropy(logits, target, ignore_index, label_smoothing, launch_online)
 
 
 def chunked_ce_v7_triton_lazy(logits, target, ignore_index=-100, label_smoothing=0.0):
-    """Programs that stay and reduce once per row."""
-    return cross_entropy(logits, target, ignore_index, label_smoothing, lazy_kernel, resident)
+    """One reduction per row, and loads that no barrier follows."""
+    return cross_entropy(logits, target, ignore_index, label_smoothing, launch_lazy)

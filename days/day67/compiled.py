@@ -15,8 +15,8 @@ POINTERS = {
 NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i32", "smoothing": "fp32"}
 
 
-def in_triton(kernel):
-    constants = {"SMOOTHED": False, "BLOCK": 4096}
+def in_triton(kernel, **parts):
+    constants = {"SMOOTHED": False, **parts, "BLOCK": 4096}
     aligned = (*POINTERS, "rows", "cols")
     return TritonKernel(kernel, {**POINTERS, **NUMBERS}, constants, aligned, 16)
 
@@ -29,7 +29,7 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
     ("v4, CUDA", f"chunked_ce_v4_rows_ahead_kernelI{HALF}Lb0E13__nv_bfloat16"),
     ("v5, CUDA", "row_in_shared_kernelI4RoomILi512ELi8ELi3EELb1ELb1ELb0E13__nv_bfloat16"),
     ("v6, Triton", in_triton("online_kernel")),
-    ("v7, Triton", in_triton("lazy_kernel")),
+    ("v7, Triton", in_triton("lazy_kernel", PARTS=2)),
 )
 
 
