@@ -24,8 +24,7 @@ def attention(split, alibi):
         "attention_kernel",
         {**BEFORE, "k": keys, "v": keys, **AFTER, **NUMBERS},
         {"SPLIT": split, "ALIBI": alibi, "TMA": split, "BM": 64, "BN": 64, "D": 128},
-        ("q", "o", "lse", "slopes", "window", "heads", "H", "S", "T")
-        + (() if split else ("k", "v")),
+        (*BEFORE, *AFTER) if split else (*BEFORE, "k", "v", *AFTER),
         4,
         3,
     )

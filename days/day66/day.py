@@ -21,19 +21,18 @@ SOURCE = "fused_attention.cu"
 EXTRA_SOURCES = ("fused_attention_triton.py", "compiled.py")
 
 EXERCISE = Exercise(
-    function="fused_attention_kernel",
-    first="int begin = 0",
-    last="end = min(",
+    function="hide",
     task=(
-        "Compute the range of keys [begin, end) that some row of the block may see: all T keys, "
-        "and if SKIP only those of the pattern. begin is a multiple of BN."
+        "Set every score of the warp's rows to -inf whose key the pattern hides: keys after the "
+        "row's own position, and keys that are `window` or more before it. position is that of the "
+        "warp's first row, counted from the first key of the tile."
     ),
     hints=(
-        "The block's rows stand at the positions i0 + n.ahead to i0 + BM - 1 + n.ahead. Which of "
-        "them sees the first key, and which the last one?",
-        "A row at position p sees the keys p - window + 1 to p. The first row has the smallest p.",
-        "begin = max(0, i0 + n.ahead - pattern.window + 1), rounded down to a multiple of BN; "
-        "end = min(n.T, i0 + BM + n.ahead).",
+        "Which condition on the distance from a row's position to a key covers both sides?",
+        "for_rows gives m, h and a row. A lane holds its scores s[m][c][2 * h] and s[m][c][2 * h + "
+        "1], of two neighbouring keys of each eight.",
+        "Lane 4g + t has the keys 8 * c + 2 * t + e for e = 0 and 1. distance = position + row - "
+        "key; hide the score if distance < 0 or distance >= window.",
     ),
 )
 
@@ -160,7 +159,7 @@ def timed(name, alibi, bench, pytorch, libraries=(), target=None):
         inputs=partial(inputs, alibi),
         reference=reference,
         rungs=rungs(target),
-        cases=grid([(1, 2, 128, 128, 64, bench[-1] and 40)], HALVES),
+        cases=grid([(1, 2, S, S, 64, bench[-1] and 40) for S in (128, 70)], HALVES),
         bench=Case(bench, "bfloat16"),
         bench_cpu=Case((1, 1, 128, 128, 64, bench[-1] and 40), "float16"),
         cost=cost,

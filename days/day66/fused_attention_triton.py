@@ -51,7 +51,7 @@ def attend(
     return o, total, most
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("window", "heads", "H", "S", "T"))
 def attention_kernel(
     q, k, v, o, lse, slopes, window, scale_log2, heads, H, S, T,
     SPLIT: tl.constexpr, ALIBI: tl.constexpr, TMA: tl.constexpr,
