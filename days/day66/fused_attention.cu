@@ -129,8 +129,9 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
                   int64_t window) {
   check(q, "q").on_gpu().dtype({ScalarType::Half, ScalarType::BFloat16}).rank(4).contiguous();
   check(k, "k").on_gpu().dtype({q.scalar_type()}).rank(4).contiguous().same_device(q, "q");
-  check(v, "v").on_gpu().like(k, "k").contiguous();
   for (int dim : {0, 1, 3}) check(k, "k").size(dim, q.size(dim));
+  check(v, "v").on_gpu().dtype({q.scalar_type()}).rank(4).contiguous().same_device(q, "q");
+  for (int dim : {0, 1, 2, 3}) check(v, "v").size(dim, k.size(dim));
   STD_TORCH_CHECK(q.size(3) == 64 || q.size(3) == 128,
                   "q: expected 64 or 128 elements in the last dimension, got shape ", shape_of(q));
   STD_TORCH_CHECK(q.size(2) + k.size(2) < (1 << 24), "q, k: expected fewer than 2^24 rows, got ",
