@@ -167,7 +167,7 @@ def timed(name, alibi, bench, pytorch, libraries=(), target=None):
         inputs=partial(inputs, alibi),
         reference=reference,
         rungs=rungs(target),
-        cases=grid([(1, 2, S, S, 64, bench[-1] and 40) for S in (128, 70)], HALVES),
+        cases=grid([(1, 2, S, S, 64, bench[-1] and 40) for S in (128, 71)], HALVES),
         bench=Case(bench, "bfloat16"),
         bench_cpu=Case((1, 1, 128, 128, 64, bench[-1] and 40), "float16"),
         cost=cost,
