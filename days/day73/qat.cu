@@ -146,13 +146,17 @@ __global__ void __launch_bounds__(BLOCK)
                                    Chunk<T, N>* __restrict__ y, Segments n, Levels levels) {
   const Team<WIDTH> team(n);
   if (team.row >= n.rows) return;
-  const float step = s[team.row], inverse = 1 / step;
-  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
-    RawChunk<Chunk<T, N>> loaded[STEPS];
+  RawChunk<Chunk<T, N>> loaded[STEPS];
+  const auto load = [&](int64_t c) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       if (c + k * WIDTH < team.end) loaded[k] = load_raw(x + c + k * WIDTH);
     }
+  };
+  const float step = s[team.row];
+  load(team.first);
+  const float inverse = 1 / step;  // it waits for s: the chunks are in flight by now
+  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       if (c + k * WIDTH >= team.end) break;
@@ -163,6 +167,7 @@ __global__ void __launch_bounds__(BLOCK)
       }
       y[c + k * WIDTH] = chunk;
     }
+    load(c + STEPS * WIDTH);
   }
 }
 
@@ -215,17 +220,18 @@ __global__ void __launch_bounds__(BLOCK)
 
 using Gradients = std::tuple<Tensor, Tensor>;  // gx, gs
 
-// What the launchers share: checks, allocates, and calls launch(zero, gx, gs).
+// What the launchers share: checks, allocates, and calls launch(zero, gx, gs, rows, levels).
 template <typename F>
-Gradients backward(const Tensor& g, const Tensor& x, const Tensor& s, const char* kernel,
-                   F&& launch) {
+Gradients backward(const Tensor& g, const Tensor& x, const Tensor& s, int64_t qmin, int64_t qmax,
+                   const char* kernel, F&& launch) {
+  const Levels levels = check_arguments(x, s, qmin, qmax);
   check(g, "g").on_gpu().like(x, "x").contiguous();
   const DeviceGuard guard(x);
   Tensor gx = torch::stable::empty_like(x);
   if (x.numel() == 0) return {gx, torch::stable::new_zeros(s, {s.size(0)}, ScalarType::Float)};
   Tensor gs = torch::stable::empty_like(s);
   dispatch_floating(x, [&](auto zero) {
-    launch(zero, mutable_data<decltype(zero)>(gx), mutable_data<float>(gs));
+    launch(zero, mutable_data<decltype(zero)>(gx), mutable_data<float>(gs), rows_of(x, s), levels);
   });
   check_launch(kernel);
   return {gx, gs};
@@ -235,17 +241,17 @@ Gradients backward(const Tensor& g, const Tensor& x, const Tensor& s, const char
   const Tensor &g, const Tensor &x, const Tensor &s, int64_t qmin, int64_t qmax, double factor
 
 Gradients fake_quantize_backward_v1_terms(BACKWARD_ARGUMENTS) {
-  const Levels levels = check_arguments(x, s, qmin, qmax);
-  return backward(g, x, s, "fake_quantize_backward_v1", [&](auto zero, auto* gx, float* gs) {
-    using T = decltype(zero);
-    const Rows n = rows_of(x, s);
-    const Tensor terms = torch::stable::new_empty(x, {x.numel()}, ScalarType::Float);
-    backward_v1_elements_kernel<T>
-        <<<grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
-            data<T>(g), data<T>(x), data<float>(s), gx, mutable_data<float>(terms), n, levels);
-    backward_v1_sum_kernel<<<grid_size(n.rows, "x"), BLOCK, 0, current_stream(x)>>>(
-        data<float>(terms), gs, n, static_cast<float>(factor));
-  });
+  return backward(
+      g, x, s, qmin, qmax, "fake_quantize_backward_v1",
+      [&](auto zero, auto* gx, float* gs, Rows n, Levels levels) {
+        using T = decltype(zero);
+        const Tensor terms = torch::stable::new_empty(x, {x.numel()}, ScalarType::Float);
+        backward_v1_elements_kernel<T>
+            <<<grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
+                data<T>(g), data<T>(x), data<float>(s), gx, mutable_data<float>(terms), n, levels);
+        backward_v1_sum_kernel<<<grid_size(n.rows, "x"), BLOCK, 0, current_stream(x)>>>(
+            data<float>(terms), gs, n, static_cast<float>(factor));
+      });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -268,13 +274,13 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 Gradients fake_quantize_backward_v2_one_pass(BACKWARD_ARGUMENTS) {
-  const Levels levels = check_arguments(x, s, qmin, qmax);
-  return backward(g, x, s, "fake_quantize_backward_v2", [&](auto zero, auto* gx, float* gs) {
-    using T = decltype(zero);
-    const Rows n = rows_of(x, s);
-    backward_v2_one_pass_kernel<T><<<grid_size(n.rows, "x"), BLOCK, 0, current_stream(x)>>>(
-        data<T>(g), data<T>(x), data<float>(s), gx, gs, n, levels, static_cast<float>(factor));
-  });
+  return backward(
+      g, x, s, qmin, qmax, "fake_quantize_backward_v2",
+      [&](auto zero, auto* gx, float* gs, Rows n, Levels levels) {
+        using T = decltype(zero);
+        backward_v2_one_pass_kernel<T><<<grid_size(n.rows, "x"), BLOCK, 0, current_stream(x)>>>(
+            data<T>(g), data<T>(x), data<float>(s), gx, gs, n, levels, static_cast<float>(factor));
+      });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -319,21 +325,25 @@ __device__ void finish(float sum, int64_t row, const Segments& n, const StepGrad
 }
 
 template <typename T, int N, int WIDTH>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 4)
     backward_v3_chunks_kernel(const Chunk<T, N>* __restrict__ g, const Chunk<T, N>* __restrict__ x,
                               const float* __restrict__ s, Chunk<T, N>* __restrict__ gx,
                               StepGradient to, Segments n, Levels levels) {
   const Team<WIDTH> team(n);
-  const float inverse = team.row < n.rows ? 1 / s[team.row] : 0;
-  float sum = 0;
-  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
-    RawChunk<Chunk<T, N>> from_g[STEPS], from_x[STEPS];
+  RawChunk<Chunk<T, N>> from_g[STEPS], from_x[STEPS];
+  const auto load = [&](int64_t c) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       if (c + k * WIDTH >= team.end) break;
       from_g[k] = load_raw(g + c + k * WIDTH);
       from_x[k] = load_raw(x + c + k * WIDTH);
     }
+  };
+  const float step = s[min(team.row, n.rows - 1)];
+  load(team.first);
+  const float inverse = 1 / step;
+  float sum = 0;
+  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       if (c + k * WIDTH >= team.end) break;
@@ -347,26 +357,28 @@ __global__ void __launch_bounds__(BLOCK)
       }
       gx[c + k * WIDTH] = upstream;
     }
+    load(c + STEPS * WIDTH);
   }
   finish<WIDTH>(sum, team.row, n, to);
 }
 
 Gradients fake_quantize_backward_v3_chunks(BACKWARD_ARGUMENTS) {
-  const Levels levels = check_arguments(x, s, qmin, qmax);
-  return backward(g, x, s, "fake_quantize_backward_v3", [&](auto zero, auto* gx, float* gs) {
-    using T = decltype(zero);
-    dispatch_team<T>(x, s, {&g, &x}, [&](auto size, auto width, Segments n, unsigned grid) {
-      using C = Chunk<T, size()>;
-      using torch::stable::new_empty, torch::stable::new_zeros;
-      const bool split = n.splits > 1;
-      const Tensor partial = new_empty(x, {split ? int64_t{grid} : 0}, ScalarType::Float);
-      const Tensor arrived = new_zeros(x, {split ? n.rows : 0}, ScalarType::Int);
-      const StepGradient to{gs, mutable_data<float>(partial), mutable_data<unsigned>(arrived),
-                            static_cast<float>(factor)};
-      backward_v3_chunks_kernel<T, size(), width()><<<grid, BLOCK, 0, current_stream(x)>>>(
-          data<C>(g), data<C>(x), data<float>(s), reinterpret_cast<C*>(gx), to, n, levels);
-    });
-  });
+  return backward(
+      g, x, s, qmin, qmax, "fake_quantize_backward_v3",
+      [&](auto zero, auto* gx, float* gs, Rows, Levels levels) {
+        using T = decltype(zero);
+        dispatch_team<T>(x, s, {&g, &x}, [&](auto size, auto width, Segments n, unsigned grid) {
+          using C = Chunk<T, size()>;
+          using torch::stable::new_empty, torch::stable::new_zeros;
+          const bool split = n.splits > 1;
+          const Tensor partial = new_empty(x, {split ? int64_t{grid} : 0}, ScalarType::Float);
+          const Tensor arrived = new_zeros(x, {split ? n.rows : 0}, ScalarType::Int);
+          const StepGradient to{gs, mutable_data<float>(partial), mutable_data<unsigned>(arrived),
+                                static_cast<float>(factor)};
+          backward_v3_chunks_kernel<T, size(), width()><<<grid, BLOCK, 0, current_stream(x)>>>(
+              data<C>(g), data<C>(x), data<float>(s), reinterpret_cast<C*>(gx), to, n, levels);
+        });
+      });
 }
 
 // ---------------------------------------------------------------------------------------------
