@@ -17,16 +17,13 @@
 // Run: python run_day.py 73
 
 #include "common/cuda/binding.cuh"      // taught in day 6
-#include "common/cuda/chunk.cuh"        // taught in days 35 and 42
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
+#include "days/day73/teams.cuh"
 
 #include <tuple>
 #include <type_traits>
-
-constexpr int BLOCK = 256;
-constexpr int WARPS = BLOCK / 32;
 
 // ---------------------------------------------------------------------------------------------
 // What all rungs share: the arithmetic of one element.
@@ -47,15 +44,6 @@ __device__ __forceinline__ float differentiate(float g, float v, Levels levels, 
   const float slope = q < levels.low ? levels.low : q > levels.high ? levels.high : q - v;
   sum += g * slope;
   return q >= levels.low && q <= levels.high ? g : 0;
-}
-
-// With s for each row, the shape of x; with one s, a single row.
-struct Rows {
-  int64_t rows, cols;
-};
-Rows rows_of(const Tensor& x, const Tensor& s) {
-  if (s.size(0) == 1) return {1, x.numel()};
-  return {x.size(0), x.size(1)};
 }
 
 Levels check_arguments(const Tensor& x, const Tensor& s, int64_t qmin, int64_t qmax) {
@@ -95,50 +83,7 @@ Tensor fake_quantize_v1_elements(const Tensor& x, const Tensor& s, int64_t qmin,
 // v2 against v1: a team of threads has one row, or a segment of a long one. It divides once, and
 // each thread has STEPS chunks of 16 bytes in flight: 64 bytes.
 
-constexpr int STEPS = 4;
-constexpr int64_t SEGMENT = 4096;     // chunks per team: 16 per thread of a block
-constexpr int64_t WARP_CHUNKS = 512;  // rows of at most so many have a warp each
-
-struct Segments {
-  int64_t rows, chunks;  // chunks of each row
-  unsigned splits;       // teams per row: 1 if a team is a warp
-};
-
-// The chunks first, first + WIDTH … below end, of all chunks of the tensor. None beyond the rows.
-template <int WIDTH>
-struct Team {
-  int64_t row, first, end;
-
-  __device__ explicit Team(const Segments& n) {
-    unsigned split = 0;
-    if constexpr (WIDTH == BLOCK) {
-      row = blockIdx.x / n.splits;
-      split = blockIdx.x % n.splits;
-    } else {
-      row = int64_t{blockIdx.x} * (BLOCK / WIDTH) + threadIdx.x / WIDTH;
-    }
-    first = row * n.chunks + split * SEGMENT + threadIdx.x % WIDTH;
-    end = row < n.rows ? row * n.chunks + min((split + 1) * SEGMENT, n.chunks) : 0;
-  }
-};
-
-// Calls f(elements per chunk, threads per team, segments, grid), the first two as constants.
-template <typename T, typename F>
-void dispatch_team(const Tensor& x, const Tensor& s, std::initializer_list<const Tensor*> tensors,
-                   F&& f) {
-  const Rows n = rows_of(x, s);
-  dispatch_chunk<T>(n.cols, tensors, [&](auto size) {
-    const int64_t chunks = n.cols / size();
-    if (chunks <= WARP_CHUNKS) {
-      const unsigned grid = grid_size(ceil_div<int64_t>(n.rows, WARPS), "x");
-      f(size, std::integral_constant<int, 32>{}, Segments{n.rows, chunks, 1}, grid);
-    } else {
-      const unsigned splits = grid_size(ceil_div(chunks, SEGMENT), "x");
-      f(size, std::integral_constant<int, BLOCK>{}, Segments{n.rows, chunks, splits},
-        grid_size(n.rows * splits, "x"));
-    }
-  });
-}
+constexpr int STEPS = 4;  // chunks of each tensor
 
 template <typename T, int N, int WIDTH>
 __global__ void __launch_bounds__(BLOCK)
@@ -147,25 +92,25 @@ __global__ void __launch_bounds__(BLOCK)
   const Team<WIDTH> team(n);
   if (team.row >= n.rows) return;
   RawChunk<Chunk<T, N>> loaded[STEPS];
-  const auto load = [&](int64_t c) {
+  const auto load = [&](int c) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      if (c + k * WIDTH < team.end) loaded[k] = load_raw(x + c + k * WIDTH);
+      if (c + k * WIDTH < team.count) loaded[k] = load_raw(x + team.start + c + k * WIDTH);
     }
   };
   const float step = s[team.row];
-  load(team.first);
+  load(team.lane);
   const float inverse = 1 / step;  // it waits for s: the chunks are in flight by now
-  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
+  for (int c = team.lane; c < team.count; c += STEPS * WIDTH) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      if (c + k * WIDTH >= team.end) break;
+      if (c + k * WIDTH >= team.count) break;
       Chunk<T, N> chunk = loaded[k].chunk();
 #pragma unroll
       for (T& one : chunk.at) {
         one = static_cast<T>(step * level_of(static_cast<float>(one) * inverse, levels));
       }
-      y[c + k * WIDTH] = chunk;
+      y[team.start + c + k * WIDTH] = chunk;
     }
     load(c + STEPS * WIDTH);
   }
@@ -331,22 +276,22 @@ __global__ void __launch_bounds__(BLOCK, 4)
                               StepGradient to, Segments n, Levels levels) {
   const Team<WIDTH> team(n);
   RawChunk<Chunk<T, N>> from_g[STEPS], from_x[STEPS];
-  const auto load = [&](int64_t c) {
+  const auto load = [&](int c) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      if (c + k * WIDTH >= team.end) break;
-      from_g[k] = load_raw(g + c + k * WIDTH);
-      from_x[k] = load_raw(x + c + k * WIDTH);
+      if (c + k * WIDTH >= team.count) break;
+      from_g[k] = load_raw(g + team.start + c + k * WIDTH);
+      from_x[k] = load_raw(x + team.start + c + k * WIDTH);
     }
   };
   const float step = s[min(team.row, n.rows - 1)];
-  load(team.first);
+  load(team.lane);
   const float inverse = 1 / step;
   float sum = 0;
-  for (int64_t c = team.first; c < team.end; c += STEPS * WIDTH) {
+  for (int c = team.lane; c < team.count; c += STEPS * WIDTH) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      if (c + k * WIDTH >= team.end) break;
+      if (c + k * WIDTH >= team.count) break;
       Chunk<T, N> upstream = from_g[k].chunk();
       const Chunk<T, N> of_x = from_x[k].chunk();
 #pragma unroll
@@ -355,7 +300,7 @@ __global__ void __launch_bounds__(BLOCK, 4)
         upstream.at[e] =
             static_cast<T>(differentiate(static_cast<float>(upstream.at[e]), v, levels, sum));
       }
-      gx[c + k * WIDTH] = upstream;
+      gx[team.start + c + k * WIDTH] = upstream;
     }
     load(c + STEPS * WIDTH);
   }

@@ -119,7 +119,7 @@ class Size:
     bits: tuple[int, ...]
 
 
-ON_GPU, ON_CPU = Size(1500, 500, (4, 3, 2)), Size(500, 150, (2,))
+ON_GPU, ON_CPU = Size(1500, 500, (4, 3, 2)), Size(300, 80, (2,))
 
 
 def tuned(layers, steps, size, bits, learn):
