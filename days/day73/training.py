@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ def network():
     sizes = (2, WIDTH, WIDTH, WIDTH, ARMS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(73)
-        return nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        return nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
 
 def logits(layers, weights, x):
