@@ -17,6 +17,17 @@ SOURCE = "qat.cu"
 EXTRA_SOURCES = ("training.py",)
 INTRODUCES = ("fake quantisation", "straight-through estimator")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "level_of: comparison: `q < levels.low` -> `q <= levels.low`": "then q is this level",
+    "level_of: comparison: `q > levels.high` -> `q >= levels.high`": "then q is this level",
+    "fake_quantize_v2_chunks_kernel: comparison: `c < team.count` -> `c <= team.count`": (
+        "one more round, in which no chunk is below the count"
+    ),
+    "backward_v3_chunks_kernel: comparison: `c < team.count` -> `c <= team.count`": (
+        "one more round, in which no chunk is below the count"
+    ),
+}
+
 EXERCISE = Exercise(
     function="differentiate",
     task=(
@@ -29,15 +40,15 @@ EXERCISE = Exercise(
         "level off? And which if not?",
         "The straight-through estimator says that round has the derivative 1. Then y changes by "
         "round(v) - v with s inside the levels, and by qmin or qmax outside; with x by 1 or by 0.",
-        "q = rintf(v). slope = q < low ? low : q > high ? high : q - v; sum += g * slope; return "
-        "q >= low && q <= high ? g : 0. A NaN fails every comparison.",
+        "q = rintf(v). slope is q - v, or low if q < low, or high if q > high; sum += g * slope; "
+        "return q >= low && q <= high ? g : 0. A NaN fails every comparison.",
     ),
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
 # Around the elements of a chunk, the chunks of a warp, of a warp's row, of a segment
 SHAPES = [(1, 1, 1), (3, 7, 2), (9, 33, 3), (17, 64, 1), (5, 1032, 4), (2, 513, 5), (3, 4104, 1)]
-LONG = [(2, 4097, 3), (1, 8195, 1), (2, 32776, 1)]  # several segments per row
+LONG = [(1, 3001, 3), (2, 4097, 1), (3, 6145, 5), (2, 16392, 1)]  # several segments per row
 EMPTY = [(0, 8, 1), (4, 0, 1)]
 WEIGHTS, SHORT = Case((16384, 16384, 1), "bfloat16"), Case((1 << 19, 512, 1), "bfloat16")
 SMALL = Case((16, 1024, 1), "bfloat16")

@@ -41,9 +41,11 @@ __device__ __forceinline__ float level_of(float v, Levels levels) {
 // Adds the element's term of gs to `sum`, and returns gx.
 __device__ __forceinline__ float differentiate(float g, float v, Levels levels, float& sum) {
   const float q = rintf(v);
-  const float slope = q < levels.low ? levels.low : q > levels.high ? levels.high : q - v;
+  float slope = q - v;
+  if (q < levels.low) slope = levels.low;
+  if (q > levels.high) slope = levels.high;
   sum += g * slope;
-  return q >= levels.low && q <= levels.high ? g : 0;
+  return q >= levels.low && q <= levels.high ? g : 0;  // 0 for NaN
 }
 
 Levels check_arguments(const Tensor& x, const Tensor& s, int64_t qmin, int64_t qmax) {
@@ -259,7 +261,7 @@ __device__ void finish(float sum, int64_t row, const Segments& n, const StepGrad
       if (!last) return;
       __threadfence();  // no sum below is read before the count
       sum = 0;
-#pragma unroll 8
+#pragma unroll 16
       for (unsigned k = threadIdx.x; k < n.splits; k += BLOCK) {
         sum += to.partial[row * n.splits + k];
       }

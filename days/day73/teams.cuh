@@ -8,7 +8,7 @@
 
 constexpr int BLOCK = 256;
 constexpr int WARPS = BLOCK / 32;
-constexpr int64_t SEGMENT = 4096;     // chunks per team: 16 per thread of a block
+constexpr int64_t SEGMENT = 2048;     // chunks per team: 8 per thread of a block
 constexpr int64_t WARP_CHUNKS = 512;  // rows of at most so many have a warp each
 
 // With s for each row, the shape of x; with one s, a single row.
