@@ -45,7 +45,7 @@ EXERCISE = Exercise(
     ),
 )
 
-FLOATS = ["float32", "float16", "bfloat16"]
+FLOATS = ["float32", "bfloat16", "float16"]
 # Around the elements of a chunk, the chunks of a warp, of a warp's row, of a segment
 SHAPES = [(1, 1, 1), (3, 7, 2), (9, 33, 3), (17, 64, 1), (5, 1032, 4), (2, 513, 5), (3, 4104, 1)]
 LONG = [(1, 3001, 3), (2, 4097, 1), (3, 6145, 5), (2, 16392, 1)]  # several segments per row
@@ -103,6 +103,7 @@ def backward(name, whole, *, rungs=(V1, V2, V3), **changes):
         cases=tuple(c for c in common.cases if c.values != "extreme" or c.dtype == "float16"),
         cost=partial(cost, 3),
         pytorch=quantising.backward_by_pytorch,
+        pytorch_not_captured="it compares the zero points with the levels on the host",
         libraries=(Library("compile", quantising.backward_compiled),),
         tolerance=Tolerance(factor=16, why=WHY),
         **changes,

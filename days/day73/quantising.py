@@ -65,9 +65,11 @@ def zero_points(count, dtype, device):
 
 
 def forward_by_pytorch(x, s, qmin, qmax):
-    zero = zero_points(len(s), torch.int32, x.device)
     if len(s) == 1:
+        zero = zero_points(1, torch.int32, x.device)
         return torch.fake_quantize_per_tensor_affine(x, s, zero, qmin, qmax)
+    # Zero points that are integers would be compared with the levels on the host.
+    zero = zero_points(len(s), torch.float32, x.device)
     return torch.fake_quantize_per_channel_affine(x, s, zero, 0, qmin, qmax)
 
 
