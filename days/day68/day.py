@@ -1,0 +1,90 @@
+"""Day 68: dequantisation and the activations behind it, in CUDA and in Triton."""
+
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid
+
+from .compiled import show
+from .quantising import int4_cost, int4_inputs, int4_swiglu, int8_cost, int8_gelu, int8_inputs
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Dequantisation and the activations"
+TEACHES = "A budget of instructions per element: codes become fp32 without a conversion"
+TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Triton", "fusion")
+SOURCE = "dequantize.cu"
+EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
+
+EXERCISE = Exercise(
+    function="number_of_byte",
+    task=(
+        "Return byte `at` of the four in `bytes`, from 0 to 255, minus OFFSET, as fp32: exactly, "
+        "by one permutation of bytes and one subtraction, without a conversion."
+    ),
+    hints=(
+        "In which range do neighbouring numbers of fp32 differ by 1? There, the lowest byte of a "
+        "number's bits counts like an integer.",
+        "From 2^23 on they do, and the bits of 2^23 are 0x4b000000. So 0x4b0000uu is 2^23 + u. "
+        "__byte_perm(a, b, digits) takes each byte of the result from the eight bytes of a (0 to "
+        "3) and b (4 to 7).",
+        "bits = __byte_perm(bytes, 0x4b000000, 0x7440 | at); return __uint_as_float(bits) - "
+        "(8388608.0f + OFFSET).",
+    ),
+)
+
+TRITON = {"triton": "dequantize_triton"}
+AT_COPY = {"target": Target(0.90, "copy")}
+LARGE, SMALL = (32768, 8192), (4, 1024)
+KINDS = ("nonfinite", "large", "tiny", "extreme")
+
+
+def gelu(name, approximate):
+    return Problem(
+        name=name,
+        inputs=int8_inputs(approximate),
+        reference=int8_gelu,
+        rungs=(
+            Rung("gelu_v1_scalar", "CUDA, one element per thread"),
+            Rung("gelu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
+            Rung("gelu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
+            Rung("gelu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+        ),
+        # Around a chunk, a block of v1, a program of Triton, and a block of v2.
+        cases=(
+            *grid([(1, 1), (5, 31), (3, 264), (2, 4095), (2, 4104), (1, 8200)], ["bfloat16"]),
+            *grid([(0, 8), (3, 0), (64, 256)], ["bfloat16"]),
+            *(case for values in KINDS for case in grid([(40, 264)], ["bfloat16"], values)),
+        ),
+        bench=Case(LARGE, "bfloat16"),
+        bench_cpu=Case(SMALL, "bfloat16"),
+        cost=int8_cost,
+        pytorch=int8_gelu,
+        libraries=(COMPILE,),
+    )
+
+
+PROBLEMS = (
+    gelu("int8 and GELU", "none"),
+    gelu("int8 and GELU with tanh", "tanh"),
+    Problem(
+        name="int4 and SwiGLU",
+        inputs=int4_inputs,
+        reference=int4_swiglu,
+        rungs=(
+            Rung("swiglu_v1_scalar", "CUDA, one element per thread"),
+            Rung("swiglu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
+            Rung("swiglu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
+            Rung("swiglu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+        ),
+        # One group per half, a program of Triton and more, a block of v2 and more.
+        cases=(
+            *grid([(1, 128), (5, 384), (3, 2048), (2, 2176), (1, 8320)], ["bfloat16"]),
+            *grid([(0, 128), (3, 0)], ["bfloat16"]),
+            *(case for values in KINDS for case in grid([(9, 384)], ["bfloat16"], values)),
+        ),
+        refused=(Case((2, 64), "bfloat16"), Case((2, 200), "bfloat16")),
+        bench=Case(LARGE, "bfloat16"),
+        bench_cpu=Case(SMALL, "bfloat16"),
+        cost=int4_cost,
+        pytorch=int4_swiglu,
+        libraries=(COMPILE,),
+    ),
+)
