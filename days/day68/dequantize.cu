@@ -74,7 +74,7 @@ __device__ void int4_numbers(float* x, uint32_t codes) {
 // range of fp32 until the result has left that of bf16.
 __device__ float divided_by_power(float v, float x) {
   constexpr float DOWN = 5.421010862427522e-20f;  // 2^-64
-  return __fdividef(v * DOWN, DOWN + ptx::exp2_approx(x - 64.0f));
+  return v * __fdividef(DOWN, DOWN + ptx::exp2_approx(x - 64.0f));
 }
 
 template <bool FAST>

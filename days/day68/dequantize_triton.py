@@ -1,5 +1,7 @@
 """The kernels of dequantize.cu in Triton, and their launchers below them."""
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,8 @@ GROUP = tl.constexpr(128)  # codes of int4 that share a scale
 COLS = 4096  # of y, per program of GELU
 GROUPS = 16  # of y, per program of SwiGLU
 WARPS = 4
+# The interpreter cuts bf16 off where a GPU rounds it, so it stores fp32, which PyTorch rounds.
+STORED = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 LOG2_E = tl.constexpr(1.4426950408889634)
 TANH_LINEAR = tl.constexpr(1.5957691216057308)  # 2 · √(2/π)
 TANH_CUBIC = tl.constexpr(0.071354816272600250)  # 0.044715 · 2 · √(2/π)
@@ -25,7 +29,7 @@ def number_of_byte(byte, OFFSET: tl.constexpr):
 def divided_by_power(v, x):
     """v / (1 + 2^x); 2^-64 on both sides keeps 2^x in the range of fp32."""
     down = 5.421010862427522e-20
-    return v * down / (down + tl.exp2(x - 64))
+    return down / (down + tl.exp2(x - 64)) * v
 
 
 @triton.jit
@@ -87,7 +91,7 @@ def gelu_v4_triton(codes, scales, approximate):
     require(scales, "scales", dtypes=(torch.float32,), shape=(rows,), device=codes.device)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected none or tanh, got {approximate!r}")
-    y = torch.empty_like(codes, dtype=torch.bfloat16)
+    y = torch.empty_like(codes, dtype=STORED)
     if y.numel() > 0:
         grid = (rows, triton.cdiv(cols, COLS))
         with torch.cuda.device_of(codes):
@@ -95,7 +99,7 @@ def gelu_v4_triton(codes, scales, approximate):
                 codes.view(torch.uint8), scales, y, cols, approximate == "tanh", COLS,
                 num_warps=WARPS,
             )  # fmt: skip
-    return y
+    return y.to(torch.bfloat16)
 
 
 def swiglu_v4_triton(codes, scales):
@@ -107,9 +111,9 @@ def swiglu_v4_triton(codes, scales):
     require(
         scales, "scales", dtypes=(torch.float32,), shape=(rows, cols // 64), device=codes.device
     )
-    y = torch.empty_like(codes, dtype=torch.bfloat16)
+    y = torch.empty_like(codes, dtype=STORED)
     if y.numel() > 0:
         grid = (rows, triton.cdiv(cols // 128, GROUPS))
         with torch.cuda.device_of(codes):
             swiglu_kernel[grid](codes, scales, y, cols // 128, GROUPS, num_warps=WARPS)
-    return y
+    return y.to(torch.bfloat16)
