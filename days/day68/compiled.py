@@ -24,8 +24,8 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
     ("GELU v4, Triton", gelu(False)),
     ("GELU with tanh, v3, CUDA", "gelu_vectors_kernelI8GeluTanhILb1EELb1EE"),
     ("GELU with tanh, v4, Triton", gelu(True)),
-    ("SwiGLU v2, CUDA", "swiglu_vectors_kernelILb0EE"),
-    ("SwiGLU v3, CUDA", "swiglu_vectors_kernelILb1EE"),
+    ("SwiGLU v2, CUDA", "swiglu_vectors_kernelI6SwiGluILb0EELb0EE"),
+    ("SwiGLU v3, CUDA", "swiglu_vectors_kernelI6SwiGluILb1EELb1EE"),
     ("SwiGLU v4, Triton", SWIGLU),
 )
 

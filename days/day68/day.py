@@ -78,7 +78,7 @@ PROBLEMS = (
         cases=(
             *grid([(1, 128), (5, 384), (3, 2048), (2, 2176), (1, 8320)], ["uint8"]),
             *grid([(0, 128), (3, 0)], ["uint8"]),
-            *(case for values in KINDS for case in grid([(9, 384)], ["uint8"], values)),
+            *(case for values in KINDS[:3] for case in grid([(9, 384)], ["uint8"], values)),
         ),
         refused=(Case((2, 64), "uint8"), Case((2, 200), "uint8")),
         bench=Case(LARGE, "uint8"),

@@ -68,30 +68,35 @@ __device__ void int4_numbers(float* x, uint32_t codes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The activations. An argument is scale · PRE · number: factors that are free in the scale.
+// The activations. Their arguments are PRE · scale · number: a factor that is free in the scale.
 
-// v / (1 + 2^x), one power and one reciprocal. 2^-64 in numerator and denominator keeps 2^x in the
-// range of fp32 until the result has left that of bf16.
-__device__ float divided_by_power(float v, float x) {
-  constexpr float DOWN = 5.421010862427522e-20f;  // 2^-64
-  return v * __fdividef(DOWN, DOWN + ptx::exp2_approx(x - 64.0f));
+// 16 · v / (1 + 2^x), with one power and one reciprocal, from v and x - 4. A divisor above 2^126
+// would have the reciprocal 0; (1 + 2^x) / 16 stays below that until 2^x is infinite in fp32.
+__device__ float over_power(float v, float x_minus_4) {
+  return __fdividef(v, 0.0625f + ptx::exp2_approx(x_minus_4));
 }
 
+// silu(a) · b = a / (1 + e^-a) · b. FAST: the second argument is b / 16.
 template <bool FAST>
-__device__ float silu(float v) {
-  if constexpr (FAST) return divided_by_power(v, v * -LOG2_E);
-  return v / (1.0f + expf(-v));
-}
+struct SwiGlu {
+  static constexpr float PRE = FAST ? 0.0625f : 1;  // of b
 
+  __device__ static float value(float a, float b) {
+    return FAST ? over_power(a, a * -LOG2_E - 4.0f) * b : a / (1.0f + expf(-a)) * b;
+  }
+};
+
+// v · sigmoid(2u) = v / 2 · (1 + tanh(u)), with 2u = v · (TANH_LINEAR + TANH_CUBIC · v²). FAST: the
+// argument is v / 16.
 template <bool FAST>
-struct GeluTanh {  // v · sigmoid(2u) = v/2 · (1 + tanh(u))
-  static constexpr float PRE = 1;
+struct GeluTanh {
+  static constexpr float PRE = FAST ? 0.0625f : 1;
 
   __device__ static float value(float v) {
-    if constexpr (FAST) {
-      return divided_by_power(v, v * (-LOG2_E * TANH_LINEAR - LOG2_E * TANH_CUBIC * (v * v)));
-    }
-    return v / (1.0f + expf(-v * (TANH_LINEAR + TANH_CUBIC * v * v)));
+    constexpr float LINEAR = -LOG2_E * TANH_LINEAR * 16;
+    constexpr float CUBIC = -LOG2_E * TANH_CUBIC * 16 * 16 * 16;
+    return FAST ? over_power(v, v * (LINEAR + CUBIC * (v * v)) - 4.0f)
+                : v / (1.0f + expf(-v * (TANH_LINEAR + TANH_CUBIC * v * v)));
   }
 };
 
@@ -196,23 +201,24 @@ template <typename A, bool FAST>
 __global__ void __launch_bounds__(BLOCK) gelu_vectors_kernel(const Arguments<int8_t> p) {
   const int64_t row = blockIdx.x, chunks = p.cols / EIGHT;
   const int64_t first = blockIdx.y * CHUNKS + threadIdx.x;
-  const auto* from = reinterpret_cast<const uint2*>(p.codes) + row * chunks;
-  auto* to = reinterpret_cast<Stored*>(p.y) + row * chunks;
+  const int left = static_cast<int>(min(chunks - first, CHUNKS));  // from this thread's first on
+  const auto* from = reinterpret_cast<const uint2*>(p.codes) + row * chunks + first;
+  auto* to = reinterpret_cast<Stored*>(p.y) + row * chunks + first;
   uint2 loaded[LOADS] = {};
 #pragma unroll
   for (int k = 0; k < LOADS; ++k) {
-    if (first + k * BLOCK < chunks) loaded[k] = from[first + k * BLOCK];
+    if (k * BLOCK < left) loaded[k] = from[k * BLOCK];
   }
   const float scale = A::PRE * p.scales[row];
 #pragma unroll
   for (int k = 0; k < LOADS; ++k) {
-    if (first + k * BLOCK >= chunks) break;
+    if (k * BLOCK >= left) break;
     float v[EIGHT];
     int8_numbers<FAST>(v, loaded[k].x);
     int8_numbers<FAST>(v + 4, loaded[k].y);
 #pragma unroll
     for (float& one : v) one = A::value(one * scale);
-    to[first + k * BLOCK] = rounded(v);
+    to[k * BLOCK] = rounded(v);
   }
 }
 
@@ -260,25 +266,32 @@ __device__ float int4_number(const uint8_t* row, int64_t c) {
   return static_cast<float>((c % 2 ? row[c / 2] & 15 : row[c / 2] >> 4) - 8);
 }
 
-template <bool FAST>
+template <typename A>
 __global__ void __launch_bounds__(BLOCK) swiglu_v1_scalar_kernel(const Arguments<uint8_t> p) {
   const int64_t row = blockIdx.x, c = int64_t{blockIdx.y} * BLOCK + threadIdx.x;
   if (c >= p.cols) return;
   const uint8_t* codes = p.codes + row * p.cols;
   const float* scales = p.scales + row * (2 * p.cols / GROUP);
   const float a = int4_number(codes, c) * scales[c / GROUP];
-  const float b = int4_number(codes, p.cols + c) * scales[(p.cols + c) / GROUP];
-  p.y[row * p.cols + c] = __float2bfloat16(silu<FAST>(a) * b);
+  const float b = int4_number(codes, p.cols + c) * (A::PRE * scales[(p.cols + c) / GROUP]);
+  p.y[row * p.cols + c] = __float2bfloat16(A::value(a, b));
 }
 
-// v2 against v1: 4 bytes of each half are 8 elements, all of one group. v3 against v2: FAST.
-template <bool FAST>
+// v2 against v1: 4 bytes of each half are 8 elements, all of one group. A thread's chunks lie BLOCK
+// apart, which are whole groups: its addresses are constant distances from five pointers. v3
+// against v2: FAST.
+template <typename A, bool FAST>
 __global__ void __launch_bounds__(BLOCK) swiglu_vectors_kernel(const Arguments<uint8_t> p) {
+  constexpr int CHUNKS_OF_GROUP = GROUP / EIGHT, STEP = BLOCK / CHUNKS_OF_GROUP;  // in groups
+  static_assert(BLOCK % CHUNKS_OF_GROUP == 0);
   const int64_t row = blockIdx.x, chunks = p.cols / EIGHT;
   const int64_t first = blockIdx.y * CHUNKS + threadIdx.x;
-  const auto* gate = reinterpret_cast<const uint32_t*>(p.codes) + 2 * row * chunks;
-  const float* gate_scales = p.scales + row * (2 * p.cols / GROUP);
-  auto* to = reinterpret_cast<Stored*>(p.y) + row * chunks;
+  const int left = static_cast<int>(min(chunks - first, CHUNKS));  // from this thread's first on
+  const auto* gate = reinterpret_cast<const uint32_t*>(p.codes) + 2 * row * chunks + first;
+  const auto* up = gate + chunks;
+  const float* gate_scale = p.scales + row * (2 * p.cols / GROUP) + first / CHUNKS_OF_GROUP;
+  const float* up_scale = gate_scale + p.cols / GROUP;
+  auto* to = reinterpret_cast<Stored*>(p.y) + row * chunks + first;
   struct Loaded {
     uint32_t gate, up;
     float gate_scale, up_scale;
@@ -286,22 +299,19 @@ __global__ void __launch_bounds__(BLOCK) swiglu_vectors_kernel(const Arguments<u
   Loaded loaded[LOADS] = {};
 #pragma unroll
   for (int k = 0; k < LOADS; ++k) {
-    const int64_t chunk = first + k * BLOCK, group = chunk / (GROUP / EIGHT);
-    if (chunk >= chunks) break;
-    loaded[k] = {gate[chunk], gate[chunks + chunk], gate_scales[group],
-                 gate_scales[p.cols / GROUP + group]};
+    if (k * BLOCK >= left) break;
+    loaded[k] = {gate[k * BLOCK], up[k * BLOCK], gate_scale[k * STEP], up_scale[k * STEP]};
   }
 #pragma unroll
   for (int k = 0; k < LOADS; ++k) {
-    if (first + k * BLOCK >= chunks) break;
+    if (k * BLOCK >= left) break;
     float a[EIGHT], b[EIGHT];
     int4_numbers<FAST>(a, loaded[k].gate);
     int4_numbers<FAST>(b, loaded[k].up);
+    const float a_scale = loaded[k].gate_scale, b_scale = A::PRE * loaded[k].up_scale;
 #pragma unroll
-    for (int i = 0; i < EIGHT; ++i) {
-      a[i] = silu<FAST>(a[i] * loaded[k].gate_scale) * (b[i] * loaded[k].up_scale);
-    }
-    to[first + k * BLOCK] = rounded(a);
+    for (int i = 0; i < EIGHT; ++i) a[i] = A::value(a[i] * a_scale, b[i] * b_scale);
+    to[k * BLOCK] = rounded(a);
   }
 }
 
@@ -318,11 +328,11 @@ Tensor swiglu(const Tensor& codes, const Tensor& scales) {
     const cudaStream_t stream = current_stream(codes);
     if (VECTORS && is_aligned(codes, sizeof(uint32_t))) {
       const dim3 grid = grid_of(codes, cols / EIGHT, CHUNKS);
-      swiglu_vectors_kernel<FAST><<<grid, BLOCK, 0, stream>>>(p);
+      swiglu_vectors_kernel<SwiGlu<FAST>, FAST><<<grid, BLOCK, 0, stream>>>(p);
       return;
     }
     if (VECTORS) fell_back("swiglu_v1_scalar", "codes that are not aligned");
-    swiglu_v1_scalar_kernel<FAST><<<grid_of(codes, cols, BLOCK), BLOCK, 0, stream>>>(p);
+    swiglu_v1_scalar_kernel<SwiGlu<FAST>><<<grid_of(codes, cols, BLOCK), BLOCK, 0, stream>>>(p);
   });
 }
 
