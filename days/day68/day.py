@@ -13,20 +13,27 @@ TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Tri
 SOURCE = "dequantize.cu"
 EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`": (
+        "`left` is at most LOADS * BLOCK, so the round that is added ends at once"
+    ),
+}
+
 EXERCISE = Exercise(
-    function="number_of_byte",
+    function="int4_numbers",
     task=(
-        "Return byte `at` of the four in `bytes`, from 0 to 255, minus OFFSET, as fp32: exactly, "
-        "by one permutation of bytes and one subtraction, without a conversion."
+        "Fill x with the eight numbers of four bytes, each a code from 0 to 15 minus 8: of each "
+        "byte, from the lowest on, first the high half. FAST: by number_of_byte, else by a "
+        "conversion."
     ),
     hints=(
-        "In which range do neighbouring numbers of fp32 differ by 1? There, the lowest byte of a "
-        "number's bits counts like an integer.",
-        "From 2^23 on they do, and the bits of 2^23 are 0x4b000000. So 0x4b0000uu is 2^23 + u. "
-        "__byte_perm(a, b, digits) takes each byte of the result from the eight bytes of a (0 to "
-        "3) and b (4 to 7).",
-        "bits = __byte_perm(bytes, 0x4b000000, 0x7440 | at); return __uint_as_float(bits) - "
-        "(8388608.0f + OFFSET).",
+        "number_of_byte takes whole bytes. How do four half bytes become four bytes with zeros "
+        "above them, all at once?",
+        "codes & 0x0f0f0f0f has the low halves, codes >> 4 & 0x0f0f0f0f the high ones. Number i "
+        "is in byte i / 2 of one of them.",
+        "halves[2] = {the high ones, the low ones}; for i from 0 to 7, bytes = halves[i % 2]; "
+        "x[i] = number_of_byte<8>(bytes, i / 2), or the conversion of (bytes >> i / 2 * 8 & 255) "
+        "as int, minus 8.",
     ),
 )
 
