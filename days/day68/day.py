@@ -1,0 +1,97 @@
+"""Day 68: dequantisation and the activations behind it, in CUDA and in Triton."""
+
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid
+
+from .compiled import show
+from .quantising import int4_cost, int4_inputs, int4_swiglu, int8_cost, int8_gelu, int8_inputs
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Dequantisation and the activations"
+TEACHES = "A budget of instructions per element: codes become fp32 without a conversion"
+TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Triton", "fusion")
+SOURCE = "dequantize.cu"
+EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`": (
+        "`left` is at most LOADS * BLOCK, so the round that is added ends at once"
+    ),
+}
+
+EXERCISE = Exercise(
+    function="int4_numbers",
+    task=(
+        "Fill x with the eight numbers of four bytes, each a code from 0 to 15 minus 8: of each "
+        "byte, from the lowest on, first the high half. FAST: by number_of_byte, else by a "
+        "conversion."
+    ),
+    hints=(
+        "number_of_byte takes whole bytes. How do four half bytes become four bytes with zeros "
+        "above them, all at once?",
+        "codes & 0x0f0f0f0f has the low halves, codes >> 4 & 0x0f0f0f0f the high ones. Number i "
+        "is in byte i / 2 of one of them.",
+        "halves[2] = {the high ones, the low ones}; for i from 0 to 7, bytes = halves[i % 2]; "
+        "x[i] = number_of_byte<8>(bytes, i / 2), or the conversion of (bytes >> i / 2 * 8 & 255) "
+        "as int, minus 8.",
+    ),
+)
+
+TRITON = {"triton": "dequantize_triton"}
+AT_COPY = {"target": Target(0.90, "copy")}
+LARGE, SMALL = (32768, 8192), (4, 1024)
+KINDS = ("nonfinite", "large", "tiny", "extreme")
+
+
+def gelu(name, approximate):
+    return Problem(
+        name=name,
+        inputs=int8_inputs(approximate),
+        reference=int8_gelu,
+        rungs=(
+            Rung("gelu_v1_scalar", "CUDA, one element per thread"),
+            Rung("gelu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
+            Rung("gelu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
+            Rung("gelu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+        ),
+        # Around a chunk, a block of v1, a program of Triton, and a block of v2.
+        cases=(
+            *grid([(1, 1), (5, 31), (3, 264), (2, 4095), (2, 4104), (1, 8200)], ["int8"]),
+            *grid([(0, 8), (3, 0), (64, 256)], ["int8"]),
+            *(case for values in KINDS for case in grid([(40, 264)], ["int8"], values)),
+        ),
+        bench=Case(LARGE, "int8"),
+        bench_cpu=Case(SMALL, "int8"),
+        cost=int8_cost,
+        pytorch=int8_gelu,
+        libraries=(COMPILE,),
+    )
+
+
+PROBLEMS = (
+    gelu("int8 and GELU", "none"),
+    gelu("int8 and GELU with tanh", "tanh"),
+    Problem(
+        name="int4 and SwiGLU",
+        inputs=int4_inputs,
+        reference=int4_swiglu,
+        rungs=(
+            Rung("swiglu_v1_scalar", "CUDA, one element per thread"),
+            Rung("swiglu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
+            Rung("swiglu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
+            Rung("swiglu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+        ),
+        # One group per half, a program of Triton and more, a block of v2 and more.
+        cases=(
+            *grid([(1, 128), (5, 384), (3, 2048), (2, 2176), (1, 8320)], ["uint8"]),
+            *grid([(0, 128), (3, 0)], ["uint8"]),
+            *(case for values in KINDS[:3] for case in grid([(9, 384)], ["uint8"], values)),
+        ),
+        refused=(Case((2, 64), "uint8"), Case((2, 200), "uint8")),
+        bench=Case(LARGE, "uint8"),
+        bench_cpu=Case(SMALL, "uint8"),
+        cost=int4_cost,
+        pytorch=int4_swiglu,
+        libraries=(COMPILE,),
+    ),
+)
