@@ -17,6 +17,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`": (
         "`left` is at most LOADS * BLOCK, so the round that is added ends at once"
     ),
+    "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`, 2nd": "the same",
 }
 
 EXERCISE = Exercise(
