@@ -37,8 +37,8 @@ def divided_by_power(v, x):
 def gelu(h):
     """Of v = 2h: max(v, 0) - |v| · Φ(-|v|), with the polynomial of dequantize.cu.
 
-    Where h is a product, the compiler fuses it with h + |h|, which then is not 0 for h < 0, but what
-    was rounded off h. So h is a multiply-add already.
+    Where h is a product, the compiler fuses it with h + |h|, which then is not 0 for h < 0, but
+    what was rounded off h. So h is a multiply-add already.
     """
     t = tl.minimum(tl.abs(h), 6.6)
     p = t * -4.0893536e-05 + 1.1402730e-03
