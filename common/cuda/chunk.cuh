@@ -33,6 +33,26 @@ __device__ RawChunk<Chunk<T, N>> load_raw(const Chunk<T, N>* from) {
   return *reinterpret_cast<const RawChunk<Chunk<T, N>>*>(from);
 }
 
+// The chunk's elements in fp32. A bf16 number is the upper half of an fp32 number, so that a word
+// with two of them takes a shift and a mask; nvcc 13 takes three instructions for the two.
+template <typename T, int N>
+__device__ Chunk<float, N> widened(const RawChunk<Chunk<T, N>>& raw) {
+  Chunk<float, N> wide;
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N == 8) {
+    const unsigned words[] = {raw.words.x, raw.words.y, raw.words.z, raw.words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      wide.at[2 * i] = __uint_as_float(words[i] << 16);
+      wide.at[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  } else {
+    const Chunk<T, N> chunk = raw.chunk();
+#pragma unroll
+    for (int i = 0; i < N; ++i) wide.at[i] = static_cast<float>(chunk.at[i]);
+  }
+  return wide;
+}
+
 // The chunk at `from`, by one load.
 template <typename T, int N>
 __device__ Chunk<T, N> load_whole(const Chunk<T, N>* from) {

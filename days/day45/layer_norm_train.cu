@@ -92,7 +92,8 @@ __device__ Chunk<T, N> added(const Chunk<T, N>& x, const Chunk<T, N>& residual) 
   return h;
 }
 
-// Calls f(element) for the elements of the first `count` chunks, of up to EACH; at(k) is chunk k.
+// Calls f(element) for the elements of the first `count` chunks, of up to EACH; at(k) is chunk k in
+// fp32.
 template <int EACH, typename At, typename F>
 __device__ void each_element(int count, At at, F f) {
 #pragma unroll
@@ -100,38 +101,72 @@ __device__ void each_element(int count, At at, F f) {
     if (k >= count) break;
     const auto chunk = at(k);
 #pragma unroll
-    for (int i = 0; i < sizeof(chunk.at) / sizeof(chunk.at[0]); ++i) {
-      f(static_cast<float>(chunk.at[i]));
-    }
+    for (int i = 0; i < sizeof(chunk.at) / sizeof(float); ++i) f(chunk.at[i]);
   }
 }
 
-// The moments of a warp's elements, `elements` in all lanes together, by two passes over chunks
-// that it has on the chip. The base is their mean but for rounding errors, which d and d2 account
-// for.
+// Shared memory of moments_of_block. Each array is read between two barriers and written before the
+// first or after the second, so the next row needs no other one.
+struct WarpSums {
+  float sums[MAX_WARPS];
+  float2 distances[MAX_WARPS];  // sum, sum of squares
+};
+
+// The moments of what the block has of a row, `elements` of it, by two passes over chunks that the
+// threads have on the chip: the sum, whose mean becomes the base, and the distances from the base
+// and their squares. `d` accounts for the base's rounding error. All threads of the block must call
+// it.
 template <int EACH, typename At>
-__device__ Moments moments_of_warp(int count, float elements, At at) {
-  if (elements == 0) return {};
+__device__ Moments moments_of_block(int count, float elements, At at, WarpSums& shared,
+                                    const Place& p) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = p.width / 32;
+  const int first = p.team * warps;  // of the warps that share the row
+
   float sum = 0, d = 0, d2 = 0;
   each_element<EACH>(count, at, [&](float x) { sum += x; });
-  const float base = __fdividef(warp_sum(sum), elements);
+  sum = warp_sum(sum);
+  if (warps > 1) {
+    if (lane == 0) shared.sums[warp] = sum;
+    __syncthreads();  // every warp waits for the sums of the row's other warps
+    sum = warp_sum(lane < warps ? shared.sums[first + lane] : 0.0f);
+  }
+  const float base = elements > 0 ? __fdividef(sum, elements) : 0;
   each_element<EACH>(count, at, [&](float x) {
     d += x - base;
     d2 += (x - base) * (x - base);
   });
   d = warp_sum(d);
-  const float mean = __fdividef(d, elements);
-  return {elements, base, mean, warp_sum(d2) - d * mean};
+  d2 = warp_sum(d2);
+  if (warps > 1) {
+    if (lane == 0) shared.distances[warp] = {d, d2};
+    __syncthreads();  // the same for the distances
+    const float2 theirs = lane < warps ? shared.distances[first + lane] : float2{0, 0};
+    d = warp_sum(theirs.x);
+    d2 = warp_sum(theirs.y);
+  }
+  const float mean = elements > 0 ? __fdividef(d, elements) : 0;
+  return {elements, base, mean, d2 - d * mean};
 }
 
+// What turns an element into its normal form, (x - base) · rstd + shift: the same as
+// (x - mean) · rstd with one operation less, and with base + `beyond` for a mean that has more
+// digits than a float.
+struct Normal {
+  float base, rstd, shift;
+
+  __device__ Normal(float base, float beyond, float rstd)
+      : base(base), rstd(rstd), shift(-beyond * rstd) {}
+};
+
 template <typename T, int N>
-__device__ Chunk<T, N> normalised(const Chunk<T, N>& h, const Statistics& s, Chunk<T, N> weight,
-                                  Chunk<T, N> bias) {
+__device__ Chunk<T, N> normalised(const Chunk<float, N>& h, const Normal& to,
+                                  const RawChunk<Chunk<T, N>>& weight,
+                                  const RawChunk<Chunk<T, N>>& bias) {
+  const Chunk<float, N> w = widened(weight), b = widened(bias);
   Chunk<T, N> y;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const float n = s.normalise(static_cast<float>(h.at[i]));
-    y.at[i] = static_cast<T>(n * static_cast<float>(weight.at[i]) + static_cast<float>(bias.at[i]));
+    y.at[i] = static_cast<T>(fmaf(h.at[i] - to.base, to.rstd, to.shift) * w.at[i] + b.at[i]);
   }
   return y;
 }
@@ -159,7 +194,8 @@ __global__ void __launch_bounds__(BLOCK) layer_norm_v1_reread_kernel(Rows<T, 1> 
   const Moments all = merge_row<false>(merge_lanes(sums.moments()), shared, 0, p);
   const Statistics s = statistics_of(all, m.eps);
   for (int64_t c = threadIdx.x; c < m.chunks; c += BLOCK) {
-    m.y[start + c] = normalised(from[start + c], s, m.weight[c], m.bias[c]);
+    m.y[start + c] = normalised(widened(load_raw(from + start + c)), Normal(s.mean, 0, s.rstd),
+                                load_raw(m.weight + c), load_raw(m.bias + c));
   }
   if (p.stores_row()) {
     m.mean[p.row] = s.mean;
@@ -239,9 +275,9 @@ Normed norm_v1(const NormInputs& a) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a thread loads its part of the row at once and keeps it in registers. Each warp
-// computes its moments by two passes over them: 3 operations per element, without a division.
-// Short rows share a block, so that a multiprocessor is not limited by its number of blocks.
+// v2 against v1: a thread loads its part of the row at once and keeps it in registers, converted
+// to fp32 once. The moments take two passes over them: 4 operations per element. Short rows share a
+// block, so that a multiprocessor is not limited by its number of blocks.
 
 constexpr int MAX_BLOCK = 1024;
 
@@ -252,33 +288,37 @@ constexpr int EACH = N == 1 ? 16 : 4;
 template <bool RESIDUAL, typename T, int N>
 __global__ void __launch_bounds__(MAX_BLOCK)
     layer_norm_v2_registers_kernel(Rows<T, N> m, Split split) {
-  __shared__ Merging<Moments> shared;
+  __shared__ WarpSums shared;
   const Place p(split, 0);
   const int count = p.count(p.row);
   const int64_t start = p.at(p.row, 0);
-  RawChunk<Chunk<T, N>> h[EACH<N>], residual[RESIDUAL ? EACH<N> : 1];
+  RawChunk<Chunk<T, N>> x[EACH<N>], residual[RESIDUAL ? EACH<N> : 1];
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
-    if (k < count) h[k] = load_raw(m.x + start + k * p.width);
+    if (k < count) x[k] = load_raw(m.x + start + k * p.width);
     if (RESIDUAL && k < count) residual[k] = load_raw(m.residual + start + k * p.width);
   }
-  const float elements = warp_sum(static_cast<float>(count * N));  // while the loads are in flight
+  Chunk<float, N> h[EACH<N>];
 #pragma unroll
-  for (int k = 0; RESIDUAL && k < EACH<N>; ++k) {
+  for (int k = 0; k < EACH<N>; ++k) {
     if (k >= count) break;
-    const Chunk<T, N> sum = added(h[k].chunk(), residual[k].chunk());
-    m.h[start + k * p.width] = sum;
-    memcpy(&h[k], &sum, sizeof sum);
+    if constexpr (RESIDUAL) {
+      const Chunk<T, N> sum = added(x[k].chunk(), residual[k].chunk());
+      m.h[start + k * p.width] = sum;
+      memcpy(&x[k], &sum, sizeof sum);
+    }
+    h[k] = widened(x[k]);
   }
-  const Moments warp =
-      moments_of_warp<EACH<N>>(count, elements, [&](int k) { return h[k].chunk(); });
-  const Statistics s = statistics_of(merge_row<false>(warp, shared, 0, p), m.eps);
+  const Moments row = moments_of_block<EACH<N>>(
+      count, p.of_block * static_cast<float>(N), [&](int k) { return h[k]; }, shared, p);
+  const Statistics s = statistics_of(row, m.eps);
+  const Normal to(row.base, row.mean, s.rstd);
 #pragma unroll
   for (int k = 0; k < EACH<N>; ++k) {
     if (k >= count) break;
     const int c = p.first + k * p.width;
     m.y[start + k * p.width] =
-        normalised(h[k].chunk(), s, load_constant(m.weight + c), load_constant(m.bias + c));
+        normalised(h[k], to, load_constant(m.weight + c), load_constant(m.bias + c));
   }
   if (p.stores_row()) {
     m.mean[p.row] = s.mean;
@@ -339,6 +379,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
   using C = Chunk<T, N>;
   constexpr int TENSORS = RESIDUAL ? 2 : 1;
   extern __shared__ __align__(16) char memory[];
+  __shared__ WarpSums sums;
   __shared__ Merging<Moments> shared;
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
   // Pack k of tensor t (0: x, later h; 1: residual) of a stage.
@@ -364,7 +405,6 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
     weight[k] = load_raw(m.weight + p.at(0, k));
     bias[k] = load_raw(m.bias + p.at(0, k));
   }
-  const float elements = warp_sum(static_cast<float>(p.mine * N));
   begin_merging<CLUSTER>(shared);
 
   for (int stage = 0, round = 0; p.goes_on(); ++round, p.row += p.step) {
@@ -378,15 +418,18 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
       const C sum = added(load_whole(at(stage, 0, k)), load_whole(at(stage, 1, k)));
       m.h[start + k * p.width] = *at(stage, 0, k) = sum;
     }
-    const auto part = [&](int k) { return load_whole(at(stage, 0, k)); };
-    const Moments warp = moments_of_warp<PACKS>(count, p.row < p.rows ? elements : 0, part);
-    const Statistics s = statistics_of(merge_row<CLUSTER>(warp, shared, round, p), m.eps);
+    const auto part = [&](int k) { return widened(load_raw(at(stage, 0, k))); };
+    const float elements = p.row < p.rows ? p.of_block * static_cast<float>(N) : 0;
+    const Moments block = moments_of_block<PACKS>(count, elements, part, sums, p);
+    const Moments row = merge_blocks<CLUSTER>(block, shared, round, p);
+    const Statistics s = statistics_of(row, m.eps);
+    const Normal to(block.base, row.base - block.base + row.mean, s.rstd);
     keep_as_bits(weight);
     keep_as_bits(bias);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       if (k >= count) break;
-      m.y[start + k * p.width] = normalised(part(k), s, weight[k].chunk(), bias[k].chunk());
+      m.y[start + k * p.width] = normalised(part(k), to, weight[k], bias[k]);
     }
     if (p.stores_row()) {
       m.mean[p.row] = s.mean;

@@ -31,10 +31,11 @@ inline Split whole_rows(int64_t rows, int block) {
   return {rows, 1, 1, block, 0, 0};
 }
 
-// What one thread works on: `mine` chunks of the rows row, row + step …
+// What one thread works on: `mine` chunks of the rows row, row + step …, of which its block has
+// `of_block`.
 struct Place {
   int64_t rows, row;
-  int chunks, step, first, blocks, rank, team, width, mine;
+  int chunks, step, first, blocks, rank, team, width, mine, of_block;
 
   __device__ Place(const Split& s, int rank)
       : rows(s.rows),
@@ -48,6 +49,7 @@ struct Place {
         width(s.width) {
     const int end = min((rank + 1) * s.length, chunks);
     mine = first < end ? (end - first + width - 1u) / width : 0;
+    of_block = max(0, end - rank * s.length);
   }
 
   // Whether any team of the block has a row: equal in all threads of the cluster, which share
@@ -65,8 +67,9 @@ struct Place {
 #define HAS_CLUSTERS 1
 #endif
 
-// Shared memory of merge_row. Rounds use the halves in turns: a thread that writes a half again has
-// passed a barrier of the round in between, after which no thread reads what the half held.
+// Shared memory of merge_warps and merge_blocks. Rounds use the halves in turns: a thread that
+// writes a half again has passed a barrier of the round in between, after which no thread reads
+// what the half held.
 template <typename Value>
 struct Merging {
   Value warps[2][MAX_WARPS], blocks[2][MAX_CLUSTER];
@@ -87,11 +90,11 @@ __device__ void begin_merging(Merging<Value>& shared) {
 #endif
 }
 
-// One value for all threads that share a row, from a value of each warp, equal in its lanes.
-// Value{} is that of no elements, and merge_lanes merges the values of 32 lanes, with equal bits in
-// each. All threads of the block, or of the cluster, must call it, in rounds 0, 1, 2 …
-template <bool CLUSTER, typename Value>
-__device__ Value merge_row(Value value, Merging<Value>& shared, int round, const Place& p) {
+// One value for all threads of the block that share a row, from a value of each warp, equal in its
+// lanes. Value{} is that of no elements, and merge_lanes merges the values of 32 lanes, with equal
+// bits in each. All threads of the block must call it, in rounds 0, 1, 2 …
+template <typename Value>
+__device__ Value merge_warps(Value value, Merging<Value>& shared, int round, const Place& p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = p.width / 32;
   const int half = round % 2;
   if (warps > 1) {
@@ -99,11 +102,20 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
     __syncthreads();  // every warp waits for the other warps of its row
     value = merge_lanes(lane < warps ? shared.warps[half][p.team * warps + lane] : Value{});
   }
+  return value;
+}
+
+// One value for all threads of the cluster, from a value of each block, equal in its threads; as
+// above. All threads of the cluster must call it, in rounds 0, 1, 2 …
+template <bool CLUSTER, typename Value>
+__device__ Value merge_blocks(Value value, [[maybe_unused]] Merging<Value>& shared,
+                              [[maybe_unused]] int round, [[maybe_unused]] const Place& p) {
 #ifdef HAS_CLUSTERS
   if constexpr (CLUSTER) {
+    const int lane = threadIdx.x % 32, half = round % 2;
     uint64_t* arrived = &shared.arrived[half];
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(arrived, p.blocks * sizeof(Value));
-    if (warp == 0 && lane < p.blocks) {  // lane l sends to block l
+    if (threadIdx.x < p.blocks) {  // lane l of warp 0 sends to block l
       uint32_t words[sizeof(Value) / 4];
       memcpy(words, &value, sizeof value);
       auto* to = reinterpret_cast<uint32_t*>(&shared.blocks[half][p.rank]);
@@ -118,14 +130,20 @@ __device__ Value merge_row(Value value, Merging<Value>& shared, int round, const
   return value;
 }
 
+// Both: one value for all threads that share a row.
+template <bool CLUSTER, typename Value>
+__device__ Value merge_row(Value value, Merging<Value>& shared, int round, const Place& p) {
+  return merge_blocks<CLUSTER>(merge_warps(value, shared, round, p), shared, round, p);
+}
+
 // The chunk at `from`, which no thread writes during the kernel. An ordinary load would wait for
 // the stores before it: as far as the compiler knows, they may have changed the chunk.
 template <typename T, int N>
-__device__ Chunk<T, N> load_constant(const Chunk<T, N>* from) {
+__device__ RawChunk<Chunk<T, N>> load_constant(const Chunk<T, N>* from) {
   if constexpr (sizeof(Chunk<T, N>) == 16) {
-    return RawChunk<Chunk<T, N>>{__ldg(reinterpret_cast<const uint4*>(from))}.chunk();
+    return {__ldg(reinterpret_cast<const uint4*>(from))};
   } else {
-    return *from;
+    return {*from};
   }
 }
 
