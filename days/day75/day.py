@@ -42,9 +42,9 @@ EXERCISE = Exercise(
         "may be read, and which before o or p may be written?",
         "wgmma_wait<1>(r.s) leaves the younger group in flight. exponentials(r, w, c, j, rescale) "
         "reads and writes s, max and sum only, and returns whether o has to be rescaled.",
-        "wgmma_wait<1>(r.s), keys_read(w, c, before, j), exponentials, wait_for_values(before + j); "
-        "wgmma_wait<0>(r.o), values_read(before + j - 1); if (grown) multiply_rows(r.o, rescale); "
-        "round_scores(r).",
+        "wgmma_wait<1>(r.s), keys_read(w, c, before, j), exponentials(r, w, c, j, rescale), "
+        "wait_for_values(before + j); wgmma_wait<0>(r.o), values_read(before + j - 1); "
+        "multiply_rows(r.o, rescale) if it grew; round_scores(r).",
     ),
 )
 
