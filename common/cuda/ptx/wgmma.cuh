@@ -212,10 +212,15 @@ __device__ __forceinline__ void wgmma(float (&d)[Elements], const uint32_t (&a)[
 }
 
 // Keeps the compiler from moving reads and writes of these registers over this place. `registers`
-// is a number or an array of any rank.
+// is a number or an array of any rank: accumulators, or a of a wgmma.
 __device__ __forceinline__ void pin_registers([[maybe_unused]] float& x) {
 #ifndef CUDA_ON_CPU
   asm volatile("" : "+f"(x)::"memory");
+#endif
+}
+__device__ __forceinline__ void pin_registers([[maybe_unused]] uint32_t& x) {
+#ifndef CUDA_ON_CPU
+  asm volatile("" : "+r"(x)::"memory");
 #endif
 }
 template <typename T, int Count>
