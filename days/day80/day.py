@@ -7,7 +7,9 @@ from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, Tol
 from . import scans
 
 TITLE = "Mamba's selective scan"
-TEACHES = "A recurrence whose coefficients depend on the input: over time, over states, and backward"
+TEACHES = (
+    "A recurrence whose coefficients depend on the input: over time, over states, and backward"
+)
 TOPICS = ("Mamba", "SSM", "selective scan", "scan", "backward", "special functions")
 SOURCE = "selective_scan.cu"
 EXTRA_SOURCES = ("selective_scan_backward.cu", "ssm.cuh")
