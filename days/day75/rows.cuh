@@ -32,7 +32,7 @@ struct Plan {
   static constexpr Rung R = RUNG_OF;
   static constexpr int Q_BYTES = ROWS * D * 2, TILE_BYTES = BN * D * 2;
   static constexpr int TILES = CONSUMERS * Q_BYTES + 2 * STAGES * TILE_BYTES;
-  // Parts of o on their way to memory, per consumer: two if there is room in a block's 227 KB.
+  // Buffers for parts of o that TMA stores, per consumer: two if there is room in a block's 227 KB.
   static constexpr int BUFFERS =
       TILES + CONSUMERS * 2 * PART_BYTES + TILE_ALIGNMENT <= 226 * 1024 ? 2 : 1;
   static constexpr size_t SHARED = TILES + CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
