@@ -277,10 +277,9 @@ inline void check_arguments(ARGUMENTS) {
   check(B, "B").on_gpu().dtype({u.scalar_type()}).rank(3).contiguous().same_device(u, "u");
   check(B, "B").size(0, u.size(0)).size(1, A.size(1)).size(2, u.size(2));
   check(C, "C").on_gpu().like(B, "B").contiguous();
-  // 32 bits count steps, with a tile more, and the elements of A.
-  STD_TORCH_CHECK(u.size(2) <= 2147483647 - TILE, "u: expected at most ", 2147483647 - TILE,
-                  " steps, got ", u.size(2));
-  STD_TORCH_CHECK(A.numel() <= 2147483647 - CHANNELS * 16, "A: too many channels: ", A.size(0));
+  // 32 bits count steps and the elements of A, with a segment or a block more.
+  STD_TORCH_CHECK(u.size(2) <= 1 << 30, "u: expected at most 2^30 steps, got ", u.size(2));
+  STD_TORCH_CHECK(A.numel() <= 1 << 30, "A: expected at most 2^30 elements, got ", A.numel());
 }
 
 template <typename T>
