@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(BLOCK)
         }
       }
       // Lane l keeps the three sums of step t + l, and channel m of the warp K sums of gB, gC.
-      reduce_scatter<LANES, 1>(over_states);
-      reduce_scatter<WARP_CHANNELS, LANES>(over_channels);
+      reduce_scatter<LANES, 1, STEPS * 3>(over_states);
+      reduce_scatter<WARP_CHANNELS, LANES, 2 * STEPS * K>(over_channels);
       float* sum = &shared.sums[warp][number / STEPS][t + number % STEPS][lane * K];
 #pragma unroll
       for (int k = 0; k < K; ++k) sum[k] += over_channels[k];
