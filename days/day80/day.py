@@ -28,8 +28,8 @@ EXERCISE = Exercise(
         "In the step with the lane at distance group / 2 · DISTANCE, one of the two keeps the "
         "lower half of its values and sends the upper one, the other the other way round.",
         "upper = threadIdx.x & (group / 2 · DISTANCE). For i < half: keep = upper ? v[i + half] : "
-        "v[i], send = the other; v[i] = keep + __shfl_xor_sync(all lanes, send, the distance). Then "
-        "group and half are halved.",
+        "v[i], send = the other; v[i] = keep + __shfl_xor_sync(all lanes, send, the distance). "
+        "Then group and half are halved.",
     ),
 )
 

@@ -77,7 +77,7 @@ Tensor selective_scan_v1_thread_per_channel(ARGUMENTS) {
 // warps, whose latencies overlap. Their sums of C · h meet in a reduce-scatter per 4 steps.
 
 template <typename T, int N, int E, int WAYS>
-__global__ void __launch_bounds__(CHANNELS* WAYS)
+__global__ void __launch_bounds__(CHANNELS* WAYS, BLOCKS_PER_SM)
     scan_tiles_kernel(Inputs<T> in, const float* __restrict__ starts, T* __restrict__ y,
                       Segments n) {
   constexpr int K = N / WAYS;  // states per thread
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(CHANNELS* WAYS)
           sum[s] += C[k] * h[k];
         }
       }
-      reduce_scatter<WAYS, 1>(sum);  // lane l keeps steps [l · STEPS / WAYS, …)
+      reduce_scatter<WAYS, 1, STEPS>(sum);  // lane l keeps steps [l · STEPS / WAYS, …)
 #pragma unroll
       for (int s = 0; s < STEPS / WAYS; ++s) sums[c][t + lane * (STEPS / WAYS) + s] = sum[s];
     }
@@ -177,9 +177,10 @@ __global__ void __launch_bounds__(BLOCK) selective_scan_v3_kernel(Inputs<T> in, 
   __shared__ alignas(16) float tile_B[N][WARP_TILE], tile_C[N][WARP_TILE];
   const int groups = ceil_div(in.channels, WARPS);
   const int batch = static_cast<int>(blockIdx.x) / groups;
-  const int c = static_cast<int>(blockIdx.x) % groups * WARPS + static_cast<int>(threadIdx.x) / 32;
+  const int mine =
+      static_cast<int>(blockIdx.x) % groups * WARPS + static_cast<int>(threadIdx.x) / 32;
+  const int c = min(mine, in.channels - 1);  // warps beyond the channels compute the last one again
   const int lane = threadIdx.x % 32;
-  const bool exists = c < in.channels;
   const int64_t row = (int64_t{batch} * in.channels + c) * in.length;
   float start = 0;  // lane n has state n before the tile
   for (int t0 = 0; t0 < in.length; t0 += WARP_TILE) {
@@ -194,7 +195,6 @@ __global__ void __launch_bounds__(BLOCK) selective_scan_v3_kernel(Inputs<T> in, 
       store_shared(&tile_C[n][t], from_C);
     }
     __syncthreads();  // B and C are complete
-    if (!exists) continue;
 
     const int first = lane * PER_LANE;
     float delta[PER_LANE], push[PER_LANE], sum[PER_LANE];
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(BLOCK) selective_scan_v3_kernel(Inputs<T> in, 
 #pragma unroll
     for (int j = 0; j < PER_LANE; j += E) {
       const int t = t0 + first + j;
-      if (t >= in.length) break;
+      if (t >= in.length || mine > c) break;
       float z[E], out[E];
       load_steps<E>(in.z, row + t, true, z);
 #pragma unroll
@@ -276,8 +276,7 @@ Tensor selective_scan_v3_warp_scan(ARGUMENTS) {
 // v4: the kernel stands above, beside v2. Where its blocks do not fill the GPU, the length is cut
 // into segments: their end states are computed first, and the exponentials twice.
 
-constexpr int MIN_TILES = 4;      // of a segment: 128 steps
-constexpr int BLOCKS_PER_SM = 4;  // 4 warps per scheduler
+constexpr int MIN_TILES = 4;  // of a segment: 128 steps
 
 Segments segments_of(const Tensor& u) {
   const int64_t tiles = ceil_div<int64_t>(u.size(2), TILE);

@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(BLOCK)
         }
       }
       // Lane l keeps the three sums of step t + l, and channel m of the warp K sums of gB, gC.
-      reduce_scatter<LANES, 1>(over_states);
-      reduce_scatter<WARP_CHANNELS, LANES>(over_channels);
+      reduce_scatter<LANES, 1, STEPS * 3>(over_states);
+      reduce_scatter<WARP_CHANNELS, LANES, 2 * STEPS * K>(over_channels);
       float* sum = &shared.sums[warp][number / STEPS][t + number % STEPS][lane * K];
 #pragma unroll
       for (int k = 0; k < K; ++k) sum[k] += over_channels[k];
@@ -256,8 +256,8 @@ Eight selective_scan_backward(const Tensor& gy, ARGUMENTS) {
     return {zeros(u), zeros(delta), zeros(A), zeros(B), zeros(C), zeros(D), zeros(z), zeros(bias)};
   }
   const cudaStream_t stream = current_stream(u);
-  const int64_t segments = ceil_div<int64_t>(u.size(2), TILE);
-  const int64_t rows = u.size(0) * segments * u.size(1), states = rows * A.size(1);
+  const int segments = static_cast<int>(ceil_div<int64_t>(u.size(2), TILE));
+  const int64_t rows = u.size(0) * u.size(1) * segments, states = rows * A.size(1);
   const int64_t parts = ceil_div<int64_t>(u.size(1), GROUPS * CHANNELS);
   const auto floats = [&](int64_t count) { return new_empty(u, {count}, ScalarType::Float); };
   const Tensor starts = floats(states), adjoints = floats(states), totals = floats(rows);
@@ -269,7 +269,7 @@ Eight selective_scan_backward(const Tensor& gy, ARGUMENTS) {
     const Inputs<T> in = inputs_of<T>(PASS_ARGUMENTS);
     segment_states_kernel<T, N(), E(), true><<<part_grid(u, segments), BLOCK, 0, stream>>>(
         in, data<T>(gy), mutable_data<float>(starts), mutable_data<float>(adjoints),
-        mutable_data<float>(totals), Segments{1, static_cast<int>(segments)});
+        mutable_data<float>(totals), Segments{1, segments});
     check_launch("segment_states");
 
     const int64_t count = u.size(0) * A.numel();
@@ -288,7 +288,7 @@ Eight selective_scan_backward(const Tensor& gy, ARGUMENTS) {
                      mutable_data<float>(of_A), mutable_data<float>(of_D),
                      mutable_data<float>(of_bias), mutable_data<float>(of_B),
                      mutable_data<float>(of_C)},
-        static_cast<int>(segments));
+        segments);
     check_launch("gradients");
     gB = sum_of<T>(of_B, B);
     gC = sum_of<T>(of_C, C);

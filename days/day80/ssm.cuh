@@ -10,6 +10,7 @@
 constexpr int CHANNELS = 32;             // of a block
 constexpr int LANES = 4;                 // threads per channel: each has a quarter of its states
 constexpr int BLOCK = CHANNELS * LANES;  // 4 warps with 8 channels each
+constexpr int BLOCKS_PER_SM = 4;         // 4 warps per scheduler, and up to 128 registers
 constexpr int TILE = 32;                 // steps of time in shared memory
 constexpr int STRIDE = TILE + 4;  // floats between channels: 8 float4 loads have 32 different banks
 constexpr int STEPS = 4;          // of a tile that a thread has in registers
@@ -28,12 +29,21 @@ struct Segments {
   int tiles, count;  // tiles per segment, segments of the length
 };
 
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), and log(1 + v) = 2 atanh(v / (2 + v)) as a power
+// series: its argument is at most 1/3. Exact to a few units of the last place, also where the
+// result is small. log1pf has branches, of which each element would take one.
 __device__ inline float softplus(float x) {
-  return x > 20 ? x : log1pf(expf(x));  // beyond 20 they agree in fp32
+  const float v = exp2f(-LOG2_E * fabsf(x));  // may be subnormal: gradients are proportional to it
+  const float s = __fdividef(v, 2 + v), s2 = s * s;
+  float series = 1.0f / 13;
+#pragma unroll
+  for (int k = 11; k > 0; k -= 2) series = series * s2 + 1.0f / k;
+  return fmaxf(x, 0) + 2 * s * series;
 }
 
 __device__ inline float sigmoid(float x) {
-  return 1 / (1 + expf(-x));
+  // Division by / has a slow path: a call, for which registers are spilled.
+  return __fdividef(1, 1 + ptx::exp2_approx(-LOG2_E * x));
 }
 
 // K floats of shared memory, at most 4 by one instruction.
@@ -63,21 +73,21 @@ __device__ __forceinline__ void store_shared(float* to, const float (&from)[K]) 
   }
 }
 
-// Sums v over GROUP lanes whose numbers differ by multiples of DISTANCE. Of the COUNT sums, the
+// Sums v[0, COUNT) over GROUP lanes whose numbers differ by multiples of DISTANCE. Of the sums, the
 // lane with number g in its group keeps [g · COUNT / GROUP, (g + 1) · COUNT / GROUP), at the start
 // of v. In each step it sends the half that it does not keep. All lanes of the warp must call it.
-template <int GROUP, int DISTANCE, int COUNT>
-__device__ __forceinline__ void reduce_scatter(float (&v)[COUNT]) {
+template <int GROUP, int DISTANCE, int COUNT, int SIZE>
+__device__ __forceinline__ void reduce_scatter(float (&v)[SIZE]) {
+  if constexpr (GROUP > 1) {
+    constexpr int HALF = COUNT / 2, OTHER = GROUP / 2 * DISTANCE;
+    const bool upper = threadIdx.x & OTHER;
 #pragma unroll
-  for (int group = GROUP, half = COUNT / 2; group > 1; group /= 2, half /= 2) {
-    const int other = group / 2 * DISTANCE;
-    const bool upper = threadIdx.x & other;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? v[i + half] : v[i];
-      const float send = upper ? v[i] : v[i + half];
-      v[i] = keep + __shfl_xor_sync(0xffffffffu, send, other);
+    for (int i = 0; i < HALF; ++i) {
+      const float keep = upper ? v[i + HALF] : v[i];
+      const float send = upper ? v[i] : v[i + HALF];
+      v[i] = keep + __shfl_xor_sync(0xffffffffu, send, OTHER);
     }
+    reduce_scatter<GROUP / 2, DISTANCE, HALF>(v);
   }
 }
 
@@ -169,7 +179,7 @@ __device__ __forceinline__ void load_rates(const Inputs<T>& in, const Part& part
 // all factors is one exponential. GRADIENT: also the adjoint at its start, from the segment alone.
 
 template <typename T, int N, int E, bool GRADIENT>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
     segment_states_kernel(Inputs<T> in, const T* __restrict__ gy, float* __restrict__ ends,
                           float* __restrict__ adjoints, float* __restrict__ totals, Segments n) {
   constexpr int K = N / LANES;
@@ -277,10 +287,9 @@ inline void check_arguments(ARGUMENTS) {
   check(B, "B").on_gpu().dtype({u.scalar_type()}).rank(3).contiguous().same_device(u, "u");
   check(B, "B").size(0, u.size(0)).size(1, A.size(1)).size(2, u.size(2));
   check(C, "C").on_gpu().like(B, "B").contiguous();
-  // 32 bits count steps, with a tile more, and the elements of A.
-  STD_TORCH_CHECK(u.size(2) <= 2147483647 - TILE, "u: expected at most ", 2147483647 - TILE,
-                  " steps, got ", u.size(2));
-  STD_TORCH_CHECK(A.numel() <= 2147483647 - CHANNELS * 16, "A: too many channels: ", A.size(0));
+  // 32 bits count steps and the elements of A, with a segment or a block more.
+  STD_TORCH_CHECK(u.size(2) <= 1 << 30, "u: expected at most 2^30 steps, got ", u.size(2));
+  STD_TORCH_CHECK(A.numel() <= 1 << 30, "A: expected at most 2^30 elements, got ", A.numel());
 }
 
 template <typename T>
