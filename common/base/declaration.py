@@ -62,11 +62,17 @@ class Tolerance:
 
     ulps: units in the last place of the output's dtype that are always allowed.
     factor: how many times the error that PyTorch's own operator makes is allowed on top.
+    levels, share: of integer outputs, where neither of the two above counts: how far an element may
+        be from the truth, and which share of the elements may differ at all, rounded up to whole
+        ones. For fractions that are rounded to integers, where an error of any size moves some
+        across the border between two. By default all are exact.
     why: the reason, required where a day departs from the default.
     """
 
     ulps: float = 4.0
     factor: float = 4.0
+    levels: int = 0
+    share: float = 0.0
     why: str = ""
 
 

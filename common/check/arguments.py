@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-INTERPRETER = "TRITON_INTERPRET"  # "1": Triton's kernels run on the CPU
+# "1" in one of these: kernels in Python run on the CPU, by Triton's interpreter or by Numba's
+# simulator.
+INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
 
 
 def require(
@@ -21,8 +23,8 @@ def require(
     shape: tuple[int, ...] | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Refuses what a Triton kernel could not read: every tensor has to be contiguous, and on the
-    GPU, or on the CPU where the interpreter runs the kernels.
+    """Refuses what a kernel in Python could not read: every tensor has to be contiguous, and on the
+    GPU, or on the CPU where an interpreter runs the kernels.
 
     like: it has to have the dtype, shape and device of this one. dtypes: one of these. rank: so
     many dimensions. shape: this one. device: this one. Raises TypeError for what is no tensor or
@@ -39,7 +41,8 @@ def require(
         raise ValueError(f"{name}: expected {rank} dimensions, got {tensor.dim()}")
     if shape is not None and tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: expected the shape {shape}, got {tuple(tensor.shape)}")
-    kind = "cpu" if os.environ.get(INTERPRETER) == "1" else "cuda"
+    interpreted = any(os.environ.get(name) == "1" for name in INTERPRETERS)
+    kind = "cpu" if interpreted else "cuda"
     expected = device or torch.device(kind)
     if tensor.device.type != kind or (device is not None and tensor.device != device):
         raise ValueError(f"{name}: expected a tensor on {expected}, got one on {tensor.device}")

@@ -11,6 +11,9 @@ elements are seen. Thus one element that PyTorch gets exactly does not make the 
 small outputs cannot hide behind the error of large ones.
 
 In 16-bit dtypes the mean error and the root mean square error are held against PyTorch's as well.
+
+Integer outputs are exact, unless the day's Tolerance has `levels` and `share`: then none may be
+further than so many levels from the truth, and no more than that share may differ at all.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ def compare(
     got: a rung's output. truth: the reference's in float64 (of any dtype where the output is no
     floating one). own: PyTorch's own result in the dtype of the rung; it says which shape, dtype,
     device and strides are expected, and how large an error is ordinary.
-    exact: equal to the last bit; NaN equals NaN. Always so where the output is not floating.
+    exact: equal to the last bit; NaN equals NaN. Always so where the output is not floating and the
+        tolerance has no levels.
     samples: more pairs of (truth, own), from other inputs, for outputs of so few elements that
         PyTorch's error on them is a matter of luck. A sample whose `own` has a longer eps than
         `got` counts with its error scaled down by the ratio.
@@ -98,7 +102,8 @@ def compare(
     bound = None
     if got.dtype.is_floating_point and not exact:
         bound = _Bound(got.dtype, tolerance, [(truth, own), *samples])
-    wrong = _compare_values(got, truth, own, bound, look)
+    levels = tolerance if bound is None and not exact else Tolerance()
+    wrong = _compare_values(got, truth, own, bound, levels, look)
     if wrong is None and bound is not None and got.element_size() == 2:
         wrong = _compare_on_average(got, truth, own, tolerance)
     return wrong
@@ -310,8 +315,14 @@ def _wrong_in_chunk(
 
 
 def _compare_values(
-    got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None, look: Look
+    got: Tensor,
+    truth: Tensor,
+    own: Tensor,
+    bound: _Bound | None,
+    tolerance: Tolerance,
+    look: Look,
 ) -> Mismatch | None:
+    """tolerance: for what has no bound, its levels and share."""
     flat_got, flat_truth, flat_own = got.reshape(-1), truth.reshape(-1), own.reshape(-1)
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, flat_got.numel(), CHUNK):
@@ -323,6 +334,10 @@ def _compare_values(
         return None
     places = torch.cat([wrong for wrong, _ in found])
     severity = torch.cat([severity for _, severity in found])
+    within = bound is None and float(severity.max()) <= tolerance.levels
+    allowed = math.ceil(tolerance.share * got.numel())
+    if within and places.numel() <= allowed:
+        return None
     # Of equally wrong ones the first, so that the report of a failure is stable.
     top = severity.topk(min(64 * WORST, severity.numel())).indices.sort().values
     order = severity[top].argsort(descending=True, stable=True)[:WORST]
@@ -330,6 +345,12 @@ def _compare_values(
     mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape, look)
     if bound is not None and float(severity.max()) < NEARLY:
         mismatch.details.insert(0, _NEARLY_RIGHT)
+    if within:
+        hint = (
+            f"hint: each is within {tolerance.levels} of what is expected, but at most {allowed:,} "
+            f"of {got.numel():,} may differ: is it rounded another way?"
+        )
+        mismatch.details.insert(0, hint)
     return mismatch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.check.arguments import INTERPRETER, require, require_float
+from common.check.arguments import INTERPRETERS, require, require_float
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,15 @@ from common.check.arguments import INTERPRETER, require, require_float
 def test_what_a_kernel_cannot_read_is_refused(
     tensor: object, options: dict, error: type[Exception], message: str, monkeypatch
 ) -> None:
-    monkeypatch.setenv(INTERPRETER, "1")
+    monkeypatch.setenv(INTERPRETERS[0], "1")
     require(torch.zeros(2), "x", dtypes=(torch.float32,), rank=1, shape=(2,))
     with pytest.raises(error, match=message):
         require(tensor, "x", **options)
 
 
 def test_without_the_interpreter_a_tensor_has_to_be_on_the_gpu(monkeypatch) -> None:
-    monkeypatch.delenv(INTERPRETER, raising=False)
+    for name in INTERPRETERS:
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="x: expected a tensor on cuda, got one on cpu"):
         require(torch.zeros(2), "x")
 

@@ -238,6 +238,49 @@ def test_lower_precision_on_the_way_is_rejected() -> None:
         assert f"the size of {word}" in str(found), str(found)
 
 
+# ---------------------------------------------------------------- levels
+
+
+def bytes_off(*errors: int, count: int = 200) -> Mismatch | None:
+    """Bytes of which the first ones are off by `errors`, where one level and 1 % are allowed."""
+    truth = torch.full((count,), 100, dtype=torch.uint8)
+    got = truth.clone()
+    got[: len(errors)] += torch.tensor(errors, dtype=torch.int64).to(torch.uint8)
+    return compare(got, truth, truth, Tolerance(levels=1, share=0.01, why="floor of a fraction"))
+
+
+def test_a_share_of_integers_may_be_a_level_off() -> None:
+    assert bytes_off() is None
+    assert bytes_off(1, -1) is None
+    found = bytes_off(1, -1, 1)
+    assert found is not None and found.wrong == 3
+    assert "at most 2 of 200 may differ" in str(found)
+
+
+def test_a_share_of_few_integers_is_rounded_up() -> None:
+    assert bytes_off(1, count=12) is None
+    assert bytes_off(1, 1, count=12) is not None
+    assert bytes_off(count=0) is None
+
+
+def test_no_integer_is_further_off_than_the_levels() -> None:
+    found = bytes_off(1, 2)
+    assert found is not None and found.wrong == 2
+    assert "+2" in str(found) and "may differ" not in str(found)
+    wrapped = torch.tensor([255] + [0] * 199, dtype=torch.uint8)
+    truth = torch.zeros_like(wrapped)
+    assert compare(wrapped, truth, truth, Tolerance(levels=1, share=0.01)) is not None
+
+
+def test_levels_do_not_loosen_what_is_exact() -> None:
+    truth = torch.zeros(200, dtype=torch.int32)
+    got = truth.clone()
+    got[0] = 1
+    assert compare(got, truth, truth, Tolerance(levels=1, share=0.01)) is None
+    assert compare(got, truth, truth, Tolerance(levels=1, share=0.01), exact=True) is not None
+    assert compare(got, truth, truth, Tolerance(levels=1)) is not None  # no share may differ
+
+
 # ---------------------------------------------------------------- exact
 
 
