@@ -1,0 +1,77 @@
+"""Day 70: animated colour patterns, in CUDA and in Numba, and a GIF of them."""
+
+from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+
+from .formula import angle_sums, compiled_formula, cost, formula, inputs
+from .movie import show
+from .numba_rungs import numba_rung
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Animated colour patterns"
+TEACHES = "Sines by angle sums, and the special function unit; Numba beside CUDA; a GIF"
+TOPICS = ("images", "animation", "GIF", "Numba", "sine", "special functions", "integers")
+SOURCE = "color_patterns.cu"
+EXTRA_SOURCES = ("patterns_numba.py", "numba_rungs.py", "formula.py", "movie.py")
+
+EXERCISE = Exercise(
+    function="sum_of_sines",
+    task="Return the sum over all waves of sin(a + b), from the sines and cosines of a and of b.",
+    hints=(
+        "No sine is left to compute: which formula gives sin(a + b) from those of a and b?",
+        "sin(a + b) = sin a · cos b + cos a · sin b: two multiply-adds per wave.",
+        "sum = fmaf(a.of[k].sine, b.of[k].cosine, sum), then the same with the cosine of a and the "
+        "sine of b, for k from 0 to WAVES - 1, from sum = 0 on.",
+    ),
+)
+
+ROUNDED = Tolerance(
+    levels=1,
+    share=0.01,
+    why="an error of any size moves some fractions across an integer; v3 keeps 8 bits of them",
+)
+
+# (frames, height, width)
+TALL = [(1, 1, 1), (2, 3, 5), (3, 17, 4), (17, 5, 12), (2, 33, 16), (1, 5, 1031)]
+WIDE = [(1, 2, 132), (1, 16, 128), (33, 2, 144), (3, 18, 272), (16, 3, 20)]
+EMPTY = [(0, 2, 4), (2, 0, 4), (2, 3, 0)]
+MOVIE = Case((64, 2160, 3840), "int32")
+
+BASELINES = {
+    "reference": formula,
+    "pytorch": angle_sums,
+    "libraries": (COMPILE, Library("fused formula", lambda *args: compiled_formula()(*args))),
+    "cost": cost,
+    "tolerance": ROUNDED,
+    "refused": (Case((-1, 2, 4), "int32"), Case((2, -1, 4), "int32"), Case((2, 2, -4), "int32")),
+}
+
+PROBLEMS = (
+    Problem(
+        name="patterns",
+        inputs=inputs,
+        rungs=(
+            Rung("patterns_v1_sinf", "one thread per pixel, sinf"),
+            Rung("patterns_v2_words", "four pixels in words, 7 special functions per pixel"),
+            Rung("patterns_v3_angle_sums", "tables of sines, 2 special functions per pixel"),
+            Rung("patterns_v4_staged", "16-byte stores", target=Target(0.85, "copy")),
+        ),
+        cases=grid([*TALL, *WIDE, *EMPTY], ["int32"]),
+        bench=MOVIE,
+        bench_cpu=Case((2, 32, 128), "int32"),
+        **BASELINES,
+    ),
+    # On the CPU, Numba's simulator runs a thread of Python per thread of a kernel.
+    Problem(
+        name="patterns, Numba",
+        inputs=inputs,
+        rungs=(
+            numba_rung("numba_v1_thread_per_pixel", "one thread per pixel"),
+            numba_rung("numba_v2_angle_sums", "tables of sines, four pixels in words"),
+        ),
+        cases=grid([(1, 1, 1), (2, 3, 5), (3, 2, 8), (1, 130, 4), *EMPTY], ["int32"]),
+        bench=MOVIE,
+        bench_cpu=Case((1, 2, 8), "int32"),
+        **BASELINES,
+    ),
+)
