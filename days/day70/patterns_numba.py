@@ -19,14 +19,15 @@ MIDDLE, SWING = float32(128), float32(127.5)
 
 @cuda.jit(device=True, fastmath=True)
 def angle(turns):
-    """In radians, [-π, π), of an integer phase in turns / 2^32. Integers are int64 here, which
-    would not wrap at a turn."""
+    """In radians, [-π, π), of an integer phase in turns / 2^32. Numba computes with integers in
+    int64, which does not wrap where a turn ends."""
     return float32((turns + HALF) % TURN - HALF) * RADIANS
 
 
 @cuda.jit(device=True)
 def phase_of(wave, x, y, t):
-    """In turns / 2^32. wave: (4,) int32. int() makes int64 of it, in the simulator too."""
+    """In turns / 2^32. wave: (4,) int32, of which int() makes Python's integers in the
+    simulator, where NumPy's would overflow."""
     return int(wave[0]) * x + int(wave[1]) * y + int(wave[2]) * t + int(wave[3])
 
 
