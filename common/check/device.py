@@ -225,7 +225,6 @@ class Backend:
             torch.cuda.synchronize()
 
 
-
 def interpreted(rung: Rung) -> str:
     """What the report says of a rung whose kernel in Python is interpreted."""
     if rung.numba:

@@ -1,8 +1,8 @@
 // Day 70: animated colour patterns
 //
-//   phase_k = fx_k · x + fy_k · y + ft_k · t + f0_k   mod 2^32, in turns / 2^32;  waves: int32 (4,
-//   4) theta   = π/4 · sum_k sin(2π · phase_k / 2^32)                              k: [0, 4) out =
-//   floor(128 + 127.5 · cos(theta + 2π · palette_c / 2^32))           palette: int32 (3,)
+//   phase_k = fx_k · x + fy_k · y + ft_k · t + f0_k  mod 2^32      waves: int32 (4, 4), k: [0, 4)
+//   theta   = π/4 · sum_k sin(2π · phase_k / 2^32)
+//   out     = floor(128 + 127.5 · cos(theta + 2π · palette_c / 2^32))       palette: int32 (3,)
 //
 // out: (frames, height, width, 3) uint8. Phases are exact, since uint32 wraps where a turn ends.
 // Bytes per pixel: 3 written, none read. By the formula: 4 sines and 3 cosines per pixel.
@@ -178,22 +178,22 @@ Tensor patterns_v2_words(const Tensor& waves, const Tensor& palette, int64_t fra
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: sin(a + b) = sin a · cos b + cos a · sin b. A tile of 128 × 16 pixels in 16 frames
-// has 256 values of a, of a row in a frame, and 128 of b, of a column. Both tables lie in shared
-// memory, and a pixel costs two multiply-adds per wave. The palette's angles are added the same
-// way, so only theta itself needs a sine and a cosine.
+// v3 against v2: sin(a + b) = sin a · cos b + cos a · sin b. A tile of 128 × 16 pixels in 32 frames
+// has 512 values of a, one per row of a frame, and 128 of b, one per column. Both tables lie in
+// shared memory, and a pixel costs two multiply-adds per wave. The palette's angles are added the
+// same way, so only theta itself needs a sine and a cosine.
 
 constexpr int WARP = 32;                       // lanes, each with PIXELS neighbours:
 constexpr int TILE_X = WARP * PIXELS;          // one row of a tile per warp, 384 bytes
 constexpr int TILE_Y = 16;                     // rows
-constexpr int TILE_T = 16;                     // frames
+constexpr int TILE_T = 32;                     // frames
 constexpr int ROWS = 4;                        // of one frame that a warp makes at a time
 constexpr int GROUPS = TILE_Y / ROWS;          // of rows in a frame
 constexpr int WARPS = BLOCK / WARP;            // 8
 constexpr int STEP = WARPS / GROUPS;           // frames that a block makes at a time: 2
 constexpr int QUADS = TILE_X * CHANNELS / 16;  // 16-byte pieces of a row of a tile: 24
 constexpr int STORES = ROWS * QUADS / WARP;    // of 16 bytes per lane for ROWS rows: 3
-static_assert(TILE_Y * TILE_T == BLOCK, "each thread makes one row of the table");
+static_assert(TILE_T * TILE_Y % BLOCK == 0, "all threads make equally many rows of the table");
 static_assert(TILE_X <= BLOCK && TILE_Y % ROWS == 0 && WARPS % GROUPS == 0);
 static_assert(ROWS * QUADS % WARP == 0, "all lanes store equally often");
 
@@ -269,8 +269,12 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
   for (int k = 0; k < WAVES; ++k) {
     const Wave wave = p.waves[k];
-    const uint32_t phase = wave.phase(x0, y0 + thread % TILE_Y, t0 + thread / TILE_Y);
-    row_table[thread].of[k] = turn(phase, QUARTER_PI);
+#pragma unroll
+    for (int n = 0; n < TILE_T * TILE_Y / BLOCK; ++n) {
+      const int i = n * BLOCK + thread;
+      const uint32_t phase = wave.phase(x0, y0 + i % TILE_Y, t0 + i / TILE_Y);
+      row_table[i].of[k] = turn(phase, QUARTER_PI);
+    }
     if (thread < TILE_X) column_table[thread].of[k] = turn(wave.x * thread, 1);
   }
   __syncthreads();  // both tables are complete before any thread reads them
