@@ -116,6 +116,7 @@ class Rung:
         the callable. The default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
         launches it. It is skipped where there is no Triton, and interpreted on the CPU.
+    numba: the same for a kernel in Numba, whose simulator runs it on the CPU.
     """
 
     name: str
@@ -131,11 +132,17 @@ class Rung:
     saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     load: Callable[[Any], Callable[..., Any]] | None = None
     triton: str = ""
+    numba: str = ""
+
+    @property
+    def in_python(self) -> bool:
+        """Whether its kernel is Python code, which is interpreted on the CPU."""
+        return bool(self.triton or self.numba)
 
     @property
     def of_library(self) -> bool:
         """Whether it is an operator of the day's library."""
-        return self.load is None and not self.triton
+        return self.load is None and not self.in_python
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a rung gets that is built in a way of its own (`Rung.load`): day 6 binds by pybind11, day 12
-with setuptools and CMake; and kernels in Triton (`Rung.triton`), from day 61 on."""
+with setuptools and CMake; and kernels in Python, in Triton from day 61 on (`Rung.triton`), and in
+Numba (`Rung.numba`)."""
 
 from __future__ import annotations
 
@@ -180,8 +181,7 @@ class Builder:
         Triton's interpreter runs them. Raises Skip where there is no Triton, or where memory is to
         be watched, which the interpreter's is not."""
         if self.device == "cpu":
-            if self._todo.platform.variant != "plain":
-                raise Skip("Triton's interpreter is not watched; on a GPU its kernels are")
+            self._not_watched("Triton's interpreter")
             os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is decorated
             # A result may be infinite; NumPy, which computes it, would print that.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton|numpy")
@@ -190,6 +190,22 @@ class Builder:
         except ImportError as error:
             raise Skip(f"Triton is missing: python -m pip install triton ({error})") from error
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
+
+    def numba(self, module: str) -> Any:
+        """The same for Numba's kernels, and for its simulator on the CPU."""
+        if self.device == "cpu":
+            self._not_watched("Numba's simulator")
+            os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read where Numba is imported
+        try:
+            importlib.import_module("numba.cuda")
+        except ImportError as error:
+            install = "python -m pip install 'numba-cuda[cu13]'"
+            raise Skip(f"Numba is missing: {install} ({error})") from error
+        return importlib.import_module(f"days.{self._todo.day.name}.{module}")
+
+    def _not_watched(self, what: str) -> None:
+        if self._todo.platform.variant != "plain":
+            raise Skip(f"{what} is not watched; on a GPU its kernels are")
 
     def _entry(self, name: str, files: list[Path], parts: list[str], product: str) -> Entry:
         key = digest([self._todo.entry.key, *parts], files)

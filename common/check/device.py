@@ -225,17 +225,23 @@ class Backend:
             torch.cuda.synchronize()
 
 
-INTERPRETED = (
-    "kernels in Triton run in Triton's interpreter, in one order; bfloat16 is left out, since it "
-    "cuts results off where a GPU rounds them"
-)
+def interpreted(rung: Rung) -> str:
+    """What the report says of a rung whose kernel in Python is interpreted."""
+    if rung.numba:
+        return "kernels in Numba run in Numba's simulator"
+    return (
+        "kernels in Triton run in Triton's interpreter, in one order; bfloat16 is left out, since "
+        "it cuts results off where a GPU rounds them"
+    )
 
 
 def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backend]:
-    """The rung with the dtypes that it is checked with, and what it runs on: INTERPRETED where that
-    is no runtime of ours."""
-    if not rung.triton or backend.name != "cpu":
+    """The rung with the dtypes that it is checked with, and what it runs on, which is no runtime of
+    ours where the kernel is `interpreted`."""
+    if not rung.in_python or backend.name != "cpu":
         return rung, backend
+    if rung.numba:
+        return rung, Backend("cpu")
     dtypes = rung.dtypes or tuple(dict.fromkeys(case.dtype for case in problem.cases))
     dtypes = tuple(dtype for dtype in dtypes if dtype != "bfloat16")
     return replace(rung, dtypes=dtypes), Backend("cpu")

@@ -232,7 +232,7 @@ def check_rung(
         run.fallback()
         tried_rung, backend = device.of_rung(problem, rung, run.backend)
         if backend is not run.backend:
-            outcome.remarks.append(device.INTERPRETED)
+            outcome.remarks.append(device.interpreted(rung))
         result = rungs.check_rung(
             problem,
             tried_rung,
@@ -283,10 +283,11 @@ def load_rung(
     if rung.load is not None:
         builder = own_way.Builder(todo)
         return rung.load(builder), builder.seconds
-    if rung.triton:
-        module = own_way.Builder(todo).triton(rung.triton)
+    if rung.in_python:
+        builder = own_way.Builder(todo)
+        module = builder.triton(rung.triton) if rung.triton else builder.numba(rung.numba)
         if not hasattr(module, rung.name):
-            raise LookupError(f"{rung.triton}.py has no function {rung.name}")
+            raise LookupError(f"{rung.triton or rung.numba}.py has no function {rung.name}")
         return getattr(module, rung.name), None
     try:
         operator = getattr(operators, rung.name)

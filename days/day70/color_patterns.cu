@@ -1,8 +1,8 @@
 // Day 70: animated colour patterns
 //
-//   phase_k = fx_k · x + fy_k · y + ft_k · t + f0_k   mod 2^32, in turns / 2^32;  waves: int32 (4,
-//   4) theta   = π/4 · sum_k sin(2π · phase_k / 2^32)                              k: [0, 4) out =
-//   floor(128 + 127.5 · cos(theta + 2π · palette_c / 2^32))           palette: int32 (3,)
+//   phase_k = fx_k · x + fy_k · y + ft_k · t + f0_k  mod 2^32      waves: int32 (4, 4), k: [0, 4)
+//   theta   = π/4 · sum_k sin(2π · phase_k / 2^32)
+//   out     = floor(128 + 127.5 · cos(theta + 2π · palette_c / 2^32))       palette: int32 (3,)
 //
 // out: (frames, height, width, 3) uint8. Phases are exact, since uint32 wraps where a turn ends.
 // Bytes per pixel: 3 written, none read. By the formula: 4 sines and 3 cosines per pixel.
@@ -34,7 +34,8 @@ constexpr float SWING = 127.5f;                                 // of a channel,
 struct Wave {
   uint32_t x, y, t, start;
 
-  __device__ uint32_t phase(uint32_t column, uint32_t row, uint32_t frame) const {
+  // Products and sums wrap as whole turns do.
+  __device__ uint32_t phase(int column, int row, int frame) const {
     return x * column + y * row + t * frame + start;
   }
 };
@@ -43,7 +44,12 @@ struct Movie {
   const Wave* waves;        // [0, WAVES)
   const uint32_t* palette;  // [0, CHANNELS): turns / 2^32
   uint8_t* out;             // (frames, height, width, CHANNELS)
-  int64_t frames, height, width;
+  int frames, height, width;
+
+  // The first byte of a pixel.
+  __device__ uint8_t* at(int frame, int row, int column) const {
+    return out + ((int64_t{frame} * height + row) * width + column) * CHANNELS;
+  }
 };
 
 // In radians, [-π, π): read as int32, more than half a turn is less than none.
@@ -53,8 +59,9 @@ __device__ float angle(uint32_t turns) {
 
 constexpr int64_t MOST = 65536;  // frames, rows or columns; 2^48 pixels are more than any memory
 
-void check_count(int64_t count, const char* name) {
+int checked(int64_t count, const char* name) {
   STD_TORCH_CHECK(0 <= count && count <= MOST, name, ": expected 0 to ", MOST, ", got ", count);
+  return static_cast<int>(count);
 }
 
 // Checks the arguments, makes the output and calls launch(movie, stream) unless it is empty.
@@ -65,15 +72,19 @@ Tensor draw(const Tensor& waves, const Tensor& palette, int64_t frames, int64_t 
   check(waves, "waves").size(0, WAVES).size(1, 4);
   check(palette, "palette").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous();
   check(palette, "palette").size(0, CHANNELS).same_device(waves, "waves");
-  check_count(frames, "frames");
-  check_count(height, "height");
-  check_count(width, "width");
+  Movie movie = {nullptr,
+                 nullptr,
+                 nullptr,
+                 checked(frames, "frames"),
+                 checked(height, "height"),
+                 checked(width, "width")};
   const DeviceGuard guard(waves);
   Tensor out = torch::stable::new_empty(waves, {frames, height, width, CHANNELS}, ScalarType::Byte);
   if (out.numel() == 0) return out;
-  launch(Movie{data<Wave>(waves), data<uint32_t>(palette), mutable_data<uint8_t>(out), frames,
-               height, width},
-         current_stream(waves));
+  movie.waves = data<Wave>(waves);
+  movie.palette = data<uint32_t>(palette);
+  movie.out = mutable_data<uint8_t>(out);
+  launch(movie, current_stream(waves));
   check_launch("draw");
   return out;
 }
@@ -85,8 +96,7 @@ Tensor draw(const Tensor& waves, const Tensor& palette, int64_t frames, int64_t 
 // The channels of a pixel, [0, 255]: 128 + 127.5 · cos(…) is within [0.5, 255.5]. FAST: by the
 // special function unit, one instruction behind a multiplication.
 template <bool FAST>
-__device__ void pixel(uint32_t (&rgb)[CHANNELS], const Movie& p, uint32_t x, uint32_t y,
-                      uint32_t t) {
+__device__ void pixel(uint32_t (&rgb)[CHANNELS], const Movie& p, int x, int y, int t) {
   float sum = 0;
 #pragma unroll
   for (int k = 0; k < WAVES; ++k) {
@@ -100,20 +110,27 @@ __device__ void pixel(uint32_t (&rgb)[CHANNELS], const Movie& p, uint32_t x, uin
   }
 }
 
+// Block (r, b) has part b of row r of all frames, so no thread divides by the width.
 __global__ void __launch_bounds__(BLOCK) patterns_v1_sinf_kernel(const Movie p) {
-  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;  // [0, frames · height · width)
-  if (i >= p.frames * p.height * p.width) return;
-  const int64_t row = i / p.width;
+  const int x = static_cast<int>(blockIdx.y * BLOCK + threadIdx.x);
+  const int y = static_cast<int>(blockIdx.x % p.height),
+            t = static_cast<int>(blockIdx.x / p.height);
+  if (x >= p.width) return;
   uint32_t rgb[CHANNELS];
-  pixel<false>(rgb, p, i % p.width, row % p.height, row / p.height);
+  pixel<false>(rgb, p, x, y, t);
+  uint8_t* to = p.at(t, y, x);
 #pragma unroll
-  for (int c = 0; c < CHANNELS; ++c) p.out[i * CHANNELS + c] = rgb[c];
+  for (int c = 0; c < CHANNELS; ++c) to[c] = static_cast<uint8_t>(rgb[c]);
+}
+
+// One block per row of a frame and per BLOCK threads of those that a row needs.
+dim3 grid_of(const Movie& p, int threads) {
+  return {grid_size(int64_t{p.frames} * p.height, "frames"),
+          grid_size_y(ceil_div(threads, BLOCK), "width")};
 }
 
 void launch_pixels(const Movie& p, cudaStream_t stream) {
-  const int64_t pixels = p.frames * p.height * p.width;
-  const unsigned grid = grid_size(ceil_div<int64_t>(pixels, BLOCK), "frames");
-  patterns_v1_sinf_kernel<<<grid, BLOCK, 0, stream>>>(p);
+  patterns_v1_sinf_kernel<<<grid_of(p, p.width), BLOCK, 0, stream>>>(p);
 }
 
 Tensor patterns_v1_sinf(const Tensor& waves, const Tensor& palette, int64_t frames, int64_t height,
@@ -127,29 +144,28 @@ Tensor patterns_v1_sinf(const Tensor& waves, const Tensor& palette, int64_t fram
 // 2^-21: it moves less than one channel in a thousand across an integer.
 
 __global__ void __launch_bounds__(BLOCK) patterns_v2_words_kernel(const Movie p) {
-  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;  // which four pixels
-  const int64_t in_row = p.width / PIXELS;
-  if (i >= p.frames * p.height * in_row) return;
-  const int64_t row = i / in_row;
+  const int x = static_cast<int>(blockIdx.y * BLOCK + threadIdx.x) * PIXELS;
+  const int y = static_cast<int>(blockIdx.x % p.height),
+            t = static_cast<int>(blockIdx.x / p.height);
+  if (x >= p.width) return;
   uint32_t words[WORDS] = {};
 #pragma unroll
   for (int j = 0; j < PIXELS; ++j) {
     uint32_t rgb[CHANNELS];
-    pixel<true>(rgb, p, i % in_row * PIXELS + j, row % p.height, row / p.height);
+    pixel<true>(rgb, p, x + j, y, t);
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
       const int byte = CHANNELS * j + c;
       words[byte / 4] |= rgb[c] << byte % 4 * 8;
     }
   }
+  auto* to = reinterpret_cast<uint32_t*>(p.at(t, y, x));
 #pragma unroll
-  for (int w = 0; w < WORDS; ++w) reinterpret_cast<uint32_t*>(p.out)[i * WORDS + w] = words[w];
+  for (int w = 0; w < WORDS; ++w) to[w] = words[w];
 }
 
 void launch_words(const Movie& p, cudaStream_t stream) {
-  const int64_t threads = p.frames * p.height * (p.width / PIXELS);
-  const unsigned grid = grid_size(ceil_div<int64_t>(threads, BLOCK), "frames");
-  patterns_v2_words_kernel<<<grid, BLOCK, 0, stream>>>(p);
+  patterns_v2_words_kernel<<<grid_of(p, p.width / PIXELS), BLOCK, 0, stream>>>(p);
 }
 
 Tensor patterns_v2_words(const Tensor& waves, const Tensor& palette, int64_t frames, int64_t height,
@@ -162,22 +178,22 @@ Tensor patterns_v2_words(const Tensor& waves, const Tensor& palette, int64_t fra
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: sin(a + b) = sin a · cos b + cos a · sin b. A tile of 128 × 16 pixels in 16 frames
-// has 256 values of a, of a row in a frame, and 128 of b, of a column. Both tables lie in shared
-// memory, and a pixel costs two multiply-adds per wave. The palette's angles are added the same
-// way, so only theta itself needs a sine and a cosine.
+// v3 against v2: sin(a + b) = sin a · cos b + cos a · sin b. A tile of 128 × 16 pixels in 32 frames
+// has 512 values of a, one per row of a frame, and 128 of b, one per column. Both tables lie in
+// shared memory, and a pixel costs two multiply-adds per wave. The palette's angles are added the
+// same way, so only theta itself needs a sine and a cosine.
 
 constexpr int WARP = 32;                       // lanes, each with PIXELS neighbours:
 constexpr int TILE_X = WARP * PIXELS;          // one row of a tile per warp, 384 bytes
 constexpr int TILE_Y = 16;                     // rows
-constexpr int TILE_T = 16;                     // frames
+constexpr int TILE_T = 32;                     // frames
 constexpr int ROWS = 4;                        // of one frame that a warp makes at a time
 constexpr int GROUPS = TILE_Y / ROWS;          // of rows in a frame
 constexpr int WARPS = BLOCK / WARP;            // 8
 constexpr int STEP = WARPS / GROUPS;           // frames that a block makes at a time: 2
 constexpr int QUADS = TILE_X * CHANNELS / 16;  // 16-byte pieces of a row of a tile: 24
 constexpr int STORES = ROWS * QUADS / WARP;    // of 16 bytes per lane for ROWS rows: 3
-static_assert(TILE_Y * TILE_T == BLOCK, "each thread makes one row of the table");
+static_assert(TILE_T * TILE_Y % BLOCK == 0, "all threads make equally many rows of the table");
 static_assert(TILE_X <= BLOCK && TILE_Y % ROWS == 0 && WARPS % GROUPS == 0);
 static_assert(ROWS * QUADS % WARP == 0, "all lanes store equally often");
 
@@ -246,15 +262,19 @@ __global__ void __launch_bounds__(BLOCK)
   __shared__ Turns column_table[TILE_X];
   __shared__ uint4 staged[STAGED ? WARPS : 1][ROWS * QUADS];
   const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
-  const int64_t x0 = int64_t{blockIdx.x % tiles_x} * TILE_X;
-  const int64_t y0 = int64_t{blockIdx.x / tiles_x % tiles_y} * TILE_Y;
-  const int64_t t0 = int64_t{blockIdx.x / tiles_x / tiles_y} * TILE_T;
+  const int x0 = static_cast<int>(blockIdx.x % tiles_x) * TILE_X;
+  const int y0 = static_cast<int>(blockIdx.x / tiles_x % tiles_y) * TILE_Y;
+  const int t0 = static_cast<int>(blockIdx.x / tiles_x / tiles_y) * TILE_T;
 
 #pragma unroll
   for (int k = 0; k < WAVES; ++k) {
     const Wave wave = p.waves[k];
-    const uint32_t phase = wave.phase(x0, y0 + thread % TILE_Y, t0 + thread / TILE_Y);
-    row_table[thread].of[k] = turn(phase, QUARTER_PI);
+#pragma unroll
+    for (int n = 0; n < TILE_T * TILE_Y / BLOCK; ++n) {
+      const int i = n * BLOCK + thread;
+      const uint32_t phase = wave.phase(x0, y0 + i % TILE_Y, t0 + i / TILE_Y);
+      row_table[i].of[k] = turn(phase, QUARTER_PI);
+    }
     if (thread < TILE_X) column_table[thread].of[k] = turn(wave.x * thread, 1);
   }
   __syncthreads();  // both tables are complete before any thread reads them
@@ -267,13 +287,11 @@ __global__ void __launch_bounds__(BLOCK)
   for (int c = 0; c < CHANNELS; ++c) shades[c] = turn(p.palette[c], SWING);
 
   const int first = warp % GROUPS * ROWS;  // of the warp's rows, in the tile
-  const int rows = static_cast<int>(min(p.height - y0 - first, int64_t{ROWS}));
-  const int frames = static_cast<int>(min(p.frames - t0, int64_t{TILE_T}));
-  const int64_t pitch = p.width * CHANNELS;  // bytes per row
-  uint8_t* to = p.out + ((t0 + warp / GROUPS) * p.height + y0 + first) * pitch + x0 * CHANNELS;
-  const int bytes = static_cast<int>(min((p.width - x0) * CHANNELS, int64_t{TILE_X * CHANNELS}));
-
-  for (int t = warp / GROUPS; t < frames; t += STEP, to += STEP * p.height * pitch) {
+  const int rows = min(p.height - y0 - first, ROWS), frames = min(p.frames - t0, TILE_T);
+  const int bytes = min(p.width - x0, TILE_X) * CHANNELS;  // of a row of the tile
+  const int pitch = p.width * CHANNELS;
+  uint8_t* to = p.at(t0 + warp / GROUPS, y0 + first, x0);
+  for (int t = warp / GROUPS; t < frames; t += STEP, to += int64_t{STEP} * p.height * pitch) {
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
       uint32_t words[WORDS];
@@ -301,10 +319,8 @@ __global__ void __launch_bounds__(BLOCK)
 
 template <bool STAGED>
 void launch_tiles(const Movie& p, cudaStream_t stream) {
-  const int64_t tiles_x = ceil_div<int64_t>(p.width, TILE_X);
-  const int64_t tiles_y = ceil_div<int64_t>(p.height, TILE_Y);
-  const unsigned grid =
-      grid_size(tiles_x * tiles_y * ceil_div<int64_t>(p.frames, TILE_T), "frames");
+  const int64_t tiles_x = ceil_div(p.width, TILE_X), tiles_y = ceil_div(p.height, TILE_Y);
+  const unsigned grid = grid_size(tiles_x * tiles_y * ceil_div(p.frames, TILE_T), "frames");
   patterns_tiles_kernel<STAGED><<<grid, BLOCK, 0, stream>>>(p, static_cast<unsigned>(tiles_x),
                                                             static_cast<unsigned>(tiles_y));
 }

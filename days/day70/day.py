@@ -4,7 +4,6 @@ from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, 
 
 from .formula import angle_sums, compiled_formula, cost, formula, inputs
 from .movie import show
-from .numba_rungs import numba_rung
 
 __all__ = ["PROBLEMS", "show"]
 
@@ -12,7 +11,7 @@ TITLE = "Animated colour patterns"
 TEACHES = "Sines by angle sums, and the special function unit; Numba beside CUDA; a GIF"
 TOPICS = ("images", "animation", "GIF", "Numba", "sine", "special functions", "integers")
 SOURCE = "color_patterns.cu"
-EXTRA_SOURCES = ("patterns_numba.py", "numba_rungs.py", "formula.py", "movie.py")
+EXTRA_SOURCES = ("patterns_numba.py", "formula.py", "movie.py")
 
 EXERCISE = Exercise(
     function="sum_of_sines",
@@ -37,6 +36,7 @@ WIDE = [(1, 2, 132), (1, 16, 128), (33, 2, 144), (3, 18, 272), (16, 3, 20)]
 EMPTY = [(0, 2, 4), (2, 0, 4), (2, 3, 0)]
 MOVIE = Case((64, 2160, 3840), "int32")
 
+NUMBA = {"numba": "patterns_numba"}
 BASELINES = {
     "reference": formula,
     "pytorch": angle_sums,
@@ -66,8 +66,8 @@ PROBLEMS = (
         name="patterns, Numba",
         inputs=inputs,
         rungs=(
-            numba_rung("numba_v1_thread_per_pixel", "one thread per pixel"),
-            numba_rung("numba_v2_angle_sums", "tables of sines, four pixels in words"),
+            Rung("numba_v1_thread_per_pixel", "one thread per pixel", **NUMBA),
+            Rung("numba_v2_angle_sums", "tables of sines, four pixels in words", **NUMBA),
         ),
         cases=grid([(1, 1, 1), (2, 3, 5), (3, 2, 8), (1, 130, 4), *EMPTY], ["int32"]),
         bench=MOVIE,

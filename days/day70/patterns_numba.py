@@ -19,9 +19,16 @@ MIDDLE, SWING = float32(128), float32(127.5)
 
 @cuda.jit(device=True, fastmath=True)
 def angle(turns):
-    """In radians, [-π, π), of an integer phase in turns / 2^32. Integers are int64 here, which
-    would not wrap at a turn."""
+    """In radians, [-π, π), of an integer phase in turns / 2^32. Numba computes with integers in
+    int64, which does not wrap where a turn ends."""
     return float32((turns + HALF) % TURN - HALF) * RADIANS
+
+
+@cuda.jit(device=True)
+def phase_of(wave, x, y, t):
+    """In turns / 2^32. wave: (4,) int32, of which int() makes Python's integers in the
+    simulator, where NumPy's would overflow."""
+    return int(wave[0]) * x + int(wave[1]) * y + int(wave[2]) * t + int(wave[3])
 
 
 @cuda.jit(fastmath=True)
@@ -34,8 +41,7 @@ def thread_per_pixel_kernel(waves, palette, out):
     x, y, t = i % width, i // width % height, i // width // height
     theta = float32(0)
     for k in range(WAVES):
-        phase = int(waves[k, 0]) * x + int(waves[k, 1]) * y + int(waves[k, 2]) * t + waves[k, 3]
-        theta += QUARTER_PI * math.sin(angle(phase))
+        theta += QUARTER_PI * math.sin(angle(phase_of(waves[k], x, y, t)))
     for c in range(CHANNELS):
         shade = theta + angle(int(palette[c]))
         out[t, y, x, c] = uint8(MIDDLE + SWING * math.cos(shade))
@@ -43,7 +49,7 @@ def thread_per_pixel_kernel(waves, palette, out):
 
 @cuda.jit(fastmath=True)
 def angle_sums_kernel(waves, palette, out, height):
-    """out: (frames · height, width / 4, 3) int32: three words for four pixels. A block has BLOCK
+    """out: (frames · height, width / 4, 3) uint32: three words for four pixels. A block has BLOCK
     rows, whose sines and cosines are a table in shared memory, of four pixels per thread."""
     sines = cuda.shared.array((BLOCK, WAVES), float32)
     cosines = cuda.shared.array((BLOCK, WAVES), float32)
@@ -54,7 +60,7 @@ def angle_sums_kernel(waves, palette, out, height):
     group = cuda.blockIdx.y * BLOCK + thread  # which four pixels of a row
     row, frame = (first + thread) % height, (first + thread) // height
     for k in range(WAVES):
-        a = angle(int(waves[k, 1]) * row + int(waves[k, 2]) * frame + waves[k, 3])
+        a = angle(phase_of(waves[k], 0, row, frame))
         sines[thread, k] = QUARTER_PI * math.sin(a)
         cosines[thread, k] = QUARTER_PI * math.cos(a)
         for j in range(PIXELS):
@@ -119,7 +125,7 @@ def numba_v2_angle_sums(waves, palette, frames, height, width):
     out = output(waves, palette, frames, height, width)
     if out.numel():
         rows, groups = frames * height, width // PIXELS
-        words = out.view(torch.int32).view(rows, groups, WORDS)
+        words = out.view(-1).view(torch.uint32).view(rows, groups, WORDS)
         grid = -(-rows // BLOCK), -(-groups // BLOCK)
         launch(angle_sums_kernel, waves, (waves, palette, words), grid, height)
     return out

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.device import Backend, Watched, of_rung
+from common.check.device import Backend, Watched, interpreted, of_rung
 from common.check.draw import Draw
 from common.check.expected import Expected
 from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
@@ -325,6 +325,14 @@ def test_a_rung_in_triton_is_checked_by_the_interpreter_without_bfloat16() -> No
     assert other is not backend and not other.watches_calls
     on_gpu = Backend("cuda")
     assert of_rung(problem, twin, on_gpu) == (twin, on_gpu)
+
+
+def test_a_rung_in_numba_is_checked_by_the_simulator() -> None:
+    problem = softmax_problem(cases=grid([(2, 3)], ["float32"]))
+    twin = Rung("twin", "", numba="softmax_numba")
+    rung, other = of_rung(problem, twin, Backend("cpu"))
+    assert rung == twin and not twin.of_library and "simulator" in interpreted(twin)
+    assert not other.watches_calls
 
 
 def test_input_as_output_is_rejected() -> None:
