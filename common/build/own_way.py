@@ -13,6 +13,7 @@ import subprocess
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from common.build.nvcc import cuda_flags, link_directory
 from common.cpu import backend as cpu
 from common.cpu import libraries
 from common.cpu.rewrite import RewriteError, rewrite
+
+
+def _nothing() -> None:
+    """A kernel, to see whether Numba compiles any."""
 
 
 @dataclass(frozen=True)
@@ -197,10 +202,13 @@ class Builder:
             self._not_watched("Numba's simulator")
             os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read where Numba is imported
         try:
-            importlib.import_module("numba.cuda")
+            # Compiles at once, so that a Numba that is older than its NumPy is found here.
+            importlib.import_module("numba.cuda").jit("void()")(_nothing)
         except ImportError as error:
             install = "python -m pip install 'numba-cuda[cu13]'"
             raise Skip(f"Numba is missing: {install} ({error})") from error
+        except AttributeError as error:
+            raise Skip(f"this Numba does not work with NumPy {version('numpy')}: {error}") from error
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
     def _not_watched(self, what: str) -> None:
