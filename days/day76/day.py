@@ -73,7 +73,7 @@ def unused(lengths, T):
 
 
 def reference(q, keys, values, lengths, scale):
-    B, H, T, D = keys.shape
+    H, T = keys.shape[1:3]
     beyond = unused(lengths, T)[:, None, None]
     grouped = q.unflatten(1, (H, q.shape[1] // max(H, 1)))
     scores = torch.einsum("bhgd,bhtd->bhgt", grouped, keys.to(q.dtype)) * scale

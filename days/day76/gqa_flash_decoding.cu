@@ -231,13 +231,15 @@ __global__ void __launch_bounds__(THREADS, 2) decode_by_tiles_kernel(Grouped<T> 
     const auto row_of = [&](int t) { return range.pair * n.room + t; };
     attend_range<D>(n.q + row * D, n.keys, n.values, row_of, range.begin, range.end, n.group,
                     n.scale_log2, reinterpret_cast<T*>(shared), n.parts, first + range.split);
-    if (!MERGES || !is_last(n.arrived + range.pair, range.used)) return;
-  } else if (!MERGES || range.used > 0 || range.split > 0) {
-    return;
   }
-  // An empty sequence has no part, and its first block stores zeros.
-  for (int r = threadIdx.x / 32; r < n.group; r += WARPS) {
-    store_output<D>(n.o + (row + r) * D, n.parts, first, range.used, n.group, r);
+  if constexpr (MERGES) {
+    // An empty sequence has no part: its first block stores zeros.
+    const bool merges = range.begin < range.end ? is_last(n.arrived + range.pair, range.used)
+                                                : range.used == 0 && range.split == 0;
+    if (!merges) return;
+    for (int r = threadIdx.x / 32; r < n.group; r += WARPS) {
+      store_output<D>(n.o + (row + r) * D, n.parts, first, range.used, n.group, r);
+    }
   }
 #endif
 }
