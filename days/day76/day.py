@@ -26,19 +26,20 @@ SOURCE = "gqa_flash_decoding.cu"
 INTRODUCES = ("grouped-query attention", "Flash-Decoding")
 
 EXERCISE = Exercise(
-    function="merge",
-    source="split_decode.cuh",
+    function="range_of",
     task=(
-        "Merge `count` parts of one row, by one warp: each has a maximum and a sum (stats) and an "
-        "output that is relative to 2^maximum. Return the same three for all parts together."
+        "The range of tokens of a block: of which pair it is, which of the pair's splits, how many "
+        "of them have tokens, and the tokens [begin, end). begin is a multiple of UNIT, and the "
+        "splits that are used have equally many units, but for one. Without tokens, begin = end."
     ),
     hints=(
-        "The maximum of all parts must be known before any of them is added. Who can look for it?",
-        "A part counts 2^(its maximum - the maximum of all), its sum and its output alike. What is "
-        "that if all maxima are -inf?",
-        "all.max = warp_max over the lanes' parts; base = all.max, or 0 if it is -inf; then for "
-        "each part: factor = exp2f(stat.x - base), all.sum += factor * stat.y, and all.out[e] += "
-        "factor * (element E * lane + e of its row).",
+        "Neighbouring blocks have the splits of one pair. How many units has a sequence, if the "
+        "last one may be incomplete?",
+        "Split s of `used` begins at the integer part of units · s / used, and ends where the next "
+        "one begins. Which product needs 64 bits?",
+        "pair = block / n.splits; used = n.used_of(n.length_of(pair)); with units = "
+        "ceil_div<int64_t>(length, UNIT), begin = units * split / used * UNIT, and end = min(units "
+        "* (split + 1) / used * UNIT, length), unless split >= used.",
     ),
 )
 
