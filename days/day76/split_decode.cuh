@@ -179,7 +179,8 @@ constexpr int ring_bytes() {
 
 // The part of tokens [begin, end), for `group` query heads at q. begin is a multiple of UNIT.
 // row_of(t): the row of keys and values that token t has, for t = a multiple of TILE; the rows of
-// the next TILE - 1 tokens follow it. `shared` has ring_bytes(). All threads of the block call it.
+// the next TILE - 1 tokens follow it. Below 0: there are none, and the part is NaN.
+// `shared` has ring_bytes(). All threads of the block call it.
 template <int D, typename T, typename F>
 __device__ void attend_range(const T* q, const T* keys, const T* values, F&& row_of, int begin,
                              int end, int group, float scale_log2, T* shared, const Parts& parts,
@@ -192,10 +193,13 @@ __device__ void attend_range(const T* q, const T* keys, const T* values, F&& row
   // Each warp has every fourth tile, and a ring of its own: it waits for no other warp.
   int ahead = begin + warp * TILE;  // the next tile to fetch
   int64_t row = ahead < end ? row_of(ahead) : 0;
+  bool missing = false;
   const auto fetch = [&](int stage) {
     if (ahead < end) {
-      copy_tile<D>(ring + stage * STAGE, keys + row * D, end - ahead);
-      copy_tile<D>(ring + stage * STAGE + HALF, values + row * D, end - ahead);
+      const int tokens = row < 0 ? 0 : end - ahead;
+      missing |= row < 0;
+      copy_tile<D>(ring + stage * STAGE, keys + row * D, tokens);
+      copy_tile<D>(ring + stage * STAGE + HALF, values + row * D, tokens);
       ahead += UNIT;
       if (ahead < end) row = row_of(ahead);  // one tile early: it may have to be loaded
     }
@@ -219,7 +223,7 @@ __device__ void attend_range(const T* q, const T* keys, const T* values, F&& row
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = lane / 4 + 8 * h, place = warp * group + r;
-    const float sum = tiles::row_sum(rows.sum[h]);
+    const float sum = missing ? NAN : tiles::row_sum(rows.sum[h]);
     if (r >= group) continue;
     if (lane % 4 == 0) stats[place] = {rows.max[h], sum};
 #pragma unroll
