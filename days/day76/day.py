@@ -47,7 +47,8 @@ SCALE = 0.1
 
 
 def inputs(case, draw):
-    """Shape (B, H, G, T, D). The first sequence fills the cache, of several the last is empty.
+    """Shape (B, H, G, T, D). The first sequence fills the cache. Of several, some have
+    a length below 0 or beyond T, which counts as 0 or as T.
 
     What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
     values: one NaN in a key makes every output of its head NaN.
@@ -58,7 +59,9 @@ def inputs(case, draw):
     lengths = draw(B, dtype="int32", low=0, high=T + 1)
     lengths[:1] = T
     if B > 2:
-        lengths[-1] = 0
+        lengths[0], lengths[-1] = T + 5, 0
+    if B > 3:
+        lengths[-2] = -3
     if draw.fast:
         lengths.fill_(T)
     else:
@@ -116,7 +119,7 @@ def cost(case):
 
 
 TYPES = ["bfloat16", "float16"]
-# (B, H, G, T, D): around the 16 tokens of a tile, the 64 of a unit, and several units per split
+# (B, H, G, T, D): around the 16 tokens of a tile and the 64 of a unit
 SHAPES = [
     (1, 1, 1, 1, 64),
     (3, 2, 4, 70, 128),
@@ -124,6 +127,7 @@ SHAPES = [
     (1, 2, 5, 515, 128),
     (4, 1, 16, 64, 64),
     (1, 1, 9, 16, 128),
+    (1, 1, 4, 1330, 128),  # on a small card, several units per split
 ]
 EMPTY = [(0, 2, 4, 8, 64), (2, 0, 1, 8, 64), (2, 1, 3, 0, 64), (2, 3, 0, 8, 64)]
 

@@ -154,7 +154,7 @@ Tensor decode(const Tensor& q, const Tensor& keys, const Tensor& values, const T
   check(values, "values").on_gpu().like(keys, "keys").contiguous();
   check(lengths, "lengths").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous().size(0, B);
   check(lengths, "lengths").same_device(q, "q");
-  STD_TORCH_CHECK(T <= INT_MAX - UNIT, "keys: expected at most 2^31 - 65 tokens, got ", T);
+  STD_TORCH_CHECK(T <= MAX_TOKENS, "keys: expected at most ", MAX_TOKENS, " tokens, got ", T);
   STD_TORCH_CHECK(is_aligned(keys, 16) && is_aligned(values, 16),
                   "keys, values: expected first elements on multiples of 16 bytes");
   const float scale_log2 = scale_log2_of(scale);

@@ -20,6 +20,7 @@ constexpr int TILE = 16;            // tokens of a warp's tile: k of the second 
 constexpr int UNIT = WARPS * TILE;  // tokens that a block has at a time; ranges begin at multiples
 constexpr int STAGES = 3;           // tiles in a warp's ring: one is read, two are in flight
 constexpr int MAX_GROUP = 16;       // query heads per head of keys: the rows of a fragment
+constexpr int MAX_TOKENS = INT_MAX - 2 * UNIT;  // loops count up to two units beyond the last one
 
 // ---------------------------------------------------------------------------------------------
 // Parts: what a block computes of the output of G query heads, from its range of the tokens.
@@ -269,8 +270,8 @@ inline int check_groups(const Tensor& q, int64_t B, int64_t H, const char* keys_
   STD_TORCH_CHECK(D == 64 || D == 128, "q: expected 64 or 128 elements per head, got ", D);
   STD_TORCH_CHECK(is_aligned(q, 4), "q: expected its first element on a multiple of 4 bytes");
   STD_TORCH_CHECK(H > 0 ? heads % H == 0 && heads <= H * MAX_GROUP : heads == 0,
-                  "q: expected 1 to ", MAX_GROUP, " heads per head of ", keys_name, ", which has ",
-                  H, ", got ", heads);
+                  "q: expected a multiple of the ", H, " heads of ", keys_name, ", at most ",
+                  MAX_GROUP, " per head, got ", heads);
   return H > 0 ? static_cast<int>(heads / H) : 0;
 }
 

@@ -174,9 +174,8 @@ Tensor paged(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages
   check(table, "table").same_device(q, "q");
   check(lengths, "lengths").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous().size(0, B);
   check(lengths, "lengths").same_device(q, "q");
-  STD_TORCH_CHECK(table.size(1) <= (INT_MAX - UNIT) / page,
-                  "table: expected fewer than 2^31 - 64 tokens per sequence, got ", table.size(1),
-                  " pages of ", page);
+  STD_TORCH_CHECK(table.size(1) <= MAX_TOKENS / page, "table: expected at most ", MAX_TOKENS / page,
+                  " pages of ", page, " tokens per sequence, got ", table.size(1));
   STD_TORCH_CHECK(is_aligned(key_pages, 16) && is_aligned(value_pages, 16),
                   "key_pages, value_pages: expected first elements on multiples of 16 bytes");
   const float scale_log2 = scale_log2_of(scale);
