@@ -35,8 +35,8 @@ MIXED = [
     (3, 2, 4, 5, 16, 128),
     (5, 1, 8, 3, 64, 64),
     (2, 3, 5, 9, 64, 128),
-    (40, 8, 1, 9, 16, 64),  # more units than blocks: pairs that begin and end within a block
-    (2, 1, 2, 256, 64, 64),  # the same with few pairs
+    (40, 8, 1, 9, 16, 64),  # on a small card, pairs that begin and end within a block
+    (2, 1, 2, 256, 64, 64),  # and many units per block
 ]
 SHARED = [(3, 2, 4, 9, 16, 64), (4, 1, 2, 3, 64, 128)]
 EMPTY = [(0, 2, 4, 3, 16, 64), (2, 0, 1, 3, 16, 64), (2, 1, 3, 0, 64, 64), (2, 3, 0, 2, 16, 64)]
@@ -74,10 +74,10 @@ PROBLEMS = (
         False,
         (
             *grid([*MIXED, *EMPTY], TYPES),
-            *grid([(5, 2, 4, 7, 16, 64)], TYPES, values="nonfinite"),
+            *grid([(6, 2, 4, 40, 16, 64)], TYPES, values="nonfinite"),
             *grid([(2, 2, 3, 5, 64, 128)], TYPES, values="large"),
         ),
-        (16, 8, 4, 2048, 16, 128),
+        (16, 8, 4, 4096, 16, 128),
         Target(0.85, "read"),
         (CONTIGUOUS, MASKED),
         (

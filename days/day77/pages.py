@@ -17,7 +17,7 @@ def lengths_of(case, shared):
     B, _H, _G, M, size, _D = case.shape
     if shared:
         return [max(0, M * size - 3 * b) for b in range(B)], 7 * M // 8
-    return [M * size * (B - b) ** 2 // B**2 for b in range(B)], 0
+    return [M * size // (b + 1) ** 2 for b in range(B)], 0
 
 
 def numbered(lengths, common, size):
@@ -39,14 +39,14 @@ def inputs(shared, case, draw):
     """Shape (B, H, G, M, S, D), for a table of M pages of S tokens per sequence.
 
     Pages lie in random order. What belongs to no sequence is NaN, and unused places of the table
-    are -1: no kernel may use them. Only q has the case's values: one NaN in a key makes every
-    output of its head NaN.
+    are -1: no kernel may use them. A length may be below 0 or beyond the table, which counts as 0
+    or as all of its pages. With "nonfinite" values, two sequences have pages that do not exist.
+    Only q has the case's values: one NaN in a key makes every output of its head NaN.
     """
     B, H, G, M, size, D = case.shape
     on_host, common = lengths_of(case, shared)
-    if not draw.fast:
-        on_host[:1] = [max(0, length - 3) if B == 1 else length for length in on_host[:1]]
-        on_host[1:2] = [0 if B > 2 else length for length in on_host[1:2]]
+    if not draw.fast and B == 1:
+        on_host[0] = max(0, on_host[0] - 3)
     rows, tokens = numbered(on_host, common, size)
     P = len(tokens) + SPARE
     q = draw(B, H * G, D)
@@ -54,9 +54,13 @@ def inputs(shared, case, draw):
     order = draw(P, dtype="float32", low=0, high=1).argsort()
     table, lengths = (draw(*n, dtype="int32", low=0, high=1) for n in ((B, M), (B,)))
     lengths.copy_(torch.tensor(on_host, dtype=torch.int32))
+    if not draw.fast and B > 2:
+        lengths[0], lengths[1] = M * size + 5, 0 if B == 3 else -3
     table.fill_(-1)
     for b, row in enumerate(rows):
         table[b, : len(row)] = order[row]
+    if case.values == "nonfinite":
+        table[2, 1], table[4, 0] = P, -1
     if not draw.fast:
         filled = torch.zeros(P, dtype=torch.int64, device=keys.device)
         filled[order[: len(tokens)]] = torch.tensor(tokens, device=keys.device).long()
