@@ -14,17 +14,22 @@ INTRODUCES = ("PagedAttention", "block table")
 USES = (76,)
 
 EXERCISE = Exercise(
-    function="share_of",
+    function="paged_even_kernel",
+    first="while (n.starts[b + 1] * n.H <= unit) ++b;",
+    last="unit = begin + last;",
     task=(
-        "`units` are shared out evenly: share i begins at units * i / shares, rounded down, and "
-        "units >= shares. Return the share that contains a unit, without a loop."
+        "A block has units [unit, end) of the line, and `unit` belongs to sequence b or to a later "
+        "one. Call attend_pages for the units of one pair from `unit` on, as part block + pair, "
+        "and move `unit` to the next pair."
     ),
     hints=(
-        "It is the largest i that begins at `unit` or before. Write that as an inequality.",
-        "floor(units * i / shares) <= unit is the same as units * i / shares < unit + 1. Solve it "
-        "for i.",
-        "i < (unit + 1) * shares / units. The largest integer below a / b is (a - 1) / b, rounded "
-        "down.",
+        "Sequence b has n.H pairs of equally many units, one after the other, from n.starts[b] * "
+        "n.H on. Which pair contains `unit`, and where does that pair begin on the line?",
+        "What the block has of the pair ends where the pair ends, or at `end`. The pair has one "
+        "part from each block that has some of its units: share_of tells which blocks these are.",
+        "h = (unit - n.starts[b] * n.H) / units, and the pair begins at n.starts[b] * n.H + h * "
+        "units. share_of its first and its last unit are its first and its last block: the first "
+        "part is first_block + pair, and there are last_block - first_block + 1.",
     ),
 )
 
