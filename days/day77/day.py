@@ -48,6 +48,7 @@ EMPTY = [(0, 2, 4, 3, 16, 64), (2, 0, 1, 3, 16, 64), (2, 1, 3, 0, 64, 64), (2, 3
 
 CONTIGUOUS = Library("contiguous", pages.day76)
 MASKED = Library("masked", pages.masked)
+VARLEN = Library("varlen", pages.varlen)
 
 
 def problem(name, shared, cases, bench, target, libraries=(), refused=()):
@@ -84,7 +85,7 @@ PROBLEMS = (
         ),
         (16, 8, 4, 4096, 16, 128),
         Target(0.85, "read"),
-        (CONTIGUOUS, MASKED),
+        (CONTIGUOUS, MASKED, VARLEN),
         (
             Case((1, 1, 2, 3, 32, 64), "bfloat16"),
             Case((1, 1, 17, 2, 16, 64), "bfloat16"),
@@ -97,7 +98,7 @@ PROBLEMS = (
         grid(SHARED, TYPES),
         (16, 8, 4, 512, 16, 128),
         None,
-        (CONTIGUOUS, MASKED),
+        (CONTIGUOUS, MASKED, VARLEN),
     ),
     problem(
         "one sequence",
@@ -105,6 +106,6 @@ PROBLEMS = (
         grid(MIXED[:1], TYPES),
         (1, 8, 4, 8192, 16, 128),
         Target(0.9, "contiguous"),
-        (CONTIGUOUS,),
+        (CONTIGUOUS, VARLEN),
     ),
 )

@@ -1,15 +1,18 @@
 """A cache in pages: how it is drawn, what attention over it is, and how PyTorch computes it."""
 
 from functools import lru_cache
+from inspect import signature
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
 from common.day import Cost, Skip
 
 SCALE = 0.1
 SPARE = 2  # pages that belong to no sequence
+WIDE = 256  # FlashAttention-2, which varlen_attn calls, takes pages of a multiple of 256 tokens
 
 
 def lengths_of(case, shared):
@@ -146,3 +149,32 @@ def day76(q, key_pages, value_pages, table, lengths, scale):
     """Day 76's kernel on a contiguous cache that was stored before."""
     keys, values = kept(table, key_pages, value_pages)
     return torch.ops.day76.gqa_v4_one_launch(q, keys, values, lengths, scale)
+
+
+@lru_cache(maxsize=1)
+def kept_wide(table, lengths, *caches):
+    """Pages as varlen_attn takes them, (P, WIDE, H, D), and their table; where the queries and the
+    tokens of each sequence begin. What is shared with the first sequence stays shared."""
+    keys, values = (cache.transpose(1, 2).flatten(0, 1) for cache in kept(table, *caches))
+    H, D = keys.shape[1:]
+    groups = table.unflatten(1, (-1, WIDE // caches[0].shape[2]))
+    own = torch.arange(groups[..., 0].numel(), device=table.device, dtype=torch.int32)
+    own = own.view(groups.shape[:2])
+    wide = torch.where((groups == groups[:1]).all(-1), own[:1], own)
+    queries = torch.arange(len(table) + 1, device=table.device, dtype=torch.int32)
+    tokens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return *(x.reshape(-1, WIDE, H, D) for x in (keys, values)), wide, queries, tokens
+
+
+def varlen(q, key_pages, value_pages, table, lengths, scale):
+    """PyTorch's own attention over pages, which were stored in its layout before."""
+    if "block_table" not in signature(varlen_attn).parameters:
+        raise Skip("varlen_attn of this PyTorch takes no block table")
+    keys, values, wide, queries, tokens = kept_wide(table, lengths, key_pages, value_pages)
+    return varlen_attn(
+        *(q, keys, values, queries, tokens, 1, wide.shape[1] * WIDE),
+        scale=scale,
+        enable_gqa=True,
+        seqused_k=lengths,
+        block_table=wide,
+    )
