@@ -1,0 +1,167 @@
+"""Day 76: grouped-query attention of one token, split over the whole GPU."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from common.day import (
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    Tolerance,
+    grid,
+)
+
+TITLE = "Grouped-query attention and split-K decoding"
+TEACHES = "A few heads and a long sequence on all multiprocessors: split, and merge what is split"
+TOPICS = ("attention", "grouped-query attention", "Flash-Decoding", "KV cache", "mma", "cp.async")
+SOURCE = "gqa_flash_decoding.cu"
+INTRODUCES = ("grouped-query attention", "Flash-Decoding")
+
+EXERCISE = Exercise(
+    function="range_of",
+    task=(
+        "The range of tokens of a block: of which pair it is, which of the pair's splits, how many "
+        "of them have tokens, and the tokens [begin, end). begin is a multiple of UNIT, and the "
+        "splits that are used have equally many units, but for one. Without tokens, begin = end."
+    ),
+    hints=(
+        "Neighbouring blocks have the splits of one pair. How many units has a sequence, if the "
+        "last one may be incomplete?",
+        "Split s of `used` begins at the integer part of units · s / used, and ends where the next "
+        "one begins. Which product needs 64 bits?",
+        "pair = block / n.splits; used = n.used_of(n.length_of(pair)); with units = "
+        "ceil_div<int64_t>(length, UNIT), begin = units * split / used * UNIT, and end = min(units "
+        "* (split + 1) / used * UNIT, length), unless split >= used.",
+    ),
+)
+
+SCALE = 0.1
+
+
+def inputs(case, draw):
+    """Shape (B, H, G, T, D). The first sequence fills the cache. Of several, some have
+    a length below 0 or beyond T, which counts as 0 or as T.
+
+    What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
+    values: one NaN in a key makes every output of its head NaN.
+    """
+    B, H, G, T, D = case.shape
+    q = draw(B, H * G, D)
+    keys, values = (draw(B, H, T, D, values="normal") for _ in range(2))
+    lengths = draw(B, dtype="int32", low=0, high=T + 1)
+    lengths[:1] = T
+    if B > 2:
+        lengths[0], lengths[-1] = T + 5, 0
+    if B > 3:
+        lengths[-2] = -3
+    if draw.fast:
+        lengths.fill_(T)
+    else:
+        beyond = unused(lengths, T)[:, None, :, None]
+        keys.masked_fill_(beyond, torch.nan)
+        values.masked_fill_(beyond, torch.nan)
+    return q, keys, values, lengths, SCALE
+
+
+def unused(lengths, T):
+    """(B, T): which tokens are beyond the length of their sequence."""
+    return torch.arange(T, device=lengths.device) >= lengths[:, None]
+
+
+def reference(q, keys, values, lengths, scale):
+    H, T = keys.shape[1:3]
+    beyond = unused(lengths, T)[:, None, None]
+    grouped = q.unflatten(1, (H, q.shape[1] // max(H, 1)))
+    scores = torch.einsum("bhgd,bhtd->bhgt", grouped, keys.to(q.dtype)) * scale
+    p = scores.masked_fill(beyond, -torch.inf).softmax(-1)
+    values = values.to(q.dtype).masked_fill(beyond[:, 0, :, :, None], 0)
+    o = torch.einsum("bhgt,bhtd->bhgd", p, values).flatten(1, 2)
+    return o.masked_fill((lengths <= 0)[:, None, None], 0)
+
+
+def by(backend, call, *args):
+    """PyTorch's call; the CPU has none of these backends."""
+    if args[0].is_cpu:
+        return call(*args)
+    try:
+        with sdpa_kernel(backend):
+            return call(*args)
+    except RuntimeError as error:
+        raise Skip(f"no {backend.name} here: {error}") from error
+
+
+def sdpa(q, keys, values, lengths, scale):
+    """All sequences fill the cache: a mask would only cost time. One query sees all keys, so
+    is_causal, which aligns the first query with the first key, must stay False."""
+    return F.scaled_dot_product_attention(
+        q[:, :, None], keys, values, scale=scale, enable_gqa=True
+    )[:, :, 0]
+
+
+def sdpa_folded(q, keys, values, lengths, scale):
+    """The heads of a group as rows of one head: without a mask that is the same."""
+    grouped = q.unflatten(1, (keys.shape[1], -1))
+    return F.scaled_dot_product_attention(grouped, keys, values, scale=scale).flatten(1, 2)
+
+
+def cost(case):
+    B, H, G, T, D = case.shape
+    elements = 2 * B * H * T * D + 2 * B * H * G * D  # keys and values, q and o
+    return Cost(bytes=elements * case.itemsize, flops=4 * B * H * G * T * D, unit="tensor")
+
+
+TYPES = ["bfloat16", "float16"]
+# (B, H, G, T, D): around the 16 tokens of a tile and the 64 of a unit
+SHAPES = [
+    (1, 1, 1, 1, 64),
+    (3, 2, 4, 70, 128),
+    (2, 3, 8, 129, 64),
+    (1, 2, 5, 515, 128),
+    (4, 1, 16, 64, 64),
+    (1, 1, 9, 16, 128),
+    (1, 1, 4, 1330, 128),  # on a small card, several units per split
+]
+EMPTY = [(0, 2, 4, 8, 64), (2, 0, 1, 8, 64), (2, 1, 3, 0, 64), (2, 3, 0, 8, 64)]
+
+PROBLEMS = (
+    Problem(
+        name="grouped-query decode",
+        inputs=inputs,
+        reference=reference,
+        rungs=(
+            Rung("gqa_v1_one_block", "one block per head of keys"),
+            Rung("gqa_v2_split", "split along the tokens, then merged"),
+            Rung("gqa_v3_tensor_cores", "mma.sync, a ring of tiles per warp"),
+            Rung("gqa_v4_one_launch", "the last block merges", target=Target(0.85, "read")),
+        ),
+        cases=(
+            *grid([*SHAPES, *EMPTY], TYPES),
+            *grid([(5, 2, 4, 100, 64)], TYPES, values="nonfinite"),
+            *grid([(2, 2, 3, 300, 128)], TYPES, values="large"),
+        ),
+        refused=(
+            Case((1, 1, 17, 8, 64), "bfloat16"),
+            Case((1, 1, 2, 8, 32), "bfloat16"),
+            Case((1, 2, 1, 8, 96), "bfloat16"),
+        ),
+        bench=Case((1, 8, 4, 131072, 128), "bfloat16"),
+        bench_cpu=Case((1, 2, 4, 512, 128), "bfloat16"),
+        cost=cost,
+        pytorch=partial(by, SDPBackend.FLASH_ATTENTION, sdpa),
+        libraries=(
+            Library("cuDNN", partial(by, SDPBackend.CUDNN_ATTENTION, sdpa)),
+            Library("folded", partial(by, SDPBackend.FLASH_ATTENTION, sdpa_folded)),
+        ),
+        tolerance=Tolerance(
+            factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
+        ),
+    ),
+)
