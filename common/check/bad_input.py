@@ -219,7 +219,7 @@ def bad_inputs(
         name = names[place]
         for how, other in _scalar_variants(value):
             yield BadInput(name, how, changed(place, other), (name,))
-        for how, other in _list_variants(value):
+        for how, other in _list_variants(value, place in signature.writes):
             yield BadInput(name, how, changed(place, other), lists)
     yield from _together(args, names, places, tensors, signature, backend)
 
@@ -374,12 +374,12 @@ def _are_tensors(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value)
 
 
-def _list_variants(value: Any) -> Iterator[tuple[str, list[Tensor]]]:
+def _list_variants(value: Any, written: bool) -> Iterator[tuple[str, list[Tensor]]]:
     """(how, tensors) for one argument that is a list of tensors: its first or its last changed."""
     if not _are_tensors(value):
         return
     for place in dict.fromkeys((0, len(value) - 1)):
-        for how, other in _tensor_variants(value[place], written=False):
+        for how, other in _tensor_variants(value[place], written):
             yield f"with tensor {place} {how}", [*value[:place], other, *value[place + 1 :]]
 
 

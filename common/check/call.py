@@ -65,16 +65,19 @@ def outputs_of(
     many = len(returned) > 1
     names = [f"output {place}" if many else "the output" for place in range(len(returned))]
     for place in signature.writes:
-        argument = args[place]
-        if not isinstance(argument, Tensor):
-            continue
-        for i, tensor in enumerate(returned):
-            if tensor is argument or (tensor.numel() and _storage(tensor) == _storage(argument)):
-                names[i] = f"argument {signature.names[place]}, returned"
-                break
-        else:
-            outputs.append(argument)
-            names.append(f"argument {signature.names[place]}")
+        title, single = f"argument {signature.names[place]}", isinstance(args[place], Tensor)
+        for number, argument in enumerate(tree_leaves(args[place])):
+            if not isinstance(argument, Tensor):
+                continue
+            itself = title if single else f"{title}, tensor {number}"
+            for i, tensor in enumerate(returned):
+                shared = tensor.numel() and _storage(tensor) == _storage(argument)
+                if tensor is argument or shared:
+                    names[i] = f"{itself}, returned"
+                    break
+            else:
+                outputs.append(argument)
+                names.append(itself)
     return outputs, names
 
 
