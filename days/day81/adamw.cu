@@ -30,7 +30,7 @@ constexpr int BLOCK = 256;
 constexpr int GROUP = 4;   // parameters of one load of m, and of one call of Philox
 constexpr int UNROLL = 2;  // groups per thread: 8 loads in flight, up to 128 bytes
 constexpr int64_t CHUNK = BLOCK * GROUP * UNROLL;  // parameters per block
-constexpr int TENSORS = 512;                       // per launch: 60 bytes each, of at most 32,764
+constexpr int TENSORS = 256;                       // per launch: 60 bytes each, of at most 32,764
 
 // What is the same for all parameters, computed in double on the host.
 struct Coefficients {
@@ -297,7 +297,7 @@ void adamw_v2_packs(Tensors params, Tensors grads, Tensors exp_avgs, Tensors exp
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: one launch for up to 512 tensors. The table of their addresses is a parameter of
+// v3 against v2: one launch for up to 256 tensors. The table of their addresses is a parameter of
 // the kernel (day 29), and a block finds its tensor in it.
 
 template <typename P, typename G>
