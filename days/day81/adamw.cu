@@ -23,6 +23,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -141,20 +142,25 @@ Coefficients coefficients(double lr, double beta1, double beta2, double eps, dou
 
 using Tensors = std::vector<Tensor>;
 
-// A list beside `params`, which is called `owner`. Shapes are compared before any text is made of
-// them: a list has hundreds.
-void check_list(const Tensors& list, const char* name, ScalarType type, const Tensors& params,
-                const char* owner) {
-  STD_TORCH_CHECK(!params.empty() && list.size() == params.size(), "'", name, "' and '", owner,
-                  "': expected as many tensors in one as in the other, at least one, got ",
-                  list.size(), " and ", params.size());
+// Each tensor of a list: its dtype and memory, and the shape of its partner in `owners`. A message
+// names the tensor, as in "grads[3]".
+void check_list(const Tensors& list, const char* name, ScalarType type, const Tensors& owners,
+                const std::string& owner) {
+  STD_TORCH_CHECK(list.size() == owners.size(), name, ": expected as many tensors as ", owner, ", ",
+                  owners.size(), ", got ", list.size());
+  const std::string first = owner + "[0]";
   for (size_t i = 0; i < list.size(); ++i) {
-    const Tensor &t = list[i], &p = params[i];
-    check(t, name).on_gpu().dtype({type}).contiguous().same_device(params[0], owner);
-    bool same = t.dim() == p.dim();
-    for (int64_t d = 0; same && d < t.dim(); ++d) same = t.size(d) == p.size(d);
-    STD_TORCH_CHECK(same, name, ": expected the shape of ", owner, "[", i, "], ", shape_of(p),
-                    ", in place ", i, ", got ", shape_of(t));
+    const Tensor &t = list[i], &partner = owners[i];
+    const std::string number = '[' + std::to_string(i) + ']', title = name + number;
+    check(t, title.c_str())
+        .on_gpu()
+        .dtype({type})
+        .contiguous()
+        .same_device(owners[0], first.c_str());
+    bool same = t.dim() == partner.dim();
+    for (int64_t d = 0; same && d < t.dim(); ++d) same = t.size(d) == partner.size(d);
+    STD_TORCH_CHECK(same, title, ": expected the shape of ", owner, number, ", ", shape_of(partner),
+                    ", got ", shape_of(t));
   }
 }
 
@@ -167,6 +173,7 @@ std::vector<Slot<P, G>> slots_of(const Tensors& params, const Tensors& grads,
                                  const Tensors& exp_avgs, const Tensors& exp_avg_sqs,
                                  const Tensors* weights = nullptr) {
   const char* const owner = weights ? "masters" : "params";
+  STD_TORCH_CHECK(!params.empty(), owner, ": expected at least one tensor, got an empty list");
   check_list(params, owner, TYPE<P>, params, owner);
   check_list(grads, "grads", TYPE<G>, params, owner);
   check_list(exp_avgs, "exp_avgs", ScalarType::Float, params, owner);
@@ -335,7 +342,8 @@ void launch_tables(const std::vector<Slot<P, G>>& slots, const Coefficients& c,
     int64_t blocks = 0;
     for (size_t i = first; i < slots.size() && table.count < TENSORS; ++i, ++table.count) {
       table.slots[table.count] = slots[i];
-      table.begins[table.count] = static_cast<int>(grid_size(blocks, "params"));
+      table.begins[table.count] =
+          static_cast<int>(blocks);  // fewer than a grid may have, see below
       blocks += ceil_div(slots[i].n, CHUNK);
     }
     adamw_v3_one_launch_kernel<P, G>

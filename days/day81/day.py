@@ -94,7 +94,7 @@ PROBLEMS = (
         inputs=stepping.inputs_rounded,
         reference=stepping.adamw_rounded,
         pytorch=stepping.fused_rounded,
-        libraries=(Library("compile", stepping.compiled),),
+        libraries=(Library("compile", stepping.compiled_rounded),),
         own_numbers=True,
         outputs_exact=True,
     ),
@@ -106,5 +106,6 @@ PROBLEMS = (
         inputs=stepping.inputs_master,
         reference=stepping.adamw_master,
         pytorch=stepping.fused_master,
+        libraries=(Library("compile", stepping.compiled_master),),
     ),
 )

@@ -8,7 +8,7 @@ import torch
 
 from common.day import print_table
 
-from .stepping import NUMBERS
+from .stepping import NUMBERS, fused, fused_master
 
 FILES = ("training.json", "training.svg")
 SIZES = [(70, 64), (4099,), (1,), (3, 5, 7), (2048,)]
@@ -38,7 +38,7 @@ def optimised(device, dtype, steps, **options):
 
 
 def stepped(call, device, steps):
-    """The same by a rung in fp32; p, then m, then v of all tensors."""
+    """The same by a function on lists in fp32; p, then m, then v of all tensors."""
     generator = torch.Generator().manual_seed(81)
     lists = [drawn(generator, device)]
     lists += [[torch.zeros_like(p) for p in lists[0]] for _ in range(2)]
@@ -47,31 +47,55 @@ def stepped(call, device, steps):
     return [t for each in lists for t in each]
 
 
+def mixed(call, device, steps):
+    """The same with bf16 gradients and a master copy: p, then the bf16 weights."""
+    generator = torch.Generator().manual_seed(81)
+    lists = [drawn(generator, device)]
+    lists += [[torch.zeros_like(p) for p in lists[0]] for _ in range(2)]
+    weights = [torch.empty_like(p, dtype=torch.bfloat16) for p in lists[0]]
+    for step in range(1, steps + 1):
+        grads = drawn(generator, device, torch.bfloat16)
+        call(weights, lists[0], grads, *lists[1:], *NUMBERS[:-1], step)
+    return [*lists[0], *weights]
+
+
+def largest_error(params, truth):
+    pairs = zip(params[: len(truth)], truth, strict=True)
+    return max(float((p.double() - t).abs().max()) for p, t in pairs)
+
+
 def print_errors(operators, device, steps=10):
-    """Raises RuntimeError where rungs differ in a bit, or round more than twice as much as
-    torch.optim.AdamW(fused=True) does."""
+    """Raises RuntimeError where rungs differ in a bit, where they or a call that they are timed
+    beside round more than twice as much as torch.optim.AdamW(fused=True), or where weights are not
+    their master copy, rounded."""
     truth = optimised(device, torch.float64, steps)
-
-    def error(params):
-        pairs = zip(params[: len(truth)], truth, strict=True)
-        return max(float((p.double() - t).abs().max()) for p, t in pairs)
-
-    theirs = error(optimised(device, torch.float32, steps, fused=True))
+    theirs = largest_error(optimised(device, torch.float32, steps, fused=True), truth)
     rungs = ("adamw_v1_scalar", "adamw_v2_packs", "adamw_v3_one_launch")
     results = [stepped(getattr(operators, name), device, steps) for name in rungs]
     for name, result in zip(rungs, results, strict=True):
         if not all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True)):
             raise RuntimeError(f"{name} gives other bits than {rungs[0]}")
-    ours = error(results[-1])
-    if not ours <= 2 * theirs:
-        raise RuntimeError(f"after {steps} steps off by {ours:.3g}, torch.optim's by {theirs:.3g}")
+    master = mixed(operators.adamw_v4_master, device, steps)
+    half = len(SIZES)
+    if not all(torch.equal(p.bfloat16(), w) for p, w in zip(master, master[half:], strict=False)):
+        raise RuntimeError("adamw_v4_master: weights are not their master copy, rounded")
+    found = {
+        "torch.optim.AdamW(fused=True)": theirs,
+        "its kernels, called as they are timed": largest_error(
+            stepped(fused, device, steps), truth
+        ),
+        "v1, v2 and v3, of equal bits": largest_error(results[0], truth),
+        "v4 master, beside PyTorch's calls for it": largest_error(
+            master, [t.double() for t in mixed(fused_master, device, steps)]
+        ),
+    }
     print_table(
-        [f"largest error after {steps} steps", "against float64"],
-        [
-            ["torch.optim.AdamW(fused=True)", f"{theirs:.2g}"],
-            ["v1, v2, v3, equal bits", f"{ours:.2g}"],
-        ],
+        [f"largest error after {steps} steps", "in a parameter"],
+        [[title, f"{error:.2g}"] for title, error in found.items()],
     )
+    for title, error in found.items():
+        if not error <= 2 * theirs:
+            raise RuntimeError(f"{title}: off by {error:.3g}, torch.optim by {theirs:.3g}")
 
 
 # ---------------------------------------------------------------- rounding without bias
@@ -107,7 +131,10 @@ def print_statistics(operators, device):
         up = rounded_up(operators, device, (1 - share) * GAP)
         deviation = (share * (1 - share) / len(up)) ** 0.5
         row(f"rounded up, {share:.3f} of the way", up.mean().item(), share, deviation)
-    first = 2 * rounded_up(operators, device, GAP / 2) - 1
+    once, again = (rounded_up(operators, device, GAP / 2) for _ in range(2))
+    if not torch.equal(once, again):
+        raise RuntimeError("the same seed, step and place in the list round otherwise")
+    first = 2 * once - 1
     others = {
         "neighbours": first.roll(1),
         "elements 4 apart": first.roll(4),

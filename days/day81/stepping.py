@@ -4,7 +4,6 @@ import math
 from functools import cache
 
 import torch
-from torch.optim.adamw import adamw as adamw_of_torch
 
 from common.day import philox_words
 
@@ -106,17 +105,17 @@ def adamw_rounded(
 
 
 @cache
-def counters(tensors, device):
-    """PyTorch counts the steps on the device, in a tensor per parameter."""
-    return [torch.zeros((), device=device) for _ in range(tensors)]
+def counters(tensors, step, device):
+    """PyTorch has the number of the step on the device, in a tensor per parameter."""
+    return [torch.full((), float(step), device=device) for _ in range(tensors)]
 
 
 def fused(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step):
-    """What torch.optim.AdamW(fused=True) does in `step`."""
-    steps = counters(len(params), params[0].device)
-    adamw_of_torch(
-        params, grads, exp_avgs, exp_avg_sqs, [], steps, fused=True, amsgrad=False, maximize=False,
-        lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+    """The kernels of torch.optim.AdamW(fused=True), without the Python code around them."""
+    torch._fused_adamw_(
+        params, grads, exp_avgs, exp_avg_sqs, [], counters(len(params), step, params[0].device),
+        lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps,
+        amsgrad=False, maximize=False,
     )  # fmt: skip
 
 
@@ -140,26 +139,37 @@ def fused_rounded(params, grads, exp_avgs, exp_avg_sqs, *numbers):
         p.copy_(rounded(x, torch.randint_like(x, 65536, dtype=torch.int32)))
 
 
-def one_tensor(p, g, m, v, rate, scale, beta1, beta2, eps, decay, stochastic):
-    """For torch.compile, which makes one kernel of it."""
-    wide = g.float()
-    m.lerp_(wide, 1 - beta1)
-    v.mul_(beta2).addcmul_(wide, wide, value=1 - beta2)
-    x = p.float() * decay - rate * m / (v.sqrt() * scale + eps)
-    p.copy_(rounded(x, torch.randint_like(x, 65536, dtype=torch.int32)) if stochastic else x)
+def foreach(params, grads, exp_avgs, exp_avg_sqs, *numbers, weights=(), stochastic=False):
+    """AdamW in operators on lists, of which torch.compile makes few kernels."""
+    lr, beta1, beta2, eps, weight_decay, step = numbers
+    wide = [g.float() for g in grads]
+    torch._foreach_lerp_(exp_avgs, wide, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, wide, wide, 1 - beta2)
+    roots = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(roots, math.sqrt(1 - beta2**step))
+    torch._foreach_add_(roots, eps)
+    new = torch._foreach_mul([p.float() for p in params], 1 - lr * weight_decay)
+    torch._foreach_addcdiv_(new, exp_avgs, roots, -lr / (1 - beta1**step))
+    if stochastic:
+        new = [rounded(x, torch.randint_like(x, 65536, dtype=torch.int32)) for x in new]
+    for targets in (params, weights):
+        for target, x in zip(targets, new, strict=False):
+            target.copy_(x)
 
 
 @cache
-def compiled_step():
-    return torch.compile(one_tensor, dynamic=True)
+def compiled_foreach():
+    return torch.compile(foreach, dynamic=False)
 
 
-def compiled(
-    params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step, *seed
-):
-    """One kernel per tensor, which is flat, so that there is one to compile."""
-    rate, scale = lr / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
-    for lists in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
-        flat = [t.view(-1) for t in lists]
-        numbers = rate, scale, beta1, beta2, eps, 1 - lr * weight_decay
-        compiled_step()(*flat, *numbers, bool(seed))
+def compiled(*arguments):
+    compiled_foreach()(*arguments)
+
+
+def compiled_master(weights, masters, *others):
+    compiled_foreach()(masters, *others, weights=weights)
+
+
+def compiled_rounded(*arguments):
+    compiled_foreach()(*arguments[:-1], stochastic=True)
