@@ -98,7 +98,7 @@ def call_guarded(
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
     earlier call, into whose arguments' memory the copies go where they fit. key: see
     `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
-    rest. late: on the CPU backend, the work of streams is put off as late as legal, that which
+    rest, of a list its last tensor. late: on the CPU backend, the work of streams is put off as late as legal, that which
     brings the arguments' values as well. Raises what the call raises, and the error that the device
     reports after it.
     """
@@ -111,7 +111,9 @@ def call_guarded(
         copies = _copies(memory, args, signature)
     written = [f"argument {signature.names[place]}" for place in signature.writes]
     placed = (
-        nullcontext() if other_device is None else backend.on_other_device(copies[other_device])
+        nullcontext()
+        if other_device is None
+        else backend.on_other_device(tree_leaves(copies[other_device])[-1])
     )
     mode = GuardedAllocations(memory, backend, written, key)
     arriving = _taken_out(copies) if late else None

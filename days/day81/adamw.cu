@@ -67,7 +67,8 @@ __device__ float adamw(float p, float g, float& m, float& v, const Coefficients&
   m = fmaf(c.beta1, m, c.rest1 * g);
   v = fmaf(c.beta2, v, c.rest2 * g * g);
   const float root = fmaf(sqrtf(v), c.root_scale, c.eps);
-  return fmaf(c.decay, p, -(c.rate * (m / root)));
+  const float change = c.rate * (m / root);
+  return fmaf(c.decay, p, -change);
 }
 
 // One of the two bf16 numbers around x, the upper one with a probability of x's distance from the

@@ -28,8 +28,9 @@ EXERCISE = Exercise(
         "matter, but p needs both new ones.",
         "The denominator is sqrtf(v) times root_scale, plus eps. The weight decay shrinks p "
         "itself, and does not go through m and v.",
-        "m = fmaf(beta1, m, rest1 * g); v = fmaf(beta2, v, rest2 * g * g); root = fmaf(sqrtf(v), "
-        "root_scale, eps); the new p is fmaf(decay, p, -(rate * (m / root))).",
+        "m = fmaf(beta1, m, rest1 * g), and v likewise with g twice. root = fmaf(sqrtf(v), "
+        "root_scale, eps). The change is rate * (m / root), and p shrinks by decay before it is "
+        "subtracted: one more fmaf.",
     ),
 )
 
