@@ -98,9 +98,9 @@ def call_guarded(
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
     earlier call, into whose arguments' memory the copies go where they fit. key: see
     `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
-    rest, of a list its last tensor. late: on the CPU backend, the work of streams is put off as late as legal, that which
-    brings the arguments' values as well. Raises what the call raises, and the error that the device
-    reports after it.
+    rest, of a list its last tensor. late: on the CPU backend, the work of streams is put off as
+    late as legal, that which brings the arguments' values as well. Raises what the call raises, and
+    the error that the device reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:

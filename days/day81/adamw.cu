@@ -106,7 +106,9 @@ __device__ void update_element(const Slot<P, G>& t, int64_t i, const Coefficient
   float m = t.m[i], v = t.v[i];
   const float p = adamw(static_cast<float>(t.p[i]), static_cast<float>(t.g[i]), m, v, c);
   uint32_t word = 0;
-  if constexpr (ROUNDED<P>) word = word_of(random_of(t.id, i / GROUP, c), i % GROUP);
+  if constexpr (ROUNDED<P>) {
+    word = word_of(random_of(t.id, i / GROUP, c), static_cast<int>(i % GROUP));
+  }
   t.p[i] = narrowed<P>(p, word);
   if constexpr (MASTER<P, G>) t.weights[i] = __float2bfloat16_rn(p);
   t.m[i] = m;
