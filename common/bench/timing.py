@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.declaration import Cost, Problem, Rung
 from common.base.outcome import Timing
@@ -358,8 +359,10 @@ def _prepare(
         def restore() -> None:
             for one in used:
                 for place in writes:
-                    if isinstance(one[place], torch.Tensor):
-                        one[place].copy_(inputs[place])
+                    pairs = zip(tree_leaves(one[place]), tree_leaves(inputs[place]), strict=True)
+                    for mine, first in pairs:
+                        if isinstance(mine, torch.Tensor):
+                            mine.copy_(first)
 
         return Contender(
             rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore, call
@@ -400,6 +403,8 @@ def _with_copies(inputs: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
 
 
 def _clone(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tree_map(_clone, value)
     if not isinstance(value, torch.Tensor):
         return value
     copy = value.clone()

@@ -52,7 +52,7 @@ class BadInput:
     called whatever PyTorch would choose: on a GPU it chooses the kernel if one of the tensors is
     there, on the CPU backend it never does. index: a value in a tensor of integers,
     which may be an index that a launcher cannot see, is out of range. other_device: the place of
-    the argument that is on a second GPU; that must be refused.
+    the argument that is on a second GPU, of a list its last tensor; that must be refused.
     """
 
     argument: str
@@ -219,8 +219,19 @@ def bad_inputs(
         name = names[place]
         for how, other in _scalar_variants(value):
             yield BadInput(name, how, changed(place, other), (name,))
-        for how, other in _list_variants(value):
+        for how, other in _list_variants(value, place in signature.writes):
             yield BadInput(name, how, changed(place, other), lists)
+        if name in lists:
+            where, elsewhere = _elsewhere(value[-1], backend)
+            how = f"with its last tensor {where}"
+            other = changed(place, [*value[:-1], elsewhere])
+            yield BadInput(name, how, other, lists, by_dispatcher=True)
+            if backend.name == "cpu" and not on_host:
+                how += ", with the others' kernel called"
+                yield BadInput(name, how, other, lists, key="CPU")
+                if two_gpus and value[-1].numel():
+                    how = "with its last tensor on another GPU"
+                    yield BadInput(name, how, args, lists, other_device=place)
     yield from _together(args, names, places, tensors, signature, backend)
 
 
@@ -374,12 +385,12 @@ def _are_tensors(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value)
 
 
-def _list_variants(value: Any) -> Iterator[tuple[str, list[Tensor]]]:
+def _list_variants(value: Any, written: bool) -> Iterator[tuple[str, list[Tensor]]]:
     """(how, tensors) for one argument that is a list of tensors: its first or its last changed."""
     if not _are_tensors(value):
         return
     for place in dict.fromkeys((0, len(value) - 1)):
-        for how, other in _tensor_variants(value[place], written=False):
+        for how, other in _tensor_variants(value[place], written):
             yield f"with tensor {place} {how}", [*value[:place], other, *value[place + 1 :]]
 
 

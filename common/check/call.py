@@ -65,16 +65,19 @@ def outputs_of(
     many = len(returned) > 1
     names = [f"output {place}" if many else "the output" for place in range(len(returned))]
     for place in signature.writes:
-        argument = args[place]
-        if not isinstance(argument, Tensor):
-            continue
-        for i, tensor in enumerate(returned):
-            if tensor is argument or (tensor.numel() and _storage(tensor) == _storage(argument)):
-                names[i] = f"argument {signature.names[place]}, returned"
-                break
-        else:
-            outputs.append(argument)
-            names.append(f"argument {signature.names[place]}")
+        title, single = f"argument {signature.names[place]}", isinstance(args[place], Tensor)
+        for number, argument in enumerate(tree_leaves(args[place])):
+            if not isinstance(argument, Tensor):
+                continue
+            itself = title if single else f"{title}, tensor {number}"
+            for i, tensor in enumerate(returned):
+                shared = tensor.numel() and _storage(tensor) == _storage(argument)
+                if tensor is argument or shared:
+                    names[i] = f"{itself}, returned"
+                    break
+            else:
+                outputs.append(argument)
+                names.append(itself)
     return outputs, names
 
 
@@ -95,9 +98,9 @@ def call_guarded(
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
     earlier call, into whose arguments' memory the copies go where they fit. key: see
     `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
-    rest. late: on the CPU backend, the work of streams is put off as late as legal, that which
-    brings the arguments' values as well. Raises what the call raises, and the error that the device
-    reports after it.
+    rest, of a list its last tensor. late: on the CPU backend, the work of streams is put off as
+    late as legal, that which brings the arguments' values as well. Raises what the call raises, and
+    the error that the device reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:
@@ -108,7 +111,9 @@ def call_guarded(
         copies = _copies(memory, args, signature)
     written = [f"argument {signature.names[place]}" for place in signature.writes]
     placed = (
-        nullcontext() if other_device is None else backend.on_other_device(copies[other_device])
+        nullcontext()
+        if other_device is None
+        else backend.on_other_device(tree_leaves(copies[other_device])[-1])
     )
     mode = GuardedAllocations(memory, backend, written, key)
     arriving = _taken_out(copies) if late else None

@@ -1,9 +1,10 @@
 """What a rung should give: the reference in float64, beside PyTorch's own in the rung's dtype.
 
 The outputs of a rung are the tensors that it returns, in order, followed by each argument that its
-schema marks as written, `Tensor(a!)`, and that is not itself among those returned. The reference
-is called with copies of the same arguments. It returns as many tensors in the same order; or it
-writes into the arguments it was given, as the rung does, and returns only what the rung returns.
+schema marks as written, `Tensor(a!)`, and that is not itself among those returned. Of a list that
+is marked, `Tensor(a!)[]`, each tensor counts as such an argument. The reference is called with
+copies of the same arguments. It returns as many tensors in the same order; or it writes into the
+arguments it was given, as the rung does, and returns only what the rung returns.
 """
 
 from __future__ import annotations
@@ -197,7 +198,8 @@ def _reference(
     copies = map_tensors(copy, args)
     with torch.no_grad(), _default_dtype(dtype or torch.get_default_dtype()):
         returned = tensors_of(problem.reference(*copies))
-    return returned, [copies[place] for place in writes]
+    written = tree_leaves([copies[place] for place in writes])
+    return returned, [leaf for leaf in written if isinstance(leaf, Tensor)]
 
 
 def _rounded(tensors: list[Tensor], half: torch.dtype) -> list[Tensor]:

@@ -87,8 +87,16 @@ def test_tensors_of_a_list_are_changed() -> None:
         "tensors with tensor 2 with dimension 1 one longer",
         "tensors with tensor 2 not contiguous, every second element",
         "tensors with tensor 2 not aligned",
+        "tensors with tensor 2 not contiguous, one row expanded",
+        "tensors with its last tensor on the device meta, with the others' kernel called",
     ):
         assert any(words in bad for bad in tried), words
+
+    # Of a list that is written, no tensor has elements that share their memory.
+    summed.writes = ("tensors",)  # type: ignore[attr-defined]
+    tried = [str(bad) for bad in bad_inputs(args, signature_of(summed), FakeBackend())]
+    assert any("not contiguous" in bad for bad in tried)
+    assert not any("expanded" in bad for bad in tried)
 
 
 def test_what_is_tried() -> None:

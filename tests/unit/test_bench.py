@@ -145,6 +145,30 @@ def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
     assert len(seen) == 3
 
 
+def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
+    seen: set[tuple[float, ...]] = set()
+
+    def reference(tensors: list[torch.Tensor]) -> None:
+        for x in tensors:
+            x.mul_(2)
+
+    def doubles(tensors: list[torch.Tensor]) -> None:
+        seen.add(tuple(float(x.abs().sum()) for x in tensors))
+        reference(tensors)
+
+    doubles.writes = ("tensors",)  # type: ignore[attr-defined]
+    one = problem(
+        inputs=lambda case, draw: ([draw(*case.shape), draw(*case.shape)],),
+        reference=reference,
+        rungs=(Rung("first", ""),),
+        pytorch=doubles,
+    )
+    results = bench.time_problem(one, {"first": doubles}, Backend("cpu"), None, quick=True)
+    assert isinstance(results["first"], Timing), results
+    # Warm-up calls it three times on end; PyTorch's call has tensors of its own.
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(
     ("cost", "ms", "bound", "share"),
     [

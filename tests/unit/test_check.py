@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
+from common.check.call import outputs_of
 from common.check.device import Backend, Watched, interpreted, of_rung
 from common.check.draw import Draw
-from common.check.expected import Expected
+from common.check.expected import Expected, signature_of
 from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
 
 SHAPES = [(1, 1), (3, 257), (8, 64), (0, 5)]
@@ -455,6 +456,35 @@ def test_written_arguments_are_outputs() -> None:
     # A reference that returns nothing but writes as the rung does says the same.
     writing = replace(problem, reference=lambda out, x: (out.copy_(x * 2), None)[1])
     assert check(twice, writing).failure is None
+
+
+def test_each_tensor_of_a_written_list_is_an_output() -> None:
+    def inputs(case: Case, draw: Draw) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return [draw(*case.shape), draw(*case.shape)], draw(*case.shape)
+
+    def reference(outs: list[torch.Tensor], x: torch.Tensor) -> None:
+        outs[0].copy_(x * 2)
+        outs[1].copy_(x * 3)
+
+    problem = softmax_problem(inputs=inputs, reference=reference, cases=grid(SHAPES, FLOATS))
+
+    def both(outs: list[torch.Tensor], x: torch.Tensor) -> None:
+        outs[0].copy_(x + x)
+        outs[1].copy_(x + x + x)
+
+    def first(outs: list[torch.Tensor], x: torch.Tensor) -> None:
+        outs[0].copy_(x + x)
+
+    rejected(both, "argument outs was modified", problem=problem)
+    both.writes = first.writes = ("outs",)
+    assert check(both, problem).failure is None
+    rejected(first, "argument outs, tensor 1", "wrong", problem=problem)
+    signature = signature_of(both)
+    outs = [torch.zeros(2), torch.ones(2)]
+    _, names = outputs_of(None, (outs, torch.ones(2)), signature)
+    assert names == ["argument outs, tensor 0", "argument outs, tensor 1"]
+    _, names = outputs_of(outs[1], (outs, torch.ones(2)), signature)
+    assert names == ["argument outs, tensor 1, returned", "argument outs, tensor 0"]
 
 
 # ---------------------------------------------------------------- gradients
