@@ -10,7 +10,7 @@ from . import tokens
 __all__ = ["PROBLEMS", "show"]
 
 TITLE = "Sampling"
-TEACHES = "Top-k, top-p and the drawn token are each one radix select; integer masses repeat exactly"
+TEACHES = "Top-k, top-p and the drawn token are each one radix select; integer masses repeat"
 TOPICS = ("sampling", "top-k", "top-p", "radix select", "inference", "fixed point", "cluster")
 SOURCE = "sampling.cu"
 EXTRA_SOURCES = ("tokens.py",)
@@ -108,6 +108,16 @@ PROBLEMS = (
         top_k=270,
         top_p=0.7,
         steps=2,
+    ),
+    # A cluster of four blocks. The list of the first is too short, those of the others are not; the
+    # 3000 tokens come from all four.
+    checked(
+        "a list that is too short",
+        grid([(1, 16384)], ["float32"]),
+        temperature=1.0,
+        top_k=3000,
+        top_p=0.97,
+        lifted=2500,
     ),
     checked(
         "unusual numbers",

@@ -8,6 +8,8 @@ from common.day import print_table
 
 STANDING_OUT = 64  # tokens of a timed row that are far above the others, and differ from each other
 MOST_SETTLED = 1 << 22  # columns
+GROUPS = 16  # of tokens, with about equal probabilities, whose draws are counted
+LIMIT = 5.0  # standard deviations
 CLOSE = 2e-6  # of the mass of a row: how near to each other fp32 may take two sums for equal
 
 
@@ -49,7 +51,7 @@ def settle(logits, u, *options):
     """Changes u and, seldom, rows, so that no sum is nearer to its threshold than fp32 can tell:
     u becomes the middle of its token's interval; a row whose top-p ends too close is shrunk."""
     for _ in range(20):
-        valid, places, mass, sums, kept = prefixes(logits, *options)
+        valid, _, mass, sums, kept = prefixes(logits, *options)
         distance = (sums / sums[:, -1:] - options[-1]).abs().min(-1)[0]
         close = valid & (distance < CLOSE) & (options[-1] < 1)
         if not close.any():
@@ -60,13 +62,16 @@ def settle(logits, u, *options):
     u.copy_(((sums - mass / 2).gather(1, place) / total)[:, 0])
 
 
-def inputs(case, draw, temperature, top_k, top_p, steps=0, wrong_u=False):
-    """steps > 0 rounds logits to multiples of 1 / steps, so that many are equal."""
+def inputs(case, draw, temperature, top_k, top_p, steps=0, lifted=0, wrong_u=False):
+    """steps > 0 rounds logits to multiples of 1 / steps, so that many are equal. The first `lifted`
+    of each row are larger than the others by 2, on average."""
     rows, columns = case.shape
     logits = draw(rows, columns)
     u = draw(rows, dtype="float32", low=0, high=1)
     if steps and case.values == "normal":
         logits.copy_((logits * steps).round() / steps)
+    if lifted:
+        logits[:, :lifted] += 2
     if draw.fast and columns > STANDING_OUT:
         at = torch.rand(rows, columns, device=u.device).topk(STANDING_OUT)[1]
         apart = 12 + torch.arange(STANDING_OUT, device=u.device) / 16
@@ -80,40 +85,59 @@ def inputs(case, draw, temperature, top_k, top_p, steps=0, wrong_u=False):
 
 def by_pytorch(logits, u, temperature, top_k, top_p):
     """The chain of a sampler: topk where it is enough, else sort; the draw by the inverse of the
-    running sum, since u is given."""
+    running sum, since u is given. Scaling u by what is kept saves a second softmax and sum."""
     if top_k < logits.shape[1]:
         x, places = torch.topk(logits, top_k)
     else:
         x, places = torch.sort(logits, descending=True)
     p = torch.softmax(x.float() / temperature, -1)
     sums = p.cumsum(-1)
-    keep = sums - p < top_p
-    p = torch.where(keep, p, 0)
-    p = p / p.sum(-1, keepdim=True)
-    place = torch.searchsorted(p.cumsum(-1), u[:, None], right=True)
-    place = place.clamp(max=p.shape[1] - 1)
-    return places.gather(1, place)[:, 0], p.gather(1, place)[:, 0], keep.sum(-1)
+    kept = (sums - p < top_p).sum(-1, keepdim=True)
+    total = sums.gather(1, kept - 1)
+    place = torch.searchsorted(sums, u[:, None] * total, right=True).minimum(kept - 1)
+    return places.gather(1, place)[:, 0], (p.gather(1, place) / total)[:, 0], kept[:, 0]
 
 
-def print_chi_square(operators, device, columns=1000):
-    """Draws many tokens from one row. If the draws are right, chi-square has the mean d and the
-    standard deviation sqrt(2 d), with d one less than the number of tokens that are kept."""
-    n = 1 << 20 if device.type == "cuda" else 1 << 7
+def distance(found, p):
+    """How far counts are from draws of probabilities p, which add up to 1, with the largest first:
+    chi-square of groups of neighbours, and its distance from its mean in standard deviations."""
+    n = int(found.sum())
+    group = ((p.cumsum(0) - p / 2) * GROUPS).long()
+    q = torch.zeros(GROUPS, dtype=p.dtype, device=p.device).index_add(0, group, p)
+    counts = torch.zeros_like(q).index_add(0, group, found.to(q.dtype))
+    q, counts = q[q > 0], counts[q > 0]
+    chi = float(((counts - n * q).square() / (n * q)).sum())
+    k = len(q)
+    variance = 2 * (k - 1) + (float((1 / q).sum()) - k * k - 2 * k + 2) / n
+    return chi, (chi - (k - 1)) / math.sqrt(variance)
+
+
+def print_chi_square(operators, device, columns=500):
+    """Draws many tokens from one row and compares their counts with the exact probabilities. The
+    last line compares the same draws with a wrong temperature. Raises RuntimeError if a right
+    distribution is too far away, or the wrong one is not."""
+    n = 1 << 18 if device.type == "cuda" else 1 << 8
     generator = torch.Generator().manual_seed(78)
     row = torch.randn(1, columns, generator=generator).to(device)
     u = torch.rand(n, generator=generator).to(device)
-    rows = []
-    for temperature, top_k, top_p in ((1.0, columns, 1.0), (0.7, 50, 1.0), (1.0, columns, 0.5)):
-        drawn = operators.sampling_v4_bound(
-            row.expand(n, -1).contiguous(), u, temperature, top_k, top_p
-        )[0]
-        _, places, mass, sums, kept = prefixes(row, temperature, top_k, top_p)
-        count = int(kept)
-        expected = mass[0, :count] / sums[0, count - 1] * n
+    rows, wrong = [], []
+    for drawn_at, of, top_k, top_p in (
+        (0.7, 0.7, 50, 1.0),
+        (1.0, 1.0, columns, 0.5),
+        (1.0, 1.0, columns, 1.0),
+        (1.0, 2.0, columns, 1.0),
+    ):
+        many = row.expand(n, -1).contiguous()
+        drawn = operators.sampling_v4_bound(many, u, drawn_at, top_k, top_p)[0]
+        _, places, mass, sums, kept = prefixes(row, of, top_k, top_p)
         found = torch.bincount(drawn, minlength=columns)[places[0]]
+        count = int(kept)
         outside = int(found[count:].sum())
-        chi = float(((found[:count] - expected).square() / expected).sum())
-        off = (chi - (count - 1)) / math.sqrt(2 * (count - 1))
-        title = f"T = {temperature:g}, k = {top_k}, p = {top_p:g}"
+        chi, off = distance(found[:count], mass[0, :count] / sums[0, count - 1])
+        title = f"k {top_k}, p {top_p:g}, drawn at T {drawn_at:g}, compared with T {of:g}"
         rows.append([title, count, outside, f"{chi:.1f}", f"{off:+.2f} σ"])
-    print_table([f"{n:,} draws", "kept", "drawn outside", "chi-square", "off by"], rows)
+        if (abs(off) < LIMIT) != (drawn_at == of) or outside:
+            wrong.append(f"{title}: {off:+.1f} standard deviations, {outside} outside")
+    print_table([f"{n:,} draws", "kept", "outside", "chi-square", "off by"], rows)
+    if wrong:
+        raise RuntimeError("the draws have another distribution: " + "; ".join(wrong))
