@@ -6,6 +6,7 @@ import torch
 
 from common.day import print_table
 
+TEMPERATURE = 0.8
 STANDING_OUT = 64  # tokens of a timed row that are far above the others, and differ from each other
 MOST_SETTLED = 1 << 22  # columns
 GROUPS = 16  # of tokens, with about equal probabilities, whose draws are counted
@@ -62,25 +63,27 @@ def settle(logits, u, *options):
     u.copy_(((sums - mass / 2).gather(1, place) / total)[:, 0])
 
 
-def inputs(case, draw, temperature, top_k, top_p, steps=0, lifted=0, wrong_u=False):
-    """steps > 0 rounds logits to multiples of 1 / steps, so that many are equal. The first `lifted`
-    of each row are larger than the others by 2, on average."""
-    rows, columns = case.shape
-    logits = draw(rows, columns)
+def inputs(case, draw):
+    """The shape is (rows, tokens, k, percent of top-p). Uniform logits are multiples of a quarter,
+    so that most are equal, and four rows have a u that is not in [0, 1). With an offset, the first
+    sixth of the logits is larger by 2, on average."""
+    rows, columns, top_k, percent = case.shape
+    top_p = percent / 100
+    logits = draw(rows, columns, values="normal" if case.values == "offset" else None)
     u = draw(rows, dtype="float32", low=0, high=1)
-    if steps and case.values == "normal":
-        logits.copy_((logits * steps).round() / steps)
-    if lifted:
-        logits[:, :lifted] += 2
+    if case.values == "uniform":
+        logits.copy_((logits * 4).round() / 4)
+    if case.values == "offset":
+        logits[:, : columns // 6] += 2
     if draw.fast and columns > STANDING_OUT:
         at = torch.rand(rows, columns, device=u.device).topk(STANDING_OUT)[1]
         apart = 12 + torch.arange(STANDING_OUT, device=u.device) / 16
         logits.scatter_(1, at, apart.to(logits.dtype).expand(rows, -1))
     if 0 < columns <= MOST_SETTLED and rows:
-        settle(logits, u, temperature, top_k, top_p)
-    if wrong_u:
+        settle(logits, u, TEMPERATURE, top_k, top_p)
+    if case.values == "uniform":
         u[:4].copy_(torch.tensor([-0.25, 1.0, math.nan, math.inf])[: len(u)])
-    return logits, u, temperature, top_k, top_p
+    return logits, u, TEMPERATURE, top_k, top_p
 
 
 def by_pytorch(logits, u, temperature, top_k, top_p):
