@@ -420,7 +420,8 @@ struct DigitSearch {
   }
 };
 
-// One block per multiprocessor: without this bound, nvcc gives each thread 32 registers, and spills.
+// The bound of one block per multiprocessor: without it, nvcc gives each thread 32 registers, and
+// spills.
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1)
     sampling_v2_radix_kernel(const Chunk<T, N>* __restrict__ logits, Job job) {
