@@ -18,9 +18,9 @@ INTRODUCES = ("top-k sampling", "top-p sampling", "temperature", "radix select")
 EXERCISE = Exercise(
     function="step",
     task=(
-        "Find the digit at which the running sum over all digits exceeds t. `own` is the sum of the "
-        "elements whose digit is threadIdx.x. The thread that has the digit stores it, shifted and "
-        "added to found.number, with the sums of everything before it."
+        "Find the digit at which the running sum over all digits exceeds t. `own` has the sums of "
+        "the elements whose digit is threadIdx.x. The thread that has the digit stores it, shifted "
+        "and added to found.number, with the sums of everything before it."
     ),
     hints=(
         "Only one thread of the block has the digit. By which two comparisons does it know?",
