@@ -16,7 +16,7 @@ EXTRA_SOURCES = ("tokens.py",)
 INTRODUCES = ("top-k sampling", "top-p sampling", "temperature", "radix select")
 
 EXERCISE = Exercise(
-    function="step",
+    function="DigitSearch::step",
     task=(
         "Find the digit at which the running sum over all digits exceeds t. `own` has the sums of "
         "the elements whose digit is threadIdx.x. The thread that has the digit stores it, shifted "
