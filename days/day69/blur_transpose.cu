@@ -45,8 +45,8 @@ Tensor transposed_output(const Tensor& x, const Tensor& weights, const char* ker
   if (y.numel() == 0) return y;  // a grid of no blocks is an error
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
-    launch(Arguments<T>{data<T>(x), data<float>(weights), mutable_data<T>(y), x.size(1),
-                        x.size(2)});
+    launch(
+        Arguments<T>{data<T>(x), data<float>(weights), mutable_data<T>(y), x.size(1), x.size(2)});
   });
   check_launch(kernel);
   return y;
@@ -198,12 +198,14 @@ struct RowSums {
   }
 };
 
-// Four neighbours of a row, of which w is the first, or zeros beyond the row. W is a multiple of 4,
-// so that a chunk is inside or outside as a whole.
+// x[h, w] to x[h, w + 3] of an image, or zeros beyond it. W is a multiple of 4, so that a chunk is
+// inside or outside as a whole.
 template <typename T>
-__device__ void load_four(float* v, const T* row, int64_t w, int64_t W, bool in_image) {
+__device__ void four_pixels(float* v, const T* image, int64_t h, int64_t w, int64_t H, int64_t W) {
   Chunk<T, FOUR> chunk = {};
-  if (in_image && w >= 0 && w < W) chunk = *reinterpret_cast<const Chunk<T, FOUR>*>(row + w);
+  if (h >= 0 && h < H && w >= 0 && w < W) {
+    chunk = *reinterpret_cast<const Chunk<T, FOUR>*>(&image[h * W + w]);
+  }
 #pragma unroll
   for (int j = 0; j < FOUR; ++j) v[j] = static_cast<float>(chunk.at[j]);
 }
@@ -232,12 +234,10 @@ __global__ void __launch_bounds__(BLOCK) blur_transpose_v3_vectors_kernel(const 
   const int64_t first = tile.w + FOUR * lane;
 #pragma unroll 3
   for (int r = warp; r < SUM_ROWS; r += WARPS) {
-    const int64_t h = tile.h + r - R;
-    const bool inside = h >= 0 && h < p.H;
     float v[3 * FOUR];  // columns [first - 4, first + 8)
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-      load_four(v + FOUR * s, image + h * p.W, first + FOUR * (s - 1), p.W, inside);
+      four_pixels(v + FOUR * s, image, tile.h + r - R, first + FOUR * (s - 1), p.H, p.W);
     }
     const float* left = v + FOUR - R;
     sums.store(r, lane, {filter(left), filter(left + 1), filter(left + 2), filter(left + 3)});
