@@ -1,7 +1,7 @@
 """What a session of tests draws: its seed, and the days whose turn it is.
 
-Costly tests take a few days of each date in turn. HUNDRED_DAYS_SEED=20260131 repeats what that date
-drew, and takes every day.
+Costly tests take a few days of each date in turn, and some also those that were changed lately.
+HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from common.base import compiling
 from common.base.days import Day
 from common.base.paths import ROOT
 from common.check.random_case import SEED_VARIABLE
@@ -30,27 +31,37 @@ def in_turn(days: Sequence[Day], how_many: int, purpose: str) -> list[Day]:
     return sorted(random.Random(f"{purpose} {SEED}").sample(days, how_many), key=lambda d: d.number)
 
 
-def is_due(day: Day, days: Sequence[Day], purpose: str) -> bool:
-    """Whether the day is in the third of `days` whose turn it is, or recent commits touched it."""
+def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -> bool:
+    """Whether the day is in the third of `days` whose turn it is, or recent commits touched its
+    sources; with `headers`, also if they touched a header that it includes."""
     recent = recently_touched()
-    return recent is None or day.name in recent or day in in_turn(days, len(days) // 3, purpose)
+    if recent is None or any(path.parts[:2] == ("days", day.name) for path in recent):
+        return True
+    if headers and any(ROOT / path in _sources(day) for path in recent):
+        return True
+    return day in in_turn(days, len(days) // 3, purpose)
 
 
 @cache
-def recently_touched() -> set[str] | None:
-    """The folders of days that the last RECENT commits touched, and what is not committed yet; None
-    without git's history, where no day is known to be old."""
+def _sources(day: Day) -> set[Path]:
+    return {path for source in day.library_sources for path in compiling.sources_of(source)}
+
+
+@cache
+def recently_touched() -> set[Path] | None:
+    """The sources, relative to the repository, that the last RECENT commits touched, and what is
+    not committed yet; None without git's history, where nothing is known to be old. Texts and
+    pictures, which runs write into the days, are left out."""
     log = ["git", "log", f"-{RECENT}", "--first-parent", "-m", "--format=", "--name-only"]
-    status = ["git", "status", "--porcelain", "--no-renames"]
-    names: set[str] = set()
+    status = ["git", "status", "--porcelain", "--no-renames", "--untracked-files=all"]
+    paths: set[Path] = set()
     for command in (log, status):
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return None
-        paths = [Path(line.split()[-1]).parts for line in done.stdout.splitlines() if line]
-        names |= {path[1] for path in paths if path[0] == "days" and len(path) > 1}
-    return names
+        paths |= {Path(line.split()[-1]) for line in done.stdout.splitlines() if line}
+    return {path for path in paths if path.suffix not in (".md", ".svg", ".json")}
 
 
 def hand_down() -> None:

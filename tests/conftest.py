@@ -67,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
-    config.addinivalue_line("markers", "in_turn(purpose): a third of the days will do: chance.py")
+    due = "in_turn(purpose, headers=False): a third of the days will do: chance.py"
+    config.addinivalue_line("markers", due)
     compilations = Compilations()
     config.stash[_COMPILATIONS] = compilations
     config.stash[_DAY_RUNS] = DayRuns(compilations.wait)
@@ -100,7 +101,7 @@ def skip_what_is_not_due(items: list[pytest.Item]) -> None:
     days, _ = discover()
     for item in items:
         mark = item.get_closest_marker("in_turn")
-        if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args):
+        if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args, **mark.kwargs):
             item.add_marker(pytest.mark.skip(reason=NOT_DUE))
 
 

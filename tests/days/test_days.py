@@ -119,6 +119,7 @@ def begin_on_models(runs: DayRuns, days: list[Day]) -> None:
 test_right_on_other_cards.begin_run = begin_on_models  # type: ignore[attr-defined]
 
 
+@pytest.mark.in_turn("nvcc", headers=True)
 @every_day
 def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
     for source in day.library_sources:
@@ -138,6 +139,7 @@ def readme(day: Day) -> str:
     return (day.folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.in_turn("narrowing", headers=True)
 @every_day
 def test_sizes_and_indices_keep_their_64_bits(day: Day, compilations: Compilations) -> None:
     """What no input that fits a check can show: the row "indices" of `--sanitize`."""

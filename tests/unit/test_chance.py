@@ -22,8 +22,8 @@ def _date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chance, "recently_touched", set)
 
 
-def _due(purpose: str = "stubs") -> list[str]:
-    return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose)]
+def _due(purpose: str = "stubs", headers: bool = False) -> list[str]:
+    return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose, headers)]
 
 
 def test_a_third_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,10 +40,21 @@ def test_with_a_seed_every_day_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_touched_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [day.name for day in DAYS if day.name not in _due()]
-    monkeypatch.setattr(chance, "recently_touched", lambda: {others[0]})
+    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("days", others[0], "a.cu")})
     assert others[0] in _due() and others[1] not in _due()
     monkeypatch.setattr(chance, "recently_touched", lambda: None)  # no history to know it from
     assert len(_due()) == len(DAYS)
+
+
+def test_what_includes_a_touched_header_is_due_where_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chance, "in_turn", lambda *_: [])
+    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("common/cuda/tensor.cuh")})
+    assert _due() == []
+    most = _due(headers=True)
+    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("common/cuda/philox.cuh")})
+    assert 0 < len(_due(headers=True)) < len(DAYS) // 2 < len(most)
 
 
 def test_touched_is_what_recent_commits_changed_or_is_not_committed(
@@ -56,10 +67,10 @@ def test_touched_is_what_recent_commits_changed_or_is_not_committed(
         _write(tmp_path / "days" / f"day{number:02d}" / "a.cu")
         _git(tmp_path, "add", ".")
         _git(tmp_path, "commit", "-q", "-m", "a day")
-    _write(tmp_path / "days" / "day99" / "a.cu")
-    _write(tmp_path / "common" / "days" / "day98")
-    names = {f"day{number:02d}" for number in range(2, chance.RECENT + 2)}
-    assert TOUCHED() == names | {"day99"}
+    for name in ("days/day99/a.cu", "days/day99/README.md", "common/b.cuh"):
+        _write(tmp_path / name)
+    committed = {Path(f"days/day{number:02d}/a.cu") for number in range(2, chance.RECENT + 2)}
+    assert TOUCHED() == committed | {Path("days/day99/a.cu"), Path("common/b.cuh")}
 
 
 def _write(path: Path) -> None:
