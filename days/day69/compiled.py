@@ -1,10 +1,8 @@
-"""What nvcc and Triton make of the day's kernels, and the scoreboard of nine days."""
+"""What nvcc and Triton make of the day's kernels."""
 
 from pathlib import Path
 
 from common.day import TritonKernel, print_machine_code
-
-from .scoreboard import print_scoreboard
 
 FOLDER = Path(__file__).parent
 
@@ -27,9 +25,7 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
 
 
 def show(operators, device):
-    """Registers and widths of the day's kernels; the stored results of days 61 to 69."""
-    print_scoreboard()
-    print()
+    """Registers, widths of loads and stores, and instructions of all kernels."""
     print_machine_code(
         FOLDER / "blur_transpose.cu", FOLDER / "blur_transpose_triton.py", KERNELS, note="fp32"
     )

@@ -15,7 +15,7 @@ TITLE = "Blur and transpose"
 TEACHES = "Neighbours of a tile in CUDA and in Triton; the scoreboard of days 61 to 69"
 TOPICS = ("Triton", "blur", "transpose", "stencil", "images", "fusion", "scoreboard")
 SOURCE = "blur_transpose.cu"
-EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py", "scoreboard.py")
+EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py")
 
 EXERCISE = Exercise(
     function="column_sums",
@@ -37,8 +37,8 @@ FLOATS = ["float32", "float16", "bfloat16"]
 TAPS, R = 7, 3
 # (N, H, W): a part of every tile; tiles of v1 and v2, of v3, and of Triton, and one row or column of
 # chunks more; rows that are no whole chunks, of x alone and of y alone.
-SHAPES = [(1, 1, 1), (2, 3, 5), (3, 8, 12), (1, 33, 35), (1, 64, 128), (1, 68, 260), (1, 132, 4)]
-SHAPES += [(1, 4, 516), (1, 8, 131), (1, 5, 136), (0, 4, 4), (2, 0, 8), (2, 8, 0)]
+SHAPES = [(1, 1, 1), (2, 3, 5), (3, 8, 12), (1, 33, 35), (1, 68, 260), (1, 4, 516), (1, 8, 131)]
+SHAPES += [(1, 5, 136), (0, 4, 4), (2, 0, 8), (2, 8, 0)]
 TRITON = {"triton": "blur_transpose_triton"}
 
 
@@ -93,11 +93,11 @@ PROBLEMS = (
         ),
         cases=(
             *grid(SHAPES, FLOATS),
-            *grid([(1, 12, 40), (1, 9, 37)], FLOATS, values="nonfinite"),
+            *grid([(1, 8, 12), (1, 7, 9)], FLOATS, values="nonfinite"),
             *grid([(1, 8, 12)], FLOATS, values="extreme"),
         ),
         bench=Case((16, 4096, 4096)),
-        bench_cpu=Case((1, 64, 128)),
+        bench_cpu=Case((1, 16, 128)),
         cost=streamed(2, 4 * TAPS),
         pytorch=by_convolutions,
         libraries=(Library("compile", lambda *arguments: compiled()(*arguments)),),
