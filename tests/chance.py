@@ -35,11 +35,11 @@ def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -
     """Whether the day is in the third of `days` whose turn it is, or recent commits touched its
     sources; with `headers`, also if they touched a header that it includes."""
     recent = recently_touched()
-    if recent is None or any(path.parts[:2] == ("days", day.name) for path in recent):
+    if recent is None or day in in_turn(days, len(days) // 3, purpose):
         return True
-    if headers and any(ROOT / path in _sources(day) for path in recent):
+    if any(path.is_relative_to(day.folder) for path in recent):
         return True
-    return day in in_turn(days, len(days) // 3, purpose)
+    return headers and not recent.isdisjoint(_sources(day))
 
 
 @cache
@@ -49,9 +49,9 @@ def _sources(day: Day) -> set[Path]:
 
 @cache
 def recently_touched() -> set[Path] | None:
-    """The sources, relative to the repository, that the last RECENT commits touched, and what is
-    not committed yet; None without git's history, where nothing is known to be old. Texts and
-    pictures, which runs write into the days, are left out."""
+    """The files that the last RECENT commits touched, and what is not committed yet; None without
+    git's history, where nothing is known to be old. Texts and pictures, which no test that takes
+    turns reads, are left out."""
     log = ["git", "log", f"-{RECENT}", "--first-parent", "-m", "--format=", "--name-only"]
     status = ["git", "status", "--porcelain", "--no-renames", "--untracked-files=all"]
     paths: set[Path] = set()
@@ -60,8 +60,8 @@ def recently_touched() -> set[Path] | None:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return None
-        paths |= {Path(line.split()[-1]) for line in done.stdout.splitlines() if line}
-    return {path for path in paths if path.suffix not in (".md", ".svg", ".json")}
+        paths |= {ROOT / line.split()[-1] for line in done.stdout.splitlines() if line}
+    return {path for path in paths if path.suffix not in (".md", ".svg")}
 
 
 def hand_down() -> None:

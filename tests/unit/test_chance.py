@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.base.days import discover
+from common.base.paths import ROOT
 from tests import chance
 
 DAYS, _ = discover()
@@ -40,7 +41,7 @@ def test_with_a_seed_every_day_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_touched_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [day.name for day in DAYS if day.name not in _due()]
-    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("days", others[0], "a.cu")})
+    monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / "days" / others[0] / "a.cu"})
     assert others[0] in _due() and others[1] not in _due()
     monkeypatch.setattr(chance, "recently_touched", lambda: None)  # no history to know it from
     assert len(_due()) == len(DAYS)
@@ -50,10 +51,10 @@ def test_what_includes_a_touched_header_is_due_where_that_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chance, "in_turn", lambda *_: [])
-    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("common/cuda/tensor.cuh")})
+    monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / "common/cuda/tensor.cuh"})
     assert _due() == []
     most = _due(headers=True)
-    monkeypatch.setattr(chance, "recently_touched", lambda: {Path("common/cuda/philox.cuh")})
+    monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / "common/cuda/philox.cuh"})
     assert 0 < len(_due(headers=True)) < len(DAYS) // 2 < len(most)
 
 
@@ -67,10 +68,11 @@ def test_touched_is_what_recent_commits_changed_or_is_not_committed(
         _write(tmp_path / "days" / f"day{number:02d}" / "a.cu")
         _git(tmp_path, "add", ".")
         _git(tmp_path, "commit", "-q", "-m", "a day")
-    for name in ("days/day99/a.cu", "days/day99/README.md", "common/b.cuh"):
+    uncommitted = ["days/day99/a.cu", "days/day99/tuned.json", "common/b.cuh"]
+    for name in (*uncommitted, "days/day99/README.md"):
         _write(tmp_path / name)
-    committed = {Path(f"days/day{number:02d}/a.cu") for number in range(2, chance.RECENT + 2)}
-    assert TOUCHED() == committed | {Path("days/day99/a.cu"), Path("common/b.cuh")}
+    committed = [f"days/day{number:02d}/a.cu" for number in range(2, chance.RECENT + 2)]
+    assert TOUCHED() == {tmp_path / name for name in (*committed, *uncommitted)}
 
 
 def _write(path: Path) -> None:
