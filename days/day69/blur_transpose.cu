@@ -11,7 +11,7 @@
 //
 //   v1 direct         49 loads per output, scattered writes
 //   v2 tile           halo, row sums and transpose in shared memory: coalesced on both sides
-//   v3 vectors        4 elements per load and store, row sums from registers, a swizzled tile
+//   v3 vectors        4 elements per load and streaming store, row sums from registers, a swizzle
 //   v4 triton         blur_transpose_triton.py: a program walks down a strip, 7 loads per element
 //   v5 triton chunks  the same, with 3 loads per 4 elements
 //
@@ -180,9 +180,13 @@ Tensor blur_transpose_v2_tile(const Tensor& x, const Tensor& weights) {
 constexpr int FOUR = 4;               // elements per chunk
 constexpr int TALL = 64, WIDE = 128;  // a row of the tile is 32 chunks, one per lane
 constexpr int CHUNKS = WIDE / FOUR;
+constexpr int GROUPS = TALL / FOUR;  // of 4 rows each
 constexpr int WARPS = BLOCK / 32;
+constexpr int WARPS_DOWN = GROUPS / 8;  // they share a chunk of columns, 8 groups each
 constexpr int SUM_ROWS = TALL + 2 * R;
+constexpr int AHEAD = 3;  // rows that a warp loads before it sums the first of them
 static_assert(CHUNKS == 32 && R <= FOUR, "a warp per row, whose halo is one chunk at each side");
+static_assert(GROUPS % 8 == 0 && WARPS % WARPS_DOWN == 0, "every warp has whole chunks of columns");
 
 // Row sums of a tile and its halo, (SUM_ROWS, WIDE), swizzled: the rows of a group of 4 keep the
 // order of their chunks, other groups have other ones. Where a warp reads one word in each of 8
@@ -190,70 +194,90 @@ static_assert(CHUNKS == 32 && R <= FOUR, "a warp per row, whose halo is one chun
 struct RowSums {
   float4 at[SUM_ROWS][CHUNKS];
 
-  static __device__ int place(int r, int c) { return c ^ (r / FOUR % 8); }
-  __device__ void store(int r, int c, float4 sums) { at[r][place(r, c)] = sums; }
-  // Element j of chunk c.
-  __device__ float load(int r, int c, int j) const {
-    return reinterpret_cast<const float*>(&at[r][place(r, c)])[j];
+  static __device__ int place(int group, int c) { return c ^ group % 8; }
+  __device__ void store(int r, int c, float4 sums) { at[r][place(r / FOUR, c)] = sums; }
+  // Element j of chunk c in row a after the first of a group.
+  __device__ float load(int group, int a, int c, int j) const {
+    return reinterpret_cast<const float*>(&at[FOUR * group + a][place(group + a / FOUR, c)])[j];
   }
 };
 
-// x[h, w] to x[h, w + 3] of an image, or zeros beyond it. W is a multiple of 4, so that a chunk is
-// inside or outside as a whole.
+// The sums along a row of four neighbours, whose chunk is the middle one of three.
 template <typename T>
-__device__ void four_pixels(float* v, const T* image, int64_t h, int64_t w, int64_t H, int64_t W) {
-  Chunk<T, FOUR> chunk = {};
-  if (h >= 0 && h < H && w >= 0 && w < W) {
-    chunk = *reinterpret_cast<const Chunk<T, FOUR>*>(&image[h * W + w]);
-  }
+__device__ float4 row_sums(const Chunk<T, FOUR>* chunks, const Filter& filter) {
+  float v[3 * FOUR];
 #pragma unroll
-  for (int j = 0; j < FOUR; ++j) v[j] = static_cast<float>(chunk.at[j]);
+  for (int i = 0; i < 3 * FOUR; ++i) v[i] = static_cast<float>(chunks[i / FOUR].at[i % FOUR]);
+  const float* left = v + FOUR - R;
+  return {filter(left), filter(left + 1), filter(left + 2), filter(left + 3)};
 }
 
-// The sums along columns of one chunk of columns, for the rows 4 · g to 4 · g + 3 of the tile.
+// The sums along columns of one chunk of columns, for the rows 4 * g to 4 * g + 3 of the tile.
 template <typename T>
 __device__ Chunk<T, FOUR> column_sums(const RowSums& sums, const Filter& filter, int g, int c,
                                       int j) {
   float v[FOUR + 2 * R];
   Chunk<T, FOUR> out;
 #pragma unroll
-  for (int a = 0; a < FOUR + 2 * R; ++a) v[a] = sums.load(FOUR * g + a, c, j);
+  for (int a = 0; a < FOUR + 2 * R; ++a) v[a] = sums.load(g, a, c, j);
 #pragma unroll
   for (int i = 0; i < FOUR; ++i) out.at[i] = static_cast<T>(filter(v + i));
   return out;
 }
 
+// Stores a chunk with a hint that its line should leave L2 first (day 21).
+template <typename T>
+__device__ void store_streaming(Chunk<T, FOUR>* to, const Chunk<T, FOUR>& chunk) {
+  using Words = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+  __stcs(reinterpret_cast<Words*>(to), *reinterpret_cast<const Words*>(&chunk));
+}
+
 template <typename T>
 __global__ void __launch_bounds__(BLOCK) blur_transpose_v3_vectors_kernel(const Arguments<T> p) {
+  using Four = Chunk<T, FOUR>;
   __shared__ RowSums sums;
   const Tile tile = tile_of_block<TALL, WIDE>(p.H, p.W);
-  const T* image = p.x + tile.image * p.H * p.W;
   const Filter filter(p.weights);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t across = p.W / FOUR, down = p.H / FOUR;  // chunks per row of x, of y
 
-  const int64_t first = tile.w + FOUR * lane;
-#pragma unroll 3
-  for (int r = warp; r < SUM_ROWS; r += WARPS) {
-    float v[3 * FOUR];  // columns [first - 4, first + 8)
+  // Row r of `sums` is row tile.h + r - R of the image. Those in [top, bottom) are inside.
+  const int top = static_cast<int>(max(int64_t{0}, R - tile.h));
+  const int bottom = static_cast<int>(min(int64_t{SUM_ROWS}, p.H - tile.h + R));
+  const int64_t column = tile.w / FOUR + lane;  // of chunks
+  const Four* from =
+      reinterpret_cast<const Four*>(p.x) + (tile.image * p.H + tile.h - R) * across + column;
+  for (int first = warp; first < SUM_ROWS; first += AHEAD * WARPS) {
+    Four chunks[AHEAD][3] = {};  // zeros beyond the image
 #pragma unroll
-    for (int s = 0; s < 3; ++s) {
-      four_pixels(v + FOUR * s, image, tile.h + r - R, first + FOUR * (s - 1), p.H, p.W);
+    for (int k = 0; k < AHEAD; ++k) {
+      const int r = first + k * WARPS;
+#pragma unroll
+      for (int s = -1; s <= 1; ++s) {
+        if (r >= top && r < bottom && column + s >= 0 && column + s < across) {
+          chunks[k][s + 1] = from[r * across + s];
+        }
+      }
     }
-    const float* left = v + FOUR - R;
-    sums.store(r, lane, {filter(left), filter(left + 1), filter(left + 2), filter(left + 3)});
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {
+      const int r = first + k * WARPS;
+      if (r < SUM_ROWS) sums.store(r, lane, row_sums(chunks[k], filter));
+    }
   }
   __syncthreads();  // all row sums are written before any thread sums along a column
 
-  // A warp writes 4 rows of y: 8 lanes with 4 elements each are 32 neighbours of a row. The address
-  // counts in chunks, or nvcc would store the elements one by one.
-  const int in_eight = lane % 8, j = lane / 8;
-  const int64_t down = p.H / FOUR;  // chunks per row of y
-  auto* out = reinterpret_cast<Chunk<T, FOUR>*>(p.y) + tile.image * p.W * down;
+  // A warp writes 4 rows of y: 8 lanes with 4 elements each are 32 neighbours of a row.
+  const int g = warp % WARPS_DOWN * 8 + lane % 8, j = lane / 8;
+  const int wide = static_cast<int>(min(int64_t{WIDE}, p.W - tile.w));
+  const int64_t chunk = tile.h / FOUR + g;
+  Four* to = reinterpret_cast<Four*>(p.y) + (tile.image * p.W + tile.w + j) * down + chunk;
+  if (chunk >= down) return;
 #pragma unroll 2
-  for (int i = warp; i < CHUNKS * TALL / 32; i += WARPS) {
-    const int c = i / (TALL / 32), g = i % (TALL / 32) * 8 + in_eight;
-    const int64_t chunk = tile.h / FOUR + g, w = tile.w + FOUR * c + j;
-    if (chunk < down && w < p.W) out[w * down + chunk] = column_sums<T>(sums, filter, g, c, j);
+  for (int c = warp / WARPS_DOWN; c < CHUNKS; c += WARPS / WARPS_DOWN) {
+    if (FOUR * c + j < wide) {
+      store_streaming(to + FOUR * c * down, column_sums<T>(sums, filter, g, c, j));
+    }
   }
 }
 

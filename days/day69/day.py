@@ -12,7 +12,7 @@ from .compiled import show
 __all__ = ["PROBLEMS", "show"]
 
 TITLE = "Blur and transpose"
-TEACHES = "Neighbours of a tile in CUDA and in Triton; the scoreboard of days 61 to 69"
+TEACHES = "Neighbours of a tile in CUDA and in Triton; the scoreboard of days 61 to 70"
 TOPICS = ("Triton", "blur", "transpose", "stencil", "images", "fusion", "scoreboard")
 SOURCE = "blur_transpose.cu"
 EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py")
@@ -25,20 +25,21 @@ EXERCISE = Exercise(
     ),
     hints=(
         "Row r of `sums` is row r - R of the tile. Which rows of `sums` does the first of the four "
-        "need, and which does the last?",
+        "need, and which ones does the last need?",
         "The four windows of TAPS rows overlap. FOUR + 2 * R values from shared memory, kept in "
         "registers, are enough for all of them.",
-        "v[a] = sums.load(FOUR * g + a, c, j) for a from 0 to FOUR + 2 * R - 1; then out.at[i] = "
-        "filter(v + i), as T. Both loops are unrolled, so that v needs no memory.",
+        "v[a] = sums.load(g, a, c, j) for a from 0 to FOUR + 2 * R - 1; then out.at[i] = "
+        "filter(v + i), as T. Both loops are unrolled, so that v stays in registers.",
     ),
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
 TAPS, R = 7, 3
-# (N, H, W): a part of every tile; tiles of v1 and v2, of v3, and of Triton, and one row or column of
-# chunks more; rows that are no whole chunks, of x alone and of y alone.
-SHAPES = [(1, 1, 1), (2, 3, 5), (3, 8, 12), (1, 33, 35), (1, 68, 260), (1, 4, 516), (1, 8, 131)]
-SHAPES += [(1, 5, 136), (0, 4, 4), (2, 0, 8), (2, 8, 0)]
+# (N, H, W): a part of every tile; more than one tile of v1 and v2, of v3 along a row, and of Triton;
+# rows that are no whole chunks, of x alone and of y alone.
+SHAPES = [(1, 1, 1), (1, 3, 5), (2, 8, 12), (1, 33, 35), (1, 4, 516), (1, 8, 131), (1, 5, 136)]
+EMPTY = [(0, 4, 4), (2, 0, 8), (2, 8, 0)]
+IMAGES = (2, 68, 132)  # several tiles along both sides of several images
 TRITON = {"triton": "blur_transpose_triton"}
 
 
@@ -92,7 +93,8 @@ PROBLEMS = (
             Rung("blur_transpose_v5_triton_chunks", "Triton, 3 loads per 4 elements", **TRITON),
         ),
         cases=(
-            *grid(SHAPES, FLOATS),
+            *grid([*SHAPES, *EMPTY], FLOATS),
+            *grid([IMAGES], ["float32", "bfloat16"]),
             *grid([(1, 8, 12), (1, 7, 9)], FLOATS, values="nonfinite"),
             *grid([(1, 8, 12)], FLOATS, values="extreme"),
         ),
