@@ -35,7 +35,7 @@ EXERCISE = Exercise(
 
 FLOATS = ["float32", "float16", "bfloat16"]
 TAPS, R = 7, 3
-# (N, H, W): a part of every tile; more than one tile of v1 and v2, of v3 along a row, and of Triton;
+# (N, H, W): a part of every tile; several tiles of v1 and v2, of v3 along a row, and of Triton;
 # rows that are no whole chunks, of x alone and of y alone.
 SHAPES = [(1, 1, 1), (1, 3, 5), (2, 8, 12), (1, 33, 35), (1, 4, 516), (1, 8, 131), (1, 5, 136)]
 EMPTY = [(0, 4, 4), (2, 0, 8), (2, 8, 0)]
