@@ -260,8 +260,8 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
     speed = geometric_mean(pair.speed for pair in listed)
     lines = geometric_mean(pair.twin.lines / pair.cuda.lines for pair in listed)
     return (
-        f"{table}\n\nMeasured on {' and '.join(machines)}: {counted(len(listed), 'pair')}, of which "
-        f"the twin is faster in {faster}. The twins have {speed:.2f} × the speed of CUDA and "
+        f"{table}\n\nMeasured on {' and '.join(machines)}: {counted(len(listed), 'pair')}, of "
+        f"which the twin is faster in {faster}. The twins have {speed:.2f} × the speed of CUDA and "
         f"{lines:.2f} × its lines (geometric means)."
     )
 

@@ -15,7 +15,7 @@ TWINS = ("_triton.py", "_numba.py")  # how the modules of kernels in Python are 
 
 @dataclass(frozen=True)
 class Side:
-    """The fastest rung of a problem in one language. ms: its time. lines: of what it uses, see `lines_of`."""
+    """The fastest rung of a problem in one language. ms: its time. lines: see `lines_of`."""
 
     rung: str
     ms: float
@@ -74,7 +74,7 @@ def _fastest(times: dict[str, float], items: Sequence[Item]) -> Side:
 @dataclass(frozen=True)
 class Item:
     """A function, type or constant at the top level of a source. text: without comments,
-    docstrings and blank lines."""
+    docstrings, imports and blank lines."""
 
     names: frozenset[str]
     text: str
@@ -94,9 +94,10 @@ def lines_of(items: Sequence[Item], rung: str) -> int:
 
 # Our formatters begin an item in the first column and indent all of it but its closing bracket.
 _ITEM = re.compile(r"(?:(?:template|@).*\n(?: .*\n)*)*\S.*\n(?:[ })\]].*\n)*")
+# Docstrings, comments, imports; comments, directives with all their lines.
 _NO_CODE = {
-    "Python": re.compile(r'""".*?"""|#[^\n]*', re.S),
-    "CUDA": re.compile(r"//.*|^#(?:.*\\\n)*.*", re.M),  # comments; directives with all their lines
+    "Python": re.compile(r'""".*?"""|#[^\n]*|^(?:import|from) [^(\n]*(?:\([^)]*\))?', re.S | re.M),
+    "CUDA": re.compile(r"//.*|^#(?:.*\\\n)*.*", re.M),
 }
 
 
