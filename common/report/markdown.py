@@ -6,6 +6,7 @@ A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
     results       the table of the day's rungs
     practice      the day's exercises
     neighbours    links to the day before and the day after
+    scoreboard    where a README has it: CUDA beside Triton or Numba, on all days of its part
     recorded      of the front page: the picture of a run
     curriculum    of the front page: all days, with their last rungs
 """
@@ -18,9 +19,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 
 from common.base.days import Day, discover
-from common.base.figures import counted
+from common.base.figures import counted, duration, ratio
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
 from common.base.parts import part_of
@@ -31,6 +33,7 @@ from common.report.columns import MARKDOWN, PROGRESS, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
 from common.report.plot import plot, plotted
+from common.report.scoreboard import Pair, pairs, twin_modules
 from common.report.terminal import Line, header_line, rung_line
 
 PLOT = "results.svg"  # in a day's folder
@@ -89,6 +92,9 @@ def generated(
         blocks["run"] = run_block(stored.get(day.number, []))
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
+        if begin_of("scoreboard") in text:
+            part = [one for one in days if part_of(one.number) == part_of(day.number)]
+            blocks["scoreboard"] = scoreboard_block(part, stored)
         for name, block in blocks.items():
             text = replaced(readme, text, name, block)
         files[readme] = text
@@ -215,6 +221,49 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
     shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
     counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
     return dict(counts) if any(rung.timing for rung in rungs) else {}
+
+
+# --- the scoreboard ---------------------------------------------------------------------------
+
+
+def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+    """The days' fastest rungs in CUDA and in Triton or Numba, on the first GPU of their results.
+
+    Days without a module in Triton or Numba are left out.
+    """
+    header = ["day", "problem", "CUDA", "time", "lines", "twin", "time", "lines", "× CUDA"]
+    left = [False, True, True, False, False, True, False, False, False]
+    rows: list[list[str]] = []
+    listed: list[Pair] = []
+    machines: dict[str, None] = {}
+    for day in days:
+        if not twin_modules(day):
+            continue
+        link = f"[{day.number}](../{day.name}/README.md)"
+        results = stored.get(day.number, [])[:1]
+        found = pairs(day, results[0].rungs) if results else []
+        if not found:
+            state = "no pair is timed" if results else "not measured yet"
+            rows.append([link, state, *[""] * (len(header) - 2)])
+            continue
+        machines[results[0].where["gpu"]] = None
+        for pair in found:
+            row = [link, pair.problem]
+            for side in (pair.cuda, pair.twin):
+                row += [f"`{side.rung}`", duration(side.ms / 1e3), str(side.lines)]
+            rows.append([*row, ratio(pair.cuda.ms, pair.twin.ms)])
+        listed += found
+    table = "\n".join(markdown_table(header, left, rows))
+    if not listed:
+        return table
+    faster = sum(pair.speed > 1 for pair in listed)
+    speed = geometric_mean(pair.speed for pair in listed)
+    lines = geometric_mean(pair.twin.lines / pair.cuda.lines for pair in listed)
+    return (
+        f"{table}\n\nMeasured on {' and '.join(machines)}: {counted(len(listed), 'pair')}, of "
+        f"which the twin is faster in {faster}. The twins have {speed:.2f} × the speed of CUDA and "
+        f"{lines:.2f} × its lines (geometric means)."
+    )
 
 
 # --- the front page ---------------------------------------------------------------------------
