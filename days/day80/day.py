@@ -16,20 +16,22 @@ EXTRA_SOURCES = ("selective_scan_backward.cu", "ssm.cuh")
 INTRODUCES = ("selective scan", "reduce-scatter", "adjoint")
 
 EXERCISE = Exercise(
-    function="reduce_scatter",
-    source="ssm.cuh",
+    function="selective_scan_v3_kernel",
+    first="for (int distance = 1; distance < 32; distance *= 2) {",
+    last="h = lane == 0 ? old : before;",
     task=(
-        "Sum v over groups of GROUP lanes whose numbers differ by multiples of DISTANCE. Lane g of "
-        "a group ends with the sums [g · COUNT / GROUP, (g + 1) · COUNT / GROUP) at the start of v."
+        "A lane's steps are the map x -> product * x + h. Scan the maps over the warp, so that h "
+        "becomes the state before the lane's steps; `start` of lane n holds state n before the "
+        "tile, and shall hold it after the tile."
     ),
     hints=(
-        "A butterfly would exchange all COUNT values in every step, and every lane would have all "
-        "sums. Which of them does a lane not need after the first step?",
-        "In the step with the lane at distance group / 2 · DISTANCE, one of the two keeps the "
-        "lower half of its values and sends the upper one, the other the other way round.",
-        "upper = threadIdx.x & (group / 2 · DISTANCE). For i < half: keep = upper ? v[i + half] : "
-        "v[i], send = the other; v[i] = keep + __shfl_xor_sync(all lanes, send, the distance). "
-        "Then group and half are halved.",
+        "Maps are composed as numbers are added on day 17: in 5 steps, with the lane at distance "
+        "1, 2, 4, 8, 16 below. The map below comes first: its result goes through ours.",
+        "__shfl_up_sync brings both numbers of the map below. In lanes >= distance h takes in "
+        "product * h_below first, and only then the products are multiplied. All lanes shuffle.",
+        "With the scanned map, the state after a lane's steps is product * start + h, where start "
+        "comes from lane n. Each lane needs that of the lane below, lane 0 the start itself; lane "
+        "n keeps that of lane 31.",
     ),
 )
 
