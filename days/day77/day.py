@@ -13,6 +13,12 @@ SOURCE = "paged_attention.cu"
 INTRODUCES = ("PagedAttention", "block table")
 USES = (76,)
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "paged_by_pairs: constant off by one: `1` -> `2`": (
+        "with more pairs than resident blocks, each pair then has two splits: the same values"
+    ),
+}
+
 EXERCISE = Exercise(
     function="paged_even_kernel",
     first="while (n.starts[b + 1] * n.H <= unit) ++b;",
@@ -42,6 +48,7 @@ MIXED = [
     (2, 3, 5, 9, 64, 128),
     (40, 8, 1, 9, 16, 64),  # on a small card, pairs that begin and end within a block
     (2, 1, 2, 256, 64, 64),  # and many units per block
+    (300, 1, 1, 1, 16, 64),  # more sequences than the plan scans at a time
 ]
 SHARED = [(3, 2, 4, 9, 16, 64), (4, 1, 2, 3, 64, 128)]
 EMPTY = [(0, 2, 4, 3, 16, 64), (2, 0, 1, 3, 16, 64), (2, 1, 3, 0, 64, 64), (2, 3, 0, 2, 16, 64)]

@@ -20,7 +20,7 @@ def lengths_of(case, shared):
     B, _H, _G, M, size, _D = case.shape
     if shared:
         return [max(0, M * size - 3 * b) for b in range(B)], 7 * M // 8
-    return [M * size // (b + 1) ** 2 for b in range(B)], 0
+    return [min(M * size, max(1, M * size // (b + 1) ** 2)) for b in range(B)], 0
 
 
 def numbered(lengths, common, size):
