@@ -208,7 +208,8 @@ class Builder:
             install = "python -m pip install 'numba-cuda[cu13]'"
             raise Skip(f"Numba is missing: {install} ({error})") from error
         except AttributeError as error:
-            raise Skip(f"this Numba does not work with NumPy {version('numpy')}: {error}") from error
+            numpy = f"NumPy {version('numpy')}"
+            raise Skip(f"this Numba does not work with {numpy}: {error}") from error
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
     def _not_watched(self, what: str) -> None:
