@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from common.base.days import Day, discover
-from common.base.figures import counted, duration, ratio
+from common.base.figures import counted, duration, numbers, ratio
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
 from common.base.parts import part_of
@@ -235,7 +235,7 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
     left = [False, True, True, False, False, True, False, False, False]
     rows: list[list[str]] = []
     listed: list[Pair] = []
-    machines: dict[str, None] = {}
+    machines: dict[str, list[int]] = {}
     for day in days:
         if not twin_modules(day):
             continue
@@ -246,7 +246,7 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
             state = "no pair is timed" if results else "not measured yet"
             rows.append([link, state, *[""] * (len(header) - 2)])
             continue
-        machines[results[0].where["gpu"]] = None
+        machines.setdefault(results[0].where["gpu"], []).append(day.number)
         for pair in found:
             row = [link, pair.problem]
             for side in (pair.cuda, pair.twin):
@@ -256,13 +256,14 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
     table = "\n".join(markdown_table(header, left, rows))
     if not listed:
         return table
+    where = " and ".join(f"{gpu} (day {numbers(known)})" for gpu, known in machines.items())
     faster = sum(pair.speed > 1 for pair in listed)
     speed = geometric_mean(pair.speed for pair in listed)
     lines = geometric_mean(pair.twin.lines / pair.cuda.lines for pair in listed)
     return (
-        f"{table}\n\nMeasured on {' and '.join(machines)}: {counted(len(listed), 'pair')}, of "
-        f"which the twin is faster in {faster}. The twins have {speed:.2f} × the speed of CUDA and "
-        f"{lines:.2f} × its lines (geometric means)."
+        f"{table}\n\nMeasured on {where}: {counted(len(listed), 'pair')}, of which the twin is "
+        f"faster in {faster}. The twins have {speed:.2f} × the speed of CUDA and {lines:.2f} × its "
+        "lines (geometric means)."
     )
 
 

@@ -65,7 +65,7 @@ def problem(name, dtype, rungs, bytes_per_parameter, *more, **options):
         bench=Case(GPT2, dtype),
         bench_cpu=Case(SMALL, dtype),
         cost=cost(bytes_per_parameter),
-        tolerance=Tolerance(factor=16, why=WHY),
+        tolerance=Tolerance(ulps=8, factor=16, why=WHY),
         **options,
     )
 

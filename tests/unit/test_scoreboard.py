@@ -143,7 +143,7 @@ def test_the_block(day: Day) -> None:
     assert f"| [61](../day61/README.md) {row}" in text
     assert "| [62](../day62/README.md) | not measured yet |  |" in text
     assert "day63" not in text
-    assert "Measured on NVIDIA H200: 1 pair, of which the twin is faster in 1." in text
+    assert "Measured on NVIDIA H200 (day 61): 1 pair, of which the twin is faster in 1." in text
     assert "2.00 × the speed of CUDA and 0.50 × its lines" in text
     text = scoreboard_block(days, {61: [Stored(61, WHERE, rungs[:1])]})
     assert "| [61](../day61/README.md) | no pair is timed |" in text
