@@ -396,8 +396,8 @@ struct DigitSearch {
     Sums after = found.before + upto;
     for (int w = 0; w < warp; ++w) after = after + shared.of_warp[w];
     const Sums before = {after.mass - own.mass, after.count - own.count};
-    if (measure(before, by) <= t && t < measure(after, by))
-      shared.found = {found.number + (threadIdx.x << shift), before};
+    const bool is_here = measure(before, by) <= t && t < measure(after, by);
+    if (is_here) shared.found = {found.number + (threadIdx.x << shift), before};
     __syncthreads();  // the one thread that has the digit has written it
     return shared.found;
   }
