@@ -2,7 +2,7 @@
 
     python numba_simulator.py 64        n; prints the seconds of one launch
 
-Numba is no requirement of this project: the interpreter that runs this file must have it.
+The interpreter that runs this file must have Numba, as one has with this project's requirements.
 """
 
 import os
