@@ -41,6 +41,7 @@ from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
+from common.check.attention import attention, attention_by
 from common.check.nf4 import block_codes, in_blocks, nf4_levels
 from common.check.philox import philox_words
 from common.check.sgemm import (
@@ -83,6 +84,8 @@ __all__ = [
     "Target",
     "Tolerance",
     "TritonKernel",
+    "attention",
+    "attention_by",
     "block_codes",
     "cache_directory",
     "cached",

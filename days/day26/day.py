@@ -4,8 +4,7 @@ from functools import partial
 from itertools import product
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from common.day import (
     Case,
@@ -14,8 +13,9 @@ from common.day import (
     Library,
     Problem,
     Rung,
-    Skip,
     Target,
+    attention,
+    attention_by,
     grid,
     print_table,
     seconds,
@@ -79,37 +79,9 @@ def inputs(causal, case, draw):
     return q, k, v, causal
 
 
-def hidden_by_mask(q, k):
-    """Row i sees the keys j <= i + T - S, so that the last row sees all."""
-    S, T = q.shape[2], k.shape[2]
-    return torch.ones(S, T, dtype=torch.bool, device=q.device).triu(T - S + 1)
-
-
-def reference(q, k, v, causal=False):
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    hidden = (
-        hidden_by_mask(q, k)
-        if causal
-        else torch.zeros(s.shape[2:], dtype=torch.bool, device=s.device)
-    )
-    s = s.masked_fill(hidden, -torch.inf)
-    wide = s.to(torch.promote_types(s.dtype, torch.float32))
-    p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
-    # A score of +inf makes the output NaN. In the kernels, whose exponentials are of differences to
-    # the maximum, it makes the log-sum-exp NaN too.
-    lse = wide.logsumexp(-1)
-    return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
-
-
 def by(backend, q, k, v, causal=False):
-    """PyTorch's call; the CPU has none of these backends. It returns no log-sum-exp here."""
-    if q.is_cpu:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    try:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    except RuntimeError as error:
-        raise Skip(f"no {backend.name} here: {error}") from error
+    """PyTorch's call. It returns no log-sum-exp here."""
+    return attention_by(backend, q, k, v, is_causal=causal)
 
 
 flash = partial(by, SDPBackend.FLASH_ATTENTION)
@@ -144,7 +116,7 @@ def timed(name, causal, bench, rungs):
     return Problem(
         name,
         partial(inputs, causal),
-        reference,
+        attention,
         rungs,
         cases=CASES if causal else (*CASES, *UNUSUAL),
         bench=Case(bench, "bfloat16"),
@@ -159,7 +131,7 @@ def lengths(name, causal):
     return Problem(
         name,
         partial(inputs, causal),
-        reference,
+        attention,
         RUNGS[1:],
         cases=grid([*LENGTHS, *NO_KEYS], HALVES),
         timed=False,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from common.day import (
     Case,
@@ -15,8 +15,8 @@ from common.day import (
     Library,
     Problem,
     Rung,
-    Skip,
     Target,
+    attention_by,
     grid,
     peak_memory,
     print_table,
@@ -168,14 +168,7 @@ def load_module(builder):
 def by_sdpa(backend, x, in_weight, in_bias, out_weight, out_bias, heads, padding=None):
     """The same layer of F.linear and PyTorch's attention, the heads as views."""
     q, k, v = (heads_of(rows, heads) for rows in F.linear(x, in_weight, in_bias).chunk(3, -1))
-    if x.is_cpu:
-        o = F.scaled_dot_product_attention(q, k, v)
-    else:
-        try:
-            with sdpa_kernel(backend):
-                o = F.scaled_dot_product_attention(q, k, v)
-        except RuntimeError as error:
-            raise Skip(f"no {backend.name} here: {error}") from error
+    o = attention_by(backend, q, k, v)
     return F.linear(o.transpose(1, 2).flatten(2), out_weight, out_bias)
 
 

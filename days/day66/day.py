@@ -4,9 +4,9 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Skip, Target, grid
+from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, attention_by, grid
 
 from .compiled import show
 
@@ -88,14 +88,8 @@ def reference(q, k, v, slopes, window=0):
 
 
 def by(backend, q, k, v, slopes, window):
-    """PyTorch's call for a causal mask; the CPU has none of these backends."""
-    if q.is_cpu:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    try:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    except RuntimeError as error:
-        raise Skip(f"no {backend.name} here: {error}") from error
+    """PyTorch's call for a causal mask."""
+    return attention_by(backend, q, k, v, is_causal=True)
 
 
 flash = partial(by, SDPBackend.FLASH_ATTENTION)

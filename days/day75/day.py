@@ -4,8 +4,7 @@ from functools import partial
 from itertools import product
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from common.day import (
     Case,
@@ -14,8 +13,9 @@ from common.day import (
     Library,
     Problem,
     Rung,
-    Skip,
     Target,
+    attention,
+    attention_by,
     grid,
     print_table,
     seconds,
@@ -67,33 +67,13 @@ def inputs(causal, case, draw):
 def reference(q, k, v, causal=False):
     """Head by head: the scores of all would not fit into the memory of some GPUs."""
     heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
-    outputs = [one_head(*head, causal) for head in heads]
+    outputs = [attention(*head, causal) for head in heads]
     return tuple(torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
 
 
-def one_head(q, k, v, causal):
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    S, T = s.shape[2:]
-    hidden = torch.ones(S, T, dtype=torch.bool, device=q.device).triu(T - S + 1)
-    hidden &= causal
-    s = s.masked_fill(hidden, -torch.inf)
-    wide = s.to(torch.promote_types(s.dtype, torch.float32))
-    p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
-    # A score of +inf makes the output NaN. In the kernels, whose exponentials are of differences to
-    # the maximum, it makes the log-sum-exp NaN too.
-    lse = wide.logsumexp(-1)
-    return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
-
-
 def by(backend, q, k, v, causal=False):
-    """PyTorch's call; the CPU has none of these backends. It returns no log-sum-exp here."""
-    if q.is_cpu:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    try:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    except RuntimeError as error:
-        raise Skip(f"no {backend.name} here: {error}") from error
+    """PyTorch's call. It returns no log-sum-exp here."""
+    return attention_by(backend, q, k, v, is_causal=causal)
 
 
 flash = partial(by, SDPBackend.FLASH_ATTENTION)

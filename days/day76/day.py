@@ -3,8 +3,7 @@
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from common.day import (
     Case,
@@ -13,9 +12,9 @@ from common.day import (
     Library,
     Problem,
     Rung,
-    Skip,
     Target,
     Tolerance,
+    attention_by,
     grid,
 )
 
@@ -87,29 +86,16 @@ def reference(q, keys, values, lengths, scale):
     return o.masked_fill((lengths <= 0)[:, None, None], 0)
 
 
-def by(backend, call, *args):
-    """PyTorch's call; the CPU has none of these backends."""
-    if args[0].is_cpu:
-        return call(*args)
-    try:
-        with sdpa_kernel(backend):
-            return call(*args)
-    except RuntimeError as error:
-        raise Skip(f"no {backend.name} here: {error}") from error
-
-
-def sdpa(q, keys, values, lengths, scale):
+def sdpa(backend, q, keys, values, lengths, scale):
     """All sequences fill the cache: a mask would only cost time. One query sees all keys, so
     is_causal, which aligns the first query with the first key, must stay False."""
-    return F.scaled_dot_product_attention(
-        q[:, :, None], keys, values, scale=scale, enable_gqa=True
-    )[:, :, 0]
+    return attention_by(backend, q[:, :, None], keys, values, scale=scale, enable_gqa=True)[:, :, 0]
 
 
-def sdpa_folded(q, keys, values, lengths, scale):
+def sdpa_folded(backend, q, keys, values, lengths, scale):
     """The heads of a group as rows of one head: without a mask that is the same."""
     grouped = q.unflatten(1, (keys.shape[1], -1))
-    return F.scaled_dot_product_attention(grouped, keys, values, scale=scale).flatten(1, 2)
+    return attention_by(backend, grouped, keys, values, scale=scale).flatten(1, 2)
 
 
 def cost(case):
@@ -155,10 +141,10 @@ PROBLEMS = (
         bench=Case((1, 8, 4, 131072, 128), "bfloat16"),
         bench_cpu=Case((1, 2, 4, 512, 128), "bfloat16"),
         cost=cost,
-        pytorch=partial(by, SDPBackend.FLASH_ATTENTION, sdpa),
+        pytorch=partial(sdpa, SDPBackend.FLASH_ATTENTION),
         libraries=(
-            Library("cuDNN", partial(by, SDPBackend.CUDNN_ATTENTION, sdpa)),
-            Library("folded", partial(by, SDPBackend.FLASH_ATTENTION, sdpa_folded)),
+            Library("cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),
+            Library("folded", partial(sdpa_folded, SDPBackend.FLASH_ATTENTION)),
         ),
         tolerance=Tolerance(
             factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
