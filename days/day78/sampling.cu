@@ -107,7 +107,8 @@ struct Job {
   int64_t* tokens;
   float* probabilities;
   int64_t* kept;
-  int chunks, index_bits;  // of a row; of the largest index
+  int64_t chunks;  // of a row
+  int index_bits;  // of the largest index
   uint32_t k;
   double top_p;
   float per_temperature;
@@ -158,7 +159,7 @@ __device__ bool is_valid(uint32_t least) {
 // which the running sum exceeds t; find_index(key, t): the index of the element with that key that
 // has t such elements before it.
 template <typename T, typename Search>
-__device__ void sample(Search& search, uint32_t least, const Job& job, int64_t row, bool leader) {
+__device__ void sample(Search& search, uint32_t least, const Job& job, unsigned row, bool leader) {
   const float u = job.u[row];
   if (!is_valid<T>(least) || !(u >= 0 && u < 1)) {
     if (leader) {
@@ -256,8 +257,8 @@ __global__ void __launch_bounds__(BLOCK)
     sampling_v1_bits_kernel(const Chunk<T, N>* __restrict__ logits, Job job) {
   __shared__ uint32_t least_of_warp[WARPS];
   __shared__ Sums of_warp[2][WARPS];
-  const int64_t r = blockIdx.x;
-  const GlobalRow<T, N> row{logits + r * job.chunks, job.chunks};
+  const unsigned r = blockIdx.x;
+  const GlobalRow<T, N> row{logits + r * job.chunks, static_cast<int>(job.chunks)};
   uint32_t least = Keys<T>::MINUS_INF;
   row.each([&](uint32_t key, uint32_t) { least = min(least, key); });
   least = block_least(least, least_of_warp);
@@ -298,7 +299,7 @@ Drawn drawn_by(ARGUMENTS, const char* name, F&& launch) {
   dispatch_floating(logits, [&](auto zero) {
     using T = decltype(zero);
     dispatch_chunk<T>(columns, {&logits}, [&](auto size) {
-      job.chunks = static_cast<int>(columns / size);
+      job.chunks = columns / size;
       launch(data<Chunk<T, size>>(logits), job);
     });
   });
@@ -425,8 +426,8 @@ template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1)
     sampling_v2_radix_kernel(const Chunk<T, N>* __restrict__ logits, Job job) {
   __shared__ Scratch<false> shared;
-  const int64_t r = blockIdx.x;
-  const GlobalRow<T, N> row{logits + r * job.chunks, job.chunks};
+  const unsigned r = blockIdx.x;
+  const GlobalRow<T, N> row{logits + r * job.chunks, static_cast<int>(job.chunks)};
   uint32_t least = Keys<T>::MINUS_INF;
   row.each([&](uint32_t key, uint32_t) { least = min(least, key); });
   least = block_least(least, shared.least_of_warp);
@@ -492,8 +493,9 @@ __global__ void __launch_bounds__(BLOCK)
   auto* const list = reinterpret_cast<uint2*>(memory + sizeof(Scratch<true>));
   auto* const keys = reinterpret_cast<Chunk<typename Row::Key, N>*>(list + (BOUND ? LIST : 0));
   const int rank = ptx::cluster_block_rank(), blocks = ptx::cluster_size();
-  const int64_t r = blockIdx.x / blocks;
-  const int before = min(rank * length, job.chunks), own = min(length, job.chunks - before);
+  const unsigned r = blockIdx.x / blocks;
+  const int chunks = static_cast<int>(job.chunks);
+  const int before = min(rank * length, chunks), own = min(length, chunks - before);
   Row row{keys, own, static_cast<uint32_t>(before) * N, list};
 
   uint32_t largest = Keys<T>::MINUS_INF;  // the key of this thread's largest logit
@@ -537,7 +539,7 @@ Drawn by_cluster(ARGUMENTS, const char* name) {
     require_capability(9, 0, "clusters");
     const int64_t rows = logits.size(0), most = shared_limit(logits);
     int64_t blocks = 1;
-    const auto length = [&] { return ceil_div<int64_t>(job.chunks, blocks); };  // per block
+    const auto length = [&] { return ceil_div(job.chunks, blocks); };  // per block
     const auto bytes = [&] {
       return sizeof(Scratch<true>) + (BOUND ? LIST * sizeof(uint2) : 0) +
              length() * sizeof(Chunk<T, N>);

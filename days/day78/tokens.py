@@ -125,7 +125,7 @@ def print_chi_square(operators, device, columns=500):
     u = torch.rand(n, generator=generator).to(device)
     rows, wrong = [], []
     for drawn_at, of, top_k, top_p in (
-        (0.7, 0.7, 50, 1.0),
+        (0.4, 0.4, 50, 1.0),
         (1.0, 1.0, columns, 0.5),
         (1.0, 1.0, columns, 1.0),
         (1.0, 2.0, columns, 1.0),
