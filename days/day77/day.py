@@ -21,21 +21,23 @@ EQUIVALENT = {  # mutants that compute the same, and why
 
 EXERCISE = Exercise(
     function="paged_even_kernel",
-    first="while (n.starts[b + 1] * n.H <= unit) ++b;",
-    last="unit = begin + last;",
+    first="while (n.starts[b + 1] * n.H <= place) ++b;",
+    last="reinterpret_cast<T*>(shared));",
     task=(
-        "A block has units [unit, end) of the line, and `unit` belongs to sequence b or to a later "
-        "one. Call attend_pages for the units of one pair from `unit` on, as part block + pair, "
-        "and move `unit` to the next pair."
+        "A block has places [place, end) of the line, and `place` belongs to sequence b or to a "
+        "later one. A pair has OVERHEAD places at its beginning that hold no unit. Call "
+        "attend_pages for the units of one pair from `place` on, if there are some, as part "
+        "block + pair, and move `place` to the next pair."
     ),
     hints=(
-        "Sequence b has n.H pairs of equally many units, one after the other, from n.starts[b] * "
-        "n.H on. Which pair contains `unit`, and where does that pair begin on the line?",
+        "Sequence b has n.H pairs of equally many places, one after the other, from n.starts[b] * "
+        "n.H on. Which pair contains `place`, and where does that pair begin on the line?",
         "What the block has of the pair ends where the pair ends, or at `end`. The pair has one "
         "part from each block that has some of its units: share_of tells which blocks these are.",
-        "h = (unit - n.starts[b] * n.H) / units, and the pair begins at n.starts[b] * n.H + h * "
-        "units. share_of its first and its last unit are its first and its last block: the first "
-        "part is first_block + pair, and there are last_block - first_block + 1.",
+        "h = (place - n.starts[b] * n.H) / places, and the pair begins at n.starts[b] * n.H + h * "
+        "places. Its units are [place - begin - OVERHEAD, min(places, end - begin) - OVERHEAD), "
+        "without those below 0. share_of its first and its last unit's places are its first and "
+        "its last block: the first part is first_block + pair.",
     ),
 )
 
@@ -66,7 +68,8 @@ def problem(name, shared, cases, bench, target, libraries=(), refused=()):
         rungs=(
             Rung("paged_v1_one_block", "one block per head of keys"),
             Rung("paged_v2_split", "as many splits for each sequence"),
-            Rung("paged_v3_even", "equal shares of all tokens", target=target),
+            Rung("paged_v3_even", "equal shares of all tokens"),
+            Rung("paged_v4_overhead", "beginnings counted too", target=target),
         ),
         cases=cases,
         refused=refused,

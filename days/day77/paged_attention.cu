@@ -11,6 +11,7 @@
 //   v1 one_block   a block per sequence and head of keys: the longest sequence is the limit
 //   v2 split       day 76's splits: each sequence is cut in as many parts, short or long
 //   v3 even        all tokens of all sequences in one line, of which each block has an equal range
+//   v4 overhead    a sequence has more places on the line: what it costs a block to begin with it
 //
 // Run: python run_day.py 77
 
@@ -31,7 +32,7 @@ struct Paged {
   float scale_log2;          // scale · log2 e, so that exp2 does for exp
   Parts parts;
   int* arrived;     // (B · H): the blocks that have stored a part of the pair
-  int64_t* starts;  // (B + 1), only of v3: the units of all sequences before b
+  int64_t* starts;  // (B + 1), of v3 and v4: where sequence b begins on the line, per head
 
   __device__ int length_of(int b, int page) const {
     return max(0, min(lengths[b], columns * page));
@@ -42,9 +43,9 @@ __device__ inline int64_t units_of(int length) {
   return (int64_t{length} + UNIT - 1) / UNIT;
 }
 
-// Where share i of `shares` begins, when `units` are shared out evenly.
-__device__ inline int64_t start_of(int64_t units, int64_t i, int64_t shares) {
-  return units * i / shares;
+// Where share i of `shares` begins, when so many places are shared out evenly.
+__device__ inline int64_t start_of(int64_t places, int64_t i, int64_t shares) {
+  return places * i / shares;
 }
 
 // Units [first, last) of a pair, whose length is given, as part `part`. `first_part` and `count`:
@@ -85,6 +86,9 @@ __global__ void __launch_bounds__(THREADS, 2) paged_by_pairs_kernel(Paged<T> n, 
     attend_pages<T, D, PAGE>(n, pair, length, start_of(units, split, used),
                              start_of(units, split + 1, used), pair * splits + split, pair * splits,
                              used, reinterpret_cast<T*>(shared));
+  } else if (units == 0 && split == 0) {
+    const int elements = n.group * D;
+    for (int i = threadIdx.x; i < elements; i += THREADS) n.o[pair * elements + i] = T(0.0f);
   }
 #endif
 }
@@ -92,22 +96,29 @@ __global__ void __launch_bounds__(THREADS, 2) paged_by_pairs_kernel(Paged<T> n, 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: the units of all pairs are one line, in the order of the pairs. Each block has an
 // equal range of it, which may contain the end of one pair and the beginning of the next.
+// v4 against v3: a pair has OVERHEAD more places, at its beginning. They stand for the time in
+// which a block begins with a pair and loads nothing: a block with many short pairs has fewer
+// units.
 
-constexpr int PLANNERS = 256;  // threads of the plan's only block
+constexpr int PLANNERS = 256;     // threads of the plan's only block
+constexpr int PAIR_OVERHEAD = 5;  // of v4, in units: measured, see README.md
 
-// starts[b] = the units of sequences [0, b), for one head.
-__global__ void plan_kernel(const int* lengths, int64_t* starts, int B, int room) {
+// starts[b] = the units of sequences [0, b), for one head, and `overhead` for each that has some.
+// Sets `pairs` counters of arrived blocks to 0.
+__global__ void plan_kernel(const int* lengths, int64_t* starts, int B, int room, int overhead,
+                            int* arrived, int pairs) {
   __shared__ int64_t of_warps[PLANNERS / 32];
   const int warp = threadIdx.x / 32;
   int64_t before = 0;  // units of the sequences of earlier rounds
   for (int first = 0; first < B; first += PLANNERS) {
     const int b = first + threadIdx.x;
     const int64_t units = b < B ? units_of(max(0, min(lengths[b], room))) : 0;
-    const int64_t scanned = warp_inclusive_scan(units);
+    const int64_t places = units > 0 ? units + overhead : 0;
+    const int64_t scanned = warp_inclusive_scan(places);
     __syncthreads();  // all threads have read the sums of the round before
     if (threadIdx.x % 32 == 31) of_warps[warp] = scanned;
     __syncthreads();  // every thread waits for the sums of all warps
-    int64_t start = before + scanned - units;
+    int64_t start = before + scanned - places;
     for (int w = 0; w < PLANNERS / 32; ++w) {
       if (w < warp) start += of_warps[w];
       before += of_warps[w];
@@ -115,50 +126,63 @@ __global__ void plan_kernel(const int* lengths, int64_t* starts, int B, int room
     if (b < B) starts[b] = start;
   }
   if (threadIdx.x == 0) starts[B] = before;
+  for (int i = threadIdx.x; i < pairs; i += PLANNERS) arrived[i] = 0;
 }
 
-// The share that contains a unit, of `units` that are shared out evenly: the largest i with
-// start_of(units, i, shares) <= unit.
-__device__ inline int64_t share_of(int64_t units, int64_t unit, int64_t shares) {
-  return ((unit + 1) * shares - 1) / units;
+// The share that contains a place, of `places` that are shared out evenly: the largest i with
+// start_of(places, i, shares) <= place.
+__device__ inline int64_t share_of(int64_t places, int64_t place, int64_t shares) {
+  return ((place + 1) * shares - 1) / places;
 }
 
-template <typename T, int D, int PAGE>
+// Sequences without tokens have no place on the line: their outputs are zeros.
+template <typename T, int D>
+__device__ void store_zeros(const Paged<T>& n) {
+  for (int b = blockIdx.x; b < n.B; b += gridDim.x) {
+    if (n.starts[b] < n.starts[b + 1]) continue;
+    const int elements = n.H * n.group * D;
+    for (int i = threadIdx.x; i < elements; i += THREADS) n.o[int64_t{b} * elements + i] = T(0.0f);
+  }
+}
+
+template <typename T, int D, int PAGE, int OVERHEAD>
 __global__ void __launch_bounds__(THREADS, 2) paged_even_kernel(Paged<T> n) {
 #ifdef HAS_BF16_MMA
   extern __shared__ uint4 shared[];
+  store_zeros<T, D>(n);
   const int64_t all = n.starts[n.B] * n.H, block = blockIdx.x;
-  const int64_t shares = min(all, int64_t{gridDim.x});  // at least a unit per block
+  const int64_t shares = min(all, int64_t{gridDim.x});  // at least a place per block
   if (block >= shares) return;
-  int64_t unit = start_of(all, block, shares);
+  int64_t place = start_of(all, block, shares);
   const int64_t end = start_of(all, block + 1, shares);
-  int b = 0;  // the last sequence that begins at `unit` or before, by bisection
+  int b = 0;  // the last sequence that begins at `place` or before, by bisection
   for (int above = n.B; above - b > 1;) {
     const int middle = b + (above - b) / 2;
-    (n.starts[middle] * n.H <= unit ? b : above) = middle;
+    (n.starts[middle] * n.H <= place ? b : above) = middle;
   }
-  while (unit < end) {
-    while (n.starts[b + 1] * n.H <= unit) ++b;            // empty ones too
-    const int64_t units = n.starts[b + 1] - n.starts[b];  // per head
-    const int64_t h = (unit - n.starts[b] * n.H) / units;
-    const int64_t pair = int64_t{b} * n.H + h, begin = n.starts[b] * n.H + h * units;
-    const int64_t last = min(units, end - begin);
+  while (place < end) {
+    while (n.starts[b + 1] * n.H <= place) ++b;            // empty ones too
+    const int64_t places = n.starts[b + 1] - n.starts[b];  // per head
+    const int64_t h = (place - n.starts[b] * n.H) / places;
+    const int64_t pair = int64_t{b} * n.H + h, begin = n.starts[b] * n.H + h * places;
+    const int64_t first = max(int64_t{0}, place - begin - OVERHEAD);
+    const int64_t last = min(places, end - begin) - OVERHEAD;
+    place = begin + OVERHEAD + last;
+    if (first >= last) continue;  // nothing but overhead
     // The parts are numbered along the line: from one to the next, the block or the pair is another
     // one, or both.
-    const int64_t first_block = share_of(all, begin, shares);
-    const int64_t last_block = share_of(all, begin + units - 1, shares);
-    attend_pages<T, D, PAGE>(n, pair, n.length_of(b, PAGE), unit - begin, last, block + pair,
+    const int64_t first_block = share_of(all, begin + OVERHEAD, shares);
+    const int64_t last_block = share_of(all, begin + places - 1, shares);
+    attend_pages<T, D, PAGE>(n, pair, n.length_of(b, PAGE), first, last, block + pair,
                              first_block + pair, static_cast<int>(last_block - first_block + 1),
                              reinterpret_cast<T*>(shared));
-    unit = begin + last;
   }
 #endif
 }
 
 // ---------------------------------------------------------------------------------------------
 
-// Checks, allocates, and calls launch(n, D and the page size as constants). The output begins as
-// zeros, which an empty sequence keeps.
+// Checks, allocates, and calls launch(n, D and the page size as constants).
 template <typename F>
 Tensor paged(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
              const Tensor& table, const Tensor& lengths, double scale, const char* name,
@@ -181,9 +205,9 @@ Tensor paged(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages
   const float scale_log2 = scale_log2_of(scale);
   const DeviceGuard guard(q);
   require_tensor_cores(q.size(2));
-  Tensor o = torch::stable::new_zeros(q, {B, q.size(1), q.size(2)});
+  Tensor o = torch::stable::empty_like(q);
   if (o.numel() == 0) return o;
-  const Tensor arrived = torch::stable::new_zeros(q, {grid_size(B * H, "q")}, ScalarType::Int);
+  const Tensor arrived = torch::stable::new_empty(q, {grid_size(B * H, "q")}, ScalarType::Int);
   dispatch_16_bits(q, [&](auto zero) {
     using T = decltype(zero);
     Paged<T> n{};
@@ -217,6 +241,8 @@ Tensor paged_by_pairs(const Tensor& q, const Tensor& key_pages, const Tensor& va
                  const int64_t splits = split ? std::max(int64_t{1}, resident / pairs) : 1;
                  const PartsMemory memory(q, pairs * splits, n.group);
                  n.parts = memory.pointers();
+                 check_cuda(cudaMemsetAsync(n.arrived, 0, pairs * sizeof(int), current_stream(q)),
+                            "cudaMemsetAsync");
                  const unsigned grid = grid_size(pairs * splits, "q");
                  kernel<<<grid, THREADS, BYTES, current_stream(q)>>>(n, static_cast<int>(splits));
                });
@@ -232,25 +258,35 @@ Tensor paged_v2_split(const Tensor& q, const Tensor& key_pages, const Tensor& va
   return paged_by_pairs(q, key_pages, value_pages, table, lengths, scale, true, "paged_v2_split");
 }
 
-Tensor paged_v3_even(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
-                     const Tensor& table, const Tensor& lengths, double scale) {
-  const char* const name = "paged_v3_even";
+template <int OVERHEAD>
+Tensor paged_even(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
+                  const Tensor& table, const Tensor& lengths, double scale, const char* name) {
   return paged(
       q, key_pages, value_pages, table, lengths, scale, name, [&](auto n, auto width, auto page) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(n.q)>>;
         constexpr int BYTES = ring_bytes<T, width>();
-        const auto kernel = paged_even_kernel<T, width, page>;
+        const auto kernel = paged_even_kernel<T, width, page, OVERHEAD>;
         allow_shared(kernel, BYTES);
         const unsigned grid = resident_grid(q, kernel, THREADS, BYTES, INT_MAX);
         const PartsMemory memory(q, int64_t{n.B} * n.H + grid, n.group);
         n.parts = memory.pointers();
         const Tensor starts = torch::stable::new_empty(q, {int64_t{n.B} + 1}, ScalarType::Long);
         n.starts = mutable_data<int64_t>(starts);
-        plan_kernel<<<1, PLANNERS, 0, current_stream(q)>>>(n.lengths, n.starts, n.B,
-                                                           n.columns * page);
+        plan_kernel<<<1, PLANNERS, 0, current_stream(q)>>>(
+            n.lengths, n.starts, n.B, n.columns * page, OVERHEAD, n.arrived, n.B * n.H);
         check_launch("plan");
         kernel<<<grid, THREADS, BYTES, current_stream(q)>>>(n);
       });
+}
+
+Tensor paged_v3_even(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
+                     const Tensor& table, const Tensor& lengths, double scale) {
+  return paged_even<0>(q, key_pages, value_pages, table, lengths, scale, "paged_v3_even");
+}
+Tensor paged_v4_overhead(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
+                         const Tensor& table, const Tensor& lengths, double scale) {
+  return paged_even<PAIR_OVERHEAD>(q, key_pages, value_pages, table, lengths, scale,
+                                   "paged_v4_overhead");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -262,3 +298,4 @@ Tensor paged_v3_even(const Tensor& q, const Tensor& key_pages, const Tensor& val
 RUNG(day77, paged_v1_one_block, PAGED);
 RUNG(day77, paged_v2_split, PAGED);
 RUNG(day77, paged_v3_even, PAGED);
+RUNG(day77, paged_v4_overhead, PAGED);
