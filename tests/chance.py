@@ -1,6 +1,7 @@
-"""What a session of tests draws: its seed, and the days whose turn it is.
+"""What a session of tests draws: its seed, and the days and modules whose turn it is.
 
-Costly tests take a few days of each date in turn, and some also those that were changed lately.
+Costly tests take a few days of each date in turn, and some also those that were changed lately. Of
+the modules in tests/backend, a third is taken, and all where what they test was changed lately.
 HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from common.base import compiling
 from common.base.days import Day
@@ -22,13 +24,18 @@ from common.run.mutate import today_as_seed
 GIVEN = SEED_VARIABLE in os.environ
 RECENT = 20  # commits; a merge is one
 SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
+BACKEND = ROOT / "tests/backend"
+T = TypeVar("T", bound=Hashable)
+# What tests/backend is about, below common/. The rest of common/ is seen by the tests of the days.
+BACKEND_PARTS = ("base", "build", "cpu", "cuda/ptx", "process", "run", "tools")
 
 
-def in_turn(days: Sequence[Day], how_many: int, purpose: str) -> list[Day]:
-    """Every day where the seed was given, else so many of them, for each purpose others."""
-    if GIVEN or len(days) <= how_many:
-        return list(days)
-    return sorted(random.Random(f"{purpose} {SEED}").sample(days, how_many), key=lambda d: d.number)
+def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
+    """Every item where the seed was given, else so many of them, for each purpose others."""
+    if GIVEN or len(items) <= how_many:
+        return list(items)
+    taken = set(random.Random(f"{purpose} {SEED}").sample(items, how_many))
+    return [item for item in items if item in taken]
 
 
 def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -> bool:
@@ -40,6 +47,24 @@ def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -
     if any(path.is_relative_to(day.folder) for path in recent):
         return True
     return headers and not recent.isdisjoint(_sources(day))
+
+
+def is_module_due(module: Path, modules: Sequence[Path]) -> bool:
+    """Whether a module of tests/backend is in the third of `modules` whose turn it is, or recent
+    commits touched the CPU backend, the builds or the runner, or what these modules share."""
+    recent = recently_touched()
+    if recent is None or module in in_turn(modules, len(modules) // 3, "backend"):
+        return True
+    parts = [ROOT / "common" / part for part in BACKEND_PARTS]
+    return any(
+        path == module
+        or any(path.is_relative_to(part) for part in parts)
+        or (path.is_relative_to(ROOT / "tests") and path.parent not in _MODULES_ONLY)
+        for path in recent
+    )
+
+
+_MODULES_ONLY = (BACKEND, ROOT / "tests/days", ROOT / "tests/unit")  # nothing that others use
 
 
 @cache

@@ -43,6 +43,7 @@ _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of ker
 
 
 NOT_DUE = f"not this day's turn; {chance.SEED_VARIABLE}=<a number> takes every day"
+MODULE_NOT_DUE = f"not this module's turn; {chance.SEED_VARIABLE}=<a number> takes every module"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 _COMPILATIONS = pytest.StashKey[Compilations]()
 _DAY_RUNS = pytest.StashKey[DayRuns]()
@@ -97,9 +98,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skip_what_is_not_due(items: list[pytest.Item]) -> None:
-    """Marks the tests, of those that take a third of the days in turn, whose day is not due."""
+    """Marks the tests, of those that take a third of the days or modules in turn, that are not
+    due."""
     days, _ = discover()
+    modules = sorted({item.path for item in items if item.path.is_relative_to(chance.BACKEND)})
     for item in items:
+        if item.path in modules and not chance.is_module_due(item.path, modules):
+            item.add_marker(pytest.mark.skip(reason=MODULE_NOT_DUE))
         mark = item.get_closest_marker("in_turn")
         if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args, **mark.kwargs):
             item.add_marker(pytest.mark.skip(reason=NOT_DUE))

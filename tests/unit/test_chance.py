@@ -1,4 +1,4 @@
-"""Which days the tests take that take a third of the days in turn."""
+"""Which days and modules the tests take that take a third of them in turn."""
 
 from __future__ import annotations
 
@@ -56,6 +56,43 @@ def test_what_includes_a_touched_header_is_due_where_that_counts(
     most = _due(headers=True)
     monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / "common/cuda/philox.cuh"})
     assert 0 < len(_due(headers=True)) < len(DAYS) // 2 < len(most)
+
+
+MODULES = sorted((ROOT / "tests/backend").glob("test_*.py"))
+
+
+def _modules_due() -> list[Path]:
+    return [module for module in MODULES if chance.is_module_due(module, MODULES)]
+
+
+def test_a_third_of_the_backends_modules_is_due() -> None:
+    assert len(_modules_due()) == len(MODULES) // 3 > 5
+
+
+@pytest.mark.parametrize(
+    ("touched", "all_due"),
+    [
+        ("common/cpu/runtime/memory.h", True),
+        ("common/cuda/ptx/mma.cuh", True),
+        ("common/run/runner.py", True),
+        ("tests/cpu_kernels/tma.cu", True),
+        ("tests/conftest.py", True),
+        ("common/cuda/chunk.cuh", False),
+        ("common/results/nvidia-h200/day01.json", False),
+        ("tests/unit/test_chance.py", False),
+    ],
+)
+def test_what_the_backends_modules_are_about_makes_all_of_them_due(
+    touched: str, all_due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / touched})
+    assert (_modules_due() == MODULES) is all_due
+
+
+def test_a_touched_module_of_the_backend_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = next(module for module in MODULES if module not in _modules_due())
+    monkeypatch.setattr(chance, "recently_touched", lambda: {other})
+    assert other in _modules_due() != MODULES
 
 
 def test_touched_is_what_recent_commits_changed_or_is_not_committed(
