@@ -11,8 +11,6 @@ SOURCE = "conv2d_implicit_gemm.cu"
 EXTRA_SOURCES = ("conv2d_boxes.cu", "conv2d_split.cu", "conv2d_weight_gradient.cu")
 INTRODUCES = ("data gradient", "im2col")
 
-OTHER_TILE = "another tile size is chosen, which computes the same"
-PRODUCERS_LEAVE = "a cluster's barrier does not wait for threads that have returned"
 EQUIVALENT = {  # mutants that compute the same, and why
     "conv2d_boxes.cu: conv2d_by_boxes: "
     "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
@@ -27,21 +25,33 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "conv2d_boxes.cu: convolve: arithmetic operator: "
     "`rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) * M` -> "
-    "`rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) / M`": OTHER_TILE,
-    "conv2d_boxes.cu: convolve: arithmetic operator: `N / rate` -> `N * rate`": OTHER_TILE,
-    "conv2d_boxes.cu: convolve: comparison: `time >= least` -> `time > least`": OTHER_TILE,
-    "conv2d_split.cu: conv2d_v4_split_kernel: "
-    "barrier removed: `ptx::cluster_sync()` -> ``": PRODUCERS_LEAVE,
-    "conv2d_split.cu: conv2d_v4_split_kernel: "
-    "barrier removed: `ptx::cluster_sync()` -> ``, 2nd": PRODUCERS_LEAVE,
+    "`rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) / M`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: arithmetic operator: `N / rate` -> `N * rate`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: comparison: `time >= least` -> `time > least`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split_kernel: barrier removed: `ptx::cluster_sync()` -> ``": (
+        "a cluster's barrier does not wait for threads that have returned"
+    ),
+    "conv2d_split.cu: conv2d_v4_split_kernel: barrier removed: `ptx::cluster_sync()` -> ``, 2nd": (
+        "a cluster's barrier does not wait for threads that have returned"
+    ),
     "conv2d_split.cu: conv2d_v4_split_kernel: comparison: `own < SPLIT` -> `own <= SPLIT`": (
         "no block has the rank SPLIT"
     ),
     "conv2d_split.cu: conv2d_v4_split: constant off by one: "
-    "`split_time(g, 128, 128, 2, x)` -> `split_time(g, 129, 128, 2, x)`": OTHER_TILE,
+    "`split_time(g, 128, 128, 2, x)` -> `split_time(g, 129, 128, 2, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
     "conv2d_split.cu: conv2d_v4_split: comparison: "
     "`split_time(g, 128, 256, 4, x) < split_time(g, 128, 128, 2, x)` -> "
-    "`split_time(g, 128, 256, 4, x) <= split_time(g, 128, 128, 2, x)`": OTHER_TILE,
+    "`split_time(g, 128, 256, 4, x) <= split_time(g, 128, 128, 2, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
     "conv2d_weight_gradient.cu: weight_gradient_by_boxes: "
     "constant off by one: `1` -> `2`, 2nd": "a tensor map does not read the number of taps",
     "conv2d_split.cu: conv2d_v4_split: "
