@@ -131,8 +131,9 @@ __device__ void load_chunks(Raw<T, N> (&raw)[INPUTS], const T* const (&in)[INPUT
 // TEAM threads per row. The first HELD chunks of a thread stay in registers between the sums and
 // the results; what a longer row has beyond them is read a second time.
 template <typename Op, typename T, int N, int TEAM>
-__global__ void __launch_bounds__(BLOCK) rows_kernel(const Pointers<T, Op::INPUTS, Op::OUTPUTS> p,
-                                                     int64_t rows, int64_t cols, Wide<T> eps) {
+__global__ void __launch_bounds__(BLOCK, 3)
+    rows_kernel(const Pointers<T, Op::INPUTS, Op::OUTPUTS> p, int64_t rows, int64_t cols,
+                Wide<T> eps) {
   const int64_t row = int64_t{blockIdx.x} * (BLOCK / TEAM) + threadIdx.x / TEAM;
   if (row >= rows) return;  // a whole warp, or no thread
   const int64_t begin = row * cols, end = begin + cols;
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(BLOCK) rows_kernel(const Pointers<T, Op::INPUT
   for (int c = 0; c < HELD; ++c) {
     if (first + c * STEP < end) add_chunk<Op, T, N>(sums, held[c]);
   }
+#pragma unroll 1
   for (int64_t at = first + HELD * STEP; at < end; at += STEP) {
     Raw<T, N> raw[Op::INPUTS];
     load_chunks<T, N>(raw, p.in, at);
@@ -159,6 +161,7 @@ __global__ void __launch_bounds__(BLOCK) rows_kernel(const Pointers<T, Op::INPUT
   for (int c = 0; c < HELD; ++c) {
     if (first + c * STEP < end) write_chunk<Op, T, N>(p, first + c * STEP, held[c], sums, eps);
   }
+#pragma unroll 1
   for (int64_t at = first + HELD * STEP; at < end; at += STEP) {
     Raw<T, N> raw[Op::INPUTS];
     load_chunks<T, N>(raw, p.in, at);
@@ -320,7 +323,7 @@ struct DoubleBackward {
 };
 
 std::tuple<Tensor, Tensor> double_backward_v3_twice(const Tensor& h, const Tensor& g,
-                                                              const Tensor& x, double eps) {
+                                                    const Tensor& x, double eps) {
   check_rows(x, eps);
   check_like_x(h, "h", x);
   check_like_x(g, "g", x);

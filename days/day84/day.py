@@ -18,7 +18,14 @@ from common.day import (
     streamed,
 )
 
-from .autograd import RUNGS, backward_formula, double_backward_formula, forward_formula, load
+from .autograd import (
+    RUNGS,
+    backward_formula,
+    double_backward_formula,
+    forward_formula,
+    load,
+    normalised,
+)
 from .penalty import by_compile, penalised
 from .proof import show
 
@@ -30,17 +37,38 @@ TOPICS = ("autograd", "double backward", "gradcheck", "opcheck", "torch.compile"
 SOURCE = "custom_autograd.cu"
 EXTRA_SOURCES = ("autograd.py", "penalty.py", "wrong.py", "proof.py")
 
+INTRODUCES = ("gradcheck", "double backward", "fake kernel", "gradient penalty")
+
 EXERCISE = Exercise(
     function="second_gradients",
-    task="x",
-    hints=("a", "b", "c"),
+    task=(
+        "One element of both results of the double backward: gg, the gradient of g, and gx, that "
+        "of x. xg, xh and gh are sums over the row: of x · g, x · h and g · h; r is the inverse of "
+        "the row's length."
+    ),
+    hints=(
+        "y = r x, and the sums y·g and y·h follow from xg and xh. Each result is one of the "
+        "formulas at the top of the file.",
+        "gx is linear in g, and its matrix is symmetric: gg is the backward of h in place of g.",
+        "gg = r (h - y yh). In gx, the factors of y are 3 yg yh - gh; then g yh and h yg are "
+        "subtracted, and all is multiplied by r twice.",
+    ),
 )
 
-FLOATS = ["float32", "float16", "bfloat16", "float64"]
+FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-6
-SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2, 2056), (3, 4100)]
-EMPTY = [(0, 8), (4, 0)]
 IDEAS = ("backward: a formula", "backward: a kernel", "double backward: a kernel")
+
+# Around the chunks of a warp and of a block, and what their registers hold.
+SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2, 2056), (3, 4100)]
+CASES = (
+    *grid([*SHAPES, (0, 8), (4, 0), (2, 3, 24)], FLOATS),
+    *grid([(5, 3), (3, 130), (2, 1100)], ["float64"]),  # for gradcheck
+    *grid([(8, 40)], FLOATS, values="nonfinite"),
+    *grid([(8, 40)], FLOATS, values="large"),
+    *grid([(8, 40)], ["float32", "bfloat16"], values="tiny"),
+)
+LARGE, SMALL = Case((65536, 2048)), Case((64, 512))
 
 
 def inputs(case, draw):
@@ -55,69 +83,72 @@ def double_inputs(case, draw):
     return draw(*case.shape, values="normal"), *backward_inputs(case, draw)
 
 
-def normalised(x, eps):
-    """Differs by ε, which it adds nowhere: it takes the larger of |x| and its root."""
-    return F.normalize(x, dim=-1, eps=eps**0.5)
+@cache
+def weight_of(columns, like):
+    return torch.full((columns,), columns**-0.5, dtype=like.dtype, device=like.device)
 
 
 def rms_normalised(x, eps):
+    """The same function by PyTorch's fused kernels: a length is the root of D times the root of
+    the mean square."""
     D = x.shape[-1]
-    return F.rms_norm(x, (D,), root_of(D, x.dtype, x.device), eps / D)
-
-
-@cache
-def root_of(D, dtype, device):
-    return torch.full((D,), D**-0.5, dtype=dtype, device=device)
-
-
-def training_cost(case):
-    return streamed(5, 10)(case)
+    return F.rms_norm(x, (D,), weight_of(D, x.new_empty(0)), eps / D)
 
 
 def penalty_inputs(case, draw):
     B, K, D = case.shape
-    return draw(B, K), draw(K, D), draw(D, values="normal"), EPS
+    return draw(B, K), draw(K, D), draw(D), EPS
 
 
 def penalty_cost(case):
-    """The least: five products with a matrix of K · D, in fp32."""
+    """v3, in tensors of B · D elements that are read or written once: the products 6 in the first
+    half of the step and 6 in the second, the three kernels 2 + 3 + 5, once more the backward 3.
+    Operations: five products with a matrix of K · D."""
     B, K, D = case.shape
-    return Cost(bytes=case.itemsize * 2 * (B * K + K * D), flops=10 * B * K * D)
+    return Cost(bytes=25 * B * D * case.itemsize, flops=10 * B * K * D)
 
-
-STEP = ("mm", "mv")
 
 PROBLEMS = (
     Problem(
-        name="unit rows",
+        name="unit rows, forward and backward",
         inputs=inputs,
         reference=forward_formula,
         rungs=tuple(
-            Rung(f"unit_rows_{v}", idea, load=load(lambda ops, v=v: getattr(ops, f"unit_rows_{v}")))
-            for v, idea in zip(RUNGS[:2], IDEAS, strict=False)
+            Rung(
+                f"unit_rows_{rung}",
+                idea,
+                load=load(lambda ops, name=f"unit_rows_{rung}": getattr(ops, name)),
+                target=Target(0.9, "copy") if rung == "v2_kernel" else None,
+            )
+            for rung, idea in zip(RUNGS[:2], IDEAS, strict=False)
         ),
-        cases=(*grid(SHAPES + EMPTY, FLOATS), *grid([(8, 40)], FLOATS, values="nonfinite")),
-        bench=Case((65536, 2048)),
-        bench_cpu=Case((64, 512)),
-        cost=training_cost,
+        cases=CASES,
+        bench=LARGE,
+        bench_cpu=SMALL,
+        cost=streamed(5, 10),
         pytorch=rms_normalised,
         libraries=(COMPILE, Library("F.normalize", normalised)),
         gradients=True,
     ),
     Problem(
-        name="double backward",
+        name="backward, alone",
+        inputs=backward_inputs,
+        reference=backward_formula,
+        rungs=(
+            Rung("unit_rows_backward_v2_kernel", "two sums"),
+            Rung("unit_rows_backward_v3_twice", "the same"),
+        ),
+        cases=CASES,
+        timed=False,
+    ),
+    Problem(
+        name="double backward, alone",
         inputs=double_inputs,
         reference=double_backward_formula,
-        rungs=(
-            Rung(
-                "double_backward_v3_twice",
-                "four sums, one pass",
-                target=Target(0.9, "copy"),
-            ),
-        ),
-        cases=(*grid(SHAPES + EMPTY, FLOATS), *grid([(8, 40)], FLOATS, values="nonfinite")),
-        bench=Case((65536, 2048)),
-        bench_cpu=Case((64, 512)),
+        rungs=(Rung("double_backward_v3_twice", "four sums", target=Target(0.9, "copy")),),
+        cases=CASES,
+        bench=LARGE,
+        bench_cpu=SMALL,
         cost=streamed(5, 21),
         pytorch=double_backward_formula,
         libraries=(COMPILE,),
@@ -128,12 +159,15 @@ PROBLEMS = (
         reference=partial(penalised, forward_formula),
         rungs=tuple(
             Rung(
-                f"penalty_{v}",
+                f"penalty_{rung}",
                 idea,
-                load=load(lambda ops, v=v: partial(penalised, getattr(ops, f"unit_rows_{v}"))),
-                calls=STEP,
+                load=load(
+                    lambda ops, name=f"unit_rows_{rung}": partial(penalised, getattr(ops, name))
+                ),
+                calls=("mm", "mv"),
+                target=Target(3, "pytorch") if rung == "v3_twice" else None,
             )
-            for v, idea in zip(RUNGS, IDEAS, strict=False)
+            for rung, idea in zip(RUNGS, IDEAS, strict=True)
         ),
         cases=grid([(1, 1, 1), (17, 3, 33), (5, 8, 300)], ["float32", "float64"]),
         bench=Case((32768, 32, 2048)),

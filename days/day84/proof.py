@@ -1,8 +1,165 @@
-"""What day 84 proves about its operators, and what it shows of wrong ones."""
-from .wrong import said, wrong_versions
+"""What day 84 proves of its operators, of wrong ones, and of what a gradient penalty costs."""
+
+import re
+from functools import partial
+
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.day import peak_memory, print_table, seconds_in_turn
+
+from .autograd import RUNGS, double_backward_formula, forward_formula, normalised
+from .penalty import by_compile, explicit_loss, explicitly, functional, penalised
+from .wrong import EPS, said, wrong_versions
+
+ON_GPU, ON_CPU = (32768, 32, 2048), (64, 8, 512)  # (B, K, D)
+
+
+def drawn(device, *shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(84)
+    return [torch.randn(s, generator=generator, dtype=dtype).to(device) for s in shapes]
+
+
+def print_checks(operators, device):
+    """Raises what a check raises that an operator does not pass."""
+    rows = []
+    for names, order in (
+        ([f"unit_rows_{v}" for v in RUNGS], 1),
+        (["unit_rows_backward_v2_kernel", "unit_rows_backward_v3_twice"], 2),
+        (["double_backward_v3_twice"], 3),
+    ):
+        for name in names:
+            op = getattr(operators, name)
+            exact = drawn(device, *[(3, 5)] * order, dtype=torch.float64)
+            row = [name]
+            if order < 3:  # check_batched_grad: the backward under vmap, too
+                arguments = *(t.requires_grad_() for t in exact), EPS
+                row.append(gradcheck(op, arguments, check_batched_grad=True))
+            if order < 2:
+                row.append(gradgradcheck(op, arguments, check_batched_grad=True))
+            leaves = (t.detach().float().requires_grad_(order < 3) for t in exact)
+            results = opcheck(op.default, (*leaves, EPS))
+            passed = sum(result == "SUCCESS" for result in results.values())
+            row += [""] * (3 - len(row)) + [f"{passed} of {len(results)}"]
+            rows.append([{True: "passes"}.get(cell, cell) for cell in row])
+    print_table(["operator", "gradcheck", "gradgradcheck", "opcheck"], rows)
+
+
+def print_transforms(operators, device):
+    """vmap, autocast and torch.compile. Raises where one gives something else, or nothing."""
+    op = operators.unit_rows_v3_twice
+    (x,) = drawn(device, (4, 3, 8))
+    batch = torch.vmap(lambda rows: op(rows, EPS), in_dims=1, out_dims=1)(x)
+    torch.testing.assert_close(batch, op(x, EPS), rtol=0, atol=0)
+    with torch.autocast(device.type, torch.bfloat16):
+        dtype = op(x.bfloat16(), EPS).dtype
+    print(f"vmap: equal bits; under autocast, bf16 gives {dtype}")
+
+    # inductor generates code for real GPUs only; on the CPU backend, tracing alone is tested.
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    arguments = *drawn(device, (6, 4), (4, 9), (9,)), EPS
+    expected = penalised(forward_formula, *arguments)
+    loss = torch.compile(explicit_loss, fullgraph=True, backend=backend)
+    torch.testing.assert_close(explicitly(loss, *arguments), expected)
+    torch.testing.assert_close(functional(*arguments), expected)
+    print(f"torch.compile ({backend}) of the loss with gx written out: one graph, equal gradients")
+    compiled = torch.compile(lambda x, eps: op(x, eps) * 1, fullgraph=True, backend=backend)
+    refusal, phrase = said(lambda: penalised(compiled, *arguments)), "support double backward"
+    if phrase not in refusal:
+        raise RuntimeError(f"a compiled function was differentiated twice: {refusal}")
+    print(f"of the operator alone, then twice differentiated: does not {phrase}")
+    print_constant(operators, device)
+
+
+def print_constant(operators, device):
+    """needs_input_grad: where x is constant, its second gradient is not computed."""
+    x, g, h = drawn(device, (3, 8), (3, 8), (3, 8))
+    g.requires_grad_()
+    gx = operators.unit_rows_backward_v3_twice(g, x, EPS)
+    with Counted() as mode:
+        (gg,) = torch.autograd.grad(gx, g, h)
+    torch.testing.assert_close(gg, double_backward_formula(h, g, x, EPS)[0])
+    if mode.names != ["day84.unit_rows_backward_v3_twice.default"]:
+        raise RuntimeError(f"for a constant x, the double backward called {mode.names}")
+    print("x constant: the double backward is the backward kernel, two rows read instead of three")
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators, without views; and bytes that they give to autograd to keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.kept = [], {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def pack(self, tensor):
+        storage = tensor.untyped_storage()
+        self.kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+def counted(normalise, device):
+    """Operators of normalise, its gradient and the gradient of that, and what is kept for the
+    last, in tensors of x's size beside x and the upstream gradient."""
+    x, g = drawn(device, (64, 512), (64, 512))
+    x.requires_grad_(), g.requires_grad_()
+    with Counted() as mode:
+        with torch.autograd.graph.saved_tensors_hooks(mode.pack, lambda tensor: tensor):
+            (gx,) = torch.autograd.grad(normalise(x, EPS), x, g, create_graph=True)
+        kept = {**mode.kept, x.data_ptr(): 0, g.data_ptr(): 0}
+        torch.autograd.grad(gx, (x, g), gx.detach())
+    return len(mode.names), sum(kept.values()) / x.nbytes
+
+
+def print_costs(operators, device):
+    """Counts on any device; on a GPU, also time and peak memory of a step with penalty."""
+    ways = {"F.normalize": normalised}
+    ways |= {f"v{i + 1}": getattr(operators, f"unit_rows_{v}") for i, v in enumerate(RUNGS)}
+    rows = {name: [name, *counted(way, device)] for name, way in ways.items()}
+    for row in rows.values():
+        row[2] = f"{row[2]:.2f}"
+    header = ["forward, backward, double backward", "operators", "kept"]
+    if device.type == "cuda":
+        B, K, D = ON_GPU
+        arguments = *drawn(device, (B, K), (K, D), (D,)), EPS
+        steps = {name: partial(penalised, way, *arguments) for name, way in ways.items()}
+        graph = torch.compile(explicit_loss, fullgraph=True, dynamic=False)
+        steps["v3, in one graph"] = partial(explicitly, graph, *arguments)
+        steps["formulas, compiled"] = partial(by_compile, *arguments)
+        times = seconds_in_turn(steps)
+        for name, step in steps.items():
+            memory = peak_memory(step) / 2**30
+            row = rows.setdefault(name, [name, "", ""])
+            row += [f"{1e3 * times[name]:.2f} ms", f"{memory:.2f} GiB"]
+        header += ["step", "peak memory"]
+    print_table(header, list(rows.values()))
+
+
+def print_wrong(device):
+    """Raises where a wrong version is not found by what is to find it, or found by what is not."""
+    rows = []
+    for what, tried, call, phrase in wrong_versions(device):
+        text = said(call)
+        if phrase not in text:
+            raise RuntimeError(f"{what or rows[-1][0]}, {tried}: expected “{phrase}”, got: {text}")
+        found = re.search(r"off by \d+%", text)
+        outcome = "passes" if phrase == "True" else found[0] if phrase == "off by" else phrase
+        rows.append(
+            [what, tried, outcome + (f", {found[0]}" if found and found[0] != outcome else "")]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for what, tried, outcome in [["wrong", "tried", "outcome"], *rows]:
+        print(f"{what:{widths[0]}}  {tried:{widths[1]}}  {outcome}")
 
 
 def show(operators, device):
-    for what, by, call, has in wrong_versions(device):
-        t = said(call)
-        print(what,'|',by,'|',has in t,'|',t[:300].replace("\n"," "))
+    print_checks(operators, device)
+    print_transforms(operators, device)
+    print_costs(operators, device)
+    print_wrong(device)

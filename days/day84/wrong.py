@@ -12,6 +12,9 @@ from .autograd import by_kernel, dot, forward_formula, keep, like_x
 from .penalty import penalised
 
 EPS = 1e-6
+NO_FAKE = "does not support running with fake"
+IN_PLACE = "modified by an inplace operation"
+MUTATED = "not defined as mutable but was mutated"
 FORWARD = "(Tensor x, float eps) -> Tensor"
 BACKWARD = "(Tensor g, Tensor x, float eps) -> Tensor"
 
@@ -97,7 +100,7 @@ def float64(device):
 
 
 def after_in_place(op, device):
-    """A gradient through x that is changed after the forward pass; and the right one."""
+    """How far the gradient is from the right one where x is changed after the forward pass."""
     start = float64(device)
 
     def gradient(op, change):
@@ -107,11 +110,11 @@ def after_in_place(op, device):
             x.mul_(2)
         return torch.autograd.grad(loss, start)[0]
 
-    return gradient(op, True), gradient(forward_formula, False)
+    return off_by(gradient(op, True), gradient(forward_formula, False))
 
 
 def off_by(found, right):
-    return f"{float((found - right).norm() / right.norm()):.0%} off"
+    return f"off by {float((found - right).norm() / right.norm()):.0%}"
 
 
 def penalty_off_by(op, device):
@@ -123,7 +126,7 @@ def penalty_off_by(op, device):
 
 
 def said(call):
-    """The first line of what it raises, or of its warning and what it returns."""
+    """What a call raises, or its warnings and its result, as text."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -134,7 +137,7 @@ def said(call):
 
 
 def wrong_versions(device):
-    """(what is wrong, what is tried, what it says, what that has to contain)."""
+    """(what is wrong, what is tried, the call, what it raises, warns of or returns)."""
     small = float64(device)
     plain = small.detach().float()
     leaf = plain.clone().requires_grad_()
@@ -149,30 +152,34 @@ def wrong_versions(device):
     right = torch.ops.day84.unit_rows_v3_twice
     compiled = torch.compile(lambda x: no_fake(x, EPS), backend="aot_eager", fullgraph=True)
 
-    def of_sum(op):
-        return torch.autograd.grad(op(leaf, EPS).sum(), leaf)[0]
+    def checked(check, op, x=small):
+        return lambda: check(op, (x, EPS))
 
-    def changed(op):
-        return off_by(*after_in_place(op, device))
+    def of_schema(op):
+        return checked(opcheck, op.default, plain)
 
-    def backward_of_once():
+    def gradient_of_sum():
+        return torch.autograd.grad(strided(leaf, EPS).sum(), leaf)
+
+    def twice_to_leaves():
         (g,) = torch.autograd.grad(Once.apply(small, EPS).pow(3).sum(), small, create_graph=True)
         g.sum().backward()
 
+    mismatch, unsaid = "Jacobian mismatch", "This may lead to silently incorrect behavior"
     return (
-        ("a factor is missing", "gradcheck", lambda: gradcheck(factor, (small, EPS)), "mismatch"),
-        ("right, but in fp32", "gradcheck", lambda: gradcheck(right, (leaf, EPS)), "mismatch"),
-        ("backward kernel not registered", "gradcheck", lambda: gradcheck(once, (small, EPS)), "True"),
-        ("", "gradgradcheck", lambda: gradgradcheck(once, (small, EPS)), "mismatch"),
-        ("", "a penalty", lambda: penalty_off_by(once, device), "off"),
-        ("once_differentiable", "backward()", backward_of_once, "twice"),
-        ("", "autograd.grad", lambda: penalty_off_by(Once.apply, device), "off"),
-        ("", "gradgradcheck", lambda: gradgradcheck(Once.apply, (small, EPS)), "mismatch"),
-        ("x changed after forward", "autograd.grad", lambda: changed(right), "modified by an"),
-        ("", "x kept in ctx.x", lambda: changed(attribute), "off"),
-        ("g not contiguous", "gradcheck", lambda: gradcheck(strided, (small, EPS)), "True"),
-        ("", "y.sum()", lambda: of_sum(strided), "g: expected a contiguous"),
-        ("no fake kernel", "torch.compile", lambda: compiled(plain), "fake tensors"),
-        ("fake of other strides", "opcheck", lambda: opcheck(strides.default, (plain, EPS)), "Stride"),
-        ("x written, schema silent", "opcheck", lambda: opcheck(written.default, (plain.clone(), EPS)), "mutated"),
+        ("a missing factor", "gradcheck", checked(gradcheck, factor), mismatch),
+        ("nothing, but x in fp32", "gradcheck", checked(gradcheck, right, leaf), mismatch),
+        ("a backward without backward", "gradcheck", checked(gradcheck, once), "True"),
+        ("", "penalty", lambda: penalty_off_by(once, device), unsaid),
+        ("", "gradgradcheck", checked(gradgradcheck, once), mismatch),
+        ("the same, once_differentiable", "backward()", twice_to_leaves, "differentiate twice"),
+        ("", "penalty", lambda: penalty_off_by(Once.apply, device), "off by"),
+        ("", "gradgradcheck", checked(gradgradcheck, Once.apply), mismatch),
+        ("x changed before the backward", "saved", lambda: after_in_place(right, device), IN_PLACE),
+        ("", "ctx.x = x", lambda: after_in_place(attribute, device), "off by"),
+        ("g used as it comes", "gradcheck", checked(gradcheck, strided), "True"),
+        ("", "y.sum()", gradient_of_sum, "g: expected a contiguous tensor"),
+        ("no fake kernel", "compile", lambda: compiled(plain), NO_FAKE),
+        ("a fake of other strides", "opcheck", of_schema(strides), "Stride mismatch"),
+        ("a write that no schema tells", "opcheck", of_schema(written), MUTATED),
     )
