@@ -29,6 +29,18 @@ def normalised(x, eps):
     return F.normalize(x, dim=-1, eps=eps**0.5)
 
 
+@cache
+def weight_of(columns, like):
+    return torch.full((columns,), columns**-0.5, dtype=like.dtype, device=like.device)
+
+
+def rms_normalised(x, eps):
+    """The same function by PyTorch's fused kernels: a length is the root of D times the root of
+    the mean square."""
+    D = x.shape[-1]
+    return F.rms_norm(x, (D,), weight_of(D, x.new_empty(0)), eps / D)
+
+
 def backward_formula(g, x, eps):
     """Of operators that are differentiable themselves, and so is this, as often as it is called."""
     u, t = wide(g, x)

@@ -7,10 +7,11 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from common.day import peak_memory, print_table, seconds_in_turn
 
-from .autograd import RUNGS, double_backward_formula, forward_formula, normalised
+from .autograd import RUNGS, double_backward_formula, forward_formula, normalised, rms_normalised
 from .penalty import by_compile, explicit_loss, explicitly, functional, penalised
 from .wrong import EPS, said, wrong_versions
 
@@ -87,16 +88,20 @@ def print_constant(operators, device):
 
 
 class Counted(TorchDispatchMode):
-    """Counts operators, without views; and bytes that they give to autograd to keep."""
+    """Counts operators without views, bytes of their arguments and results, and those that autograd
+    keeps for later."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.kept = [], {}
+        self.names, self.moved, self.kept = [], 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+            tensors = {t.data_ptr(): t for t in tree_leaves((args, result)) if torch.is_tensor(t)}
+            self.moved += sum(t.untyped_storage().nbytes() for t in tensors.values())
+        return result
 
     def pack(self, tensor):
         storage = tensor.untyped_storage()
@@ -105,8 +110,8 @@ class Counted(TorchDispatchMode):
 
 
 def counted(normalise, device):
-    """Operators of normalise, its gradient and the gradient of that, and what is kept for the
-    last, in tensors of x's size beside x and the upstream gradient."""
+    """Of normalise, its gradient and the gradient of that: operators, and in tensors of x's size
+    what they read and write, and what is kept for the last beside x and the upstream gradient."""
     x, g = drawn(device, (64, 512), (64, 512))
     x.requires_grad_(), g.requires_grad_()
     with Counted() as mode:
@@ -114,17 +119,16 @@ def counted(normalise, device):
             (gx,) = torch.autograd.grad(normalise(x, EPS), x, g, create_graph=True)
         kept = {**mode.kept, x.data_ptr(): 0, g.data_ptr(): 0}
         torch.autograd.grad(gx, (x, g), gx.detach())
-    return len(mode.names), sum(kept.values()) / x.nbytes
+    size = x.nbytes
+    return len(mode.names), f"{mode.moved / size:.1f}", f"{sum(kept.values()) / size:.1f}"
 
 
 def print_costs(operators, device):
     """Counts on any device; on a GPU, also time and peak memory of a step with penalty."""
-    ways = {"F.normalize": normalised}
+    ways = {"F.normalize": normalised, "F.rms_norm": rms_normalised}
     ways |= {f"v{i + 1}": getattr(operators, f"unit_rows_{v}") for i, v in enumerate(RUNGS)}
     rows = {name: [name, *counted(way, device)] for name, way in ways.items()}
-    for row in rows.values():
-        row[2] = f"{row[2]:.2f}"
-    header = ["forward, backward, double backward", "operators", "kept"]
+    header = ["all three passes", "operators", "moved", "kept"]
     if device.type == "cuda":
         B, K, D = ON_GPU
         arguments = *drawn(device, (B, K), (K, D), (D,)), EPS
@@ -135,7 +139,7 @@ def print_costs(operators, device):
         times = seconds_in_turn(steps)
         for name, step in steps.items():
             memory = peak_memory(step) / 2**30
-            row = rows.setdefault(name, [name, "", ""])
+            row = rows.setdefault(name, [name, "", "", ""])
             row += [f"{1e3 * times[name]:.2f} ms", f"{memory:.2f} GiB"]
         header += ["step", "peak memory"]
     print_table(header, list(rows.values()))
