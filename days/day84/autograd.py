@@ -89,8 +89,8 @@ def twice_by_kernel(ctx, h):
     g, x = ctx.saved_tensors
     ops, h = torch.ops.day84, h.contiguous()
     if not ctx.needs_input_grad[1]:  # x is constant: 12 bytes per element instead of 20
-        return ops.unit_rows_backward_v3_twice(h, x, ctx.eps), None, None
-    return *ops.double_backward_v3_twice(h, g, x, ctx.eps), None
+        return ops.unit_rows_backward_twice(h, x, ctx.eps), None, None
+    return *ops.unit_rows_double_backward(h, g, x, ctx.eps), None
 
 
 def no_third(ctx, *upstream):
@@ -135,11 +135,11 @@ def register():
     ops = torch.ops.day84
     for name, fake, backward in (
         ("unit_rows_v1_formula", like_x, by_formula),
-        ("unit_rows_v2_kernel", like_x, by_kernel(ops.unit_rows_backward_v2_kernel)),
-        ("unit_rows_backward_v2_kernel", like_x, twice_by_formula),
-        ("unit_rows_v3_twice", like_x, by_kernel(ops.unit_rows_backward_v3_twice)),
-        ("unit_rows_backward_v3_twice", like_x, twice_by_kernel),
-        ("double_backward_v3_twice", two_like_x, no_third),
+        ("unit_rows_v2_kernel", like_x, by_kernel(ops.unit_rows_backward)),
+        ("unit_rows_backward", like_x, twice_by_formula),
+        ("unit_rows_v3_twice", like_x, by_kernel(ops.unit_rows_backward_twice)),
+        ("unit_rows_backward_twice", like_x, twice_by_kernel),
+        ("unit_rows_double_backward", two_like_x, no_third),
     ):
         operator = f"day84::{name}"
         register_fake(operator, fake, allow_override=True)
@@ -149,12 +149,12 @@ def register():
             register_autocast(operator, device, torch.float32)
 
 
-def load(make):
-    """For a rung: what `make` returns of the operators, when they are built and registered."""
+def load(name, make=lambda operator: operator):
+    """For a rung: what `make` returns of the operator, when all are built and registered."""
 
     def loaded(builder):
         operators = builder.operators()
         register()
-        return make(operators)
+        return make(getattr(operators, name))
 
     return loaded

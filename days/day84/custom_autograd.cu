@@ -276,7 +276,7 @@ struct Backward {
   }
 };
 
-Tensor unit_rows_backward_v2_kernel(const Tensor& g, const Tensor& x, double eps) {
+Tensor unit_rows_backward(const Tensor& g, const Tensor& x, double eps) {
   check_rows(x, eps);
   check_like_x(g, "g", x);
   const DeviceGuard guard(x);
@@ -294,12 +294,14 @@ Tensor unit_rows_v2_kernel(const Tensor& x, double eps) {
 // v3 against v2: the backward has a backward kernel of its own. Four sums in one pass over three
 // inputs, then both gradients.
 
-// Of one element; xg, xh and gh are the sums over its row.
+// Of one element: gg and gx from h, g and x, and from the sums over its row.
 template <typename W>
-__device__ void second_gradients(W& gg, W& gx, W h, W g, W x, W r, W xg, W xh, W gh) {
-  const W y = r * x, yg = r * xg, yh = r * xh;
-  gg = r * (h - y * yh);
-  gx = r * r * (y * (3 * yg * yh - gh) - g * yh - h * yg);
+__device__ void second_gradients(W (&out)[2], const W (&in)[3], const W (&sums)[4], W eps) {
+  const W r = inverse_root(sums[0] + eps);
+  const W h = in[0], g = in[1], y = r * in[2];
+  const W yg = r * sums[1], yh = r * sums[2], gh = sums[3];
+  out[0] = r * (h - y * yh);
+  out[1] = r * r * (y * (3 * yg * yh - gh) - g * yh - h * yg);
 }
 
 struct DoubleBackward {
@@ -317,19 +319,18 @@ struct DoubleBackward {
   template <typename W>
   static __device__ void write(W (&out)[OUTPUTS], const W (&in)[INPUTS], const W (&sums)[SUMS],
                                W eps) {
-    second_gradients(out[0], out[1], in[0], in[1], in[2], inverse_root(sums[0] + eps), sums[1],
-                     sums[2], sums[3]);
+    second_gradients(out, in, sums, eps);
   }
 };
 
-std::tuple<Tensor, Tensor> double_backward_v3_twice(const Tensor& h, const Tensor& g,
-                                                    const Tensor& x, double eps) {
+std::tuple<Tensor, Tensor> unit_rows_double_backward(const Tensor& h, const Tensor& g,
+                                                     const Tensor& x, double eps) {
   check_rows(x, eps);
   check_like_x(h, "h", x);
   check_like_x(g, "g", x);
   const DeviceGuard guard(x);
   const Tensor gg = torch::stable::empty_like(x), gx = torch::stable::empty_like(x);
-  launch_rows<DoubleBackward>("double_backward", {h, g, x}, {gg, gx}, eps);
+  launch_rows<DoubleBackward>("unit_rows_double_backward", {h, g, x}, {gg, gx}, eps);
   return {gg, gx};
 }
 
@@ -337,8 +338,8 @@ Tensor unit_rows_v3_twice(const Tensor& x, double eps) {
   return unit_rows_v1_formula(x, eps);
 }
 
-Tensor unit_rows_backward_v3_twice(const Tensor& g, const Tensor& x, double eps) {
-  return unit_rows_backward_v2_kernel(g, x, eps);
+Tensor unit_rows_backward_twice(const Tensor& g, const Tensor& x, double eps) {
+  return unit_rows_backward(g, x, eps);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ Tensor unit_rows_backward_v3_twice(const Tensor& g, const Tensor& x, double eps)
 RUNG(day84, unit_rows_v1_formula, "(Tensor x, float eps) -> Tensor");
 RUNG(day84, unit_rows_v2_kernel, "(Tensor x, float eps) -> Tensor");
 RUNG(day84, unit_rows_v3_twice, "(Tensor x, float eps) -> Tensor");
-RUNG(day84, unit_rows_backward_v2_kernel, "(Tensor g, Tensor x, float eps) -> Tensor");
-RUNG(day84, unit_rows_backward_v3_twice, "(Tensor g, Tensor x, float eps) -> Tensor");
-RUNG(day84, double_backward_v3_twice,
+RUNG(day84, unit_rows_backward, "(Tensor g, Tensor x, float eps) -> Tensor");
+RUNG(day84, unit_rows_backward_twice, "(Tensor g, Tensor x, float eps) -> Tensor");
+RUNG(day84, unit_rows_double_backward,
      "(Tensor h, Tensor g, Tensor x, float eps) -> (Tensor, Tensor)");

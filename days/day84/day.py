@@ -40,16 +40,17 @@ INTRODUCES = ("autocast", "double backward", "gradcheck", "gradient penalty", "v
 EXERCISE = Exercise(
     function="second_gradients",
     task=(
-        "One element of both results of the double backward: gg, the gradient of g, and gx, that "
-        "of x. xg, xh and gh are sums over the row: of x · g, x · h and g · h; r is the inverse of "
-        "the row's length."
+        "One element of both results of the double backward: out[0] is the gradient of g, out[1] "
+        "that of x. in holds h, g and x; sums are those that DoubleBackward::add adds: x · x, "
+        "x · g, x · h and g · h over the row."
     ),
     hints=(
-        "y = r x, and the sums y·g and y·h follow from xg and xh. Each result is one of the "
-        "formulas at the top of the file.",
-        "gx is linear in g, and its matrix is symmetric: gg is the backward of h in place of g.",
-        "gg = r (h - y yh). In gx, the factors of y are 3 yg yh - gh; then g yh and h yg are "
-        "subtracted, and all is multiplied by r twice.",
+        "The formulas are at the top of the file. They need r, y and three sums; which of these "
+        "are not what sums holds?",
+        "r is inverse_root of the row's square plus eps, and y is r x. So y · g is r times x · g, "
+        "and y · h likewise; g · h is there.",
+        "out[0] = r (h - y yh). In out[1], the factors of y are 3 yg yh - gh; then g yh and h yg "
+        "are subtracted, and all is multiplied by r twice.",
     ),
 )
 
@@ -99,14 +100,14 @@ PROBLEMS = (
         name="unit rows, forward and backward",
         inputs=inputs,
         reference=forward_formula,
-        rungs=tuple(
+        rungs=(
+            Rung("unit_rows_v1_formula", IDEAS[0], load=load("unit_rows_v1_formula")),
             Rung(
-                f"unit_rows_{rung}",
-                idea,
-                load=load(lambda ops, name=f"unit_rows_{rung}": getattr(ops, name)),
-                target=Target(0.9, "copy") if rung == "v2_kernel" else None,
-            )
-            for rung, idea in zip(RUNGS[:2], IDEAS, strict=False)
+                "unit_rows_v2_kernel",
+                IDEAS[1],
+                load=load("unit_rows_v2_kernel"),
+                target=Target(0.9, "copy"),
+            ),
         ),
         cases=CASES,
         bench=LARGE,
@@ -121,8 +122,8 @@ PROBLEMS = (
         inputs=backward_inputs,
         reference=backward_formula,
         rungs=(
-            Rung("unit_rows_backward_v2_kernel", "two sums"),
-            Rung("unit_rows_backward_v3_twice", "the same"),
+            Rung("unit_rows_backward", "two sums"),
+            Rung("unit_rows_backward_twice", "the same"),
         ),
         cases=CASES,
         timed=False,
@@ -131,7 +132,7 @@ PROBLEMS = (
         name="double backward, alone",
         inputs=double_inputs,
         reference=double_backward_formula,
-        rungs=(Rung("double_backward_v3_twice", "four sums", target=Target(0.9, "copy")),),
+        rungs=(Rung("unit_rows_double_backward", "four sums", target=Target(0.9, "copy")),),
         cases=CASES,
         bench=LARGE,
         bench_cpu=SMALL,
@@ -147,9 +148,7 @@ PROBLEMS = (
             Rung(
                 f"penalty_{rung}",
                 idea,
-                load=load(
-                    lambda ops, name=f"unit_rows_{rung}": partial(penalised, getattr(ops, name))
-                ),
+                load=load(f"unit_rows_{rung}", lambda op: partial(penalised, op)),
                 target=Target(2.5, "pytorch") if rung == "v3_twice" else None,
             )
             for rung, idea in zip(RUNGS, IDEAS, strict=True)

@@ -28,8 +28,8 @@ def print_checks(operators, device):
     rows = []
     for names, order in (
         ([f"unit_rows_{v}" for v in RUNGS], 1),
-        (["unit_rows_backward_v2_kernel", "unit_rows_backward_v3_twice"], 2),
-        (["double_backward_v3_twice"], 3),
+        (["unit_rows_backward", "unit_rows_backward_twice"], 2),
+        (["unit_rows_double_backward"], 3),
     ):
         for name in names:
             op = getattr(operators, name)
@@ -78,11 +78,11 @@ def print_constant(operators, device):
     """needs_input_grad: where x is constant, its second gradient is not computed."""
     x, g, h = drawn(device, (3, 8), (3, 8), (3, 8))
     g.requires_grad_()
-    gx = operators.unit_rows_backward_v3_twice(g, x, EPS)
+    gx = operators.unit_rows_backward_twice(g, x, EPS)
     with Counted() as mode:
         (gg,) = torch.autograd.grad(gx, g, h)
     torch.testing.assert_close(gg, double_backward_formula(h, g, x, EPS)[0])
-    if mode.names != ["day84.unit_rows_backward_v3_twice.default"]:
+    if mode.names != ["day84.unit_rows_backward_twice.default"]:
         raise RuntimeError(f"for a constant x, the double backward called {mode.names}")
     print("x constant: the double backward is the backward kernel, two rows read instead of three")
 
