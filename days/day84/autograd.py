@@ -30,15 +30,24 @@ def normalised(x, eps):
 
 
 @cache
-def weight_of(columns, like):
-    return torch.full((columns,), columns**-0.5, dtype=like.dtype, device=like.device)
+def weight_of(columns, dtype, device):
+    return torch.full((columns,), columns**-0.5, dtype=dtype, device=device)
 
 
 def rms_normalised(x, eps):
     """The same function by PyTorch's fused kernels: a length is the root of D times the root of
     the mean square."""
     D = x.shape[-1]
-    return F.rms_norm(x, (D,), weight_of(D, x.new_empty(0)), eps / D)
+    return F.rms_norm(x, (D,), weight_of(D, x.dtype, x.device), eps / D)
+
+
+@cache
+def compiled_formula():
+    return torch.compile(forward_formula, dynamic=False)
+
+
+def by_compile(x, eps):
+    return compiled_formula()(x, eps)
 
 
 def backward_formula(g, x, eps):

@@ -18,13 +18,14 @@ from common.day import (
 from .autograd import (
     RUNGS,
     backward_formula,
+    by_compile,
     double_backward_formula,
     forward_formula,
     load,
     normalised,
     rms_normalised,
 )
-from .penalty import by_compile, penalised
+from .penalty import penalised, penalised_by_compile
 from .proof import show
 
 __all__ = ["PROBLEMS", "show"]
@@ -114,7 +115,7 @@ PROBLEMS = (
         bench_cpu=SMALL,
         cost=streamed(5, 10),
         pytorch=rms_normalised,
-        libraries=(COMPILE, Library("F.normalize", normalised)),
+        libraries=(Library("compile", by_compile), Library("F.normalize", normalised)),
         gradients=True,
     ),
     Problem(
@@ -159,7 +160,7 @@ PROBLEMS = (
         cost=penalty_cost,
         pytorch=partial(penalised, rms_normalised),
         libraries=(
-            Library("compile", by_compile),
+            Library("compile", penalised_by_compile),
             Library("F.normalize", partial(penalised, normalised)),
         ),
     ),
