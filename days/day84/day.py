@@ -38,6 +38,12 @@ EXTRA_SOURCES = ("autograd.py", "penalty.py", "wrong.py", "proof.py")
 
 INTRODUCES = ("autocast", "double backward", "gradcheck", "gradient penalty", "vmap")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    'check_rows: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+        "of x alone, the dispatcher chooses the kernel; g and h are compared with x"
+    ),
+}
+
 EXERCISE = Exercise(
     function="second_gradients",
     task=(
