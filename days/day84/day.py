@@ -1,0 +1,173 @@
+"""Day 84: custom autograd functions, differentiated twice."""
+
+from functools import partial
+
+from common.day import (
+    COMPILE,
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    grid,
+    streamed,
+)
+
+from .autograd import (
+    RUNGS,
+    backward_formula,
+    by_compile,
+    double_backward_formula,
+    forward_formula,
+    load,
+    normalised,
+    rms_normalised,
+)
+from .penalty import penalised, penalised_by_compile
+from .proof import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Custom autograd functions"
+TEACHES = "An operator with a gradient, a gradient of that, and all that PyTorch asks of it"
+TOPICS = ("autograd", "double backward", "gradcheck", "opcheck", "torch.compile", "vmap")
+SOURCE = "custom_autograd.cu"
+EXTRA_SOURCES = ("autograd.py", "penalty.py", "wrong.py", "proof.py")
+
+INTRODUCES = ("autocast", "double backward", "gradcheck", "gradient penalty", "vmap")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    'check_rows: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+        "of x alone, the dispatcher chooses the kernel; g and h are compared with x"
+    ),
+}
+
+EXERCISE = Exercise(
+    function="second_gradients",
+    task=(
+        "One element of both results of the double backward: out[0] is the gradient of g, out[1] "
+        "that of x. in holds h, g and x; sums are those that DoubleBackward::add adds: x · x, "
+        "x · g, x · h and g · h over the row."
+    ),
+    hints=(
+        "The formulas are at the top of the file. They need r, y and three sums; which of these "
+        "are not what sums holds?",
+        "r is inverse_root of the row's square plus eps, and y is r x. So y · g is r times x · g, "
+        "and y · h likewise; g · h is there.",
+        "out[0] = r (h - y yh). In out[1], the factors of y are 3 yg yh - gh; then g yh and h yg "
+        "are subtracted, and all is multiplied by r twice.",
+    ),
+)
+
+FLOATS = ["float32", "float16", "bfloat16"]
+EPS = 1e-6
+IDEAS = ("backward: a formula", "backward: a kernel", "double backward: a kernel")
+
+# Around the chunks of a warp and of a block, and what their registers hold.
+SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2, 2056), (3, 4100)]
+CASES = (
+    *grid([*SHAPES, (0, 8), (4, 0), (2, 3, 24)], FLOATS),
+    *grid([(5, 3), (3, 130), (2, 1100)], ["float64"]),  # for gradcheck
+    *grid([(8, 40)], FLOATS, values="nonfinite"),
+    *grid([(8, 40)], FLOATS, values="large"),
+    *grid([(8, 40)], ["float32", "bfloat16"], values="tiny"),
+)
+LARGE, SMALL = Case((65536, 2048)), Case((64, 512))
+
+
+def inputs(case, draw):
+    return draw(*case.shape), EPS
+
+
+def backward_inputs(case, draw):
+    return draw(*case.shape, values="normal"), *inputs(case, draw)
+
+
+def double_inputs(case, draw):
+    return draw(*case.shape, values="normal"), *backward_inputs(case, draw)
+
+
+def penalty_inputs(case, draw):
+    B, K, D = case.shape
+    return draw(B, K), draw(K, D), draw(D), EPS
+
+
+def penalty_cost(case):
+    """Tensors of B · D elements that are read or written: by the forward, backward and double
+    backward kernel and the backward kernel again 2 + 3 + 5 + 3, by products with a matrix or a
+    vector 8. Operations: five products with a matrix of K · D."""
+    B, K, D = case.shape
+    return Cost(bytes=21 * B * D * case.itemsize, flops=10 * B * K * D)
+
+
+PROBLEMS = (
+    Problem(
+        name="unit rows, forward and backward",
+        inputs=inputs,
+        reference=forward_formula,
+        rungs=(
+            Rung("unit_rows_v1_formula", IDEAS[0], load=load("unit_rows_v1_formula")),
+            Rung(
+                "unit_rows_v2_kernel",
+                IDEAS[1],
+                load=load("unit_rows_v2_kernel"),
+                target=Target(0.9, "copy"),
+            ),
+        ),
+        cases=CASES,
+        bench=LARGE,
+        bench_cpu=SMALL,
+        cost=streamed(5, 10),
+        pytorch=rms_normalised,
+        libraries=(Library("compile", by_compile), Library("F.normalize", normalised)),
+        gradients=True,
+    ),
+    Problem(
+        name="backward, alone",
+        inputs=backward_inputs,
+        reference=backward_formula,
+        rungs=(
+            Rung("unit_rows_backward", "two sums"),
+            Rung("unit_rows_backward_twice", "the same"),
+        ),
+        cases=CASES,
+        timed=False,
+    ),
+    Problem(
+        name="double backward, alone",
+        inputs=double_inputs,
+        reference=double_backward_formula,
+        rungs=(Rung("unit_rows_double_backward", "four sums", target=Target(0.9, "copy")),),
+        cases=CASES,
+        bench=LARGE,
+        bench_cpu=SMALL,
+        cost=streamed(5, 21),
+        pytorch=double_backward_formula,
+        libraries=(COMPILE,),
+    ),
+    Problem(
+        name="gradient penalty",
+        inputs=penalty_inputs,
+        reference=partial(penalised, forward_formula),
+        rungs=tuple(
+            Rung(
+                f"penalty_{rung}",
+                idea,
+                load=load(f"unit_rows_{rung}", lambda op: partial(penalised, op)),
+                target=Target(2.5, "pytorch") if rung == "v3_twice" else None,
+            )
+            for rung, idea in zip(RUNGS, IDEAS, strict=True)
+        ),
+        cases=grid([(1, 1, 1), (17, 3, 33), (5, 8, 300)], ["float32", "float64"]),
+        bench=Case((32768, 32, 2048)),
+        bench_cpu=Case((32, 8, 512)),
+        cost=penalty_cost,
+        pytorch=partial(penalised, rms_normalised),
+        libraries=(
+            Library("compile", penalised_by_compile),
+            Library("F.normalize", partial(penalised, normalised)),
+        ),
+    ),
+)
