@@ -153,15 +153,11 @@ struct Outbox {
       : buffers(stages + STAGES * P::BYTES +
                 (threadIdx.x / WARPGROUP - 1) * BUFFERS<P, STAGES> * PART_BYTES) {}
 
-  // Stores 64 rows from m on of the tile's columns, which begin at n.
-  __device__ __forceinline__ void store(const float (&sums)[P::BN / 2], const TensorMap& to, int m,
-                                        int n) {
-#pragma unroll
-    for (int part = 0; part < P::BN / PART; ++part) {
-      store_part<typename P::T, BUFFERS<P, STAGES>>(
-          &sums[part * (PART / 2)], buffers, stored, static_cast<int>(threadIdx.x / WARPGROUP),
-          [&](const char* from) { ptx::store_tensor(to, {n + part * PART, m}, from); });
-    }
+  // Stores 64 rows from m on and 64 columns from n on.
+  __device__ __forceinline__ void store(const float* sums, const TensorMap& to, int m, int n) {
+    store_part<typename P::T, BUFFERS<P, STAGES>>(
+        sums, buffers, stored, static_cast<int>(threadIdx.x / WARPGROUP),
+        [&](const char* from) { ptx::store_tensor(to, {n, m}, from); });
   }
 };
 
@@ -223,7 +219,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         store_elements(half, p.partial + split * p.M * p.N, p, m, n);
       } else if (by_tma) {
         finish(half, p, n);
-        outbox.store(half, c, m, n);
+#pragma unroll
+        for (int part = 0; part < P::BN / PART; ++part) {
+          outbox.store(&half[part * (PART / 2)], c, m, n + part * PART);
+        }
       } else {
         store_sums(half, p, m, n);
       }

@@ -1,29 +1,32 @@
 // Day 83: day 56's ping-pong kernel with epilogues of a feed-forward network.
 //
 // A consumer has the sums of 128 rows × 192 columns in its registers, and finishes them while the
-// other consumer multiplies. Where wgmma leaves the sums: see each_pair.
+// other consumer multiplies. It does so in parts of 64 × 64, which are stored one by one: what an
+// epilogue computes for a part is needed before the store, so few registers beside the sums are.
 #pragma once
 
 #include "days/day56/persistent.cuh"  // taught in day 56
 #include "days/day83/elements.cuh"
 
 constexpr int STAGES = 4, GROUP_OF_TILES = 8;  // as day 56's v6
-constexpr int HALVES = 2, COUNT = 96;          // of 64 rows; sums per thread and half
+constexpr int HALVES = 2, PARTS = 3;           // of 64 rows, of 64 columns
 
 template <typename T, Major MAJOR>
-using NetworkTile = Tile<T, HALVES * ROWS, 2 * COUNT, MAJOR>;
+using NetworkTile = Tile<T, HALVES * ROWS, PARTS * PART, MAJOR>;
 
-using Sums = float[HALVES][COUNT];
+// A thread's sums of 128 rows × 64 columns, as wgmma leaves them: in each half, pairs of columns.
+constexpr int PAIRS = 8;
+struct Strip {
+  float* halves[HALVES];  // 4 · PAIRS sums each
+};
 
-template <typename T>
-using Pair = Chunk<T, 2>;  // two neighbouring columns, loaded at once
 template <typename T>
 __device__ __forceinline__ float2 pair_at(const T* from) {
-  const Pair<T> pair = *reinterpret_cast<const Pair<T>*>(from);
+  const auto pair = *reinterpret_cast<const Chunk<T, 2>*>(from);
   return make_float2(static_cast<float>(pair.at[0]), static_cast<float>(pair.at[1]));
 }
 
-// The first row and column of the tile at (m, n) that this thread has sums of.
+// The first row and column that this thread has of a part at (m, n).
 struct Place {
   int row, col;
   __device__ __forceinline__ Place(int m, int n)
@@ -31,65 +34,56 @@ struct Place {
         col(n + threadIdx.x % 4 * 2) {}
 };
 
-// Calls f(row, col, left, right) for this thread's sums of columns [8j, 8j + 8) of the tile at
-// (m, n), as far as they exist: those of the columns col and col + 1 in four rows.
+// Calls f(j, row, col, left, right) for the sums of a part at (m, n) that exist, two at a time:
+// pair j is that of the columns [8j, 8j + 8).
 template <typename T, typename F>
-__device__ __forceinline__ void each_pair(Sums& sums, const Gemm<T>& p, int m, int n, int j, F f) {
+__device__ __forceinline__ void each_pair(float* sums, const Gemm<T>& p, int m, int n, F f) {
   const Place at(m, n);
-  const int col = at.col + 8 * j;
 #pragma unroll
-  for (int h = 0; h < HALVES; ++h) {
+  for (int j = 0; j < PAIRS; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = at.row + h * ROWS + r * 8;
-      if (row < p.M && col < p.N) {
-        f(row, col, sums[h][4 * j + 2 * r], sums[h][4 * j + 2 * r + 1]);
-      }
+      const int row = at.row + 8 * r, col = at.col + 8 * j;
+      float* const pair = sums + 4 * j + 2 * r;
+      if (row < p.M && col < p.N) f(j, row, col, pair[0], pair[1]);
     }
   }
 }
 
-template <typename Box>
-__device__ __forceinline__ void store_tile(const Sums& sums, const TensorMap& to, int m, int n,
-                                           Box& outbox) {
-#pragma unroll
-  for (int h = 0; h < HALVES; ++h) outbox.store(sums[h], to, m + h * ROWS, n);
+template <typename T>
+__device__ __forceinline__ void add_bias(float* sums, const T* bias, const Gemm<T>& p, int m,
+                                         int n) {
+  each_pair(sums, p, m, n, [&](int, int, int col, float& left, float& right) {
+    const float2 b = pair_at(bias + col);
+    left += b.x;
+    right += b.y;
+  });
 }
 
-// Brings the tile at (m, n) of a map of parts into L2.
+// Brings a tile into L2, by the map of its parts.
 __device__ __forceinline__ void prefetch_tile(const TensorMap& map, int m, int n) {
 #pragma unroll
   for (int h = 0; h < HALVES; ++h) {
 #pragma unroll
-    for (int part = 0; part < 2 * COUNT / PART; ++part) {
-      ptx::prefetch_tensor(map, {n + part * PART, m + h * ROWS});
-    }
+    for (int i = 0; i < PARTS; ++i) ptx::prefetch_tensor(map, {n + i * PART, m + h * ROWS});
   }
 }
 
-template <typename T, typename F>
-__device__ __forceinline__ void add_bias(Sums& sums, const Gemm<T>& p, int m, int n, F bias_at) {
-#pragma unroll
-  for (int j = 0; j < COUNT / 4; ++j) {
-    const int col = Place(m, n).col + 8 * j;
-    const float2 b = col < p.N ? bias_at(col) : float2{};
-    each_pair(sums, p, m, n, j, [&](int, int, float& left, float& right) {
-      left += b.x;
-      right += b.y;
-    });
-  }
-}
-
-// The kernel: an Epilogue finishes tiles, and names what the producer is to prefetch for one.
+// An Epilogue finishes strips, and prefetches for a tile whose products are to begin.
 template <typename P, typename Epilogue>
 __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
                    const __grid_constant__ TensorMap b, const __grid_constant__ Epilogue epilogue) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_roles<P, true, 1, STAGES, GROUP_OF_TILES>(
-      p, a, b,
-      [&](Sums& sums, int m, int n, int, auto& outbox) { epilogue.finish(sums, p, m, n, outbox); },
-      [&](int m, int n) { epilogue.prefetch(m, n); });
+  const auto finish = [&](auto& sums, int m, int n, int, auto& outbox) {
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+      const Strip strip{&sums[0][i * 4 * PAIRS], &sums[1][i * 4 * PAIRS]};
+      epilogue.finish(strip, p, m, n + i * PART, outbox);
+    }
+  };
+  run_roles<P, true, 1, STAGES, GROUP_OF_TILES>(p, a, b, finish,
+                                                [&](int m, int n) { epilogue.prefetch(m, n); });
 #endif
 }
 
@@ -159,42 +153,41 @@ struct AddDropped {
 
   __device__ __forceinline__ void prefetch(int m, int n) const { prefetch_tile(residuals, m, n); }
 
-  template <typename Box>
-  __device__ __forceinline__ void finish(Sums& sums, const Gemm<T>& p, int m, int n,
-                                         Box& outbox) const {
-    if constexpr (DROPS) drop_sums(sums, p, m, n);
+  template <typename Outbox>
+  __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
+                                         Outbox& outbox) const {
 #pragma unroll
-    for (int j = 0; j < COUNT / 4; ++j) {
-      each_pair(sums, p, m, n, j, [&](int row, int col, float& left, float& right) {
+    for (float* sums : strip.halves) {
+      if constexpr (DROPS) {
+        add_bias(sums, bias, p, m, n);
+        mask(sums, p, m, n);
+      }
+      each_pair(sums, p, m, n, [&](int, int row, int col, float& left, float& right) {
         const float2 r = pair_at(residual + row * p.N + col);
         left += r.x;
         right += r.y;
       });
+      outbox.store(sums, out, m, n);
+      m += ROWS;
     }
-    store_tile(sums, out, m, n, outbox);
   }
 
   // Of 32 columns of a row, lane q draws the words of columns [8q, 8q + 8).
-  __device__ __forceinline__ void drop_sums(Sums& sums, const Gemm<T>& p, int m, int n) const {
-    add_bias(sums, p, m, n, [&](int col) { return pair_at(bias + col); });
-    const Place at(m, n);
+  __device__ __forceinline__ void mask(float* sums, const Gemm<T>& p, int m, int n) const {
     const State from = *state;
-    const int64_t first = (at.row * p.N + n) / dropout::GROUP + threadIdx.x % 4;
 #pragma unroll
-    for (int h = 0; h < HALVES; ++h) {
+    for (int r = 0; r < 2; ++r) {
+      const int64_t row = Place(m, n).row + 8 * r;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int j = 0; j < PAIRS; j += 4) {
+        const int64_t group = (row * p.N + n) / dropout::GROUP + j + threadIdx.x % 4;
+        const uint4 mine = transposed_in_quad(dropout::words_of(from, group));
+        const uint32_t words[] = {mine.x, mine.y, mine.z, mine.w};
 #pragma unroll
-        for (int j = 0; j < COUNT / 4; j += 4) {
-          const int64_t group = first + (h * ROWS + r * 8) * p.N / dropout::GROUP + j;
-          const uint4 mine = transposed_in_quad(dropout::words_of(from, group));
-          const uint32_t words[] = {mine.x, mine.y, mine.z, mine.w};
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            float* const pair = &sums[h][4 * (j + k) + 2 * r];
-            pair[0] = dropped(pair[0], drop.keeps_low(words[k]), drop.scale);
-            pair[1] = dropped(pair[1], drop.keeps_high(words[k]), drop.scale);
-          }
+        for (int k = 0; k < 4; ++k) {
+          float* const pair = sums + 4 * (j + k) + 2 * r;
+          pair[0] = dropped(pair[0], drop.keeps_low(words[k]), drop.scale);
+          pair[1] = dropped(pair[1], drop.keeps_high(words[k]), drop.scale);
         }
       }
     }

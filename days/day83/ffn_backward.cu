@@ -233,33 +233,36 @@ struct GeluBackward {
 
   __device__ __forceinline__ void prefetch(int m, int n) const { prefetch_tile(pres, m, n); }
 
-  template <typename Box>
-  __device__ __forceinline__ void finish(Sums& sums, const Gemm<T>& p, int m, int n,
-                                         Box& outbox) const {
-    const Place at(m, n);
+  template <typename Outbox>
+  __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
+                                         Outbox& outbox) const {
     const int64_t part = m / 32 + threadIdx.x % WARPGROUP / 32;
+    float2 columns[PAIRS] = {};
 #pragma unroll
-    for (int j = 0; j < COUNT / 4; ++j) {
-      float2 column{};
-      each_pair(sums, p, m, n, j, [&](int row, int col, float& left, float& right) {
+    for (float* sums : strip.halves) {
+      each_pair(sums, p, m, n, [&](int j, int row, int col, float& left, float& right) {
         const float2 v = pair_at(pre + row * p.N + col);
         left *= gelu_derivative<T>(v.x);
         right *= gelu_derivative<T>(v.y);
-        column.x += left;
-        column.y += right;
+        columns[j].x += left;
+        columns[j].y += right;
       });
-      // The eight lanes with these columns are 4, 8, 16 apart.
+      outbox.store(sums, out, m, n);
+      m += ROWS;
+    }
+#pragma unroll
+    for (int j = 0; j < PAIRS; ++j) {
+      // The eight lanes that have these two columns are 4 apart.
 #pragma unroll
       for (int apart = 4; apart < 32; apart *= 2) {
-        column.x += __shfl_xor_sync(0xffffffff, column.x, apart);
-        column.y += __shfl_xor_sync(0xffffffff, column.y, apart);
+        columns[j].x += __shfl_xor_sync(0xffffffff, columns[j].x, apart);
+        columns[j].y += __shfl_xor_sync(0xffffffff, columns[j].y, apart);
       }
-      const int col = at.col + 8 * j;
+      const int col = Place(m, n).col + 8 * j;
       if (threadIdx.x % 32 < 4 && col < p.N) {
-        *reinterpret_cast<float2*>(partial + part * p.N + col) = column;
+        *reinterpret_cast<float2*>(partial + part * p.N + col) = columns[j];
       }
     }
-    store_tile(sums, out, m, n, outbox);
   }
 };
 
@@ -283,9 +286,9 @@ Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Ten
   dispatch_half(x, [&](auto zero) {
     using T = decltype(zero);
     gb2 = dropout_pass<T>(gy, state, drop, g2);
-    launch_product<T, Major::kMN>(
-        g2, w2, GeluBackward<T>{map_of_parts<T>(g1), map_of_parts<T>(pre), data<T>(pre),
-                                mutable_data<float>(partial)});
+    launch_product<T, Major::kMN>(g2, w2,
+                                  GeluBackward<T>{map_of_parts<T>(g1), map_of_parts<T>(pre),
+                                                  data<T>(pre), mutable_data<float>(partial)});
     sum_chunks(partial, gb1);
     launch_product<T, Major::kMN>(
         g1, w1, AddDropped<T, false>{map_of_parts<T>(gx), map_of_parts<T>(gy), data<T>(gy)});
@@ -295,7 +298,7 @@ Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Ten
 
 // ---------------------------------------------------------------------------------------------
 
-#define BACKWARD                                                                           \
+#define BACKWARD                                                                            \
   "(Tensor gy, Tensor x, Tensor pre, Tensor hidden, Tensor w1, Tensor w2, float p, Tensor " \
   "state) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 

@@ -138,17 +138,18 @@ struct BiasGelu {
 
   __device__ __forceinline__ void prefetch(int, int) const {}
 
-  template <typename Box>
-  __device__ __forceinline__ void finish(Sums& sums, const Gemm<T>& p, int m, int n,
-                                         Box& outbox) const {
-    add_bias(sums, p, m, n, [&](int col) { return pair_at(bias + col); });
-    store_tile(sums, pre, m, n, outbox);
+  template <typename Outbox>
+  __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
+                                         Outbox& outbox) const {
 #pragma unroll
-    for (auto& half : sums) {
+    for (float* sums : strip.halves) {
+      add_bias(sums, bias, p, m, n);
+      outbox.store(sums, pre, m, n);
 #pragma unroll
-      for (float& v : half) v = gelu<T>(v);
+      for (int i = 0; i < 4 * PAIRS; ++i) sums[i] = gelu<T>(sums[i]);
+      outbox.store(sums, hidden, m, n);
+      m += ROWS;
     }
-    store_tile(sums, hidden, m, n, outbox);
   }
 };
 
@@ -179,7 +180,7 @@ Outputs ffn_v3_epilogues(const Tensor& x, const Tensor& w1, const Tensor& b1, co
 
 // ---------------------------------------------------------------------------------------------
 
-#define FORWARD                                                                            \
+#define FORWARD                                                                                \
   "(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, float p, Tensor state) -> (Tensor, " \
   "Tensor, Tensor)"
 

@@ -1,4 +1,4 @@
-"""The feed-forward network in PyTorch: reference, inputs, and the operators as one with gradients."""
+"""The feed-forward network in PyTorch, and as a module on the operators of a rung."""
 
 import torch
 from torch.nn import functional as F
@@ -88,3 +88,34 @@ def with_gradients(operators, version):
         return Network.apply(ways, x, w1, b1, w2, b2, p, state)
 
     return network
+
+
+class FeedForward(torch.nn.Module):
+    """x + dropout(W2 · gelu(W1 · x + b1) + b2) by the operators of a rung, x: (rows, width).
+
+    Parameters are fp32, and cast to x's dtype. state: seed and number of the next call, a buffer,
+    so that a module that is loaded goes on where it was saved.
+    """
+
+    def __init__(self, operators, version, width, p, seed=83):
+        super().__init__()
+        self.call, self.p = with_gradients(operators, version), p
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+        self.register_buffer("state", torch.tensor([seed, 0]))
+
+    def forward(self, x):
+        weights = (self.up.weight, self.up.bias, self.down.weight, self.down.bias)
+        state = self.state.clone()  # the backward pass draws from it once more
+        if self.training:
+            self.state[1] += 1
+        p = self.p if self.training else 0.0
+        return self.call(x, *(w.to(x.dtype) for w in weights), p, state)
+
+
+class Twin(FeedForward):
+    """The same by torch.nn, with the same parameters."""
+
+    def forward(self, x):
+        hidden = F.gelu(self.up(x), approximate="tanh")
+        return x + F.dropout(self.down(hidden), self.p, self.training)
