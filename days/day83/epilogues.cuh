@@ -20,12 +20,6 @@ struct Strip {
   float* halves[HALVES];  // 4 · PAIRS sums each
 };
 
-template <typename T>
-__device__ __forceinline__ float2 pair_at(const T* from) {
-  const auto pair = *reinterpret_cast<const Chunk<T, 2>*>(from);
-  return make_float2(static_cast<float>(pair.at[0]), static_cast<float>(pair.at[1]));
-}
-
 // The first row and column that this thread has of a part at (m, n).
 struct Place {
   int row, col;
@@ -34,30 +28,61 @@ struct Place {
         col(n + threadIdx.x % 4 * 2) {}
 };
 
-// Calls f(j, row, col, left, right) for the sums of a part at (m, n) that exist, two at a time:
-// pair j is that of the columns [8j, 8j + 8).
-template <typename T, typename F>
-__device__ __forceinline__ void each_pair(float* sums, const Gemm<T>& p, int m, int n, F f) {
-  const Place at(m, n);
-#pragma unroll
-  for (int j = 0; j < PAIRS; ++j) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = at.row + 8 * r, col = at.col + 8 * j;
-      float* const pair = sums + 4 * j + 2 * r;
-      if (row < p.M && col < p.N) f(j, row, col, pair[0], pair[1]);
-    }
-  }
+// Two neighbouring columns in 16 bits each, as they lie in memory.
+template <typename T>
+__device__ __forceinline__ float2 floats_of(uint32_t pair) {
+  T both[2];
+  memcpy(both, &pair, sizeof both);
+  return make_float2(static_cast<float>(both[0]), static_cast<float>(both[1]));
 }
 
+// Those elements of a matrix that lie where this thread's sums of a part at (m, n) do, or 0. All
+// loads are issued before a result is needed: the epilogue waits for memory once per part.
 template <typename T>
-__device__ __forceinline__ void add_bias(float* sums, const T* bias, const Gemm<T>& p, int m,
-                                         int n) {
-  each_pair(sums, p, m, n, [&](int, int, int col, float& left, float& right) {
-    const float2 b = pair_at(bias + col);
-    left += b.x;
-    right += b.y;
-  });
+struct PartOf {
+  uint32_t words[PAIRS][2];
+
+  __device__ __forceinline__ PartOf(const T* from, const Gemm<T>& p, int m, int n) {
+    const Place at(m, n);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t row = at.row + 8 * r;
+      const auto* const first = reinterpret_cast<const uint32_t*>(from + row * p.N + at.col);
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) {
+        words[j][r] = row < p.M && at.col + 8 * j < p.N ? first[4 * j] : 0;
+      }
+    }
+  }
+
+  // Calls f(elements, left, right) for all pairs of sums.
+  template <typename F>
+  __device__ __forceinline__ void each_pair(float* sums, F f) const {
+#pragma unroll
+    for (int j = 0; j < PAIRS; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float* const pair = sums + 4 * j + 2 * r;
+        f(floats_of<T>(words[j][r]), pair[0], pair[1]);
+      }
+    }
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void add_bias(float* sums, const T* bias, const Gemm<T>& p, int n) {
+  const int col = Place(0, n).col;
+  uint32_t words[PAIRS];
+#pragma unroll
+  for (int j = 0; j < PAIRS; ++j) {
+    const auto* const first = reinterpret_cast<const uint32_t*>(bias + col);
+    words[j] = col + 8 * j < p.N ? first[4 * j] : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < 4 * PAIRS; ++i) {
+    const float2 b = floats_of<T>(words[i / 4]);
+    sums[i] += i % 2 == 0 ? b.x : b.y;
+  }
 }
 
 // Brings a tile into L2, by the map of its parts.
@@ -158,12 +183,12 @@ struct AddDropped {
                                          Outbox& outbox) const {
 #pragma unroll
     for (float* sums : strip.halves) {
+      const PartOf<T> added(residual, p, m, n);
       if constexpr (DROPS) {
-        add_bias(sums, bias, p, m, n);
+        add_bias(sums, bias, p, n);
         mask(sums, p, m, n);
       }
-      each_pair(sums, p, m, n, [&](int, int row, int col, float& left, float& right) {
-        const float2 r = pair_at(residual + row * p.N + col);
+      added.each_pair(sums, [&](float2 r, float& left, float& right) {
         left += r.x;
         right += r.y;
       });

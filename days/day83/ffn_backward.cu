@@ -237,31 +237,42 @@ struct GeluBackward {
   __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
                                          Outbox& outbox) const {
     const int64_t part = m / 32 + threadIdx.x % WARPGROUP / 32;
-    float2 columns[PAIRS] = {};
 #pragma unroll
     for (float* sums : strip.halves) {
-      each_pair(sums, p, m, n, [&](int j, int row, int col, float& left, float& right) {
-        const float2 v = pair_at(pre + row * p.N + col);
+      const PartOf<T> before(pre, p, m, n);
+      if (m + ROWS > p.M) clear_missing(sums, p, m, n);
+      before.each_pair(sums, [&](float2 v, float& left, float& right) {
         left *= gelu_derivative<T>(v.x);
         right *= gelu_derivative<T>(v.y);
-        columns[j].x += left;
-        columns[j].y += right;
       });
       outbox.store(sums, out, m, n);
       m += ROWS;
     }
+    const auto& [upper, lower] = strip.halves;
 #pragma unroll
     for (int j = 0; j < PAIRS; ++j) {
+      const int i = 4 * j;
+      float2 column = make_float2(upper[i] + upper[i + 2] + lower[i] + lower[i + 2],
+                                  upper[i + 1] + upper[i + 3] + lower[i + 1] + lower[i + 3]);
       // The eight lanes that have these two columns are 4 apart.
 #pragma unroll
       for (int apart = 4; apart < 32; apart *= 2) {
-        columns[j].x += __shfl_xor_sync(0xffffffff, columns[j].x, apart);
-        columns[j].y += __shfl_xor_sync(0xffffffff, columns[j].y, apart);
+        column.x += __shfl_xor_sync(0xffffffff, column.x, apart);
+        column.y += __shfl_xor_sync(0xffffffff, column.y, apart);
       }
-      const int col = Place(m, n).col + 8 * j;
+      const int col = Place(0, n).col + 8 * j;
       if (threadIdx.x % 32 < 4 && col < p.N) {
-        *reinterpret_cast<float2*>(partial + part * p.N + col) = columns[j];
+        *reinterpret_cast<float2*>(partial + part * p.N + col) = column;
       }
+    }
+  }
+
+  // Rows beyond the last: TMA loaded zeros for them, but 0 · inf is NaN.
+  __device__ __forceinline__ void clear_missing(float* sums, const Gemm<T>& p, int m, int n) const {
+    const int row = Place(m, n).row;
+#pragma unroll
+    for (int i = 0; i < 4 * PAIRS; ++i) {
+      if (row + i / 2 % 2 * 8 >= p.M) sums[i] = 0;
     }
   }
 };

@@ -143,7 +143,7 @@ struct BiasGelu {
                                          Outbox& outbox) const {
 #pragma unroll
     for (float* sums : strip.halves) {
-      add_bias(sums, bias, p, m, n);
+      add_bias(sums, bias, p, n);
       outbox.store(sums, pre, m, n);
 #pragma unroll
       for (int i = 0; i < 4 * PAIRS; ++i) sums[i] = gelu<T>(sums[i]);
