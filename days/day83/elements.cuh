@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t kept_of_chunk(const State& state, int64_t i,
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1's kernels of both directions.
+// Kernels of both directions: v1's, and with chunks of more than one element v2's addition.
 
 // One thread per element, or per group of eight.
 inline unsigned blocks_for(int64_t work) {
@@ -71,11 +71,17 @@ __global__ void dropout_kernel(const T* __restrict__ x, const State* __restrict_
   }
 }
 
-template <typename T>
-__global__ void add_kernel(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c,
-                           int64_t n) {
+template <typename T, int N>
+__global__ void __launch_bounds__(BLOCK)
+    add_kernel(const Chunk<T, N>* __restrict__ a, const Chunk<T, N>* __restrict__ b,
+               Chunk<T, N>* __restrict__ c, int64_t chunks) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  if (i < n) c[i] = static_cast<T>(static_cast<float>(a[i]) + static_cast<float>(b[i]));
+  if (i >= chunks) return;
+  const Chunk<float, N> left = widened(load_raw(a + i)), right = widened(load_raw(b + i));
+  Chunk<T, N> sum;
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum.at[k] = static_cast<T>(left.at[k] + right.at[k]);
+  c[i] = sum;
 }
 
 // y = dropout(x), and c = a + b.
@@ -88,12 +94,13 @@ void drop(const Tensor& x, const Tensor& state, Tensor& y, const Drop& drop) {
           data<T>(x), data<State>(state), mutable_data<T>(y), n, drop);
 }
 
-template <typename T>
+template <typename T, int N>
 void add(const Tensor& a, const Tensor& b, Tensor& c) {
-  const int64_t n = a.numel();
-  if (n == 0) return;
-  add_kernel<T><<<blocks_for(n), BLOCK, 0, current_stream(a)>>>(data<T>(a), data<T>(b),
-                                                                mutable_data<T>(c), n);
+  using C = Chunk<T, N>;
+  const int64_t chunks = a.numel() / N;
+  if (chunks == 0) return;
+  add_kernel<T, N><<<blocks_for(chunks), BLOCK, 0, current_stream(a)>>>(data<C>(a), data<C>(b),
+                                                                        mutable_data<C>(c), chunks);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ Gradients ffn_backward_v1_separate(const Tensor& gy, const Tensor& x, const Tens
           data<T>(to_hidden), data<T>(pre), mutable_data<T>(g1), n);
     }
     gb1 = sum_of_rows<T>(g1);
-    add<T>(gy, matmul(g1, w1), gx);
+    add<T, 1>(gy, matmul(g1, w1), gx);
   });
   check_launch("ffn_backward_v1_separate");
   return {gx, matmul(transposed(g1), x), gb1, matmul(transposed(g2), hidden), gb2};
@@ -215,7 +215,9 @@ Gradients ffn_backward_v2_fused(const Tensor& gy, const Tensor& x, const Tensor&
     using T = decltype(zero);
     gb2 = dropout_pass<T>(gy, state, drop, g2);
     gb1 = gelu_pass<T>(matmul(g2, w2), pre, g1);
-    add<T>(gy, matmul(g1, w1), gx);
+    const Tensor product = matmul(g1, w1);
+    dispatch_chunk<T>(x.size(1), {&gy, &product, &gx},
+                      [&](auto n) { add<T, n()>(gy, product, gx); });
   });
   check_launch("ffn_backward_v2_fused");
   return {gx, matmul(transposed(g1), x), gb1, matmul(transposed(g2), hidden), gb2};

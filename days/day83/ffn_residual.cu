@@ -57,7 +57,7 @@ Outputs ffn_v1_separate(const Tensor& x, const Tensor& w1, const Tensor& b1, con
     Tensor z = linear(hidden, w2, b2);
     Tensor branch = torch::stable::empty_like(x);
     drop<T>(z, state, branch, of);
-    add<T>(x, branch, out);
+    add<T, 1>(x, branch, out);
   });
   check_launch("ffn_v1_separate");
   return {out, pre, hidden};
