@@ -79,8 +79,12 @@ struct Roles {
     }
   }
 
-  __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b) const {
+  // ahead(m, n) is called before the loads of a task.
+  template <typename Ahead>
+  __device__ __forceinline__ void produce(const TensorMap& a, const TensorMap& b,
+                                          Ahead ahead) const {
     each_task(0, 1, [&](const Task& t) {
+      ahead(t.m, t.n);
       for (int i = 0; i < steps; ++i) {
         const int s = (t.before + i) % STAGES, round = (t.before + i) / STAGES;
         ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // all blocks' products have read the stage
@@ -118,12 +122,12 @@ struct Roles {
     }
   }
 
-  __device__ __forceinline__ void consume(const Gemm<T>& p, const TensorMap& c, bool by_tma) const {
+  // Multiplies the consumer's tasks, and calls finish(sums, m, n, split) for each: its rows begin
+  // at m, its columns at n.
+  template <typename Finish>
+  __device__ __forceinline__ void consume(Finish finish) const {
     const int consumer = threadIdx.x / WARPGROUP - 1;
     const int row = PING_PONG ? 0 : consumer * HALVES * ROWS;
-    constexpr int COUNT = BUFFERS<P, STAGES>;
-    char* buffers = stages + STAGES * P::BYTES + consumer * COUNT * PART_BYTES;
-    int stored = 0;
     const int skip = PING_PONG ? consumer : 0, every = PING_PONG ? CONSUMERS : 1;
     each_task(skip, every, [&](const Task& t) {
       float sums[HALVES][P::BN / 2] = {};
@@ -133,34 +137,36 @@ struct Roles {
       if (PING_PONG && t.more) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
       ptx::wgmma_wait<0>(sums);
       release((t.before + steps - 1) % STAGES);
-#pragma unroll
-      for (int h = 0; h < HALVES; ++h) {
-        const int m = t.m + row + h * ROWS;
-        if (splits > 1) {
-          store_elements(sums[h], p.partial + t.split * p.M * p.N, p, m, t.n);
-        } else if (by_tma) {
-          finish(sums[h], p, t.n);
-#pragma unroll
-          for (int part = 0; part < P::BN / PART; ++part) {
-            store_part<T, COUNT>(
-                &sums[h][part * (PART / 2)], buffers, stored, 1 + consumer,
-                [&](const char* from) { ptx::store_tensor(c, {t.n + part * PART, m}, from); });
-          }
-        } else {
-          store_sums(sums[h], p, m, t.n);
-        }
-      }
+      finish(sums, t.m + row, t.n, t.split);
     });
     if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
   }
 };
 
-template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP>
-__global__ void __launch_bounds__(THREADS, 1)
-    gemm_persistent_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
-                           const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c,
-                           bool by_tma) {
-#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A consumer's buffers, and how many parts of C it has stored through them.
+template <typename P, int STAGES>
+struct Outbox {
+  char* buffers;
+  int stored = 0;
+
+  explicit __device__ __forceinline__ Outbox(char* stages)
+      : buffers(stages + STAGES * P::BYTES +
+                (threadIdx.x / WARPGROUP - 1) * BUFFERS<P, STAGES> * PART_BYTES) {}
+
+  // Stores 64 rows from m on and 64 columns from n on.
+  __device__ __forceinline__ void store(const float* sums, const TensorMap& to, int m, int n) {
+    store_part<typename P::T, BUFFERS<P, STAGES>>(
+        sums, buffers, stored, static_cast<int>(threadIdx.x / WARPGROUP),
+        [&](const char* from) { ptx::store_tensor(to, {n, m}, from); });
+  }
+};
+
+// The whole block. finish(sums, m, n, split, outbox) gets what `consume` has for a task, and the
+// consumer's Outbox; ahead(m, n) is called by the producer before it loads for the task.
+template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP, typename Finish,
+          typename Ahead>
+__device__ __forceinline__ void run_roles(const Gemm<typename P::T>& p, const TensorMap& a,
+                                          const TensorMap& b, Finish finish, Ahead ahead) {
   using R = Roles<P, PING_PONG, CLUSTER, STAGES, GROUP>;
   __shared__ uint64_t full[STAGES], empty[STAGES];
   if (threadIdx.x == 0) {
@@ -190,13 +196,40 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr bool MANY = R::HALVES * P::BN / 2 > 128;
   if (threadIdx.x / WARPGROUP == 0) {
     ptx::setmaxnreg_dec<MANY ? 24 : 40>();
-    if (threadIdx.x == 0) roles.produce(a, b);
+    if (threadIdx.x == 0) roles.produce(a, b, ahead);
   } else {
     ptx::setmaxnreg_inc<MANY ? 240 : 232>();
-    roles.consume(p, c, by_tma);
+    Outbox<P, STAGES> outbox(roles.stages);
+    roles.consume([&](auto& sums, int m, int n, int split) { finish(sums, m, n, split, outbox); });
   }
   // A block's shared memory has to be there as long as others write to it and arrive in it.
   if constexpr (CLUSTER > 1) ptx::cluster_sync();
+}
+
+template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_persistent_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
+                           const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c,
+                           bool by_tma) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const auto store = [&](auto& sums, int m, int n, int split, auto& outbox) {
+#pragma unroll
+    for (auto& half : sums) {
+      if (p.splits > 1) {
+        store_elements(half, p.partial + split * p.M * p.N, p, m, n);
+      } else if (by_tma) {
+        finish(half, p, n);
+#pragma unroll
+        for (int part = 0; part < P::BN / PART; ++part) {
+          outbox.store(&half[part * (PART / 2)], c, m, n + part * PART);
+        }
+      } else {
+        store_sums(half, p, m, n);
+      }
+      m += ROWS;
+    }
+  };
+  run_roles<P, PING_PONG, CLUSTER, STAGES, GROUP>(p, a, b, store, [](int, int) {});
 #endif
 }
 
