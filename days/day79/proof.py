@@ -1,0 +1,5 @@
+"""What the day's `show` proves."""
+
+
+def show(operators, device):
+    pass
