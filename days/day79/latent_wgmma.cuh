@@ -9,7 +9,7 @@ using ptx::Major, ptx::Swizzle, ptx::TensorMap;
 
 constexpr int WARPGROUP = 128;                       // threads that issue a wgmma together
 constexpr int CONSUMERS = 2 * WARPGROUP;             // the threads of both warpgroups
-constexpr int WGMMA_THREADS = CONSUMERS + 32;        // and a warp that loads
+constexpr int WGMMA_THREADS = CONSUMERS + WARPGROUP;  // and a warpgroup, of which a thread loads
 constexpr int BOX = 64;                              // columns that TMA loads at a time
 constexpr int BOXES = KEY / BOX;                     // per tile: 0 has the rope, 1 to 8 the values
 constexpr int BOX_ROW = BOX * 2;                     // bytes
@@ -171,7 +171,8 @@ struct Roles {
       wait_full(i + box);
       const uint64_t of_q = ptx::wgmma_descriptor(q_box(box), Swizzle::k128, 0, 8 * BOX_ROW);
       const uint64_t of_k = ptx::wgmma_descriptor(slot(i + box), Swizzle::k128, 0, 8 * BOX_ROW);
-      if (box == 0) ptx::wgmma_fence(s);
+      if (box == 0) ptx::pin_registers(s);
+      ptx::wgmma_fence();
 #pragma unroll
       for (int d = 0; d < BOX / 16; ++d) {  // 16 columns are 32 bytes
         ptx::wgmma<T>(s, of_q + 2 * d, of_k + 2 * d, box > 0 || d > 0);
@@ -248,54 +249,79 @@ struct Roles {
     for (int i = 0; i < 4 * SUMS; ++i) o[i] *= factor[i / 2 % 2];
   }
 
+  // What a thread of the first warpgroup has of its rows.
+  struct Rows {
+    float o[4 * SUMS] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    uint32_t p[BN / 16][4];  // the exponentials of a tile, rounded: a of the second product
+  };
+
+  __device__ void hand_over(const float (&factor)[2]) const {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == 0) at.factors[row] = factor[0], at.factors[row + 8] = factor[1];
+    ptx::barrier_arrive(P_FULL, CONSUMERS);
+  }
+
+  // Scores and exponentials of the tile from token t on, whose first box is the i-th; the latter for
+  // both warpgroups. FIRST: of the range. Else products with the values of the tile before are
+  // under way, which come to their end here.
+  template <bool FIRST>
+  __device__ __forceinline__ void attend(Rows& rows, const Range& r, int t, int i) const {
+    if (t + BN > r.end) clear_rows(i, r.end - t);
+    float s[BN / 2], factor[2];
+    multiply_keys(s, i, [&] {
+      if constexpr (!FIRST) {
+        ptx::wgmma_wait<1>(rows.o);
+        release_values(i - BOXES + 1);
+      }
+    });
+    ptx::wgmma_wait<0>(s);
+    release(&at.empty[i % SLOTS]);  // the rope
+    if (t + BN >= r.end) release(&at.q_empty);
+    const bool grown = softmax_step(s, rows.most, rows.sum, r.end - t, factor);
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        rows.p[j][e] = tiles::pack<T>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
+    }
+    ptx::barrier_sync(P_EMPTY, CONSUMERS);  // the other warpgroup has read the tile before
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      const auto& p = rows.p[j];
+      *exponentials(threadIdx.x, j) = {p[0], p[1], p[2], p[3]};
+    }
+    hand_over(factor);
+    if (!FIRST && grown) multiply_rows(rows.o, factor);
+  }
+
   // The first warpgroup: scores, exponentials, and values [0, 256).
   __device__ __forceinline__ void score(Walk<T, EVEN>& walk) const {
-    const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4;
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     Range r;
     for (int i = 0, round = 0; walk.next(n, r); ++round) {
-      float o[4 * SUMS] = {}, s[BN / 2], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-      uint32_t p[BN / 16][4];
-      float factor[2];
+      Rows rows;
       ptx::mbarrier_wait(&at.q_full, round % 2);
-      for (int t = r.begin; t < r.end; t += BN, i += BOXES) {
-        if (t + BN > r.end) clear_rows(i, r.end - t);
-        multiply_keys(s, i, [&] {
-          if (t == r.begin) return;
-          ptx::wgmma_wait<1>(o);  // the values of the tile before
-          release_values(i - BOXES + 1);
-        });
-        ptx::wgmma_wait<0>(s);
-        release(&at.empty[i % SLOTS]);  // the rope
-        if (t + BN >= r.end) release(&at.q_empty);
-        const bool grown = softmax_step(s, most, sum, r.end - t, factor);
-#pragma unroll
-        for (int j = 0; j < BN / 16; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            p[j][e] = tiles::pack<T>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
-        }
-        ptx::barrier_sync(P_EMPTY, CONSUMERS);
-#pragma unroll
-        for (int j = 0; j < BN / 16; ++j)
-          *exponentials(thread, j) = {p[j][0], p[j][1], p[j][2], p[j][3]};
-        if (thread % 4 == 0) at.factors[row] = factor[0], at.factors[row + 8] = factor[1];
-        ptx::barrier_arrive(P_FULL, CONSUMERS);
-        if (grown) multiply_rows(o, factor);
-        multiply_values(o, p, i + 1);
+      attend<true>(rows, r, r.begin, i);
+      i += BOXES;
+      for (int t = r.begin + BN; t < r.end; t += BN, i += BOXES) {
+        multiply_values(rows.o, rows.p, i - BOXES + 1);
+        attend<false>(rows, r, t, i);
       }
-      ptx::wgmma_wait<0>(o);
+      multiply_values(rows.o, rows.p, i - BOXES + 1);
+      ptx::wgmma_wait<0>(rows.o);
       release_values(i - BOXES + 1);
+      float factor[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int head = tile * HEADS + row + 8 * h;
-        sum[h] = tiles::row_sum(sum[h]);
-        factor[h] = last_factor(r, sum[h]);
-        if (thread % 4 == 0 && head < n.H) n.parts.stats[r.part * n.H + head] = {most[h], sum[h]};
+        const float sum = tiles::row_sum(rows.sum[h]);
+        factor[h] = last_factor(r, sum);
+        if (threadIdx.x % 4 == 0 && head < n.H)
+          n.parts.stats[r.part * n.H + head] = {rows.most[h], sum};
       }
       ptx::barrier_sync(P_EMPTY, CONSUMERS);
-      if (thread % 4 == 0) at.factors[row] = factor[0], at.factors[row + 8] = factor[1];
-      ptx::barrier_arrive(P_FULL, CONSUMERS);
-      store(o, factor, r, 0);
+      hand_over(factor);
+      store(rows.o, factor, r, 0);
     }
     ptx::barrier_sync(P_EMPTY, CONSUMERS);  // the one that is left over
   }
@@ -388,12 +414,15 @@ __global__ void __launch_bounds__(WGMMA_THREADS, 1)
   const int role = __shfl_sync(FULL_WARP, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
   if (EVEN) roles.store_empty();
   Walk<T, EVEN> walk(n);
-  if (role == 0) {
+  if (role == 0) {  // 65,536 registers: 256 · 232 + 128 · 40
+    ptx::setmaxnreg_inc<232>();
     roles.score(walk);
   } else if (role == 1) {
+    ptx::setmaxnreg_inc<232>();
     roles.add_values(walk);
-  } else if (threadIdx.x == CONSUMERS) {
-    roles.load(walk, q, cache);
+  } else {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x == CONSUMERS) roles.load(walk, q, cache);
   }
 #endif
 }
