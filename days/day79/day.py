@@ -25,7 +25,7 @@ EXERCISE = Exercise(
 
 TYPES = ["bfloat16", "float16"]
 # (B, H, T): around the 64 heads of a block, tiles of 32 and 64 tokens
-SHAPES = [(1, 1, 1), (3, 16, 70), (2, 65, 130), (1, 128, 321), (5, 7, 64)]
+SHAPES = [(1, 1, 1), (3, 16, 70), (2, 65, 130), (1, 3, 321), (5, 7, 64)]
 EMPTY = [(0, 2, 8), (2, 0, 8), (2, 3, 0)]
 
 RUNGS = (
@@ -44,7 +44,7 @@ def problem(name, bench, cases, target):
         cases=cases,
         refused=(),
         bench=Case(bench, "bfloat16"),
-        bench_cpu=Case((1, bench[1], 64), "bfloat16"),
+        bench_cpu=Case((1, min(bench[1], 64), 64), "bfloat16"),
         cost=latent.cost,
         pytorch=latent.products,
         libraries=(
@@ -70,5 +70,5 @@ PROBLEMS = (
         ),
         Target(0.6, "tensor"),
     ),
-    problem("16 heads", (96, 16, 4096), grid(SHAPES[:2], TYPES), Target(0.85, "read")),
+    problem("16 heads", (96, 16, 4096), grid(SHAPES[:1], TYPES), Target(0.85, "read")),
 )

@@ -109,6 +109,12 @@ struct Walk<T, true> {
   }
 };
 
+// A number that all lanes have. The compiler learns it from the shuffle, and computes descriptors
+// once per warp: see day 75.
+__device__ __forceinline__ int of_warp(int x) {
+  return __shfl_sync(FULL_WARP, x, 0);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Roles. Boxes are counted over all tiles of a block: the i-th goes to slot i % SLOTS, for the
 // i / SLOTS-th time.
@@ -214,11 +220,15 @@ struct Roles {
                                                float (&rescale)[2]) const {
     float top[2] = {most[0], most[1]};
 #pragma unroll
-    for (int i = 0; i < BN / 2; ++i) {
-      const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      s[i] = token < tokens ? s[i] * n.scale_log2 : -INFINITY;
-      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    for (float& x : s) x *= n.scale_log2;
+    if (tokens < BN) {
+#pragma unroll
+      for (int i = 0; i < BN / 2; ++i) {
+        if (i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 >= tokens) s[i] = -INFINITY;
+      }
     }
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     bool grown = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -247,6 +257,13 @@ struct Roles {
                                                        const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < 4 * SUMS; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  // The next range of the block, for whole warps.
+  __device__ bool next_range(Walk<T, EVEN>& walk, Range& r) const {
+    const bool more = walk.next(n, r);
+    r.begin = of_warp(r.begin), r.end = of_warp(r.end);
+    return of_warp(more) != 0;
   }
 
   // What a thread of the first warpgroup has of its rows.
@@ -298,7 +315,7 @@ struct Roles {
   __device__ __forceinline__ void score(Walk<T, EVEN>& walk) const {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     Range r;
-    for (int i = 0, round = 0; walk.next(n, r); ++round) {
+    for (int i = 0, round = 0; next_range(walk, r); ++round) {
       Rows rows;
       ptx::mbarrier_wait(&at.q_full, round % 2);
       attend<true>(rows, r, r.begin, i);
@@ -332,7 +349,7 @@ struct Roles {
     const int thread = threadIdx.x - WARPGROUP, row = thread / 32 * 16 + thread % 32 / 4;
     ptx::barrier_arrive(P_EMPTY, CONSUMERS);
     Range r;
-    for (int i = 0; walk.next(n, r);) {
+    for (int i = 0; next_range(walk, r);) {
       float o[4 * SUMS] = {}, factor[2];
       for (int t = r.begin; t < r.end; t += BN, i += BOXES) {
         uint32_t p[BN / 16][4];
@@ -410,8 +427,7 @@ __global__ void __launch_bounds__(WGMMA_THREADS, 1)
   }
   __syncthreads();  // the mbarriers are there before any thread uses one
   const Roles<T, EVEN> roles{n, at, tile_memory(), static_cast<int>(blockIdx.x % n.tiles)};
-  // A number that all lanes have: see day 75.
-  const int role = __shfl_sync(FULL_WARP, static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+  const int role = of_warp(threadIdx.x / WARPGROUP);
   if (EVEN) roles.store_empty();
   Walk<T, EVEN> walk(n);
   if (role == 0) {  // 65,536 registers: 256 · 232 + 128 · 40
