@@ -17,10 +17,26 @@ INTRODUCES = ("multi-head latent attention", "absorbed weights")
 EXERCISE = Exercise(
     function="Roles::add_values",
     source="latent_wgmma.cuh",
-    first="ptx::barrier_sync(P_FULL, CONSUMERS);",
+    first="uint32_t p[BN / 16][4];",
     last="release_values(i + 5);",
-    task="TODO",
-    hints=("a", "b", "c"),
+    task=(
+        "One tile of the second warpgroup: wait for the first one's exponentials and the factors "
+        "of o's rows, take both, and say that they have been read. Rescale o where a factor of the "
+        "warp is not 1, add the products with boxes 5 to 8 of the tile, whose first box is the "
+        "i-th, and release these boxes."
+    ),
+    hints=(
+        "Two named barriers pass the buffer to and fro: one says that it is full, the other that "
+        "it is empty. Which of the two does this warpgroup wait for, and where may it arrive at "
+        "the other one?",
+        "exponentials(thread, j) points at the four words of p[j] that the first warpgroup's "
+        "thread of the same place has stored; at.factors has one factor per row. The boxes came "
+        "by TMA: wait_full(i + box) for each of them, before multiply_values.",
+        "barrier_sync(P_FULL, CONSUMERS); p[j] = the x, y, z, w of *exponentials(thread, j), and "
+        "factor = at.factors[row] and [row + 8]; barrier_arrive(P_EMPTY, CONSUMERS). multiply_rows "
+        "if __any_sync finds a factor that is not 1. wait_full, multiply_values(o, p, i + 5), "
+        "wgmma_wait<0>(o), release_values(i + 5).",
+    ),
 )
 
 TYPES = ["bfloat16", "float16"]
@@ -62,7 +78,7 @@ def problem(name, bench, cases, target):
 PROBLEMS = (
     problem(
         "128 heads",
-        (96, 128, 4096),
+        (96, 128, 8192),
         (
             *grid([*SHAPES, *EMPTY], TYPES),
             *grid([(5, 4, 100)], TYPES, values="nonfinite"),
@@ -70,5 +86,5 @@ PROBLEMS = (
         ),
         Target(0.6, "tensor"),
     ),
-    problem("16 heads", (96, 16, 4096), grid(SHAPES[:1], TYPES), Target(0.85, "read")),
+    problem("16 heads", (96, 16, 8192), grid(SHAPES[:1], TYPES), Target(0.85, "read")),
 )

@@ -4,21 +4,21 @@
 
 #include "days/day76/split_decode.cuh"  // parts and their merge: taught in day 76
 
-constexpr int RANK = 512;          // elements of a latent vector: the values
-constexpr int ROPE = 64;           // elements of a key that carry its position
-constexpr int KEY = RANK + ROPE;   // elements of a row of the cache
-constexpr int HEADS = 64;          // of queries per block: the rows of a wgmma
-constexpr int BN = 64;             // tokens per unit: ranges begin at multiples
-constexpr int HALF = RANK / 2;     // values of one warp of v2, one warpgroup of v3: columns of o
-constexpr int SUMS = HALF / 8;     // times 4: elements of o that a thread has, of two rows
-constexpr float SLACK = 8;         // exponentials are at most 2⁸ (day 26's lazy rescaling)
+constexpr int RANK = 512;         // elements of a latent vector: the values
+constexpr int ROPE = 64;          // elements of a key that carry its position
+constexpr int KEY = RANK + ROPE;  // elements of a row of the cache
+constexpr int HEADS = 64;         // of queries per block: the rows of a wgmma
+constexpr int BN = 64;            // tokens per unit: ranges begin at multiples
+constexpr int HALF = RANK / 2;    // values of one warp of v2, one warpgroup of v3: columns of o
+constexpr int SUMS = HALF / 8;    // times 4: elements of o that a thread has, of two rows
+constexpr float SLACK = 8;        // exponentials are at most 2⁸ (day 26's lazy rescaling)
 
 template <typename T>
 struct Latent {
-  const T *q, *cache;  // (B, H, KEY), (B, T, KEY)
-  const int* lengths;  // (B,)
-  T* o;                // (B, H, RANK)
-  int64_t room;        // rows per sequence: the cache's T
+  const T *q, *cache;       // (B, H, KEY), (B, T, KEY)
+  const int* lengths;       // (B,)
+  T* o;                     // (B, H, RANK)
+  int64_t room;             // rows per sequence: the cache's T
   int B, H, tiles, splits;  // tiles: of HEADS heads; splits: ranges per sequence, of v1 to v3
   float scale_log2;         // scale · log2 e, so that exp2 does for exp
   Parts parts;              // rows part · H + head

@@ -77,6 +77,4 @@ def cost(case):
     """All sequences fill the cache."""
     B, H, T = case.shape
     elements = B * T * KEY + B * H * (KEY + RANK)
-    return Cost(
-        bytes=elements * case.itemsize, flops=2 * B * H * T * (KEY + RANK), unit="tensor"
-    )
+    return Cost(bytes=elements * case.itemsize, flops=2 * B * H * T * (KEY + RANK), unit="tensor")

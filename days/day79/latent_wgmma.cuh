@@ -7,15 +7,15 @@
 
 using ptx::Major, ptx::Swizzle, ptx::TensorMap;
 
-constexpr int WARPGROUP = 128;                       // threads that issue a wgmma together
-constexpr int CONSUMERS = 2 * WARPGROUP;             // the threads of both warpgroups
+constexpr int WARPGROUP = 128;                        // threads that issue a wgmma together
+constexpr int CONSUMERS = 2 * WARPGROUP;              // the threads of both warpgroups
 constexpr int WGMMA_THREADS = CONSUMERS + WARPGROUP;  // and a warpgroup, of which a thread loads
-constexpr int BOX = 64;                              // columns that TMA loads at a time
-constexpr int BOXES = KEY / BOX;                     // per tile: 0 has the rope, 1 to 8 the values
-constexpr int BOX_ROW = BOX * 2;                     // bytes
-constexpr int BOX_BYTES = BN * BOX_ROW;              // of 64 tokens, or 64 heads
-constexpr int SLOTS = 2 * BOXES;                     // boxes in shared memory: two tiles
-constexpr int P_BYTES = HEADS * BN * 2;              // exponentials of a tile
+constexpr int BOX = 64;                               // columns that TMA loads at a time
+constexpr int BOXES = KEY / BOX;                      // per tile: 0 has the rope, 1 to 8 the values
+constexpr int BOX_ROW = BOX * 2;                      // bytes
+constexpr int BOX_BYTES = BN * BOX_ROW;               // of 64 tokens, or 64 heads
+constexpr int SLOTS = 2 * BOXES;                      // boxes in shared memory: two tiles
+constexpr int P_BYTES = HEADS * BN * 2;               // exponentials of a tile
 constexpr int64_t WGMMA_BYTES = (BOXES + SLOTS) * BOX_BYTES + P_BYTES + TILE_ALIGNMENT;
 static_assert(BOX_BYTES == HEADS * BOX_ROW, "boxes of q and of the cache are equally large");
 
@@ -133,9 +133,7 @@ struct Roles {
     char* const p = memory + (BOXES + SLOTS) * BOX_BYTES;
     return reinterpret_cast<uint4*>(p) + j * WARPGROUP + t;
   }
-  __device__ void wait_full(int i) const {
-    ptx::mbarrier_wait(&at.full[i % SLOTS], i / SLOTS % 2);
-  }
+  __device__ void wait_full(int i) const { ptx::mbarrier_wait(&at.full[i % SLOTS], i / SLOTS % 2); }
   // This warp's products have read what `empty` guards.
   __device__ void release(uint64_t* empty) const {
     __syncwarp();
@@ -191,8 +189,7 @@ struct Roles {
   // o += p · v. The tokens of v are rows of four boxes from the first-th on: MN-major.
   __device__ __forceinline__ void multiply_values(float (&o)[4 * SUMS], uint32_t (&p)[BN / 16][4],
                                                   int first) const {
-    const uint64_t of_v =
-        ptx::wgmma_descriptor(slot(first), Swizzle::k128, BOX_BYTES, 8 * BOX_ROW);
+    const uint64_t of_v = ptx::wgmma_descriptor(slot(first), Swizzle::k128, BOX_BYTES, 8 * BOX_ROW);
     ptx::pin_registers(p);
     ptx::wgmma_fence(o);
 #pragma unroll
@@ -209,12 +206,12 @@ struct Roles {
       auto* const words = reinterpret_cast<uint4*>(slot(i + box) + tokens * BOX_ROW);
       for (int e = threadIdx.x; e < (BN - tokens) * BOX_ROW / 16; e += WARPGROUP) words[e] = {};
     }
-    ptx::fence_for_copy_engine();            // what this thread wrote, before wgmma reads it …
+    ptx::fence_for_copy_engine();           // what this thread wrote, before wgmma reads it …
     ptx::barrier_sync(SCORERS, WARPGROUP);  // … and what all others wrote
   }
 
-  // s becomes its exponentials, relative to the maximum. Where that grew by more than SLACK in a row
-  // of the warp, the result is true, and o has to be multiplied by rescale.
+  // s becomes its exponentials, relative to the maximum. Where that grew by more than SLACK in a
+  // row of the warp, the result is true, and o has to be multiplied by rescale.
   __device__ __forceinline__ bool softmax_step(float (&s)[BN / 2], float (&most)[2],
                                                float (&sum)[2], int tokens,
                                                float (&rescale)[2]) const {
@@ -278,8 +275,8 @@ struct Roles {
     ptx::barrier_arrive(P_FULL, CONSUMERS);
   }
 
-  // Scores and exponentials of the tile from token t on, whose first box is the i-th; the latter for
-  // both warpgroups. FIRST: of the range. Else products with the values of the tile before are
+  // Scores and exponentials of the tile from token t on, whose first box is the i-th; the latter
+  // for both warpgroups. FIRST: of the range. Else products with the values of the tile before are
   // under way, which come to their end here.
   template <bool FIRST>
   __device__ __forceinline__ void attend(Rows& rows, const Range& r, int t, int i) const {
@@ -375,16 +372,16 @@ struct Roles {
     }
   }
 
-  // The warpgroup's half of o, from column `first` on. In v4, the block that stores the last part of
-  // a sequence merges them all.
+  // The warpgroup's half of o, from column `first` on. In v4, the block that stores the last part
+  // of a sequence merges them all.
   __device__ __forceinline__ void store(float (&o)[4 * SUMS], const float (&factor)[2],
                                         const Range& r, int first) const {
     const int thread = threadIdx.x % WARPGROUP, warp = threadIdx.x / 32;
     store_rows(n, r, tile * HEADS + thread / 32 * 16 + thread % 32 / 4, first + thread % 4 * 2,
                [&](int i) { return o[i] * factor[i / 2 % 2]; });
     if (!EVEN || r.count == 1) return;
-    __threadfence();                        // a block that reads the new count also reads this part
-    ptx::barrier_sync(BOTH, CONSUMERS);     // all threads have stored before the block is counted
+    __threadfence();                     // a block that reads the new count also reads this part
+    ptx::barrier_sync(BOTH, CONSUMERS);  // all threads have stored before the block is counted
     if (threadIdx.x == 0) {
       at.last = atomicAdd(n.arrived + int64_t{r.b} * n.tiles + tile, 1) == r.count - 1;
     }

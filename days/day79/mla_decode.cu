@@ -3,11 +3,11 @@
 //   o[b, h] = sum_t softmax_t(scale · q[b, h] · cache[b, t]) cache[b, t, :512]
 //   over t < lengths[b]
 //
-// q: (B, H, 576), cache: (B, T, 576), o: (B, H, 512), in fp16 or bf16. All H heads share the rows of
-// the cache: 512 elements are a token's key and its value, 64 more belong to its key. Bytes: 1152
-// per token. Operations: 2 · H · (576 + 512) per token, or 1.9 · H per byte. With H = 128 that is
-// 242, about as many as an H100 does per byte: tensor cores and memory are limits at the same time.
-// With H = 16, the share of one of eight GPUs, it is 30, and memory is the limit.
+// q: (B, H, 576), cache: (B, T, 576), o: (B, H, 512), in fp16 or bf16. All H heads share the rows
+// of the cache: 512 elements are a token's key and its value, 64 more belong to its key. Bytes:
+// 1152 per token. Operations: 2 · H · (576 + 512) per token, or 1.9 · H per byte. With H = 128 that
+// is 242, about as many as an H100 does per byte: tensor cores and memory are limits at the same
+// time. With H = 16, the share of one of eight GPUs, it is 30, and memory is the limit.
 //
 //   v1 warp_per_head  CUDA cores; each warp reads all tokens of its range for one head
 //   v2 mma            64 heads per block: a tile of tokens in shared memory serves both products
@@ -78,8 +78,7 @@ __global__ void merge_kernel(Latent<T> n, int64_t rows, bool stored) {
   const int64_t b = row / n.H;
   const Range r = split_range(n, b * n.splits);
   if (stored && r.count == 1) return;
-  store_output<RANK>(n.o + row * RANK, n.parts, r.first, r.count, n.H,
-                     static_cast<int>(row % n.H));
+  store_output<RANK>(n.o + row * RANK, n.parts, r.first, r.count, n.H, static_cast<int>(row % n.H));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -87,10 +86,10 @@ __global__ void merge_kernel(Latent<T> n, int64_t rows, bool stored) {
 // heads 16r + [0, 16): the scores of tokens 16c + [0, 16) of a tile, and columns 256c + [0, 256) of
 // o. Exponentials are exchanged through shared memory.
 
-constexpr int TOKENS = 32;                   // per tile
+constexpr int TOKENS = 32;  // per tile
 constexpr int MMA_THREADS = 256;
-constexpr int MMA_TILE = TOKENS * KEY;       // elements
-constexpr int P_ROW = 64;                    // elements between rows of p, of which 32 are used
+constexpr int MMA_TILE = TOKENS * KEY;  // elements
+constexpr int P_ROW = 64;               // elements between rows of p, of which 32 are used
 constexpr int MMA_BYTES = (HEADS * KEY + 2 * MMA_TILE + HEADS * P_ROW) * 2 + TILE_ALIGNMENT;
 
 // Starts the copies of `count` rows, zeros from `rows` on: 0 · NaN would be NaN.
@@ -273,8 +272,9 @@ void launch_split(Latent<T>& n, const Tensor& q, Kernel kernel, int threads, int
   kernel<<<grid, threads, bytes, current_stream(q)>>>(n, maps...);
   check_launch("mla");
   const int64_t rows = int64_t{n.B} * n.H;
-  merge_kernel<T><<<grid_size(ceil_div<int64_t>(rows, WARPS), "q"), THREADS, 0,
-                    current_stream(q)>>>(n, rows, stored);
+  merge_kernel<T>
+      <<<grid_size(ceil_div<int64_t>(rows, WARPS), "q"), THREADS, 0, current_stream(q)>>>(n, rows,
+                                                                                          stored);
 }
 
 Tensor mla_v1_warp_per_head(const Tensor& q, const Tensor& cache, const Tensor& lengths,
@@ -297,9 +297,9 @@ Tensor mla_v2_mma(const Tensor& q, const Tensor& cache, const Tensor& lengths, d
 // zeros, not the next sequence's rows.
 template <typename T>
 TensorMap rows_map(const Tensor& t) {
-  return ptx::make_tensor_map(data<T>(t), {.sizes = {KEY, t.size(1), t.size(0)},
-                                           .box = {BOX, HEADS, 1},
-                                           .swizzle = Swizzle::k128});
+  return ptx::make_tensor_map(
+      data<T>(t),
+      {.sizes = {KEY, t.size(1), t.size(0)}, .box = {BOX, HEADS, 1}, .swizzle = Swizzle::k128});
 }
 
 template <typename T, bool EVEN>
@@ -325,8 +325,7 @@ Tensor mla_v4_even(const Tensor& q, const Tensor& cache, const Tensor& lengths, 
     const int64_t shares = std::max(1, multiprocessor_count(q) / n.tiles);
     const LatentParts memory(q, shares + n.B);
     n.parts = memory.pointers();
-    const Tensor arrived =
-        torch::stable::new_zeros(q, {int64_t{n.B} * n.tiles}, ScalarType::Int);
+    const Tensor arrived = torch::stable::new_zeros(q, {int64_t{n.B} * n.tiles}, ScalarType::Int);
     n.arrived = mutable_data<int>(arrived);
     const unsigned grid = grid_size(shares * n.tiles, "q");
     mla_wgmma_kernel<T, true><<<grid, WGMMA_THREADS, WGMMA_BYTES, current_stream(q)>>>(
