@@ -16,7 +16,6 @@ INTRODUCES = ("multi-head latent attention", "absorbed weights")
 
 EXERCISE = Exercise(
     function="Roles::add_values",
-    source="latent_wgmma.cuh",
     first="uint32_t p[BN / 16][4];",
     last="release_values(i + 5);",
     task=(

@@ -82,3 +82,83 @@ __device__ __forceinline__ void store_rows(const Latent<T>& n, const Range& r, i
 __device__ __forceinline__ float last_factor(const Range& r, float sum) {
   return r.count == 1 ? 1 / sum : 1;
 }
+
+// ---------------------------------------------------------------------------------------------
+// The ranges of a block. Each warp walks over them on its own.
+
+// Where share i of `shares` begins, when `units` are shared out evenly; and the share of a unit:
+// day 77 explains both.
+__device__ inline int64_t start_of(int64_t units, int64_t i, int64_t shares) {
+  return units * i / shares;
+}
+__device__ inline int64_t share_of(int64_t units, int64_t unit, int64_t shares) {
+  return ((unit + 1) * shares - 1) / units;
+}
+
+// v3: one range, of one sequence.
+template <typename T, bool EVEN>
+struct Walk {
+  Range only;
+
+  __device__ explicit Walk(const Latent<T>& n) : only(split_range(n, blockIdx.x / n.tiles)) {}
+
+  __device__ bool next(const Latent<T>&, Range& r) {
+    r = only;
+    only.end = 0;
+    return r.begin < r.end;
+  }
+};
+
+// v4: the units of all sequences stand in one line, and a share is an equal range of it.
+template <typename T>
+struct Walk<T, true> {
+  int64_t all, shares, share;  // all: units
+  int64_t unit = 0, end = 0;   // what is left of the share
+  int64_t before = 0;          // units of the sequences before b
+  int b = 0;
+
+  // All lanes of a warp call it: it adds up the units of all sequences, and looks for the one that
+  // contains the first unit of the share, 32 sequences at a time.
+  __device__ explicit Walk(const Latent<T>& n) {
+    const int lane = threadIdx.x % 32;
+    int64_t units = 0;
+    for (int i = lane; i < n.B; i += 32) units += units_of(n.length_of(i));
+    all = warp_sum(units);
+    share = blockIdx.x / n.tiles;
+    shares = min(all, int64_t{gridDim.x / n.tiles});  // at least a unit per share
+    if (share >= shares) return;
+    unit = start_of(all, share, shares), end = start_of(all, share + 1, shares);
+    for (;; b += 32) {
+      units = b + lane < n.B ? units_of(n.length_of(b + lane)) : 0;
+      const int64_t scanned = warp_inclusive_scan(units);
+      const unsigned behind = __ballot_sync(FULL_WARP, before + scanned > unit);
+      if (behind != 0) {
+        const int found = __ffs(static_cast<int>(behind)) - 1;
+        before += __shfl_sync(FULL_WARP, scanned - units, found);
+        b += found;
+        return;
+      }
+      before += __shfl_sync(FULL_WARP, scanned, 31);
+    }
+  }
+
+  __device__ bool next(const Latent<T>& n, Range& r) {
+    if (unit >= end) return false;
+    int length = n.length_of(b);
+    while (before + units_of(length) <= unit) {  // empty ones too
+      before += units_of(length);
+      length = n.length_of(++b);
+    }
+    const int64_t units = units_of(length), last = min(units, end - before);
+    r.b = b;
+    r.begin = static_cast<int>((unit - before) * BN);
+    r.end = static_cast<int>(min(last * BN, int64_t{length}));
+    // The parts are numbered along the line: from one to the next, the share or the sequence is
+    // another one, or both.
+    const int64_t first = share_of(all, before, shares);
+    r.part = share + b, r.first = first + b;
+    r.count = static_cast<int>(share_of(all, before + units - 1, shares) - first + 1);
+    unit = before + last;
+    return true;
+  }
+};

@@ -18,6 +18,7 @@
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "days/day79/latent_mma.cuh"
 #include "days/day79/latent_wgmma.cuh"
 
 #include <climits>
@@ -82,134 +83,222 @@ __global__ void merge_kernel(Latent<T> n, int64_t rows, bool stored) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a row that has been loaded serves 64 heads, by mma.sync. Warp (r, c) of 4 × 2 has
-// heads 16r + [0, 16): the scores of tokens 16c + [0, 16) of a tile, and columns 256c + [0, 256) of
-// o. Exponentials are exchanged through shared memory.
+// v3 against v2: wgmma and TMA (latent_wgmma.cuh), and a role for each warpgroup. v4 against v3: a
+// block has an equal share of the tokens of all sequences, instead of a part of one.
 
-constexpr int TOKENS = 32;  // per tile
-constexpr int MMA_THREADS = 256;
-constexpr int MMA_TILE = TOKENS * KEY;  // elements
-constexpr int P_ROW = 64;               // elements between rows of p, of which 32 are used
-constexpr int MMA_BYTES = (HEADS * KEY + 2 * MMA_TILE + HEADS * P_ROW) * 2 + TILE_ALIGNMENT;
+template <typename T, bool EVEN>
+struct Roles : Boxes {
+  const Latent<T>& n;
+  int tile;  // of heads
 
-// Starts the copies of `count` rows, zeros from `rows` on: 0 · NaN would be NaN.
-template <typename T>
-__device__ void copy_rows(T* tile, const T* from, int count, int rows) {
-  constexpr int CHUNKS = KEY / tiles::CHUNK;
-  for (int e = threadIdx.x; e < count * CHUNKS; e += MMA_THREADS) {
-    const int row = e / CHUNKS, chunk = e % CHUNKS;
-    const int64_t at = row < rows ? row * KEY + chunk * tiles::CHUNK : 0;
-    ptx::cp_async_zero_fill<16>(tile + tiles::swizzled<KEY>(row, chunk), from + at,
-                                row < rows ? 16 : 0);
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(MMA_THREADS, 1) mla_mma_kernel(Latent<T> n) {
-#ifdef HAS_BF16_MMA
-  __shared__ float exchanged[2][HEADS];  // by c: maxima of a tile, and sums at the end
-  T* const q = reinterpret_cast<T*>(tile_memory());
-  T* const ring = q + HEADS * KEY;
-  T* const p = ring + 2 * MMA_TILE;  // (HEADS, P_ROW)
-  const Range range = split_range(n, blockIdx.x / n.tiles);
-  if (range.begin >= range.end) return;
-  const int first = static_cast<int>(blockIdx.x % n.tiles) * HEADS;
-  const int r = threadIdx.x / 32 % 4, c = threadIdx.x / 128;
-  const int g = threadIdx.x % 32 / 4, lane2 = threadIdx.x % 4 * 2;
-  const T* const rows = n.cache + range.b * n.room * KEY;
-
-  copy_rows(q, n.q + (int64_t{range.b} * n.H + first) * KEY, HEADS, n.H - first);
-  copy_rows(ring, rows + int64_t{range.begin} * KEY, TOKENS, range.end - range.begin);
-  ptx::cp_async_commit();
-  float o[SUMS][4] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  for (int t = range.begin, stage = 0; t < range.end; t += TOKENS, stage ^= 1) {
-    ptx::cp_async_wait_all();
-    __syncthreads();  // the copies of all threads are there, and all have read the tile before
-    const int next = t + TOKENS;
-    if (next < range.end) {
-      copy_rows(ring + (stage ^ 1) * MMA_TILE, rows + int64_t{next} * KEY, TOKENS,
-                range.end - next);
-    }
-    ptx::cp_async_commit();
-    const T* const tile = ring + stage * MMA_TILE;
-    float s[2][4] = {};  // tokens 16c + [0, 8) and 16c + [8, 16)
-#pragma unroll 4
-    for (int d = 0; d < KEY; d += 16) {
-      uint32_t a[4], b[2][2];
-      tiles::load_a<KEY>(a, q, 16 * r, d);
-      tiles::load_b_transposed<KEY>(b, tile, 16 * c, d);
-      ptx::mma_m16n8k16<T>(s[0], a, b[0], s[0]);
-      ptx::mma_m16n8k16<T>(s[1], a, b[1], s[1]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float top = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = s[i / 2][2 * h + i % 2];
-        const int token = t + 16 * c + i / 2 * 8 + lane2 + i % 2;
-        x = token < range.end ? x * n.scale_log2 : -INFINITY;
-        top = fmaxf(top, x);
-      }
-      top = tiles::row_max(top);
-      if (lane2 == 0) exchanged[c][16 * r + g + 8 * h] = top;
-    }
-    __syncthreads();  // both warps of a row wait for each other's maximum
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 16 * r + g + 8 * h;
-      const float now = fmaxf(most[h], fmaxf(exchanged[0][row], exchanged[1][row]));
-      const float base = now == -INFINITY ? 0.0f : now;  // -inf - -inf would be NaN
-      const float shrink = ptx::exp2_approx(most[h] - base);
-      most[h] = now;
-      sum[h] *= shrink;
-#pragma unroll
-      for (auto& x : o) x[2 * h] *= shrink, x[2 * h + 1] *= shrink;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float low = ptx::exp2_approx(s[i][2 * h] - base);
-        const float high = ptx::exp2_approx(s[i][2 * h + 1] - base);
-        sum[h] += low + high;
-        T* const to = p + tiles::swizzled<P_ROW>(row, 2 * c + i) + lane2;
-        *reinterpret_cast<uint32_t*>(to) = tiles::pack<T>(low, high);
-      }
-    }
-    __syncthreads();  // the exponentials of all 32 tokens are there
-#pragma unroll
-    for (int k = 0; k < TOKENS; k += 16) {
-      uint32_t a[4];
-      tiles::load_a<P_ROW>(a, p, 16 * r, k);
-#pragma unroll
-      for (int d = 0; d < HALF; d += 16) {
-        uint32_t b[2][2];
-        tiles::load_b<KEY>(b, tile, k, HALF * c + d);
-        ptx::mma_m16n8k16<T>(o[d / 8], a, b[0], o[d / 8]);
-        ptx::mma_m16n8k16<T>(o[d / 8 + 1], a, b[1], o[d / 8 + 1]);
+  // One thread loads: a tile's boxes in the order of their use, and q behind the first tile.
+  __device__ void load(Walk<T, EVEN>& walk, const TensorMap& q, const TensorMap& cache) const {
+    const auto column = [](int box) { return box == 0 ? RANK : (box - 1) * BOX; };
+    Range r;
+    for (int i = 0, round = 0; walk.next(n, r); ++round) {
+      for (int t = r.begin; t < r.end; t += BN) {
+        for (int box = 0; box < BOXES; ++box, ++i) {
+          uint64_t* const full = &at.full[i % SLOTS];
+          ptx::mbarrier_wait(&at.empty[i % SLOTS], 1 - i / SLOTS % 2);
+          ptx::mbarrier_arrive_expect_bytes(full, BOX_BYTES);
+          ptx::load_tensor(slot(i), cache, {column(box), t, r.b}, full);
+        }
+        if (t > r.begin) continue;
+        ptx::mbarrier_wait(&at.q_empty, 1 - round % 2);
+        ptx::mbarrier_arrive_expect_bytes(&at.q_full, BOXES * BOX_BYTES);
+        for (int box = 0; box < BOXES; ++box) {
+          ptx::load_tensor(q_box(box), q, {column(box), tile * HEADS, r.b}, &at.q_full);
+        }
       }
     }
   }
-  float factor[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    sum[h] = tiles::row_sum(sum[h]);
-    if (lane2 == 0) exchanged[c][16 * r + g + 8 * h] = sum[h];
+
+  // The next range of the block, for whole warps.
+  __device__ bool next_range(Walk<T, EVEN>& walk, Range& r) const {
+    const bool more = walk.next(n, r);
+    r.begin = of_warp(r.begin), r.end = of_warp(r.end);
+    return of_warp(more) != 0;
   }
-  __syncthreads();  // both warps of a row wait for each other's sum
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = 16 * r + g + 8 * h, head = first + row;
-    const float all = exchanged[0][row] + exchanged[1][row];
-    factor[h] = last_factor(range, all);
-    if (c == 0 && lane2 == 0 && head < n.H) n.parts.stats[range.part * n.H + head] = {most[h], all};
+
+  // What a thread of the first warpgroup has of its rows.
+  struct Rows {
+    float o[4 * SUMS] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    uint32_t p[BN / 16][4];  // the exponentials of a tile, rounded: a of the second product
+  };
+
+  __device__ void hand_over(const float (&factor)[2]) const {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == 0) at.factors[row] = factor[0], at.factors[row + 8] = factor[1];
+    ptx::barrier_arrive(P_FULL, CONSUMERS);
   }
-  store_rows(n, range, first + 16 * r + g, HALF * c + lane2,
-             [&](int i) { return o[i / 4][i % 4] * factor[i / 2 % 2]; });
+
+  // Scores and exponentials of the tile from token t on, whose first box is the i-th; the latter
+  // for both warpgroups. FIRST: of the range. Else products with the values of the tile before are
+  // under way, which come to their end here.
+  template <bool FIRST>
+  __device__ __forceinline__ void attend(Rows& rows, const Range& r, int t, int i) const {
+    if (t + BN > r.end) clear_rows(i, r.end - t);
+    float s[BN / 2], factor[2];
+    multiply_keys<T>(s, i, [&] {
+      if constexpr (!FIRST) {
+        ptx::wgmma_wait<1>(rows.o);
+        release_values(i - BOXES + 1);
+      }
+    });
+    ptx::wgmma_wait<0>(s);
+    release(&at.empty[i % SLOTS]);  // the rope
+    if (t + BN >= r.end) release(&at.q_empty);
+    const bool grown = softmax_step(s, rows.most, rows.sum, n.scale_log2, r.end - t, factor);
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        rows.p[j][e] = tiles::pack<T>(s[8 * j + 2 * e], s[8 * j + 2 * e + 1]);
+    }
+    ptx::barrier_sync(P_EMPTY, CONSUMERS);  // the other warpgroup has read the tile before
+#pragma unroll
+    for (int j = 0; j < BN / 16; ++j) {
+      const auto& p = rows.p[j];
+      *exponentials(threadIdx.x, j) = {p[0], p[1], p[2], p[3]};
+    }
+    hand_over(factor);
+    if (!FIRST && grown) multiply_rows(rows.o, factor);
+  }
+
+  // The first warpgroup: scores, exponentials, and values [0, 256).
+  __device__ __forceinline__ void score(Walk<T, EVEN>& walk) const {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    Range r;
+    for (int i = 0, round = 0; next_range(walk, r); ++round) {
+      Rows rows;
+      ptx::mbarrier_wait(&at.q_full, round % 2);
+      attend<true>(rows, r, r.begin, i);
+      i += BOXES;
+      for (int t = r.begin + BN; t < r.end; t += BN, i += BOXES) {
+        multiply_values<T>(rows.o, rows.p, i - BOXES + 1);
+        attend<false>(rows, r, t, i);
+      }
+      multiply_values<T>(rows.o, rows.p, i - BOXES + 1);
+      ptx::wgmma_wait<0>(rows.o);
+      release_values(i - BOXES + 1);
+      float factor[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int head = tile * HEADS + row + 8 * h;
+        const float sum = tiles::row_sum(rows.sum[h]);
+        factor[h] = last_factor(r, sum);
+        if (threadIdx.x % 4 == 0 && head < n.H)
+          n.parts.stats[r.part * n.H + head] = {rows.most[h], sum};
+      }
+      ptx::barrier_sync(P_EMPTY, CONSUMERS);
+      hand_over(factor);
+      store(rows.o, factor, r, 0);
+    }
+    ptx::barrier_sync(P_EMPTY, CONSUMERS);  // the one that is left over
+  }
+
+  // The second warpgroup: values [256, 512). A thread has the rows of the first one's thread with
+  // the same place, so that it needs just its exponentials.
+  __device__ __forceinline__ void add_values(Walk<T, EVEN>& walk) const {
+    const int thread = threadIdx.x - WARPGROUP, row = thread / 32 * 16 + thread % 32 / 4;
+    ptx::barrier_arrive(P_EMPTY, CONSUMERS);
+    Range r;
+    for (int i = 0; next_range(walk, r);) {
+      float o[4 * SUMS] = {}, factor[2];
+      for (int t = r.begin; t < r.end; t += BN, i += BOXES) {
+        uint32_t p[BN / 16][4];
+        ptx::barrier_sync(P_FULL, CONSUMERS);
+#pragma unroll
+        for (int j = 0; j < BN / 16; ++j) {
+          const uint4 words = *exponentials(thread, j);
+          p[j][0] = words.x, p[j][1] = words.y, p[j][2] = words.z, p[j][3] = words.w;
+        }
+        factor[0] = at.factors[row], factor[1] = at.factors[row + 8];
+        ptx::barrier_arrive(P_EMPTY, CONSUMERS);
+        if (__any_sync(FULL_WARP, factor[0] != 1 || factor[1] != 1)) multiply_rows(o, factor);
+#pragma unroll
+        for (int box = 5; box < BOXES; ++box) wait_full(i + box);
+        multiply_values<T>(o, p, i + 5);
+        ptx::wgmma_wait<0>(o);
+        release_values(i + 5);
+      }
+      ptx::barrier_sync(P_FULL, CONSUMERS);
+      factor[0] = at.factors[row], factor[1] = at.factors[row + 8];
+      ptx::barrier_arrive(P_EMPTY, CONSUMERS);
+      store(o, factor, r, HALF);
+    }
+  }
+
+  // The warpgroup's half of o, from column `first` on. In v4, the block that stores the last part
+  // of a sequence merges them all.
+  __device__ __forceinline__ void store(float (&o)[4 * SUMS], const float (&factor)[2],
+                                        const Range& r, int first) const {
+    const int thread = threadIdx.x % WARPGROUP, warp = threadIdx.x / 32;
+    store_rows(n, r, tile * HEADS + thread / 32 * 16 + thread % 32 / 4, first + thread % 4 * 2,
+               [&](int i) { return o[i] * factor[i / 2 % 2]; });
+    if (!EVEN || r.count == 1) return;
+    ptx::barrier_sync(BOTH, CONSUMERS);  // all threads have stored before thread 0 counts the block
+    if (threadIdx.x == 0) {
+      __threadfence();  // a block that reads the new count also reads this part
+      at.last = atomicAdd(n.arrived + int64_t{r.b} * n.tiles + tile, 1) == r.count - 1;
+      __threadfence();  // no part is read before the count
+    }
+    ptx::barrier_sync(BOTH, CONSUMERS);  // thread 0 has written `last`
+    if (!at.last) return;
+    const int heads = min(HEADS, n.H - tile * HEADS);
+    for (int h = warp; h < heads; h += CONSUMERS / 32) {
+      const int head = tile * HEADS + h;
+      store_output<RANK>(n.o + (int64_t{r.b} * n.H + head) * RANK, n.parts, r.first, r.count, n.H,
+                         head);
+    }
+  }
+
+  // The output of sequences without a token, by all threads.
+  __device__ void store_empty() const {
+    const int heads = min(HEADS, n.H - tile * HEADS);
+    for (int64_t b = blockIdx.x / n.tiles; b < n.B; b += gridDim.x / n.tiles) {
+      if (n.length_of(static_cast<int>(b)) > 0) continue;
+      T* const o = n.o + (b * n.H + tile * HEADS) * RANK;
+      for (int e = threadIdx.x; e < heads * RANK; e += WGMMA_THREADS) o[e] = T(0.0f);
+    }
+  }
+};
+
+template <typename T, bool EVEN>
+__global__ void __launch_bounds__(WGMMA_THREADS, 1)
+    mla_wgmma_kernel(const __grid_constant__ Latent<T> n, const __grid_constant__ TensorMap q,
+                     const __grid_constant__ TensorMap cache) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ Barriers at;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < SLOTS; ++i) {
+      ptx::mbarrier_init(&at.full[i], 1);
+      ptx::mbarrier_init(&at.empty[i], WARPGROUP / 32);
+    }
+    ptx::mbarrier_init(&at.q_full, 1);
+    ptx::mbarrier_init(&at.q_empty, WARPGROUP / 32);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();  // the mbarriers are there before any thread uses one
+  const Roles<T, EVEN> roles{{tile_memory(), at}, n, static_cast<int>(blockIdx.x % n.tiles)};
+  const int role = of_warp(threadIdx.x / WARPGROUP);
+  if (EVEN) roles.store_empty();
+  Walk<T, EVEN> walk(n);
+  if (role == 0) {  // 65,536 registers: 256 · 232 + 128 · 40
+    ptx::setmaxnreg_inc<232>();
+    roles.score(walk);
+  } else if (role == 1) {
+    ptx::setmaxnreg_inc<232>();
+    roles.add_values(walk);
+  } else {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x == CONSUMERS) roles.load(walk, q, cache);
+  }
 #endif
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 and v4: latent_wgmma.cuh. v3 against v2: wgmma and TMA. v4 against v3: a block has an equal
-// share of the tokens of all sequences, instead of a part of one.
+// Launchers.
 
 // Checks, allocates, and calls launch(n), with n but for its tiles, splits and parts.
 template <typename F>
