@@ -267,6 +267,10 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
         if ceilings is None or mine.gbs is None:
             return False
         reached = mine.gbs / getattr(ceilings, of)
+    elif of == "tensor":
+        if ceilings is None or mine.tflops is None:
+            return False
+        reached = mine.tflops / ceilings.tensor
     else:
         other = results.get(of)
         theirs = {PYTORCH: mine.pytorch_ms, **mine.libraries}.get(

@@ -207,10 +207,11 @@ def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> N
 
 
 @pytest.mark.parametrize(
-    ("of", "reached"), [("copy", 0.9), ("read", 0.818), ("pytorch", 2.0), ("slow", 4.0)]
+    ("of", "reached"),
+    [("copy", 0.9), ("read", 0.818), ("tensor", 0.5), ("pytorch", 2.0), ("slow", 4.0)],
 )
 def test_targets(of: str, reached: float) -> None:
-    mine = timing(1.0, gbs=3600.0, pytorch_ms=2.0)
+    mine = timing(1.0, gbs=3600.0, tflops=0.5 * CEILINGS.tensor, pytorch_ms=2.0)
     results: dict[str, Timing | str] = {"fast": mine, "slow": timing(4.0)}
     for at_least, met in ((reached * 0.99, True), (reached * 1.01, False)):
         rung = Rung("fast", "", target=Target(at_least, of))

@@ -1,0 +1,95 @@
+"""Day 79: decoding over a latent cache, with absorbed weights."""
+
+from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+
+from . import latent
+from .proof import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Multi-head latent attention"
+TEACHES = "A cache row for all heads, absorbed weights, and two limits that meet at 128 heads"
+TOPICS = ("attention", "MLA", "KV cache", "wgmma", "TMA", "roofline", "load balancing", "inference")
+SOURCE = "mla_decode.cu"
+EXTRA_SOURCES = ("latent.py", "proof.py")
+INTRODUCES = ("multi-head latent attention", "absorbed weights")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    "Roles::attend: bounds check dropped: `t + BN > r.end` -> `true`": (
+        "clear_rows stores nothing where a tile is full, it only waits for all boxes earlier"
+    ),
+}
+
+EXERCISE = Exercise(
+    function="Roles::add_values",
+    first="uint32_t p[BN / 16][4];",
+    last="release_values(i + 5);",
+    task=(
+        "One tile of the second warpgroup: wait for the first one's exponentials and the factors "
+        "of o's rows, take both, and say that they have been read. Rescale o where a factor of the "
+        "warp is not 1, add the products with boxes 5 to 8 of the tile, whose first box is the "
+        "i-th, and release these boxes."
+    ),
+    hints=(
+        "Two named barriers pass the buffer to and fro: one says that it is full, the other that "
+        "it is empty. Which of the two does this warpgroup wait for, and where may it arrive at "
+        "the other one?",
+        "exponentials(thread, j) points at the four words of p[j] that the first warpgroup's "
+        "thread of the same place has stored; at.factors has one factor per row. The boxes came "
+        "by TMA: wait_full(i + box) for each of them, before multiply_values.",
+        "barrier_sync(P_FULL, CONSUMERS); p[j] = the x, y, z, w of *exponentials(thread, j), and "
+        "factor = at.factors[row] and [row + 8]; barrier_arrive(P_EMPTY, CONSUMERS). multiply_rows "
+        "if __any_sync finds a factor that is not 1. wait_full, multiply_values(o, p, i + 5), "
+        "wgmma_wait<0>(o), release_values(i + 5).",
+    ),
+)
+
+TYPES = ["bfloat16", "float16"]
+# (B, H, T): around the 64 heads of a block, tiles of 32 and 64 tokens
+SHAPES = [(1, 1, 1), (3, 16, 70), (2, 65, 130), (1, 129, 70), (1, 3, 321), (5, 7, 64)]
+EMPTY = [(0, 2, 8), (2, 0, 8), (2, 3, 0)]
+
+RUNGS = (
+    Rung("mla_v1_warp_per_head", "CUDA cores, one warp per head"),
+    Rung("mla_v2_mma", "64 heads per tile, mma.sync"),
+    Rung("mla_v3_wgmma", "TMA, wgmma, halves of the values"),
+)
+
+
+def problem(name, bench, cases, target):
+    return Problem(
+        name=name,
+        inputs=latent.inputs,
+        reference=latent.reference,
+        rungs=(*RUNGS, Rung("mla_v4_even", "equal shares of all tokens", target=target)),
+        cases=cases,
+        refused=(),
+        bench=Case(bench, "bfloat16"),
+        bench_cpu=Case((1, min(bench[1], 64), 64), "bfloat16"),
+        cost=latent.cost,
+        pytorch=latent.products,
+        libraries=(
+            COMPILE,
+            Library("SDPA", latent.sdpa),
+            Library("FLASH", latent.flash),
+            Library("cuDNN", latent.cudnn),
+        ),
+        tolerance=Tolerance(
+            factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
+        ),
+    )
+
+
+PROBLEMS = (
+    problem(
+        "128 heads",
+        (96, 128, 8192),
+        (
+            *grid([*SHAPES, *EMPTY], TYPES),
+            *grid([(5, 4, 100)], TYPES, values="nonfinite"),
+            *grid([(2, 3, 150)], TYPES, values="large"),
+        ),
+        Target(0.6, "tensor"),
+    ),
+    problem("16 heads", (96, 16, 8192), grid(SHAPES[:1], TYPES), Target(0.85, "read")),
+)

@@ -1,0 +1,80 @@
+"""A latent cache: how it is drawn, what attention over it is, and how PyTorch computes it."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+from common.day import Cost, attention_by
+
+RANK, ROPE = 512, 64
+KEY = RANK + ROPE
+SCALE = 0.07  # DeepSeek-V3: about 1 / sqrt(192), of the keys before they are absorbed
+
+
+def inputs(case, draw):
+    """Shape (B, H, T). The first sequence fills the cache. Of several, some have a length below 0
+    or beyond T, which counts as 0 or as T.
+
+    What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
+    values: one NaN in the cache makes every output of its sequence NaN.
+    """
+    B, H, T = case.shape
+    q = draw(B, H, KEY)
+    cache = draw(B, T, KEY, values="normal")
+    lengths = draw(B, dtype="int32", low=0, high=T + 1)
+    lengths[:1] = T
+    if B > 2:
+        lengths[0], lengths[-1] = T + 5, 0
+    if B > 3:
+        lengths[-2] = -3
+    if draw.fast:
+        lengths.fill_(T)
+    else:
+        cache.masked_fill_(unused(lengths, T)[:, :, None], torch.nan)
+    return q, cache, lengths, SCALE
+
+
+def unused(lengths, T):
+    """(B, T): which tokens are beyond the length of their sequence."""
+    return torch.arange(T, device=lengths.device) >= lengths[:, None]
+
+
+def reference(q, cache, lengths, scale):
+    beyond = unused(lengths, cache.shape[1])
+    rows = cache.to(q.dtype).masked_fill(beyond[:, :, None], 0)
+    scores = (q @ rows.mT * scale).masked_fill(beyond[:, None], -torch.inf)
+    o = scores.softmax(-1) @ rows[..., :RANK]
+    return o.masked_fill((lengths <= 0)[:, None, None], 0)
+
+
+def products(q, cache, lengths, scale):
+    """Two products and a softmax: with all heads as the rows of a matrix, both products are large.
+    The scale is applied to q, which is small. All sequences fill the cache: a mask would only cost
+    time."""
+    return (q * scale @ cache.mT).softmax(-1) @ cache[..., :RANK]
+
+
+def sdpa(q, cache, lengths, scale):
+    """PyTorch's choice of a backend. The heads are rows of one head, so that it need not read the
+    cache once per head."""
+    rows = cache[:, None]
+    return F.scaled_dot_product_attention(q[:, None], rows, rows[..., :RANK], scale=scale)[:, 0]
+
+
+def by(backend, q, cache, lengths, scale):
+    """The same by one backend, which may refuse."""
+    rows = cache[:, None]
+    return attention_by(backend, q[:, None], rows, rows[..., :RANK], scale=scale)[:, 0]
+
+
+flash = partial(by, SDPBackend.FLASH_ATTENTION)
+cudnn = partial(by, SDPBackend.CUDNN_ATTENTION)
+
+
+def cost(case):
+    """All sequences fill the cache."""
+    B, H, T = case.shape
+    elements = B * T * KEY + B * H * (KEY + RANK)
+    return Cost(bytes=elements * case.itemsize, flops=2 * B * H * T * (KEY + RANK), unit="tensor")
