@@ -182,9 +182,9 @@ Tensor cast_v2_fused(ARGUMENTS) {
 // The transposed copy: a block has a tile of 128 rows and 64 columns, a thread 4 rows and 8 columns
 // of it. Four codes of a column become a word, which is stored in shared memory.
 
-constexpr int ROWS = 128, COLS = 64;
-constexpr int WORDS = ROWS / 4;    // of a column
-constexpr int OF_ROW = COLS / N8;  // threads that share a row
+constexpr unsigned ROWS = 128, COLS = 64;
+constexpr unsigned WORDS = ROWS / 4;    // of a column
+constexpr unsigned OF_ROW = COLS / N8;  // threads that share a row
 
 // Transposes 4 × 4 bytes: byte r of columns[j] is byte j of rows[r].
 __device__ void transpose4(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
@@ -198,21 +198,23 @@ __device__ void transpose4(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
   columns[3] = __byte_perm(upper23, lower23, 0x7632);
 }
 
-// Where word q of column n of the tile is. Neighbouring lanes write columns 8 apart: these exchange
-// groups of four words, so that the 32 words of a warp lie in 32 banks.
-__device__ int place(int n, int q) {
-  return n * WORDS + (q ^ n / N8 * 4);
+// Where a column of the tile has its word q, if it is one of the eight columns from 8 · columns8
+// on. Neighbouring lanes write columns 8 apart, whose words would all lie in the same four banks:
+// each eight columns exchange groups of four words in a way of their own.
+__device__ unsigned place(unsigned columns8, unsigned q) {
+  return q ^ 4 * columns8;
 }
 
 // From: Half to cast x, or uint8_t to transpose y, which has been cast.
 template <typename From, typename Four>
-__global__ void __launch_bounds__(BLOCK)
-    tile_kernel(const Cast c, const From* __restrict__ from, int64_t tiles_n) {
+__global__ void __launch_bounds__(BLOCK, 5)
+    tile_kernel(const Cast c, const From* __restrict__ from, unsigned tiles_n) {
   constexpr bool CASTS = std::is_same_v<From, Half>;
   using Loaded = RawChunk<Chunk<From, N8>>;
   __shared__ __align__(16) uint32_t tile[COLS * WORDS];
-  const int64_t m0 = blockIdx.x / tiles_n * ROWS, n0 = blockIdx.x % tiles_n * COLS;
-  const int columns8 = threadIdx.x % OF_ROW, rows4 = threadIdx.x / OF_ROW;
+  const int64_t m0 = int64_t{blockIdx.x / tiles_n} * ROWS;
+  const int64_t n0 = int64_t{blockIdx.x % tiles_n} * COLS;
+  const unsigned columns8 = threadIdx.x % OF_ROW, rows4 = threadIdx.x / OF_ROW;
   const int64_t m = m0 + 4 * rows4, n = n0 + N8 * columns8;
   const bool whole = c.packs && m0 + ROWS <= c.M && n0 + COLS <= c.N;
 
@@ -245,6 +247,7 @@ __global__ void __launch_bounds__(BLOCK)
       if (whole) {
         *reinterpret_cast<uint2*>(to) = both;
       } else {
+#pragma unroll 1
         for (int j = 0; j < N8; ++j) {
           if (m + r < c.M && n + j < c.N) to[j] = (j < 4 ? both.x : both.y) >> j % 4 * 8 & 0xff;
         }
@@ -255,26 +258,34 @@ __global__ void __launch_bounds__(BLOCK)
     codes[0][r] = both.x;
     codes[1][r] = both.y;
   }
+  uint32_t* const mine = &tile[N8 * columns8 * WORDS + place(columns8, rows4)];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t words[4];
     transpose4(codes[half], words);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) tile[place(N8 * columns8 + 4 * half + j, rows4)] = words[j];
+    for (int j = 0; j < 4; ++j) mine[(4 * half + j) * WORDS] = words[j];
   }
-  if constexpr (CASTS) join_amax(largest, c.amax);
-  __syncthreads();  // the tile is complete
+  // The barrier of either: the tile is complete before any thread reads it.
+  if constexpr (CASTS) {
+    join_amax(largest, c.amax);
+  } else {
+    __syncthreads();
+  }
 
-  for (int i = threadIdx.x; i < COLS * WORDS / 4; i += BLOCK) {
-    const int column = i / (WORDS / 4), q = i % (WORDS / 4) * 4;  // 16 rows of one column
-    const uint4 sixteen = *reinterpret_cast<const uint4*>(&tile[place(column, q)]);
+#pragma unroll
+  for (unsigned k = 0; k < COLS * WORDS / 4 / BLOCK; ++k) {
+    const unsigned i = threadIdx.x + k * BLOCK;
+    const unsigned column = i / (WORDS / 4), q = i % (WORDS / 4) * 4;  // 16 rows of one column
+    const uint32_t* words = &tile[column * WORDS + place(column / N8, q)];
     uint8_t* to = c.y_t + (n0 + column) * c.M + m0 + 4 * q;
     if (whole) {
-      *reinterpret_cast<uint4*>(to) = sixteen;
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
     } else if (n0 + column < c.N) {
-      uint8_t bytes[16];
-      memcpy(bytes, &sixteen, sizeof bytes);
-      for (int b = 0; b < 16 && m0 + 4 * q + b < c.M; ++b) to[b] = bytes[b];
+#pragma unroll 1
+      for (unsigned b = 0; b < 16 && m0 + 4 * q + b < c.M; ++b) {
+        to[b] = reinterpret_cast<const uint8_t*>(words)[b];
+      }
     }
   }
 }
@@ -283,7 +294,8 @@ template <typename From, typename Four>
 void launch_tiles(const Cast& c, const From* from, const Tensor& x, const char* name) {
   const int64_t tiles_n = ceil_div<int64_t>(c.N, COLS);
   const unsigned blocks = grid_size(ceil_div<int64_t>(c.M, ROWS) * tiles_n, "x");
-  tile_kernel<From, Four><<<blocks, BLOCK, 0, current_stream(x)>>>(c, from, tiles_n);
+  tile_kernel<From, Four>
+      <<<blocks, BLOCK, 0, current_stream(x)>>>(c, from, static_cast<unsigned>(tiles_n));
   check_launch(name);
 }
 
