@@ -5,12 +5,15 @@ import math
 from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
 
 from . import casting, unscaling
+from .training import show
+
+__all__ = ["PROBLEMS", "show"]
 
 TITLE = "Mixed precision"
 TEACHES = "Training in fp16, bf16 and fp8: scales that keep gradients inside a narrow range"
 TOPICS = ("mixed precision", "loss scaling", "fp8", "fp16", "training", "multi-tensor", "transpose")
 SOURCE = "mixed_precision.cu"
-EXTRA_SOURCES = ("fp8_cast.cu", "casting.py", "unscaling.py")
+EXTRA_SOURCES = ("fp8_cast.cu", "training.py", "casting.py", "unscaling.py")
 INTRODUCES = ("mixed precision", "loss scaling", "delayed scaling", "amax history")
 
 EXERCISE = Exercise(
