@@ -96,7 +96,11 @@ PROBLEMS = (
     unscale(
         "unscale, fp32",
         "float32",
-        cases=(*grid([*SHAPES, MANY], FLOATS), *grid([(1, 6, 40, 9)], FLOATS, "nonfinite")),
+        cases=(
+            *grid(SHAPES, FLOATS),
+            Case(MANY, "bfloat16"),
+            *grid([(1, 6, 40, 9)], FLOATS, "nonfinite"),
+        ),
     ),
     unscale("unscale, fp16", "float16", cases=grid([(1, 6, 40, 9)], FLOATS, "extreme")),
     cast(
