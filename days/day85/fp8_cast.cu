@@ -74,17 +74,15 @@ struct Cast {
   unsigned* amax;  // the bits of an fp32 number
   int64_t M, N;
   bool packs;  // whether x is a multiple of 16 bytes; for tiles, also each row of x and of y_t
-
-  int64_t n() const { return M * N; }
 };
 
 // ---------------------------------------------------------------------------------------------
 // v1: one pass over x for amax, another one for y.
 
-// What both passes and v2 have in common: elements [block · PART, (block + 1) · PART) of x.
+// AMAX, CODES: what a pass computes. A block has elements [begin, begin + PART).
 template <typename Four, bool AMAX, bool CODES>
-__device__ void cast_part(const Cast& c, int64_t n) {
-  const int64_t begin = int64_t{blockIdx.x} * PART;
+__global__ void __launch_bounds__(BLOCK) cast_kernel(const Cast c) {
+  const int64_t begin = int64_t{blockIdx.x} * PART, n = c.M * c.N;
   const float scale = CODES ? *c.scale : 0;
   unsigned largest = 0;
   if (c.packs && begin + PART <= n) {
@@ -115,14 +113,9 @@ __device__ void cast_part(const Cast& c, int64_t n) {
 }
 
 template <typename Four, bool AMAX, bool CODES>
-__global__ void __launch_bounds__(BLOCK) cast_kernel(const Cast c, int64_t n) {
-  cast_part<Four, AMAX, CODES>(c, n);
-}
-
-template <typename Four, bool AMAX, bool CODES>
 void launch_cast(const Cast& c, const Tensor& x, const char* name) {
-  const unsigned blocks = grid_size(ceil_div(c.n(), PART), "x");
-  cast_kernel<Four, AMAX, CODES><<<blocks, BLOCK, 0, current_stream(x)>>>(c, c.n());
+  const unsigned blocks = grid_size(ceil_div(c.M * c.N, PART), "x");
+  cast_kernel<Four, AMAX, CODES><<<blocks, BLOCK, 0, current_stream(x)>>>(c);
   check_launch(name);
 }
 

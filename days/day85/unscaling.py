@@ -1,9 +1,12 @@
-"""Gradients that are unscaled, and the scales of loss and fp8 tensors, in PyTorch."""
+"""Unscaled gradients, scales of the loss and of fp8 tensors: in PyTorch, and as problems."""
+
+import math
 
 import torch
 
+from common.day import Case, Cost, Problem, Rung, Target, grid
+
 FLT_MAX = torch.finfo(torch.float32).max
-GPT2 = (12, 768, 50257, 1024)  # 148 tensors, 124.4 million gradients
 
 
 def shapes_of(case):
@@ -82,3 +85,85 @@ def update_fp8_scales(history, scale, inv_scale, largest):
     inv_scale.copy_(torch.where(most > 0, 1 / next_scale, inv_scale.float()))
     history.copy_(history.roll(1, 1))
     history[:, 0] = 0
+
+
+# ---------------------------------------------------------------- problems
+
+FLOATS = ["float32", "float16", "bfloat16"]
+# (layers, channels, words, positions): around a pack, a chunk, and the tensors of one launch
+SHAPES = [(1, 3, 5, 7), (0, 1, 1, 1), (1, 16, 129, 8), (0, 1024, 5, 8), (1, 20, 103, 11)]
+SHAPES += [(0, 4100, 4, 2), (1, 4, 0, 3)]
+MANY = (22, 1, 2, 3)  # 268 tensors: more than one launch has
+GPT2 = (12, 768, 50257, 1024)  # 148 tensors, 124.4 million gradients
+
+
+def cost(case):
+    count = sum(math.prod(shape) for shape in shapes_of(case))
+    return Cost(bytes=2 * case.itemsize * count, flops=count)
+
+
+def problem(name, dtype, cases):
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=unscale,
+        rungs=(
+            Rung("unscale_v1_scalar", "one launch per tensor"),
+            Rung("unscale_v2_packs", "16 bytes per load, loads first"),
+            Rung("unscale_v3_one_launch", "one for all tensors", target=Target(0.9, "copy")),
+        ),
+        cases=cases,
+        bench=Case(GPT2, dtype),
+        bench_cpu=Case((1, 64, 96, 32), dtype),
+        cost=cost,
+        pytorch=unscale_by_pytorch,
+    )
+
+
+def untimed(name, inputs, reference, rung, cases, refused):
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=(rung,),
+        cases=cases,
+        refused=refused,
+        timed=False,
+        outputs_exact=True,
+    )
+
+
+PROBLEMS = (
+    problem(
+        "unscale, fp32",
+        "float32",
+        (
+            *grid(SHAPES, FLOATS),
+            Case(MANY, "bfloat16"),
+            *grid([(1, 6, 40, 9)], FLOATS, "nonfinite"),
+        ),
+    ),
+    problem("unscale, fp16", "float16", grid([(1, 6, 40, 9)], FLOATS, "extreme")),
+    untimed(
+        "loss scale",
+        loss_scale_inputs,
+        update_loss_scale,
+        Rung("update_loss_scale", "one thread"),
+        grid(
+            [(0, 0, 2, 150), (0, 1, 2, 150), (1, 1, 2, 150), (0, 6, 7, 267), (1, 0, 1, 0)],
+            ["float32"],
+        ),
+        (Case((0, 0, 0, 150)),),
+    ),
+    untimed(
+        "fp8 scales",
+        fp8_scale_inputs,
+        update_fp8_scales,
+        Rung("update_fp8_scales", "one block per tensor"),
+        (
+            *grid([(1, 1), (2, 16), (5, 33), (3, 1024), (0, 4)], ["float32"]),
+            *(Case((9, n), values=v) for n, v in ((5, "nonfinite"), (16, "extreme"), (7, "tiny"))),
+        ),
+        (Case((2, 0)), Case((2, 1025))),
+    ),
+)
