@@ -8,6 +8,7 @@ import torch
 from common.day import Case, Cost, Library, Problem, Rung, Target, grid
 
 FP8 = {3: torch.float8_e4m3fn, 2: torch.float8_e5m2}  # by bits of mantissa
+LARGEST = {mantissa: torch.finfo(dtype).max for mantissa, dtype in FP8.items()}
 
 
 def inputs(case, draw):
@@ -21,7 +22,7 @@ def inputs(case, draw):
 
 
 def codes(x, scale, mantissa):
-    limit = torch.finfo(FP8[mantissa]).max
+    limit = LARGEST[mantissa]
     return (x.float() * scale.float()).clamp(-limit, limit).to(FP8[mantissa])
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from common.day import print_table, seconds
 
-from .casting import FP8
+from .casting import LARGEST
 
 FILES = ("training.json", "training.svg")
 LETTERS, CONTEXT, EMBEDDED, LAYERS = 32, 4, 32, 2
@@ -77,7 +77,7 @@ class Scales:
         return y, y_t, self.inv_scale[i : i + 1]
 
     def update(self):
-        largest = torch.finfo(FP8[self.mantissa]).max
+        largest = LARGEST[self.mantissa]
         self.operators.update_fp8_scales(self.history, self.scale, self.inv_scale, largest)
 
 
