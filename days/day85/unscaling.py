@@ -43,10 +43,11 @@ def unscale_by_pytorch(grads, found_inf, inv_scale):
 
 
 def loss_scale_inputs(case, draw):
-    """case.shape: (found_inf, good steps, interval, exponent of the scale)."""
+    """case.shape: (found_inf, good steps, interval, exponent of the scale + 140, or 0 for half the
+    largest number, which may still grow)."""
     found, steps, interval, exponent = case.shape
     numbers = [draw(1, dtype="float32", low=1, high=2) for _ in range(2)]
-    scale = numbers[0].mul_(2.0 ** (exponent - 140))
+    scale = numbers[0].mul_(2.0 ** (exponent - 140)) if exponent else numbers[0].fill_(FLT_MAX / 2)
     good_steps = draw(1, dtype="int32").fill_(steps)
     found_inf = draw(1, dtype="float32").fill_(float(found))
     return scale, numbers[1], good_steps, found_inf, 2.0, 0.5, interval
@@ -150,7 +151,14 @@ PROBLEMS = (
         update_loss_scale,
         Rung("update_loss_scale", "one thread"),
         grid(
-            [(0, 0, 2, 150), (0, 1, 2, 150), (1, 1, 2, 150), (0, 6, 7, 267), (1, 0, 1, 0)],
+            [
+                (0, 0, 2, 150),
+                (0, 1, 2, 150),
+                (1, 1, 2, 150),
+                (0, 6, 7, 267),
+                (0, 0, 1, 0),
+                (1, 0, 1, 1),
+            ],
             ["float32"],
         ),
         (Case((0, 0, 0, 150)),),
