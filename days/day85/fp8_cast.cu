@@ -294,6 +294,7 @@ void launch_tiles(const Cast& c, const From* from, const Tensor& x, const char* 
 
 using Both = std::tuple<Tensor, Tensor>;  // y, y_t
 
+// v1: amax, y and y_t, each in a pass of its own.
 Both cast_transpose_v1_separate(ARGUMENTS) {
   Tensor y_t;
   Tensor y = cast(x, scale, amax, mantissa, &y_t, [&]<typename Four>(Four, const Cast& c) {
@@ -304,6 +305,7 @@ Both cast_transpose_v1_separate(ARGUMENTS) {
   return {y, y_t};
 }
 
+// v2 against v1: amax and y in one pass.
 Both cast_transpose_v2_fused(ARGUMENTS) {
   Tensor y_t;
   Tensor y = cast(x, scale, amax, mantissa, &y_t, [&]<typename Four>(Four, const Cast& c) {
