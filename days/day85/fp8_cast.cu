@@ -316,7 +316,7 @@ Both cast_transpose_v2_fused(ARGUMENTS) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: the tile is cast on its way, so that nothing is read twice.
+// v3 against v2: the tile kernel itself casts x and finds amax, so that nothing is read twice.
 
 Both cast_transpose_v3_one_pass(ARGUMENTS) {
   Tensor y_t;
