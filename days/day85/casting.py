@@ -13,11 +13,14 @@ LARGEST = {mantissa: torch.finfo(dtype).max for mantissa, dtype in FP8.items()}
 
 def inputs(case, draw):
     """case.shape: (M, N, bits of mantissa). The scale brings some of x beyond the largest number;
-    amax is that of x for some cases, for others an earlier one."""
+    amax is that of x for some cases, for others an earlier one. 17 rows are 0, as their amax is."""
     M, N, mantissa = case.shape
     x = draw(M, N)
     scale = draw(1, dtype="float32", low=50, high=250)
     amax = draw(1, dtype="float32", low=0, high=6)
+    if M == 17:
+        x.zero_()
+        amax.zero_()
     return x, scale if mantissa == 3 else 128 * scale, amax, mantissa
 
 

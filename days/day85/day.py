@@ -14,6 +14,16 @@ SOURCE = "mixed_precision.cu"
 EXTRA_SOURCES = ("fp8_cast.cu", "training.py", "casting.py", "unscaling.py")
 INTRODUCES = ("mixed precision", "loss scaling", "delayed scaling", "amax history")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "mixed_precision.cu: report: atomic made plain: `atomicExch(found_inf, 1.0f)` -> `[&] { auto* "
+    "at_ = (found_inf); const auto old_ = *at_; *at_ = (1.0f); return old_; }()`": (
+        "all warps that store it store 1, and none uses what was there"
+    ),
+    "fp8_cast.cu: join_amax: constant off by one: `32 == 0` -> `32 == 1`": (
+        "every lane holds its warp's maximum"
+    ),
+}
+
 EXERCISE = Exercise(
     function="transpose4",
     source="fp8_cast.cu",
