@@ -1,0 +1,587 @@
+// Day 91: the short-time Fourier transform of audio, and its log-mel spectrogram
+//
+//   X[b, f, k] = Σₙ w[n] x̃[b, f·hop + n] e^(-2πikn/N)      n < N = n_fft, k = 0 … N/2
+//   L[b, m, f] = log₁₀ max(Σₖ filters[m, k] |X[b, f, k]|², 10⁻¹⁰)
+//   x (B, samples), w (N), filters (mels, N/2 + 1), all fp32; x̃ is x with N/2 samples reflected at
+//   each end (torch.stft, center=True). X is (B, frames, N/2 + 1, 2): real part, imaginary part.
+//
+// 64 clips of 30 s at 16 kHz, N = 512, hop 160, 80 mels: 192,064 frames. Reads 123 MB of audio,
+// writes 395 MB of X, or 61 MB of L. By definition 4 N operations per output: 101 GFLOP. An FFT of
+// N/2 complex points, and what is around it, takes about 15,000 per frame: 2.8 GFLOP.
+//
+//   v1 definition   one thread per output, N products
+//   v2 stockham     one block per frame, log₂ N passes of radix 2 through shared memory
+//   v3 registers    N/2 complex points per frame, radix 8 to 20 in registers: two or three passes
+//   v3 unfused      v3, and a second kernel for power, mel filters and logarithm
+//   v4 fused        the second kernel's work in the first: the spectrum never reaches memory
+//
+// Run: python run_day.py 91
+
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+
+constexpr int BLOCK = 256;
+constexpr int MOST_V2 = 2048;      // samples per frame in v2: half as many threads per block
+constexpr float SILENCE = 1e-10f;  // the smallest power that counts, as in Whisper
+
+__device__ inline float2 operator+(float2 a, float2 b) {
+  return make_float2(a.x + b.x, a.y + b.y);
+}
+__device__ inline float2 operator-(float2 a, float2 b) {
+  return make_float2(a.x - b.x, a.y - b.y);
+}
+__device__ inline float2 operator*(float2 a, float2 b) {  // of complex numbers
+  return make_float2(fmaf(a.x, b.x, -a.y * b.y), fmaf(a.x, b.y, a.y * b.x));
+}
+
+// e^(-2πi · place / count), 0 <= place < count.
+__device__ inline float2 root_of_one(int place, int count) {
+  float2 root;
+  const int nearest = 2 * place > count ? place - count : place;  // small angles are more exact
+  sincospif(-2.0f * static_cast<float>(nearest) / static_cast<float>(count), &root.y, &root.x);
+  return root;
+}
+
+struct Audio {
+  const float* x;
+  const float* window;
+  int64_t clips, samples, hop, frames;
+  int n;  // samples per frame
+
+  int bins() const { return n / 2 + 1; }
+  // Sample i of a clip, reflected at both ends; -samples < i < 2 · samples - 1.
+  __device__ float sample(int64_t clip, int64_t i) const {
+    const int64_t reflected = i < 0 ? -i : i < samples ? i : 2 * (samples - 1) - i;
+    return x[clip * samples + reflected];
+  }
+};
+
+Audio audio_of(const Tensor& x, const Tensor& window, int64_t hop) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
+  check(window, "window").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  check(window, "window").same_device(x, "x");
+  const int64_t n = window.size(0), samples = x.size(1);
+  STD_TORCH_CHECK(n >= 1 && n <= 1 << 20, "window: expected 1 to 2^20 samples, got ", n);
+  STD_TORCH_CHECK(hop >= 1, "hop: expected at least 1, got ", hop);
+  STD_TORCH_CHECK(samples > n / 2, "x: expected clips of more than half a window, ", n / 2,
+                  " samples, got ", samples);
+  const int64_t frames = (samples - n % 2) / hop + 1;
+  return {data<float>(x), data<float>(window), x.size(0), samples, hop,
+          frames,         static_cast<int>(n)};
+}
+
+Tensor spectrum_like(const Tensor& x, const Audio& a) {
+  return torch::stable::new_empty(x, {a.clips, a.frames, a.bins(), 2});
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: one thread per output, N products. The factor depends on k · n mod N only.
+
+__global__ void __launch_bounds__(BLOCK)
+    stft_v1_definition_kernel(const Audio a, int bins, int64_t count, float2* out) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i >= count) return;
+  const int k = static_cast<int>(i % bins);
+  const int64_t frame = i / bins % a.frames, clip = i / bins / a.frames;
+  const int64_t start = frame * a.hop - a.n / 2;
+  float2 sum = make_float2(0.0f, 0.0f);
+  int place = 0;  // k · n mod N
+  for (int n = 0; n < a.n; ++n) {
+    const float value = a.sample(clip, start + n) * a.window[n];
+    const float2 root = root_of_one(place, a.n);
+    sum.x = fmaf(value, root.x, sum.x);
+    sum.y = fmaf(value, root.y, sum.y);
+    place += k;
+    if (place >= a.n) place -= a.n;
+  }
+  out[i] = sum;
+}
+
+Tensor stft_v1_definition(Tensor x, Tensor window, int64_t hop) {
+  const Audio a = audio_of(x, window, hop);
+  const DeviceGuard guard(x);
+  Tensor out = spectrum_like(x, a);
+  const int64_t count = out.numel() / 2;
+  if (count == 0) return out;
+  stft_v1_definition_kernel<<<grid_size(ceil_div<int64_t>(count, BLOCK), "x"), BLOCK, 0,
+                              current_stream(x)>>>(
+      a, a.bins(), count, reinterpret_cast<float2*>(mutable_data<float>(out)));
+  check_launch("stft_v1_definition");
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2 against v1: log₂ N passes instead of N products per output. A pass of radix 2 makes
+// transforms of 2 · done points from pairs of done points, in Stockham's order: what it stores is
+// sorted, so no bits are reversed. One block per frame, N/2 threads, each with one pair per pass.
+
+__global__ void stft_v2_stockham_kernel(const Audio a, float2* out) {
+  extern __shared__ float2 shared[];  // [0, N), [N, 2N): two buffers in turns; [2N, 5N/2): roots
+  const int half = a.n / 2, j = threadIdx.x;
+  float2 *from = shared, *to = shared + a.n, *roots = shared + 2 * a.n;
+  const int64_t frame = blockIdx.x % a.frames, clip = blockIdx.x / a.frames;
+  const int64_t start = frame * a.hop - half;
+  for (int n = j; n < a.n; n += half) {
+    from[n] = make_float2(a.sample(clip, start + n) * a.window[n], 0.0f);
+  }
+  roots[j] = root_of_one(j, a.n);
+  __syncthreads();  // samples and roots are complete before any thread reads those of others
+  for (int done = 1; done < a.n; done *= 2) {
+    const int k = j % done;  // place in the transform
+    const float2 even = from[j], odd = from[j + half] * roots[k * (half / done)];
+    to[2 * j - k] = even + odd;
+    to[2 * j - k + done] = even - odd;
+    __syncthreads();  // a pass is complete before the next reads it, and overwrites what it read
+    float2* const swapped = from;
+    from = to;
+    to = swapped;
+  }
+  float2* const row = out + int64_t{blockIdx.x} * (half + 1);
+  for (int k = j; k <= half; k += half) row[k] = from[k];
+}
+
+Tensor stft_v2_stockham(Tensor x, Tensor window, int64_t hop) {
+  const Audio a = audio_of(x, window, hop);
+  STD_TORCH_CHECK(a.n >= 2 && a.n <= MOST_V2 && (a.n & (a.n - 1)) == 0,
+                  "window: expected a power of two from 2 to ", MOST_V2, ", got ", a.n);
+  const DeviceGuard guard(x);
+  Tensor out = spectrum_like(x, a);
+  if (out.numel() == 0) return out;
+  const int64_t bytes = a.n * 5 / 2 * sizeof(float2);
+  stft_v2_stockham_kernel<<<grid_size(a.clips * a.frames, "x"), a.n / 2, bytes,
+                            current_stream(x)>>>(
+      a, reinterpret_cast<float2*>(mutable_data<float>(out)));
+  check_launch("stft_v2_stockham");
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: even and odd samples are real and imaginary part of M = N/2 complex points, of
+// which R0 lie in the registers of one thread. A pass transforms up to 20 points without shared
+// memory, so that two or three passes suffice. Blocks stay, and keep window and roots.
+
+// M = R0 · R1 · R2 points by T threads, each with R0 of them.
+template <int R0_, int R1_, int R2_ = 1>
+struct Plan {
+  static constexpr int R0 = R0_, R1 = R1_, R2 = R2_;
+  static constexpr int M = R0 * R1 * R2, N = 2 * M, BINS = M + 1, T = M / R0;
+  static constexpr int FRAMES = M <= 256 ? 16 : 2048 / M;  // per block: 128 to 256 threads
+  static constexpr int THREADS = T * FRAMES;
+  static constexpr int ROW = M + M / 16 + 1;  // points of one frame in shared memory, see padded()
+  static constexpr int ROOTS = R0 * R1 + (R2 > 1 ? M : 0);
+  static_assert(R0 % R1 == 0 && R0 % R2 == 0, "each thread has whole butterflies in each pass");
+};
+
+// After 16 points of 8 bytes, one is left out: threads that store 8 or 16 points apart do not meet
+// in one bank.
+__device__ constexpr int padded(int i) {
+  return i + i / 16;
+}
+
+constexpr double cosine(double angle) {
+  double sum = 1, term = 1;
+  for (int i = 1; i < 40; ++i) sum += term *= -angle * angle / ((2 * i - 1) * (2 * i));
+  return sum;
+}
+
+// The R-th roots of one, e^(-2πi · place / R), as constants.
+template <int R>
+struct Roots {
+  float re[R], im[R];
+  constexpr Roots() : re(), im() {
+    for (int i = 0; i < R; ++i) {
+      const double angle = 6.283185307179586 * i / R;
+      re[i] = static_cast<float>(cosine(angle));
+      im[i] = static_cast<float>(cosine(angle + 1.5707963267948966));  // -sin
+    }
+  }
+};
+
+__device__ inline float2 times_minus_i(float2 a) {
+  return make_float2(a.y, -a.x);
+}
+
+// The transform of R points in registers: v[k] = Σₙ v[n] e^(-2πikn/R). R = A · B is made of B
+// transforms of A points, factors, and A transforms of B points.
+template <int R>
+__device__ void dft(float2 (&v)[R]) {
+  if constexpr (R == 2) {
+    const float2 a = v[0];
+    v[0] = a + v[1];
+    v[1] = a - v[1];
+  } else if constexpr (R == 4) {
+    const float2 a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = times_minus_i(v[1] - v[3]);
+    v[0] = a + c;
+    v[1] = b + d;
+    v[2] = a - c;
+    v[3] = b - d;
+  } else if constexpr (R == 5) {
+    constexpr float C1 = 0.309016994f, C2 = -0.809016994f, S1 = 0.951056516f, S2 = 0.587785252f;
+    const float2 a = v[1] + v[4], b = v[2] + v[3], c = v[1] - v[4], d = v[2] - v[3], z = v[0];
+    const auto sum = [](float2 base, float s, float2 p, float t, float2 q) {
+      return make_float2(base.x + fmaf(s, p.x, t * q.x), base.y + fmaf(s, p.y, t * q.y));
+    };
+    const float2 p = sum(z, C1, a, C2, b), q = sum(z, C2, a, C1, b), zero = make_float2(0.0f, 0.0f);
+    const float2 r = times_minus_i(sum(zero, S1, c, S2, d));
+    const float2 s = times_minus_i(sum(zero, S2, c, -S1, d));
+    v[0] = z + a + b;
+    v[1] = p + r;
+    v[2] = q + s;
+    v[3] = q - s;
+    v[4] = p - r;
+  } else {
+    constexpr int A = R % 5 == 0 ? 5 : 4, B = R / A;
+    constexpr Roots<R> ROOTS;
+    float2 parts[A][B];  // [p][b]
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      float2 u[A];
+#pragma unroll
+      for (int a = 0; a < A; ++a) u[a] = v[B * a + b];
+      dft<A>(u);
+#pragma unroll
+      for (int p = 0; p < A; ++p) {
+        if (4 * b * p == R) {
+          parts[p][b] = times_minus_i(u[p]);
+        } else {
+          parts[p][b] = b * p ? u[p] * make_float2(ROOTS.re[b * p], ROOTS.im[b * p]) : u[p];
+        }
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < A; ++p) {
+      dft<B>(parts[p]);
+#pragma unroll
+      for (int q = 0; q < B; ++q) v[p + A * q] = parts[p][q];
+    }
+  }
+}
+
+// What a block keeps in shared memory while frames pass.
+template <typename P>
+struct Tables {
+  float2 window[P::M];     // two factors per point
+  float2 roots[P::ROOTS];  // of the passes, in the order in which they are read
+  float2 last[P::M / 2];   // e^(-2πik/N), for X from Z
+  float2 rows[P::FRAMES][P::ROW];
+};
+
+template <typename P>
+__device__ void fill_tables(Tables<P>& tables, const float* window) {
+  for (int i = threadIdx.x; i < P::M; i += P::THREADS) {
+    tables.window[i] = make_float2(window[2 * i], window[2 * i + 1]);
+  }
+  for (int i = threadIdx.x; i < P::ROOTS; i += P::THREADS) {
+    const int at = i < P::R0 * P::R1 ? i : i - P::R0 * P::R1;
+    const int done = i < P::R0 * P::R1 ? P::R0 : P::R0 * P::R1;
+    tables.roots[i] =
+        root_of_one(at / done * (at % done), i < P::R0 * P::R1 ? P::R0 * P::R1 : P::M);
+  }
+  for (int i = threadIdx.x; i < P::M / 2; i += P::THREADS) tables.last[i] = root_of_one(i, P::N);
+}
+
+// Points t, t + T, t + 2T … of a frame, windowed: point n is samples 2n and 2n + 1.
+template <typename P>
+__device__ void load_frame(float2 (&v)[P::R0], const Audio& a, int64_t clip, int64_t frame,
+                           const float2* window, int t) {
+  const int64_t start = frame * a.hop - P::M;
+  const float* const first = a.x + clip * a.samples + start;
+  if (start >= 0 && start + P::N <= a.samples && reinterpret_cast<uintptr_t>(first) % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < P::R0; ++i) v[i] = reinterpret_cast<const float2*>(first)[t + P::T * i];
+  } else {  // at an end of the clip, or misaligned
+#pragma unroll
+    for (int i = 0; i < P::R0; ++i) {
+      const int64_t n = start + 2 * (t + P::T * i);
+      v[i] = make_float2(a.sample(clip, n), a.sample(clip, n + 1));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < P::R0; ++i) {
+    const float2 w = window[t + P::T * i];
+    v[i] = make_float2(v[i].x * w.x, v[i].y * w.y);
+  }
+}
+
+// Waits for the T threads of a frame, which are in one warp where T divides 32.
+template <typename P>
+__device__ void sync_frame() {
+  if constexpr (32 % P::T == 0) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// One pass of radix R: from transforms of DONE points to such of R · DONE. v[i] is point t + T · i
+// before it; afterwards, the points are in the frame's row.
+template <typename P, int R, int DONE>
+__device__ void pass(const float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
+  constexpr int C = P::R0 / R;  // butterflies per thread
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    const int j = t + P::T * c, k = j % DONE;
+    float2 u[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      u[r] = DONE > 1 && r > 0 ? v[c + C * r] * roots[r * DONE + k] : v[c + C * r];
+    }
+    dft<R>(u);
+#pragma unroll
+    for (int r = 0; r < R; ++r) row[padded((j - k) * R + k + r * DONE)] = u[r];
+  }
+  sync_frame<P>();  // the row is complete before any thread of the frame reads it
+}
+
+template <typename P>
+__device__ void load_row(float2 (&v)[P::R0], const float2* row, int t) {
+#pragma unroll
+  for (int i = 0; i < P::R0; ++i) v[i] = row[padded(t + P::T * i)];
+  sync_frame<P>();  // all have read before any thread of the frame overwrites
+}
+
+// The transform Z of the frame's points, in its row.
+template <typename P>
+__device__ void transform(float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
+  pass<P, P::R0, 1>(v, roots, row, t);
+  load_row<P>(v, row, t);
+  pass<P, P::R1, P::R0>(v, roots, row, t);
+  if constexpr (P::R2 > 1) {
+    load_row<P>(v, row, t);
+    pass<P, P::R2, P::R0 * P::R1>(v, roots + P::R0 * P::R1, row, t);
+  }
+}
+
+// X[k] and X[M - k] from a = Z[k] and b = Z[M - k]. root: e^(-2πik/N).
+__device__ inline void unpack(float2 a, float2 b, float2 root, float2& lower, float2& upper) {
+  const float2 even = make_float2(0.5f * (a.x + b.x), 0.5f * (a.y - b.y));  // (a + b*) / 2
+  const float2 odd = make_float2(0.5f * (a.y + b.y), 0.5f * (b.x - a.x));   // (a - b*) / 2i
+  const float2 turned = root * odd;
+  lower = even + turned;
+  upper = make_float2(even.x - turned.x, turned.y - even.y);  // the conjugate of even - turned
+}
+
+// Calls emit(k, X[k]) for all bins of the frame, each from one of its threads. Only the thread that
+// emits k reads slot k of the row.
+template <typename P, typename F>
+__device__ void emit_bins(const float2* row, const float2* last, int t, F&& emit) {
+#pragma unroll
+  for (int i = 0; i < P::M / 2 / P::T; ++i) {
+    const int k = t + P::T * i;
+    const float2 z = row[padded(k)];
+    if (k == 0) {
+      const float2 middle = row[padded(P::M / 2)];
+      emit(0, make_float2(z.x + z.y, 0.0f));
+      emit(P::M, make_float2(z.x - z.y, 0.0f));
+      emit(P::M / 2, make_float2(middle.x, -middle.y));
+    } else {
+      float2 lower, upper;
+      unpack(z, row[padded(P::M - k)], last[k], lower, upper);
+      emit(k, lower);
+      emit(P::M - k, upper);
+    }
+  }
+}
+
+template <typename P>
+__global__ void __launch_bounds__(P::THREADS)
+    stft_v3_registers_kernel(const Audio a, int64_t tiles, float2* out) {
+  __shared__ Tables<P> tables;
+  const int local = threadIdx.x / P::T, t = threadIdx.x % P::T;
+  fill_tables(tables, a.window);
+  __syncthreads();  // the tables are complete
+  const int64_t count = a.clips * a.frames;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t mine = tile * P::FRAMES + local, i = mine < count ? mine : count - 1;
+    float2 v[P::R0];
+    load_frame<P>(v, a, i / a.frames, i % a.frames, tables.window, t);
+    transform<P>(v, tables.roots, tables.rows[local], t);
+    if (mine < count) {
+      emit_bins<P>(tables.rows[local], tables.last, t,
+                   [&](int k, float2 value) { out[i * P::BINS + k] = value; });
+    }
+    sync_frame<P>();  // the row is read before the next frame's first pass overwrites it
+  }
+}
+
+// Calls f with the plan of that many samples per frame.
+template <typename F>
+void dispatch_plan(int n, F&& f) {
+  switch (n) {
+    case 256:
+      return f(Plan<16, 8>{});
+    case 400:
+      return f(Plan<20, 10>{});
+    case 512:
+      return f(Plan<16, 16>{});
+    case 1024:
+      return f(Plan<8, 8, 8>{});
+    case 2048:
+      return f(Plan<16, 8, 8>{});
+    default:
+      STD_TORCH_CHECK(false, "window: expected 256, 400, 512, 1024 or 2048 samples, got ", n);
+  }
+}
+
+Tensor stft_v3_registers(Tensor x, Tensor window, int64_t hop) {
+  const Audio a = audio_of(x, window, hop);
+  const DeviceGuard guard(x);
+  Tensor out = spectrum_like(x, a);
+  dispatch_plan(a.n, [&](auto plan) {
+    using P = decltype(plan);
+    if (out.numel() == 0) return;
+    const auto kernel = stft_v3_registers_kernel<P>;
+    const int64_t tiles = ceil_div<int64_t>(a.clips * a.frames, P::FRAMES);
+    kernel<<<resident_grid(x, kernel, P::THREADS, 0, tiles), P::THREADS, 0, current_stream(x)>>>(
+        a, tiles, reinterpret_cast<float2*>(mutable_data<float>(out)));
+    check_launch("stft_v3_registers");
+  });
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Power, mel filters and logarithm. A filter is a triangle: between 0 and its bins [begin, end),
+// all else is 0 and left out, so that a frame takes about two products per bin.
+
+struct Mels {
+  const float* filters;
+  const int2* ranges;  // [begin, end) of each filter
+  int64_t count;
+  float* out;
+};
+
+__global__ void __launch_bounds__(BLOCK)
+    filter_ranges_kernel(const float* filters, int64_t mels, int bins, int2* ranges) {
+  const int64_t m = int64_t{blockIdx.x} * (BLOCK / 32) + threadIdx.x / 32;  // one warp per filter
+  if (m >= mels) return;
+  int begin = bins, end = 0;
+  for (int k = threadIdx.x % 32; k < bins; k += 32) {
+    if (filters[m * bins + k] == 0.0f) continue;
+    begin = min(begin, k);
+    end = k + 1;
+  }
+  begin = warp_reduce(begin, [](int a, int b) { return min(a, b); });
+  end = warp_reduce(end, [](int a, int b) { return max(a, b); });
+  if (threadIdx.x % 32 == 0) ranges[m] = make_int2(begin, end);
+}
+
+// The mels of FRAMES frames of one clip, from the first one on. rows: power in the real part.
+template <typename P>
+__device__ void store_mels(const float2 (*rows)[P::ROW], const Mels& mels, int64_t clip,
+                           int64_t first, int64_t frames) {
+  for (int64_t i = threadIdx.x; i < mels.count * P::FRAMES; i += P::THREADS) {
+    const int local = static_cast<int>(i % P::FRAMES);  // neighbours store neighbouring frames
+    if (first + local >= frames) continue;
+    const int64_t m = i / P::FRAMES;
+    const int2 range = mels.ranges[m];
+    const float* const weights = mels.filters + m * P::BINS;
+    float sum = 0.0f;
+    for (int k = range.x; k < range.y; ++k) {
+      sum = fmaf(weights[k], rows[local][padded(k)].x, sum);
+    }
+    mels.out[(clip * mels.count + m) * frames + first + local] =
+        __log10f(sum < SILENCE ? SILENCE : sum);  // NaN stays NaN, which fmaxf would drop
+  }
+}
+
+template <typename P>
+__global__ void __launch_bounds__(P::THREADS)
+    log_mel_v3_unfused_kernel(const float2* spectrum, const Mels mels, int64_t frames,
+                              int64_t tiles_per_clip) {
+  __shared__ float2 rows[P::FRAMES][P::ROW];
+  const int64_t clip = blockIdx.x / tiles_per_clip;
+  const int64_t first = blockIdx.x % tiles_per_clip * P::FRAMES;
+  const int64_t left = frames - first;
+  const int points = static_cast<int>(left < P::FRAMES ? left : P::FRAMES) * P::BINS;
+  const float2* const from = spectrum + (clip * frames + first) * P::BINS;
+  for (int i = threadIdx.x; i < points; i += P::THREADS) {
+    rows[i / P::BINS][padded(i % P::BINS)].x = from[i].x * from[i].x + from[i].y * from[i].y;
+  }
+  __syncthreads();  // the powers are complete
+  store_mels<P>(rows, mels, clip, first, frames);
+}
+
+// Launches `run(plan, mels)` behind the kernel that finds the filters' ranges.
+template <typename F>
+Tensor log_mel(const Tensor& x, const Tensor& filters, const Audio& a, F&& run) {
+  check(filters, "filters").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
+  check(filters, "filters").size(1, a.bins()).same_device(x, "x");
+  const DeviceGuard guard(x);
+  const int64_t count = filters.size(0);
+  Tensor out = torch::stable::new_empty(x, {a.clips, count, a.frames});
+  Tensor ranges = torch::stable::new_empty(x, {count, 2}, ScalarType::Int);
+  const Mels mels{data<float>(filters), reinterpret_cast<const int2*>(data<int>(ranges)), count,
+                  mutable_data<float>(out)};
+  dispatch_plan(a.n, [&](auto plan) {
+    if (out.numel() == 0) return;
+    filter_ranges_kernel<<<grid_size(ceil_div<int64_t>(count, BLOCK / 32), "filters"), BLOCK, 0,
+                           current_stream(x)>>>(mels.filters, count, a.bins(),
+                                                reinterpret_cast<int2*>(mutable_data<int>(ranges)));
+    check_launch("filter_ranges");
+    run(plan, mels);
+  });
+  return out;
+}
+
+Tensor log_mel_v3_unfused(Tensor x, Tensor window, int64_t hop, Tensor filters) {
+  const Tensor spectrum = stft_v3_registers(x, window, hop);
+  const Audio a = audio_of(x, window, hop);
+  return log_mel(x, filters, a, [&](auto plan, const Mels& mels) {
+    using P = decltype(plan);
+    const int64_t tiles = ceil_div<int64_t>(a.frames, P::FRAMES);
+    log_mel_v3_unfused_kernel<P>
+        <<<grid_size(a.clips * tiles, "x"), P::THREADS, 0, current_stream(x)>>>(
+            reinterpret_cast<const float2*>(data<float>(spectrum)), mels, a.frames, tiles);
+    check_launch("log_mel_v3_unfused");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v4 against v3 unfused: a block's powers stay in shared memory, where Z was, and its mels are
+// made of them.
+
+template <typename P>
+__global__ void __launch_bounds__(P::THREADS)
+    log_mel_v4_fused_kernel(const Audio a, int64_t tiles_per_clip, const Mels mels) {
+  __shared__ Tables<P> tables;
+  const int local = threadIdx.x / P::T, t = threadIdx.x % P::T;
+  fill_tables(tables, a.window);
+  __syncthreads();  // the tables are complete
+  for (int64_t tile = blockIdx.x; tile < a.clips * tiles_per_clip; tile += gridDim.x) {
+    const int64_t clip = tile / tiles_per_clip, first = tile % tiles_per_clip * P::FRAMES;
+    const int64_t frame = first + local < a.frames ? first + local : a.frames - 1;
+    float2* const row = tables.rows[local];
+    float2 v[P::R0];
+    load_frame<P>(v, a, clip, frame, tables.window, t);
+    transform<P>(v, tables.roots, row, t);
+    emit_bins<P>(row, tables.last, t, [&](int k, float2 value) {
+      row[padded(k)].x = value.x * value.x + value.y * value.y;
+    });
+    __syncthreads();  // the powers of all frames are complete
+    store_mels<P>(tables.rows, mels, clip, first, a.frames);
+    __syncthreads();  // all are read before the next frames overwrite them
+  }
+}
+
+Tensor log_mel_v4_fused(Tensor x, Tensor window, int64_t hop, Tensor filters) {
+  const Audio a = audio_of(x, window, hop);
+  return log_mel(x, filters, a, [&](auto plan, const Mels& mels) {
+    using P = decltype(plan);
+    const auto kernel = log_mel_v4_fused_kernel<P>;
+    const int64_t tiles = ceil_div<int64_t>(a.frames, P::FRAMES);
+    kernel<<<resident_grid(x, kernel, P::THREADS, 0, a.clips * tiles), P::THREADS, 0,
+             current_stream(x)>>>(a, tiles, mels);
+    check_launch("log_mel_v4_fused");
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day91, stft_v1_definition, "(Tensor x, Tensor window, int hop) -> Tensor");
+RUNG(day91, stft_v2_stockham, "(Tensor x, Tensor window, int hop) -> Tensor");
+RUNG(day91, stft_v3_registers, "(Tensor x, Tensor window, int hop) -> Tensor");
+RUNG(day91, log_mel_v3_unfused, "(Tensor x, Tensor window, int hop, Tensor filters) -> Tensor");
+RUNG(day91, log_mel_v4_fused, "(Tensor x, Tensor window, int hop, Tensor filters) -> Tensor");
