@@ -1,4 +1,4 @@
-"""Spectra of audio in PyTorch: inputs, references, and the calls that the rungs are timed beside."""
+"""Spectra of audio in PyTorch: inputs, references, and what the rungs are timed beside."""
 
 from functools import cache
 
@@ -94,7 +94,7 @@ def compiled_log_mel(x, window, hop, filters):
 
 
 def frames_of(case):
-    clips, samples, n, hop = case.shape[:4]
+    clips, samples, _, hop = case.shape[:4]
     return clips * (1 + samples // hop)
 
 

@@ -19,31 +19,13 @@
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
+#include "days/day91/fft.cuh"
 
 constexpr int BLOCK = 256;
 constexpr int MOST_V2 = 2048;      // samples per frame in v2: half as many threads per block
 constexpr float SILENCE = 1e-10f;  // the smallest power that counts, as in Whisper
-
-__device__ inline float2 operator+(float2 a, float2 b) {
-  return make_float2(a.x + b.x, a.y + b.y);
-}
-__device__ inline float2 operator-(float2 a, float2 b) {
-  return make_float2(a.x - b.x, a.y - b.y);
-}
-__device__ inline float2 operator*(float2 a, float2 b) {  // of complex numbers
-  return make_float2(fmaf(a.x, b.x, -a.y * b.y), fmaf(a.x, b.y, a.y * b.x));
-}
-
-// e^(-2πi · place / count), 0 <= place < count.
-__device__ inline float2 root_of_one(int place, int count) {
-  float2 root;
-  const int nearest = 2 * place > count ? place - count : place;  // small angles are more exact
-  sincospif(-2.0f * static_cast<float>(nearest) / static_cast<float>(count), &root.y, &root.x);
-  return root;
-}
 
 struct Audio {
   const float* x;
@@ -163,103 +145,6 @@ Tensor stft_v2_stockham(Tensor x, Tensor window, int64_t hop) {
 // which R0 lie in the registers of one thread. A pass transforms up to 20 points without shared
 // memory, so that two or three passes suffice. Blocks stay, and keep window and roots.
 
-// M = R0 · R1 · R2 points by T threads, each with R0 of them.
-template <int R0_, int R1_, int R2_ = 1>
-struct Plan {
-  static constexpr int R0 = R0_, R1 = R1_, R2 = R2_;
-  static constexpr int M = R0 * R1 * R2, N = 2 * M, BINS = M + 1, T = M / R0;
-  static constexpr int FRAMES = M <= 256 ? 16 : 2048 / M;  // per block: 128 to 256 threads
-  static constexpr int THREADS = T * FRAMES;
-  static constexpr int ROW = M + M / 16 + 1;  // points of one frame in shared memory, see padded()
-  static constexpr int ROOTS = R0 * R1 + (R2 > 1 ? M : 0);
-  static_assert(R0 % R1 == 0 && R0 % R2 == 0, "each thread has whole butterflies in each pass");
-};
-
-// After 16 points of 8 bytes, one is left out: threads that store 8 or 16 points apart do not meet
-// in one bank.
-__device__ constexpr int padded(int i) {
-  return i + i / 16;
-}
-
-constexpr double cosine(double angle) {
-  double sum = 1, term = 1;
-  for (int i = 1; i < 40; ++i) sum += term *= -angle * angle / ((2 * i - 1) * (2 * i));
-  return sum;
-}
-
-// The R-th roots of one, e^(-2πi · place / R), as constants.
-template <int R>
-struct Roots {
-  float re[R], im[R];
-  constexpr Roots() : re(), im() {
-    for (int i = 0; i < R; ++i) {
-      const double angle = 6.283185307179586 * i / R;
-      re[i] = static_cast<float>(cosine(angle));
-      im[i] = static_cast<float>(cosine(angle + 1.5707963267948966));  // -sin
-    }
-  }
-};
-
-__device__ inline float2 times_minus_i(float2 a) {
-  return make_float2(a.y, -a.x);
-}
-
-// The transform of R points in registers: v[k] = Σₙ v[n] e^(-2πikn/R). R = A · B is made of B
-// transforms of A points, factors, and A transforms of B points.
-template <int R>
-__device__ void dft(float2 (&v)[R]) {
-  if constexpr (R == 2) {
-    const float2 a = v[0];
-    v[0] = a + v[1];
-    v[1] = a - v[1];
-  } else if constexpr (R == 4) {
-    const float2 a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = times_minus_i(v[1] - v[3]);
-    v[0] = a + c;
-    v[1] = b + d;
-    v[2] = a - c;
-    v[3] = b - d;
-  } else if constexpr (R == 5) {
-    constexpr float C1 = 0.309016994f, C2 = -0.809016994f, S1 = 0.951056516f, S2 = 0.587785252f;
-    const float2 a = v[1] + v[4], b = v[2] + v[3], c = v[1] - v[4], d = v[2] - v[3], z = v[0];
-    const auto sum = [](float2 base, float s, float2 p, float t, float2 q) {
-      return make_float2(base.x + fmaf(s, p.x, t * q.x), base.y + fmaf(s, p.y, t * q.y));
-    };
-    const float2 p = sum(z, C1, a, C2, b), q = sum(z, C2, a, C1, b), zero = make_float2(0.0f, 0.0f);
-    const float2 r = times_minus_i(sum(zero, S1, c, S2, d));
-    const float2 s = times_minus_i(sum(zero, S2, c, -S1, d));
-    v[0] = z + a + b;
-    v[1] = p + r;
-    v[2] = q + s;
-    v[3] = q - s;
-    v[4] = p - r;
-  } else {
-    constexpr int A = R % 5 == 0 ? 5 : 4, B = R / A;
-    constexpr Roots<R> ROOTS;
-    float2 parts[A][B];  // [p][b]
-#pragma unroll
-    for (int b = 0; b < B; ++b) {
-      float2 u[A];
-#pragma unroll
-      for (int a = 0; a < A; ++a) u[a] = v[B * a + b];
-      dft<A>(u);
-#pragma unroll
-      for (int p = 0; p < A; ++p) {
-        if (4 * b * p == R) {
-          parts[p][b] = times_minus_i(u[p]);
-        } else {
-          parts[p][b] = b * p ? u[p] * make_float2(ROOTS.re[b * p], ROOTS.im[b * p]) : u[p];
-        }
-      }
-    }
-#pragma unroll
-    for (int p = 0; p < A; ++p) {
-      dft<B>(parts[p]);
-#pragma unroll
-      for (int q = 0; q < B; ++q) v[p + A * q] = parts[p][q];
-    }
-  }
-}
-
 // What a block keeps in shared memory while frames pass.
 template <typename P>
 struct Tables {
@@ -306,82 +191,40 @@ __device__ void load_frame(float2 (&v)[P::R0], const Audio& a, int64_t clip, int
   }
 }
 
-// Waits for the T threads of a frame, which are in one warp where T divides 32.
-template <typename P>
-__device__ void sync_frame() {
-  if constexpr (32 % P::T == 0) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-// One pass of radix R: from transforms of DONE points to such of R · DONE. v[i] is point t + T · i
-// before it; afterwards, the points are in the frame's row.
-template <typename P, int R, int DONE>
-__device__ void pass(const float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
-  constexpr int C = P::R0 / R;  // butterflies per thread
-#pragma unroll
-  for (int c = 0; c < C; ++c) {
-    const int j = t + P::T * c, k = j % DONE;
-    float2 u[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      u[r] = DONE > 1 && r > 0 ? v[c + C * r] * roots[r * DONE + k] : v[c + C * r];
-    }
-    dft<R>(u);
-#pragma unroll
-    for (int r = 0; r < R; ++r) row[padded((j - k) * R + k + r * DONE)] = u[r];
-  }
-  sync_frame<P>();  // the row is complete before any thread of the frame reads it
-}
-
-template <typename P>
-__device__ void load_row(float2 (&v)[P::R0], const float2* row, int t) {
-#pragma unroll
-  for (int i = 0; i < P::R0; ++i) v[i] = row[padded(t + P::T * i)];
-  sync_frame<P>();  // all have read before any thread of the frame overwrites
-}
-
-// The transform Z of the frame's points, in its row.
-template <typename P>
-__device__ void transform(float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
-  pass<P, P::R0, 1>(v, roots, row, t);
-  load_row<P>(v, row, t);
-  pass<P, P::R1, P::R0>(v, roots, row, t);
-  if constexpr (P::R2 > 1) {
-    load_row<P>(v, row, t);
-    pass<P, P::R2, P::R0 * P::R1>(v, roots + P::R0 * P::R1, row, t);
-  }
-}
-
-// X[k] and X[M - k] from a = Z[k] and b = Z[M - k]. root: e^(-2πik/N).
-__device__ inline void unpack(float2 a, float2 b, float2 root, float2& lower, float2& upper) {
+// From Z[k] and Z[M - k] to X[k] and X[M - k]. root: e^(-2πik/N).
+__device__ inline void unpack(float2& lower, float2& upper, float2 root) {
+  const float2 a = lower, b = upper;
   const float2 even = make_float2(0.5f * (a.x + b.x), 0.5f * (a.y - b.y));  // (a + b*) / 2
   const float2 odd = make_float2(0.5f * (a.y + b.y), 0.5f * (b.x - a.x));   // (a - b*) / 2i
-  const float2 turned = root * odd;
-  lower = even + turned;
-  upper = make_float2(even.x - turned.x, turned.y - even.y);  // the conjugate of even - turned
+  const float2 rotated = root * odd;
+  lower = even + rotated;
+  upper = make_float2(even.x - rotated.x, rotated.y - even.y);  // the conjugate of even - rotated
 }
 
-// Calls emit(k, X[k]) for all bins of the frame, each from one of its threads. Only the thread that
-// emits k reads slot k of the row.
+// Calls emit(k, X[k]) for all bins of the frame, each from one of its threads. The row is free by
+// then.
 template <typename P, typename F>
 __device__ void emit_bins(const float2* row, const float2* last, int t, F&& emit) {
+  constexpr int PAIRS = P::M / 2 / P::T;  // per thread: k and M - k, or 0 and M / 2
+  float2 lower[PAIRS], upper[PAIRS];
 #pragma unroll
-  for (int i = 0; i < P::M / 2 / P::T; ++i) {
+  for (int i = 0; i < PAIRS; ++i) {
     const int k = t + P::T * i;
-    const float2 z = row[padded(k)];
+    lower[i] = row[padded(k)];
+    upper[i] = row[padded(k == 0 ? P::M / 2 : P::M - k)];
+  }
+  sync_frame<P>();  // all have read before any thread of the frame overwrites
+#pragma unroll
+  for (int i = 0; i < PAIRS; ++i) {
+    const int k = t + P::T * i;
     if (k == 0) {
-      const float2 middle = row[padded(P::M / 2)];
-      emit(0, make_float2(z.x + z.y, 0.0f));
-      emit(P::M, make_float2(z.x - z.y, 0.0f));
-      emit(P::M / 2, make_float2(middle.x, -middle.y));
+      emit(0, make_float2(lower[i].x + lower[i].y, 0.0f));
+      emit(P::M, make_float2(lower[i].x - lower[i].y, 0.0f));
+      emit(P::M / 2, make_float2(upper[i].x, -upper[i].y));
     } else {
-      float2 lower, upper;
-      unpack(z, row[padded(P::M - k)], last[k], lower, upper);
-      emit(k, lower);
-      emit(P::M - k, upper);
+      unpack(lower[i], upper[i], last[k]);
+      emit(k, lower[i]);
+      emit(P::M - k, upper[i]);
     }
   }
 }
@@ -403,7 +246,6 @@ __global__ void __launch_bounds__(P::THREADS)
       emit_bins<P>(tables.rows[local], tables.last, t,
                    [&](int k, float2 value) { out[i * P::BINS + k] = value; });
     }
-    sync_frame<P>();  // the row is read before the next frame's first pass overwrites it
   }
 }
 
@@ -449,7 +291,7 @@ Tensor stft_v3_registers(Tensor x, Tensor window, int64_t hop) {
 struct Mels {
   const float* filters;
   const int2* ranges;  // [begin, end) of each filter
-  int64_t count;
+  int count;
   float* out;
 };
 
@@ -468,22 +310,27 @@ __global__ void __launch_bounds__(BLOCK)
   if (threadIdx.x % 32 == 0) ranges[m] = make_int2(begin, end);
 }
 
-// The mels of FRAMES frames of one clip, from the first one on. rows: power in the real part.
+__device__ inline float power(float2 a) {
+  return fmaf(a.x, a.x, a.y * a.y);
+}
+
+// The mels of FRAMES frames of one clip, from the first one on. Each row begins with a frame's
+// powers.
 template <typename P>
 __device__ void store_mels(const float2 (*rows)[P::ROW], const Mels& mels, int64_t clip,
                            int64_t first, int64_t frames) {
-  for (int64_t i = threadIdx.x; i < mels.count * P::FRAMES; i += P::THREADS) {
-    const int local = static_cast<int>(i % P::FRAMES);  // neighbours store neighbouring frames
-    if (first + local >= frames) continue;
-    const int64_t m = i / P::FRAMES;
+  constexpr int STEP = P::THREADS / P::FRAMES;
+  const int local = threadIdx.x % P::FRAMES;  // neighbours store neighbouring frames
+  if (first + local >= frames) return;
+  const float* const powers = reinterpret_cast<const float*>(rows[local]);
+  int m = threadIdx.x / P::FRAMES;
+  float* out = mels.out + (clip * mels.count + m) * frames + first + local;
+  for (; m < mels.count; m += STEP, out += STEP * frames) {
     const int2 range = mels.ranges[m];
-    const float* const weights = mels.filters + m * P::BINS;
+    const float* const weights = mels.filters + int64_t{m} * P::BINS;
     float sum = 0.0f;
-    for (int k = range.x; k < range.y; ++k) {
-      sum = fmaf(weights[k], rows[local][padded(k)].x, sum);
-    }
-    mels.out[(clip * mels.count + m) * frames + first + local] =
-        __log10f(sum < SILENCE ? SILENCE : sum);  // NaN stays NaN, which fmaxf would drop
+    for (int k = range.x; k < range.y; ++k) sum = fmaf(weights[k], powers[k], sum);
+    *out = __log10f(sum < SILENCE ? SILENCE : sum);  // NaN stays NaN, which fmaxf would drop
   }
 }
 
@@ -498,7 +345,7 @@ __global__ void __launch_bounds__(P::THREADS)
   const int points = static_cast<int>(left < P::FRAMES ? left : P::FRAMES) * P::BINS;
   const float2* const from = spectrum + (clip * frames + first) * P::BINS;
   for (int i = threadIdx.x; i < points; i += P::THREADS) {
-    rows[i / P::BINS][padded(i % P::BINS)].x = from[i].x * from[i].x + from[i].y * from[i].y;
+    reinterpret_cast<float*>(rows[i / P::BINS])[i % P::BINS] = power(from[i]);
   }
   __syncthreads();  // the powers are complete
   store_mels<P>(rows, mels, clip, first, frames);
@@ -511,10 +358,11 @@ Tensor log_mel(const Tensor& x, const Tensor& filters, const Audio& a, F&& run) 
   check(filters, "filters").size(1, a.bins()).same_device(x, "x");
   const DeviceGuard guard(x);
   const int64_t count = filters.size(0);
+  STD_TORCH_CHECK(count <= 1 << 20, "filters: expected at most 2^20 filters, got ", count);
   Tensor out = torch::stable::new_empty(x, {a.clips, count, a.frames});
   Tensor ranges = torch::stable::new_empty(x, {count, 2}, ScalarType::Int);
-  const Mels mels{data<float>(filters), reinterpret_cast<const int2*>(data<int>(ranges)), count,
-                  mutable_data<float>(out)};
+  const Mels mels{data<float>(filters), reinterpret_cast<const int2*>(data<int>(ranges)),
+                  static_cast<int>(count), mutable_data<float>(out)};
   dispatch_plan(a.n, [&](auto plan) {
     if (out.numel() == 0) return;
     filter_ranges_kernel<<<grid_size(ceil_div<int64_t>(count, BLOCK / 32), "filters"), BLOCK, 0,
@@ -557,9 +405,8 @@ __global__ void __launch_bounds__(P::THREADS)
     float2 v[P::R0];
     load_frame<P>(v, a, clip, frame, tables.window, t);
     transform<P>(v, tables.roots, row, t);
-    emit_bins<P>(row, tables.last, t, [&](int k, float2 value) {
-      row[padded(k)].x = value.x * value.x + value.y * value.y;
-    });
+    float* const powers = reinterpret_cast<float*>(row);
+    emit_bins<P>(row, tables.last, t, [&](int k, float2 value) { powers[k] = power(value); });
     __syncthreads();  // the powers of all frames are complete
     store_mels<P>(tables.rows, mels, clip, first, a.frames);
     __syncthreads();  // all are read before the next frames overwrite them
