@@ -18,8 +18,8 @@ EXERCISE = Exercise(
     function="unpack",
     task=(
         "Z is the transform of M complex points, whose real parts are the even samples of a frame "
-        "and whose imaginary parts are the odd ones. lower is a = Z[k], upper is b = Z[M - k], root "
-        "is e^(-2πik/N). Replace them by X[k] and X[M - k] of the N = 2M real samples."
+        "and whose imaginary parts are the odd ones. lower is a = Z[k], upper is b = Z[M - k], "
+        "root is e^(-2πik/N). Replace the first two by X[k] and X[M - k] of the N = 2M samples."
     ),
     hints=(
         "Z = E + iO, where E and O are the transforms of the even and of the odd samples. The "
@@ -83,6 +83,7 @@ PROBLEMS = (
         cases=(
             *grid([*MEL_SHAPES, *((*shape, 80) for shape in OTHERS)], ["float32"]),
             *(Case((3, 3001, 400, 160, 40), values=each) for each in ("nonfinite", "constant")),
+            Case((2, 700, 256, 100, 7), values="uniform"),
         ),
         refused=(Case((1, 700, 384, 100, 20)), Case((1, 2500, 4096, 100, 20))),
         bench=Case((64, 480_000, 512, 160, 80)),
