@@ -1,4 +1,5 @@
-// The fast Fourier transform of M complex points by T threads, each of which has some in registers.
+// The fast Fourier transform of M complex points by T threads, with R0 points in the registers of
+// each: passes of radix 8 to 20 there, and shared memory between two passes.
 #pragma once
 
 __device__ inline float2 operator+(float2 a, float2 b) {
@@ -19,20 +20,22 @@ __device__ inline float2 root_of_one(int place, int count) {
   return root;
 }
 
-// M = R0 · R1 · R2 points by T threads, each with R0 of them.
+// M = R0 · R1 · R2 points: passes of radix R0, R1 and, unless it is 1, R2.
 template <int R0_, int R1_, int R2_ = 1>
 struct Plan {
   static constexpr int R0 = R0_, R1 = R1_, R2 = R2_;
   static constexpr int M = R0 * R1 * R2, N = 2 * M, BINS = M + 1, T = M / R0;
   static constexpr int FRAMES = M <= 256 ? 16 : 2048 / M;  // per block: 128 to 256 threads
   static constexpr int THREADS = T * FRAMES;
-  static constexpr int ROW = M + M / 16 + 1;  // points of one frame in shared memory, see padded()
-  static constexpr int ROOTS = R0 * R1 + (R2 > 1 ? M : 0);
-  static_assert(R0 % R1 == 0 && R0 % R2 == 0, "each thread has whole butterflies in each pass");
+  static constexpr int ROW = M + M / 16 + 1;  // slots of a frame; odd, so that frames begin in
+                                              // different banks
+  static constexpr int ROOTS = R0 * R1 + (R2 > 1 ? M : 0);  // twiddle factors of all passes
+  static_assert(R0 % R1 == 0 && R0 % R2 == 0,
+                "each thread has whole transforms of R points in each pass");
 };
 
-// After 16 points of 8 bytes, one is left out: threads that store 8 or 16 points apart do not meet
-// in one bank.
+// The slot of point i: one of 17 stays empty. Without that, threads that store 16 points apart, of
+// 8 bytes each, would all access the same two banks.
 __device__ constexpr int padded(int i) {
   return i + i / 16;
 }
@@ -43,7 +46,7 @@ constexpr double cosine(double angle) {
   return sum;
 }
 
-// The R-th roots of one, e^(-2πi · place / R), as constants.
+// The twiddle factors e^(-2πi · place / R), as constants.
 template <int R>
 struct Roots {
   float re[R], im[R];
@@ -125,11 +128,12 @@ __device__ void sync_frame() {
   }
 }
 
-// One pass of radix R: from transforms of DONE points to such of R · DONE. v[i] is point t + T · i
-// before it; afterwards, the points are in the frame's row.
+// One pass of radix R, in Stockham's order: each transform of R · DONE points from R of DONE
+// points. v[i] is point t + T · i of what the pass before has stored, and number j of the
+// transforms of R points takes the points j + r · M / R, r < R.
 template <typename P, int R, int DONE>
 __device__ void pass(const float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
-  constexpr int C = P::R0 / R;  // butterflies per thread
+  constexpr int C = P::R0 / R;  // transforms of R points per thread
 #pragma unroll
   for (int c = 0; c < C; ++c) {
     const int j = t + P::T * c, k = j % DONE;

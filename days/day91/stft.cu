@@ -5,15 +5,15 @@
 //   x (B, samples), w (N), filters (mels, N/2 + 1), all fp32; x̃ is x with N/2 samples reflected at
 //   each end (torch.stft, center=True). X is (B, frames, N/2 + 1, 2): real part, imaginary part.
 //
-// 64 clips of 30 s at 16 kHz, N = 512, hop 160, 80 mels: 192,064 frames. Reads 123 MB of audio,
-// writes 395 MB of X, or 61 MB of L. By definition 4 N operations per output: 101 GFLOP. An FFT of
-// N/2 complex points, and what is around it, takes about 15,000 per frame: 2.8 GFLOP.
+// 64 clips of 30 s at 16 kHz, N = 512, hop 160, 80 mels: 192,064 frames. 123 MB of audio are read,
+// 395 MB of X or 61 MB of L are written. By definition, an output takes 4 N operations: 101 GFLOP.
+// With an FFT of N/2 complex points, a frame takes 13,300 for X, 15,100 for L: 2.6 and 2.9 GFLOP.
 //
 //   v1 definition   one thread per output, N products
 //   v2 stockham     one block per frame, log₂ N passes of radix 2 through shared memory
 //   v3 registers    N/2 complex points per frame, radix 8 to 20 in registers: two or three passes
-//   v3 unfused      v3, and a second kernel for power, mel filters and logarithm
-//   v4 fused        the second kernel's work in the first: the spectrum never reaches memory
+//   v3 unfused      v3, then a second kernel for power, mel filters and logarithm
+//   v4 fused        both in one kernel: the spectrum never reaches memory
 //
 // Run: python run_day.py 91
 
@@ -60,7 +60,7 @@ Tensor spectrum_like(const Tensor& x, const Audio& a) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: one thread per output, N products. The factor depends on k · n mod N only.
+// v1: one thread per output, N products. A twiddle factor depends on k · n mod N only.
 
 __global__ void __launch_bounds__(BLOCK)
     stft_v1_definition_kernel(const Audio a, int bins, int64_t count, float2* out) {
@@ -96,9 +96,10 @@ Tensor stft_v1_definition(Tensor x, Tensor window, int64_t hop) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: log₂ N passes instead of N products per output. A pass of radix 2 makes
-// transforms of 2 · done points from pairs of done points, in Stockham's order: what it stores is
-// sorted, so no bits are reversed. One block per frame, N/2 threads, each with one pair per pass.
+// v2 against v1: log₂ N passes instead of N products per output. A pass of radix 2 makes each
+// transform of 2 · done points from two of done points. Stockham's order needs no bit reversal: the
+// last pass stores X in its natural order. One block per frame, N/2 threads, each with one pair of
+// points per pass.
 
 __global__ void stft_v2_stockham_kernel(const Audio a, float2* out) {
   extern __shared__ float2 shared[];  // [0, N), [N, 2N): two buffers in turns; [2N, 5N/2): roots
@@ -112,7 +113,7 @@ __global__ void stft_v2_stockham_kernel(const Audio a, float2* out) {
   roots[j] = root_of_one(j, a.n);
   __syncthreads();  // samples and roots are complete before any thread reads those of others
   for (int done = 1; done < a.n; done *= 2) {
-    const int k = j % done;  // place in the transform
+    const int k = j % done;  // place in a transform of done points
     const float2 even = from[j], odd = from[j + half] * roots[k * (half / done)];
     to[2 * j - k] = even + odd;
     to[2 * j - k + done] = even - odd;
@@ -142,14 +143,15 @@ Tensor stft_v2_stockham(Tensor x, Tensor window, int64_t hop) {
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: even and odd samples are real and imaginary part of M = N/2 complex points, of
-// which R0 lie in the registers of one thread. A pass transforms up to 20 points without shared
-// memory, so that two or three passes suffice. Blocks stay, and keep window and roots.
+// which each thread has R0 in registers (fft.cuh). A pass of radix R transforms R points there, so
+// that two or three passes suffice. A block has several frames at a time, and goes on to others
+// with the same tables.
 
-// What a block keeps in shared memory while frames pass.
+// A block's shared memory. All but the rows is computed once.
 template <typename P>
 struct Tables {
-  float2 window[P::M];     // two factors per point
-  float2 roots[P::ROOTS];  // of the passes, in the order in which they are read
+  float2 window[P::M];     // for the two samples of each point
+  float2 roots[P::ROOTS];  // the passes' twiddle factors, neighbours for neighbouring threads
   float2 last[P::M / 2];   // e^(-2πik/N), for X from Z
   float2 rows[P::FRAMES][P::ROW];
 };
@@ -201,8 +203,8 @@ __device__ inline void unpack(float2& lower, float2& upper, float2 root) {
   upper = make_float2(even.x - rotated.x, rotated.y - even.y);  // the conjugate of even - rotated
 }
 
-// Calls emit(k, X[k]) for all bins of the frame, each from one of its threads. The row is free by
-// then.
+// Calls emit(k, X[k]) for each bin of the frame, from one of the frame's threads. All threads have
+// read the row by then, so emit may overwrite it.
 template <typename P, typename F>
 __device__ void emit_bins(const float2* row, const float2* last, int t, F&& emit) {
   constexpr int PAIRS = P::M / 2 / P::T;  // per thread: k and M - k, or 0 and M / 2
@@ -242,10 +244,10 @@ __global__ void __launch_bounds__(P::THREADS)
     float2 v[P::R0];
     load_frame<P>(v, a, i / a.frames, i % a.frames, tables.window, t);
     transform<P>(v, tables.roots, tables.rows[local], t);
-    if (mine < count) {
-      emit_bins<P>(tables.rows[local], tables.last, t,
-                   [&](int k, float2 value) { out[i * P::BINS + k] = value; });
-    }
+    float2* const to = out + i * P::BINS;
+    emit_bins<P>(tables.rows[local], tables.last, t, [&](int k, float2 value) {
+      if (mine < count) to[k] = value;
+    });
   }
 }
 
@@ -285,8 +287,9 @@ Tensor stft_v3_registers(Tensor x, Tensor window, int64_t hop) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Power, mel filters and logarithm. A filter is a triangle: between 0 and its bins [begin, end),
-// all else is 0 and left out, so that a frame takes about two products per bin.
+// Power, mel filters and logarithm. A filter is a triangle, 0 outside its bins [begin, end). Only
+// those are multiplied: two products per bin and frame, where the matrix product has one per
+// filter.
 
 struct Mels {
   const float* filters;
@@ -351,7 +354,7 @@ __global__ void __launch_bounds__(P::THREADS)
   store_mels<P>(rows, mels, clip, first, frames);
 }
 
-// Launches `run(plan, mels)` behind the kernel that finds the filters' ranges.
+// Finds the filters' ranges, then calls run(plan, mels), which launches.
 template <typename F>
 Tensor log_mel(const Tensor& x, const Tensor& filters, const Audio& a, F&& run) {
   check(filters, "filters").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
@@ -388,8 +391,8 @@ Tensor log_mel_v3_unfused(Tensor x, Tensor window, int64_t hop, Tensor filters) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3 unfused: a block's powers stay in shared memory, where Z was, and its mels are
-// made of them.
+// v4 against v3 unfused: the powers stay in shared memory, in the place of Z, and the same block
+// makes mels of them.
 
 template <typename P>
 __global__ void __launch_bounds__(P::THREADS)
