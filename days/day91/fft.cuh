@@ -34,8 +34,8 @@ struct Plan {
                 "each thread has whole transforms of R points in each pass");
 };
 
-// The slot of point i: one of 17 stays empty. Without that, threads that store 16 points apart, of
-// 8 bytes each, would all access the same two banks.
+// The slot of point i between two passes: one of 17 stays empty. Without that, threads that store
+// 16 points apart, of 8 bytes each, would all access the same two banks.
 __device__ constexpr int padded(int i) {
   return i + i / 16;
 }
@@ -144,7 +144,10 @@ __device__ void pass(const float2 (&v)[P::R0], const float2* roots, float2* row,
     }
     dft<R>(u);
 #pragma unroll
-    for (int r = 0; r < R; ++r) row[padded((j - k) * R + k + r * DONE)] = u[r];
+    for (int r = 0; r < R; ++r) {
+      const int to = (j - k) * R + k + r * DONE;
+      row[R * DONE < P::M ? padded(to) : to] = u[r];
+    }
   }
   sync_frame<P>();  // the row is complete before any thread of the frame reads it
 }
@@ -156,7 +159,7 @@ __device__ void load_row(float2 (&v)[P::R0], const float2* row, int t) {
   sync_frame<P>();  // all have read before any thread of the frame overwrites
 }
 
-// The transform Z of the frame's points, in its row.
+// The transform Z of the frame's points, in its row: Z[k] in slot k.
 template <typename P>
 __device__ void transform(float2 (&v)[P::R0], const float2* roots, float2* row, int t) {
   pass<P, P::R0, 1>(v, roots, row, t);

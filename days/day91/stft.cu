@@ -212,8 +212,8 @@ __device__ void emit_bins(const float2* row, const float2* last, int t, F&& emit
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
     const int k = t + P::T * i;
-    lower[i] = row[padded(k)];
-    upper[i] = row[padded(k == 0 ? P::M / 2 : P::M - k)];
+    lower[i] = row[k];
+    upper[i] = row[k == 0 ? P::M / 2 : P::M - k];
   }
   sync_frame<P>();  // all have read before any thread of the frame overwrites
 #pragma unroll
