@@ -1,5 +1,6 @@
 """Spectra of audio in PyTorch: inputs, references, and what the rungs are timed beside."""
 
+import math
 from functools import cache
 
 import torch
@@ -28,12 +29,12 @@ def audio(case, draw):
 
 def mel_of(hertz):
     """Slaney's scale: linear up to 1000 Hz, logarithmic above."""
-    high = 15 + (hertz.clamp(min=1000) / 1000).log() * (27 / torch.tensor(6.4).double().log())
+    high = 15 + (hertz.clamp(min=1000) / 1000).log() * (27 / math.log(6.4))
     return torch.where(hertz < 1000, hertz * (3 / 200), high)
 
 
 def hertz_of(mel):
-    high = 1000 * ((mel.clamp(min=15) - 15) * (torch.tensor(6.4).double().log() / 27)).exp()
+    high = 1000 * ((mel.clamp(min=15) - 15) * (math.log(6.4) / 27)).exp()
     return torch.where(mel < 15, mel * (200 / 3), high)
 
 
