@@ -44,6 +44,7 @@ LOGARITHM = Tolerance(
 SHAPES = [(1, 129, 256, 77), (3, 700, 256, 64), (2, 2001, 512, 160), (2, 1500, 1024, 333)]
 SHAPES += [(1, 1025, 2048, 2000), (5, 1400, 512, 512), (0, 600, 256, 64), (1, 300, 512, 1000)]
 OTHERS = [(2, 1000, 400, 160), (3, 201, 400, 50), (1, 1501, 400, 33)]
+MANY = (5, 15_000, 2048, 50)  # more tiles than blocks are resident
 LENGTHS = [(2, 140, 15, 4), (5, 200, 1, 17), (3, 100, 46, 7), (1, 90, 2, 100)]
 MEL_SHAPES = [
     (*shape, mels) for shape, mels in zip(SHAPES, (5, 20, 80, 33, 128, 0, 3, 1), strict=True)
@@ -84,6 +85,7 @@ PROBLEMS = (
             *grid([*MEL_SHAPES, *((*shape, 80) for shape in OTHERS)], ["float32"]),
             *(Case((3, 3001, 400, 160, 40), values=each) for each in ("nonfinite", "constant")),
             Case((2, 700, 256, 100, 7), values="uniform"),
+            Case((*MANY, 3)),
         ),
         refused=(Case((1, 700, 384, 100, 20)), Case((1, 2500, 4096, 100, 20))),
         bench=Case((64, 480_000, 512, 160, 80)),
@@ -100,6 +102,15 @@ PROBLEMS = (
             Rung("stft_v3_registers", "radix 20 and 10"),
         ),
         cases=grid(OTHERS, ["float32"]),
+        timed=False,
+        tolerance=SPECTRUM,
+    ),
+    Problem(
+        name="many frames",
+        inputs=spectra.audio,
+        reference=spectra.stft,
+        rungs=(Rung("stft_v3_registers", "several tiles per block"),),
+        cases=(Case(MANY),),
         timed=False,
         tolerance=SPECTRUM,
     ),

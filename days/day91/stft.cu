@@ -112,9 +112,9 @@ __global__ void stft_v2_stockham_kernel(const Audio a, float2* out) {
   }
   roots[j] = root_of_one(j, a.n);
   __syncthreads();  // samples and roots are complete before any thread reads those of others
-  for (int done = 1; done < a.n; done *= 2) {
-    const int k = j % done;  // place in a transform of done points
-    const float2 even = from[j], odd = from[j + half] * roots[k * (half / done)];
+  for (int done = 1, stride = half; done < a.n; done *= 2, stride /= 2) {
+    const int k = j & (done - 1);  // place in a transform of done points
+    const float2 even = from[j], odd = from[j + half] * roots[k * stride];
     to[2 * j - k] = even + odd;
     to[2 * j - k + done] = even - odd;
     __syncthreads();  // a pass is complete before the next reads it, and overwrites what it read
