@@ -85,7 +85,8 @@ def product(a, b, inv_a, inv_b, fast=False):
     """a · bᵀ in bf16, of a (M, K) and b (N, K): no other layout is multiplied in fp8."""
     if a.device.type == "cpu":
         return (a.float() @ b.float().T * (inv_a * inv_b)).bfloat16()
-    scales = {"scale_a": inv_a, "scale_b": inv_b}
+    # cuBLASLt takes scales at multiples of 16 bytes: a copy is allocated at one, an element is not.
+    scales = {"scale_a": inv_a.clone(), "scale_b": inv_b.clone()}
     return torch._scaled_mm(a, b.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
