@@ -125,9 +125,8 @@ Tensor embedding_v2_chunks(const Tensor& weight, const Tensor& tokens) {
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    embedding_grad_v1_atomics_kernel(const T* __restrict__ g,
-                                         const int64_t* __restrict__ tokens, float* sums,
-                                         int64_t elements, int64_t C, int64_t words) {
+    embedding_grad_v1_atomics_kernel(const T* __restrict__ g, const int64_t* __restrict__ tokens,
+                                     float* sums, int64_t elements, int64_t C, int64_t words) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (i >= elements) return;
   const int64_t token = tokens[i / C];
@@ -165,7 +164,7 @@ Tensor embedding_grad_v1_atomics(const Tensor& upstream, const Tensor& tokens, i
     using T = decltype(zero);
     if (given > 0) {
       embedding_grad_v1_atomics_kernel<<<grid_size(ceil_div<int64_t>(given, BLOCK), "upstream"),
-                                             BLOCK, 0, stream>>>(
+                                         BLOCK, 0, stream>>>(
           data<T>(upstream), data<int64_t>(tokens), mutable_data<float>(sums), given, C, words);
     }
     if constexpr (!std::is_same_v<T, float>) {
@@ -328,8 +327,7 @@ Tensor embedding_grad_v2_sorted(const Tensor& upstream, const Tensor& tokens, in
                             [](const auto& rows) { return sorted_kernel_for(rows); });
 }
 
-Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens,
-                                        int64_t words) {
+Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens, int64_t words) {
   return embedding_backward(upstream, tokens, words, "embedding_grad_v3_long_words",
                             [](const auto& rows) { return long_words_kernel_for<false>(rows); });
 }

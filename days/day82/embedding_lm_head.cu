@@ -36,8 +36,7 @@ constexpr int AHEAD = 4;           // loads in flight per thread
 constexpr int SMALL_BLOCK = 1024;  // threads of kernels with one block
 
 // From embedding.cu.
-Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens,
-                                        int64_t words);
+Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens, int64_t words);
 void add_embedding_backward(const Tensor& grad, const Tensor& tokens, const Tensor& upstream);
 
 // ---------------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ std::tuple<Tensor, Tensor> by_chunks(const Tensor& hidden, const Tensor& weight,
       bytes + static_cast<int64_t>(WARPS * sizeof(Statistics)) <= shared_limit(hidden);
   const auto kernel = stays ? loss_in_place_kernel<T, true> : loss_in_place_kernel<T, false>;
   if (stays) allow_shared(kernel, bytes);
-  const Products by(hidden);
+  const Products by{hidden};
   T* const x = mutable_data<T>(buffer);
   for (int64_t first = 0; first < rows; first += together) {
     const int64_t count = std::min(together, rows - first);
