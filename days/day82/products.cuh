@@ -36,7 +36,9 @@ void multiply(const Products& by, Matrix<T> a, Matrix<T> b, To* c, int64_t ld, i
                                CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "cublasGemmEx");
 }
-#else
+#endif
+
+#ifndef HAVE_CUBLAS
 struct Products {
   const Tensor& on;
 };
@@ -54,7 +56,6 @@ __global__ void __launch_bounds__(PRODUCT_BLOCK)
                    float beta) {
   const int64_t i = int64_t{blockIdx.x} * PRODUCT_BLOCK + threadIdx.x;
   if (i >= M * N) return;
-  static_assert(std::disjunction_v<std::is_same<To, T>, std::is_same<To, float> >, "as cuBLAS has");
   const int64_t m = i / N, n = i % N;
   float sum = 0;
   for (int64_t k = 0; k < K; ++k) sum += element(a, m, k) * element(b, k, n);
@@ -66,7 +67,7 @@ template <typename T, typename To>
 void multiply(const Products& by, Matrix<T> a, Matrix<T> b, To* c, int64_t ld, int64_t M, int64_t N,
               int64_t K, float beta) {
   const int64_t blocks = ceil_div<int64_t>(M * N, PRODUCT_BLOCK);
-  product_kernel<<<grid_size(blocks, "weight"), PRODUCT_BLOCK, 0, current_stream(by.on)> > >(
+  product_kernel<<<grid_size(blocks, "weight"), PRODUCT_BLOCK, 0, current_stream(by.on)>>>(
       a, b, c, ld, M, N, K, beta);
   check_launch("product");
 }
