@@ -16,10 +16,23 @@ EXTRA_SOURCES = ("embedding.cu", "embedding.py", "head.py", "proof.py")
 INTRODUCES = ("LM head", "tied weights")
 
 EXERCISE = Exercise(
-    function="rank_kernel",
-    source="sort_by_word.cuh",
-    task="Write it.",
-    hints=("a", "b", "c"),
+    function="by_chunks",
+    first="multiply(by, of_hidden, Matrix<T>{of_weight.at, C, true}",
+    last="add || first > 0 ? 1 : 0",
+    task=(
+        "Of this chunk of `count` rows: compute the logits h · Wᵀ into the buffer x, launch the "
+        "kernel that replaces them by their gradient, then compute dh = x · W of these rows, and "
+        "dW = xᵀ · h, which the chunks add up."
+    ),
+    hints=(
+        "multiply(by, A, B, C, ld of C, M, N, K, β) computes C = A · B + β · C. A Matrix says "
+        "whether it is transposed. Which sizes have the three products?",
+        "x is (count, words) with ld elements from row to row; dh begins at row `first`. Only the "
+        "first chunk may overwrite dW, and not even that one where `add` is set.",
+        "multiply(…, x, ld, count, words, C, 0); the kernel with `count` blocks of BLOCK threads "
+        "and `bytes` of shared memory if the row stays; multiply(…, count, C, words, 0); "
+        "multiply(…, to_weight, C, words, C, count, add || first > 0 ? 1 : 0).",
+    ),
 )
 
 PROBLEMS = (

@@ -10,10 +10,10 @@
 // rows · words elements, 824 MB in bf16; W has 77 MB. Each chunk of rows also reads and writes dW
 // in fp32, 309 MB.
 //
-//   lm_head v1 plain     x as a whole; its gradient overwrites it
-//   lm_head v2 chunked   one buffer for `together` rows of x; cuBLAS adds to dW in fp32, β = 1
-//   tied v2 separate     W is the embedding's too: v2, day's embedding_backward, and two additions
-//   tied v3 shared       head and embedding add to one gradient that the caller owns
+//   lm_head v1 plain      x as a whole; its gradient overwrites it
+//   lm_head v2 chunked    one buffer for `together` rows of x; cuBLAS adds to dW in fp32, β = 1
+//   tied v2 separate      W is the embedding's too: v2, embedding.cu's gradient, and their sum
+//   tied v3 one_gradient  head and embedding add to one gradient that the caller owns
 //
 // Run: python run_day.py 82
 

@@ -18,6 +18,7 @@
 constexpr int SORT_BLOCK = 256;
 constexpr int SHORTEST_TILE = 256;  // positions: 8 steps of a warp
 constexpr int MOST_TILES = 64;      // of counts, which take 4 bytes per tile and word
+constexpr int AT_ONCE = 8;          // counts that a thread loads before it needs the first
 
 __device__ inline bool names_word(int64_t token, int64_t words) {
   return token >= 0 && token < words;
@@ -33,8 +34,11 @@ __global__ void __launch_bounds__(32)
   int* const of_tile = counts + blockIdx.x * words;
   const int64_t begin = blockIdx.x * tile, end = min(n, begin + tile);
   const int lane = threadIdx.x;
-  for (int64_t first = begin; first < end; first += 32) {
-    const int64_t i = first + lane, token = i < end ? tokens[i] : -1;
+  const auto load = [&](int64_t i) { return i < end ? tokens[i] : -1; };
+  int64_t next = load(begin + lane);
+  for (int64_t i = begin + lane; i - lane < end; i += 32) {
+    const int64_t token = next;
+    next = load(i + 32);  // in flight while the atomicAdd is
     const bool valid = names_word(token, words);
     const unsigned equal = __match_any_sync(FULL_WARP, valid ? token : -1);
     const int leader = __ffs(equal) - 1;
@@ -50,10 +54,17 @@ __global__ void __launch_bounds__(SORT_BLOCK)
                     int64_t tiles) {
   const int64_t word = int64_t{blockIdx.x} * SORT_BLOCK + threadIdx.x;
   int total = 0;
-  for (int64_t tile = 0; tile < tiles && word < words; ++tile) {
-    const int count = counts[tile * words + word];
-    counts[tile * words + word] = total;
-    total += count;
+  for (int64_t first = 0; first < tiles && word < words; first += AT_ONCE) {
+    int count[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) {
+      count[k] = first + k < tiles ? counts[(first + k) * words + word] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) {
+      if (count[k] > 0) counts[(first + k) * words + word] = total;
+      total += count[k];
+    }
   }
   // Each warp takes room for all its words by one atomicAdd.
   const int upto = warp_inclusive_scan(total);
