@@ -13,7 +13,7 @@ TEACHES = "Fused linear and cross-entropy without the logits; one gradient for t
 TOPICS = ("embedding", "LM head", "cross-entropy", "tied weights", "backward", "memory", "cuBLAS")
 SOURCE = "embedding_lm_head.cu"
 EXTRA_SOURCES = ("embedding.cu", "embedding.py", "head.py", "proof.py")
-INTRODUCES = ("LM head", "tied weights")
+INTRODUCES = ("LM head", "tied weights", "Zipf's law")
 
 EXERCISE = Exercise(
     function="by_chunks",
