@@ -305,9 +305,10 @@ Tensor embedding_backward(const Tensor& upstream, const Tensor& tokens, int64_t 
                           const char* name, F&& kernel_for) {
   check_backward(upstream, tokens, words);
   const DeviceGuard guard(upstream);
-  Tensor out = torch::stable::new_empty(upstream, {words, upstream.size(1)});
-  if (upstream.numel() == 0) return torch::stable::zero_(out);
-  if (words == 0) return out;
+  if (upstream.numel() == 0 || words == 0) {
+    return torch::stable::new_zeros(upstream, {words, upstream.size(1)});
+  }
+  const Tensor out = torch::stable::new_empty(upstream, {words, upstream.size(1)});
   sum_rows<void>(upstream, tokens, out, kernel_for);
   check_launch(name);
   return out;
