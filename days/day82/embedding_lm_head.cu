@@ -37,6 +37,7 @@ constexpr int SMALL_BLOCK = 1024;  // threads of kernels with one block
 
 // From embedding.cu.
 Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens, int64_t words);
+void check_backward(const Tensor& upstream, const Tensor& tokens, int64_t words);
 void add_embedding_backward(const Tensor& grad, const Tensor& tokens, const Tensor& upstream);
 
 // ---------------------------------------------------------------------------------------------
@@ -318,8 +319,9 @@ void check_tied(TIED) {
   check(grad, "grad").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   check(grad, "grad").same_device(weight, "weight");
   check(grad, "grad").size(0, weight.size(0)).size(1, weight.size(1));
-  check(upstream, "upstream").on_gpu().dtype({weight.scalar_type()}).rank(2).contiguous();
-  check(upstream, "upstream").same_device(weight, "weight").size(1, weight.size(1));
+  check_backward(upstream, tokens, weight.size(0));
+  check(upstream, "upstream").dtype({weight.scalar_type()}).size(1, weight.size(1));
+  check(upstream, "upstream").same_device(weight, "weight");
 }
 
 LossAndGradient tied_v2_separate(TIED) {
