@@ -110,38 +110,37 @@ __global__ void __launch_bounds__(BLOCK, 2) loss_in_place_kernel(const Logits<T>
     return;
   }
 
-  // What is behind the words counts as -inf, whose exponential is 0.
-  const int whole = static_cast<int>(logits.words / N);
-  const auto load = [&](int c) {
-    if (c < whole) return load_raw(chunks + c);
-    Chunk<T, N> part;
-    for (int i = 0; i < N; ++i) {
-      const int64_t col = int64_t{c} * N + i;
-      part.at[i] = col < logits.words ? x[col] : static_cast<T>(-INFINITY);
-    }
-    Raw raw;
-    memcpy(&raw, &part, sizeof raw);
-    return raw;
-  };
   Statistics mine;
-  for (int first = thread; first < count; first += AHEAD * BLOCK) {
+  const auto include = [&](const Raw& raw) {
+    const float most = maximum(raw);
+    if (most > mine.base + SLACK) {  // as in day 67: rescaled only before an overflow
+      mine.sum *= expf(mine.base - most);
+      mine.base = most;
+    }
+    for (const float v : Floats<T, N>(raw).at) mine.sum += exponential<T>(v, mine.base);
+  };
+  const int whole = static_cast<int>(logits.words / N);
+  for (int first = thread; first < whole; first += AHEAD * BLOCK) {
     Raw raw[AHEAD];
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
-      if (first + k * BLOCK < count) raw[k] = load(first + k * BLOCK);
+      if (first + k * BLOCK < whole) raw[k] = load_raw(chunks + first + k * BLOCK);
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
-      const int c = first + k * BLOCK;
-      if (c >= count) break;
-      const float most = maximum(raw[k]);
-      if (most > mine.base + SLACK) {  // as in day 67: rescaled only before an overflow
-        mine.sum *= expf(mine.base - most);
-        mine.base = most;
-      }
-      for (const float v : Floats<T, N>(raw[k]).at) mine.sum += exponential<T>(v, mine.base);
-      if (STAYS || c == whole) store_raw(kept + c, raw[k]);
+      if (first + k * BLOCK >= whole) break;
+      include(raw[k]);
+      if (STAYS) store_raw(kept + first + k * BLOCK, raw[k]);
     }
+  }
+  if (whole < count && whole % BLOCK == thread) {
+    Chunk<T, N> last;  // what is behind the words counts as -inf, whose exponential is 0
+    for (int i = 0; i < N; ++i) {
+      const int64_t col = int64_t{whole} * N + i;
+      last.at[i] = col < logits.words ? x[col] : static_cast<T>(-INFINITY);
+    }
+    kept[whole] = last;
+    include(load_raw(kept + whole));
   }
 
   // The thread that has the target's chunk takes the logit before the gradient overwrites it.

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32)
     const int64_t token = next;
     next = load(i + 32);  // in flight while the atomicAdd is
     const bool valid = names_word(token, words);
-    const unsigned equal = __match_any_sync(FULL_WARP, valid ? token : -1);
+    const unsigned equal = __match_any_sync(FULL_WARP, valid ? static_cast<int>(token) : -1);
     const int leader = __ffs(equal) - 1;
     int before = 0;
     if (valid && lane == leader) before = atomicAdd(of_tile + token, __popc(equal));
