@@ -8,12 +8,11 @@
 // Bytes: forward n · C read and written; backward n · C read and words · C written. With 16-bit
 // elements and 8192 tokens: 134 MB for C = 4096; backward, C = 768, 50257 words, 90 MB.
 //
-//   embedding v1 element            one thread per element
-//   embedding v2 chunks             one warp per token, 16 bytes per load, four loads in flight
-//   embedding_grad v1 atomics   zeros in fp32, atomicAdd per element, then narrowed
-//   embedding_grad v2 sorted    positions sorted by word; one warp per word writes each row
-//   once embedding_grad v3 long_words   a word of many positions is summed by all warps of its
-//   block
+//   embedding v1 element                one thread per element
+//   embedding v2 chunks                 one warp per token, 16 bytes per load, four in flight
+//   embedding_grad v1 atomics           zeros in fp32, atomicAdd per element, then narrowed
+//   embedding_grad v2 sorted            positions by word; one warp per word writes its row once
+//   embedding_grad v3 frequent_words    more than 32 rows are shared by the warps of a block
 //
 // Run: python run_day.py 82
 
@@ -237,19 +236,19 @@ __global__ void __launch_bounds__(BLOCK)
 // embedding_grad v3 against v2: of natural text, one token in twenty is the same word. Its
 // segment is cut into a piece per warp of the block, and the sums of the pieces are added in order.
 
-constexpr int LONG = 32;  // rows that one warp sums alone
+constexpr int FREQUENT = 32;  // rows that one warp sums alone
 
 // ADD: dW is added to, and words without a token are left alone: for weights that are tied.
 template <bool ADD, typename T, int N, typename To>
 __global__ void __launch_bounds__(BLOCK)
-    embedding_grad_v3_long_words_kernel(const Rows<T, N, To> rows) {
+    embedding_grad_v3_frequent_words_kernel(const Rows<T, N, To> rows) {
   __shared__ Segment segments[WARPS];
   __shared__ float pieces[WARPS][N][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t first_word = int64_t{blockIdx.x} * WARPS, word = first_word + warp;
   const Segment mine = word < rows.words ? rows.segments[word] : Segment{0, 0};
   if (lane == 0) segments[warp] = mine;
-  if (word < rows.words && mine.count <= LONG && !(ADD && mine.count == 0)) {
+  if (word < rows.words && mine.count <= FREQUENT && !(ADD && mine.count == 0)) {
     for (int64_t c = lane; c < rows.chunks; c += 32) {
       store<ADD>(rows, word, c, sum_of(rows, mine.start, mine.start + mine.count, c));
     }
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(BLOCK)
   __syncthreads();  // the segments of all warps are written before they are read
   for (int w = 0; w < WARPS; ++w) {
     const Segment of = segments[w];
-    if (of.count <= LONG) continue;  // for all threads of the block
+    if (of.count <= FREQUENT) continue;  // for all threads of the block
     const int length = ceil_div(of.count, WARPS), end = of.start + of.count;
     const int begin = min(of.start + warp * length, end);
     for (int64_t c = lane; c - lane < rows.chunks; c += 32) {
@@ -319,8 +318,8 @@ auto sorted_kernel_for(const Rows<T, N, To>&) {
   return embedding_grad_v2_sorted_kernel<T, N, To>;
 }
 template <bool ADD, typename T, int N, typename To>
-auto long_words_kernel_for(const Rows<T, N, To>&) {
-  return embedding_grad_v3_long_words_kernel<ADD, T, N, To>;
+auto frequent_words_kernel_for(const Rows<T, N, To>&) {
+  return embedding_grad_v3_frequent_words_kernel<ADD, T, N, To>;
 }
 
 Tensor embedding_grad_v2_sorted(const Tensor& upstream, const Tensor& tokens, int64_t words) {
@@ -328,9 +327,11 @@ Tensor embedding_grad_v2_sorted(const Tensor& upstream, const Tensor& tokens, in
                             [](const auto& rows) { return sorted_kernel_for(rows); });
 }
 
-Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens, int64_t words) {
-  return embedding_backward(upstream, tokens, words, "embedding_grad_v3_long_words",
-                            [](const auto& rows) { return long_words_kernel_for<false>(rows); });
+Tensor embedding_grad_v3_frequent_words(const Tensor& upstream, const Tensor& tokens,
+                                        int64_t words) {
+  return embedding_backward(
+      upstream, tokens, words, "embedding_grad_v3_frequent_words",
+      [](const auto& rows) { return frequent_words_kernel_for<false>(rows); });
 }
 
 // grad += the gradient of the embedding. grad: (words, C), fp32, of at least one element. For
@@ -338,7 +339,7 @@ Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens
 void add_embedding_backward(const Tensor& grad, const Tensor& tokens, const Tensor& upstream) {
   if (upstream.numel() == 0) return;
   sum_rows<float>(upstream, tokens, grad,
-                  [](const auto& rows) { return long_words_kernel_for<true>(rows); });
+                  [](const auto& rows) { return frequent_words_kernel_for<true>(rows); });
   check_launch("add_embedding_backward");
 }
 
@@ -349,4 +350,4 @@ RUNG(day82, embedding_v2_chunks, "(Tensor weight, Tensor tokens) -> Tensor");
 #define BACKWARD "(Tensor upstream, Tensor tokens, int words) -> Tensor"
 RUNG(day82, embedding_grad_v1_atomics, BACKWARD);
 RUNG(day82, embedding_grad_v2_sorted, BACKWARD);
-RUNG(day82, embedding_grad_v3_long_words, BACKWARD);
+RUNG(day82, embedding_grad_v3_frequent_words, BACKWARD);

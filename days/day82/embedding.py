@@ -132,7 +132,7 @@ backward = Problem(
         ),
         Rung("embedding_grad_v2_sorted", "one warp per word, rows in order"),
         Rung(
-            "embedding_grad_v3_long_words",
+            "embedding_grad_v3_frequent_words",
             "a block per word of many rows",
             target=Target(2.0, "pytorch"),
         ),

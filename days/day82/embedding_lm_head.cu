@@ -36,7 +36,8 @@ constexpr int AHEAD = 4;           // loads in flight per thread
 constexpr int SMALL_BLOCK = 1024;  // threads of kernels with one block
 
 // From embedding.cu.
-Tensor embedding_grad_v3_long_words(const Tensor& upstream, const Tensor& tokens, int64_t words);
+Tensor embedding_grad_v3_frequent_words(const Tensor& upstream, const Tensor& tokens,
+                                        int64_t words);
 void check_backward(const Tensor& upstream, const Tensor& tokens, int64_t words);
 void add_embedding_backward(const Tensor& grad, const Tensor& tokens, const Tensor& upstream);
 
@@ -326,7 +327,7 @@ void check_tied(TIED) {
 LossAndGradient tied_v2_separate(TIED) {
   check_tied(grad, hidden, weight, target, tokens, upstream, together, ignore_index);
   const DeviceGuard guard(grad);
-  const Tensor of_embedding = embedding_grad_v3_long_words(upstream, tokens, weight.size(0));
+  const Tensor of_embedding = embedding_grad_v3_frequent_words(upstream, tokens, weight.size(0));
   const auto [loss, to_hidden, of_head] =
       lm_head_v2_chunked(hidden, weight, target, together, ignore_index);
   dispatch_floating(hidden, [&](auto zero) {

@@ -91,6 +91,7 @@ head = Problem(
         *grid([(2, 1, 8200, 1)], ["float32", "bfloat16"]),  # more than AHEAD chunks per thread
         *grid([(2, 1, 58200, 1)], ["float32"]),  # a row that does not stay in shared memory
         *grid([(4, 24, 40, 3)], FLOATS, "large"),
+        *grid([(2, 1, 8200, 1)], ["float32"], "large"),  # bases far apart in one thread
     ),
     bench=Case((8192, 768, 50257, 1024), "bfloat16"),
     bench_cpu=Case((64, 64, 256, 16)),
