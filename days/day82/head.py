@@ -93,7 +93,7 @@ head = Problem(
         *grid([(4, 24, 40, 3)], FLOATS, "large"),
         *grid([(2, 1, 8200, 1)], ["float32"], "large"),  # bases far apart in one thread
     ),
-    bench=Case((8192, 768, 50257, 1024), "bfloat16"),
+    bench=Case((8192, 768, 50304, 1024), "bfloat16"),
     bench_cpu=Case((64, 64, 256, 16)),
     cost=cost,
     pytorch=by_pytorch,
@@ -161,7 +161,7 @@ tied = Problem(
         *grid([(1, 1, 1, 1), (7, 24, 40, 3), (45, 5, 13, 20)], FLOATS),
         *grid([(0, 4, 8, 2)], ["float32", "bfloat16"]),
     ),
-    bench=Case((8192, 768, 50257, 1024), "bfloat16"),
+    bench=Case((8192, 768, 50304, 1024), "bfloat16"),
     bench_cpu=Case((64, 64, 256, 16)),
     cost=tied_cost,
     pytorch=tied_by_pytorch,

@@ -11,7 +11,7 @@ from .head import by_pytorch, lm_head, tied_by_pytorch
 
 FILES = ("memory.json",)  # what --write stores of a GPU
 ROWS = 8192
-SIZES = ((768, 50257), (768, 50304), (4096, 50257))  # hidden, words
+SIZES = ((768, 50257), (768, 50304), (4096, 50304))  # hidden, words
 TOGETHER = (512, 1024, 2048)
 CHOSEN, GPT2, SHARE = 1024, SIZES[0], 8  # the curriculum's: 1/8 of the plain head's peak memory
 
