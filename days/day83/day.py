@@ -103,6 +103,12 @@ PROBLEMS = (
                 "all of it in the products",
                 dtypes=("float16", "bfloat16"),
                 calls=PRODUCTS,
+            ),
+            Rung(
+                "ffn_v4_wide",
+                "wide tiles for few columns",
+                dtypes=("float16", "bfloat16"),
+                calls=PRODUCTS,
                 target=Target(1.2, "pytorch"),
             ),
         ),
@@ -120,6 +126,11 @@ PROBLEMS = (
             step(
                 "v3_epilogues",
                 "GELU', its sum and the addition in products",
+                dtypes=("float16", "bfloat16"),
+            ),
+            step(
+                "v4_wide",
+                "wide tiles for few columns",
                 Target(1.2, "pytorch"),
                 dtypes=("float16", "bfloat16"),
             ),

@@ -9,15 +9,21 @@
 #include "days/day83/elements.cuh"
 
 constexpr int STAGES = 4, GROUP_OF_TILES = 8;  // as day 56's v6
-constexpr int HALVES = 2, PARTS = 3;           // of 64 rows, of 64 columns
+constexpr int HALVES = 2;                      // of a tile: 64 rows each
 
-template <typename T, Major MAJOR>
-using NetworkTile = Tile<T, HALVES * ROWS, PARTS * PART, MAJOR>;
+// A tile has COLUMNS parts of 64 columns. With 3, it belongs to one consumer, and the other one has
+// another tile. With 4, the sums are too many for one consumer: each has one half of the rows, and
+// both finish at the same time.
+constexpr int NARROW = 3, WIDE = 4;
 
-// A thread's sums of 128 rows × 64 columns, as wgmma leaves them: in each half, pairs of columns.
+template <typename T, Major MAJOR, int COLUMNS>
+using NetworkTile = Tile<T, HALVES * ROWS, COLUMNS * PART, MAJOR>;
+
+// A thread's sums of one or two halves × 64 columns, as wgmma leaves them: pairs of columns.
 constexpr int PAIRS = 8;
+template <int H>
 struct Strip {
-  float* halves[HALVES];  // 4 · PAIRS sums each
+  float* halves[H];  // 4 · PAIRS sums each
 };
 
 // The first row and column that this thread has of a part at (m, n).
@@ -86,43 +92,48 @@ __device__ __forceinline__ void add_bias(float* sums, const T* bias, const Gemm<
 }
 
 // Brings a tile into L2, by the map of its parts.
+template <int COLUMNS>
 __device__ __forceinline__ void prefetch_tile(const TensorMap& map, int m, int n) {
 #pragma unroll
   for (int h = 0; h < HALVES; ++h) {
 #pragma unroll
-    for (int i = 0; i < PARTS; ++i) ptx::prefetch_tensor(map, {n + i * PART, m + h * ROWS});
+    for (int i = 0; i < COLUMNS; ++i) ptx::prefetch_tensor(map, {n + i * PART, m + h * ROWS});
   }
 }
 
 // An Epilogue finishes strips, and prefetches for a tile whose products are to begin.
-template <typename P, typename Epilogue>
+template <typename P, int COLUMNS, typename Epilogue>
 __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
                    const __grid_constant__ TensorMap b, const __grid_constant__ Epilogue epilogue) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const auto finish = [&](auto& sums, int m, int n, int, auto& outbox) {
 #pragma unroll
-    for (int i = 0; i < PARTS; ++i) {
-      const Strip strip{&sums[0][i * 4 * PAIRS], &sums[1][i * 4 * PAIRS]};
-      epilogue.finish(strip, p, m, n + i * PART, outbox);
+    for (int i = 0; i < COLUMNS; ++i) {
+      if constexpr (COLUMNS == WIDE) {
+        epilogue.finish(Strip<1>{&sums[0][i * 4 * PAIRS]}, p, m, n + i * PART, outbox);
+      } else {
+        epilogue.finish(Strip<2>{&sums[0][i * 4 * PAIRS], &sums[1][i * 4 * PAIRS]}, p, m,
+                        n + i * PART, outbox);
+      }
     }
   };
-  run_roles<P, true, 1, STAGES, GROUP_OF_TILES>(p, a, b, finish,
-                                                [&](int m, int n) { epilogue.prefetch(m, n); });
+  run_roles<P, COLUMNS == NARROW, 1, STAGES, GROUP_OF_TILES>(
+      p, a, b, finish, [&](int m, int n) { epilogue.template prefetch<COLUMNS>(m, n); });
 #endif
 }
 
 // epilogue(a · b), a: (M, K), b: (K, N), or stored as (N, K) where MAJOR is kK.
-template <typename T, Major MAJOR, typename Epilogue>
+template <typename T, Major MAJOR, int COLUMNS = NARROW, typename Epilogue>
 void launch_product(const Tensor& a, const Tensor& b, const Epilogue& epilogue) {
-  using P = NetworkTile<T, MAJOR>;
+  using P = NetworkTile<T, MAJOR, COLUMNS>;
   constexpr size_t BYTES = SHARED<P, STAGES>;
   require_shared_memory(BYTES, "four pairs of tiles");
   const int64_t M = a.size(0), K = a.size(1), N = b.size(MAJOR == Major::kK ? 0 : 1);
   const Gemm<T> p{data<T>(a), data<T>(b), nullptr, nullptr, M, N, K, NONE};
   const int64_t tiles = ceil_div<int64_t>(M, P::BM) * ceil_div<int64_t>(N, P::BN);
   const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessor_count(a)));
-  const auto kernel = product_kernel<P, Epilogue>;
+  const auto kernel = product_kernel<P, COLUMNS, Epilogue>;
   allow_shared(kernel, BYTES);
   kernel<<<grid, THREADS, BYTES, current_stream(a)>>>(p, map_of_a<P>(p), map_of_b<P>(p), epilogue);
   check_launch("product_kernel");
@@ -176,10 +187,13 @@ struct AddDropped {
   const State* state;
   Drop drop;
 
-  __device__ __forceinline__ void prefetch(int m, int n) const { prefetch_tile(residuals, m, n); }
+  template <int COLUMNS>
+  __device__ __forceinline__ void prefetch(int m, int n) const {
+    prefetch_tile<COLUMNS>(residuals, m, n);
+  }
 
-  template <typename Outbox>
-  __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
+  template <int H, typename Outbox>
+  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
                                          Outbox& outbox) const {
 #pragma unroll
     for (float* sums : strip.halves) {

@@ -233,10 +233,13 @@ struct GeluBackward {
   const T* pre;
   float* partial;  // (4 · tiles of rows, N): each warp has sums of the 32 rows that it finishes
 
-  __device__ __forceinline__ void prefetch(int m, int n) const { prefetch_tile(pres, m, n); }
+  template <int COLUMNS>
+  __device__ __forceinline__ void prefetch(int m, int n) const {
+    prefetch_tile<COLUMNS>(pres, m, n);
+  }
 
   template <typename Outbox>
-  __device__ __forceinline__ void finish(const Strip& strip, const Gemm<T>& p, int m, int n,
+  __device__ __forceinline__ void finish(const Strip<2>& strip, const Gemm<T>& p, int m, int n,
                                          Outbox& outbox) const {
     const int64_t part = m / 32 + threadIdx.x % WARPGROUP / 32;
 #pragma unroll
@@ -279,9 +282,10 @@ struct GeluBackward {
   }
 };
 
-Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Tensor& pre,
-                                    const Tensor& hidden, const Tensor& w1, const Tensor& w2,
-                                    double p, const Tensor& state) {
+template <int COLUMNS>
+Gradients backward_with_epilogues(const Tensor& gy, const Tensor& x, const Tensor& pre,
+                                  const Tensor& hidden, const Tensor& w1, const Tensor& w2,
+                                  double p, const Tensor& state) {
   const Drop drop = check_backward(gy, x, pre, hidden, w1, w2, p, state);
   check(x, "x").dtype({ScalarType::BFloat16, ScalarType::Half});
   if (!fit_tiles({&gy, &x, &pre, &w1, &w2})) {
@@ -303,10 +307,23 @@ Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Ten
                                   GeluBackward<T>{map_of_parts<T>(g1), map_of_parts<T>(pre),
                                                   data<T>(pre), mutable_data<float>(partial)});
     sum_chunks(partial, gb1);
-    launch_product<T, Major::kMN>(
+    launch_product<T, Major::kMN, COLUMNS>(
         g1, w1, AddDropped<T, false>{map_of_parts<T>(gx), map_of_parts<T>(gy), data<T>(gy)});
   });
   return {gx, matmul(transposed(g1), x), gb1, matmul(transposed(g2), hidden), gb2};
+}
+
+Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Tensor& pre,
+                                    const Tensor& hidden, const Tensor& w1, const Tensor& w2,
+                                    double p, const Tensor& state) {
+  return backward_with_epilogues<NARROW>(gy, x, pre, hidden, w1, w2, p, state);
+}
+
+// v4 against v3: g1 · W1, whose result has as few columns as x, in tiles of 256.
+Gradients ffn_backward_v4_wide(const Tensor& gy, const Tensor& x, const Tensor& pre,
+                               const Tensor& hidden, const Tensor& w1, const Tensor& w2, double p,
+                               const Tensor& state) {
+  return backward_with_epilogues<WIDE>(gy, x, pre, hidden, w1, w2, p, state);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -318,3 +335,4 @@ Gradients ffn_backward_v3_epilogues(const Tensor& gy, const Tensor& x, const Ten
 RUNG(day83, ffn_backward_v1_separate, BACKWARD);
 RUNG(day83, ffn_backward_v2_fused, BACKWARD);
 RUNG(day83, ffn_backward_v3_epilogues, BACKWARD);
+RUNG(day83, ffn_backward_v4_wide, BACKWARD);
