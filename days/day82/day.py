@@ -15,6 +15,12 @@ SOURCE = "embedding_lm_head.cu"
 EXTRA_SOURCES = ("embedding.cu", "embedding.py", "head.py", "proof.py")
 INTRODUCES = ("LM head", "tied weights", "Zipf's law")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "embedding_lm_head.cu: lm_head_v1_plain: constant off by one: `1` -> `2`": (
+        "no more rows are taken than there are"
+    ),
+}
+
 EXERCISE = Exercise(
     function="by_chunks",
     first="multiply(by, of_hidden, Matrix<T>{of_weight.at, C, true}",
