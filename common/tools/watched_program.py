@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -111,31 +112,34 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
         trace = Path(folder) / "trace.json"
         if TRACE_FILE in variables:
             variables[TRACE_FILE] = str(trace)
+        child = subprocess.Popen(
+            [*way.command, *arguments],
+            env={**os.environ, "CUDACPU_TIME_LIMIT": "1", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [*way.command, *arguments],
-                env={**os.environ, "CUDACPU_TIME_LIMIT": "1", **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-            )
+            text, _ = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # a tool runs the program as a child of its own
+            child.communicate()
             return Said(None, (), (f"no end after {seconds:g} s",))
         traced = trace.read_text(encoding="utf-8") if trace.is_file() else ""
     if way.name in SANITIZERS:
-        return _of_sanitizer(done.returncode, done.stdout)
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
+        return _of_sanitizer(child.returncode, text)
+    lines = [line for line in text.splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(findings.THROWN)]
     said += [line for line in lines if "ERROR: AddressSanitizer" in line or "Assertion" in line]
     own = [line for line in lines if not re.match(r"CUDA on CPU: |  |=|\s*#|.*Sanitizer", line)]
     if traced:
         said += [each.summary() for each in findings.read(traced).findings]
-    if done.returncode < 0:
-        said.append(f"killed by signal {-done.returncode}")
-    return Said(done.returncode, _clean(own), _clean(said))
+    if child.returncode < 0:
+        said.append(f"killed by signal {-child.returncode}")
+    return Said(child.returncode, _clean(own), _clean(said))
 
 
 def _of_sanitizer(code: int, text: str) -> Said:

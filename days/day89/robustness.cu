@@ -19,9 +19,8 @@
 
 #include <tuple>
 
-constexpr int BLOCK = 256;   // threads: 8 warps
-constexpr int LOG_WARP = 5;  // at most 2^5 lanes share a row
-constexpr int AHEAD = 4;     // loads in flight per thread, before the first of their stores
+constexpr int BLOCK = 256;                  // threads: 8 warps
+constexpr int LOG_WARP = 5;                 // at most 2^5 lanes share a row
 constexpr unsigned ALL_BITS = 0xffffffffu;  // a NaN in fp32, and two of them in fp16 and bf16
 
 // Bits of a word of 2, 4 or 16 bytes, which are moved whatever they mean.
@@ -34,20 +33,13 @@ __device__ Word all_ones() {
   }
 }
 
-// Lane `lane` of 2^log_lanes that share a row moves words lane, lane + lanes, … of it.
+// Lane `lane` of 2^log_lanes that share a row moves words lane, lane + 2^log_lanes, … of it. The
+// compiler loads several words before it stores the first: from and to are __restrict__.
 template <typename Word>
 __device__ void copy_row(const Word* __restrict__ from, Word* __restrict__ to, int64_t words,
                          int lane, int log_lanes) {
-  const int lanes = 1 << log_lanes;
-  int64_t w = lane;
-  for (; w + (AHEAD - 1) * lanes < words; w += AHEAD * lanes) {
-    Word ahead[AHEAD];
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) ahead[k] = from[w + k * lanes];
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) to[w + k * lanes] = ahead[k];
-  }
-  for (; w < words; w += lanes) to[w] = from[w];
+#pragma unroll 4
+  for (int64_t w = lane; w < words; w += 1 << log_lanes) to[w] = from[w];
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -189,6 +181,7 @@ __global__ void __launch_bounds__(BLOCK)
     return;
   }
   if (lane == 0) atomicMin(report, static_cast<unsigned long long>(pick));
+#pragma unroll 1
   for (int64_t w = lane; w < words; w += 1 << log_lanes) to[w] = all_ones<Word>();
 }
 
