@@ -17,7 +17,7 @@ def step(name, call):
 def main(device, library):
     x = torch.ones(1000, 64, device=device)
     index = torch.arange(1000, device=device)
-    index[9] = 2**40
+    index[9] = 2**33
     if library:
         torch.ops.load_library(library)
         step("v1", lambda: torch.ops.day89.gather_v1_trusting(x, index))

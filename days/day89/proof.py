@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from os import cpu_count
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 
@@ -21,6 +22,7 @@ PROGRAMS = (PLAIN, CODES, CHECKED)
 NO_END = 6.0  # the same for one that never ends, on a GPU
 AT_ONCE = 6  # processes
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
+WIDTH = 118  # characters of a line
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20)  # picks
 
 
@@ -104,7 +106,7 @@ def print_faults(device):
     print_table(["", *titles], rows)
     for title, reason in missing.items():
         print(f"{title}: not tried, {reason}")
-    print("\n".join(words))
+    print("\n".join(shorten(line, WIDTH, placeholder=" …") for line in words))
     if device == "cuda":
         print_blame(said)
     if wrong:
@@ -132,7 +134,7 @@ def in_a_process(device, library):
     or the bad index passes."""
     command = [sys.executable, str(HERE / "in_pytorch.py"), device, library]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    lines = [re.sub("0x[0-9a-f]+", "…", line) for line in done.stdout.splitlines()]
+    lines = [shorten(line, WIDTH, placeholder=" …") for line in done.stdout.splitlines()]
     if len(lines) < 3 or all(line.endswith("no error") for line in lines):
         raise RuntimeError(f"a bad index is not seen: {lines} {done.stderr.strip()[-300:]}")
     return lines
@@ -160,7 +162,7 @@ def print_answers(operators, device):
     """What v2 and v3 do about one bad index among 1000."""
     x = torch.ones(1000, 64, device=device)
     index = torch.arange(1000, device=device)
-    index[9] = 2**40
+    index[9] = 2**33
     try:
         operators.gather_v2_host(x, index)
         raise AssertionError("v2 took a bad index")
