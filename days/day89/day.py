@@ -15,6 +15,12 @@ SOURCE = "robustness.cu"
 EXTRA_SOURCES = ("proof.py", "planted_faults.py", "in_pytorch.py")
 INTRODUCES = ("sticky error",)
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "dispatch_words: initial value: `int log_lanes = 0` -> `int log_lanes = 1`": (
+        "two lanes share a row of one word, and the second has none to move"
+    ),
+}
+
 EXERCISE = Exercise(
     function="gather_v3_device_kernel",
     task=(
@@ -27,11 +33,11 @@ EXERCISE = Exercise(
     hints=(
         "All lanes of a row see the same index, so all take the same side of the branch. What may "
         "a thread never do with an index that it has not compared?",
-        "is_row compares both ends at once. On the bad side one lane per row tells report, by an "
-        "atomic minimum: report begins as all ones, the largest unsigned number.",
+        "is_row compares both ends at once. On the bad side one lane per row calls report_bad; the "
+        "lanes of the row fill it together.",
         "Word* to = y + pick * words; if is_row(row, rows), copy_row(x + row * words, to, words, "
-        "lane, log_lanes) and return. Else lane 0 calls atomicMin(report, pick as unsigned long "
-        "long), and w = lane, lane + 2^log_lanes, … get all_ones<Word>().",
+        "lane, log_lanes) and return. Else lane 0 calls report_bad(report, pick), and w = lane, "
+        "lane + 2^log_lanes, … get all_ones<Word>().",
     ),
 )
 

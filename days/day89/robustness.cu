@@ -57,7 +57,7 @@ Gathered outputs(const Tensor& x, const Tensor& index) {
           torch::stable::new_empty(index, {1})};
 }
 
-// −1 in report, for as long as no kernel has found a bad index: all bits are ones.
+// The word of report, which holds −1 until a kernel finds a bad index.
 unsigned long long* no_bad_index(const Gathered& out, const Tensor& x) {
   auto* report = static_cast<unsigned long long*>(out.report.mutable_data_ptr());
   check_cuda(cudaMemsetAsync(report, 0xff, sizeof(*report), current_stream(x)), "report");
@@ -124,12 +124,17 @@ __device__ bool is_row(int64_t row, int64_t rows) {
   return static_cast<uint64_t>(row) < static_cast<uint64_t>(rows);
 }
 
+// The smallest bad pick stays. report begins as all ones: the largest number, and −1 if signed.
+__device__ void report_bad(unsigned long long* report, int64_t pick) {
+  atomicMin(report, static_cast<unsigned long long>(pick));
+}
+
 __global__ void __launch_bounds__(BLOCK)
     gather_v2_host_kernel(const int64_t* __restrict__ index, int64_t picks, int64_t rows,
                           unsigned long long* __restrict__ report) {
   const int64_t pick = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (pick >= picks || is_row(index[pick], rows)) return;
-  atomicMin(report, static_cast<unsigned long long>(pick));
+  report_bad(report, pick);
 }
 
 // Waits for the stream, and returns a word of the GPU's memory.
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__(BLOCK)
     copy_row(x + row * words, to, words, lane, log_lanes);
     return;
   }
-  if (lane == 0) atomicMin(report, static_cast<unsigned long long>(pick));
+  if (lane == 0) report_bad(report, pick);
 #pragma unroll 1
   for (int64_t w = lane; w < words; w += 1 << log_lanes) to[w] = all_ones<Word>();
 }
