@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -53,7 +54,7 @@ void finish(const char* kernel) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  look("waiting for it", cudaDeviceSynchronize());
+  look((std::string("waiting for ") + kernel).c_str(), cudaDeviceSynchronize());
 }
 
 // Memory for n numbers, which begin as 0, 1, 2, ….
