@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+from common.base.days import read_day
 from common.base.paths import ROOT
 from common.tools.watched_program import FOUND, PLAIN, Way, _of_sanitizer, run_program
 
@@ -41,3 +43,18 @@ def test_the_backend_s_words_and_the_program_s_are_apart() -> None:
 def test_a_program_without_an_end_is_ended() -> None:
     said = run_program(Way(PLAIN, (sys.executable, "-c", "while True: pass")), [], 0.5)
     assert said.code is None and said.findings == ("no end after 0.5 s",)
+
+
+def test_a_program_is_a_source_of_the_folder_that_the_library_has_not(tmp_path: Path) -> None:
+    folder = tmp_path / "day01"
+    folder.mkdir()
+    for name in ("x.cu", "more.cu", "program.cu"):
+        (folder / name).touch()
+    (folder / "day.py").write_text(
+        'TITLE = "T"\nTEACHES = "t"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
+        'EXTRA_SOURCES = ("more.cu",)\n'
+    )
+    day = read_day(folder)
+    assert day.programs == (folder / "program.cu",)
+    learners = day.with_source(folder / "x.cu", tmp_path / "write.cu")
+    assert learners.programs == day.programs
