@@ -64,6 +64,7 @@ from common.check.sparse_matrices import (
 )
 from common.cpu.models import Card, played
 from common.report.picture import hills_at_night, save_pictures
+from common.tools.watched_program import Said, Way, run_program, ways_to_run
 
 __all__ = [
     "COMPILE",
@@ -80,10 +81,12 @@ __all__ = [
     "NotCounted",
     "Problem",
     "Rung",
+    "Said",
     "Skip",
     "Target",
     "Tolerance",
     "TritonKernel",
+    "Way",
     "attention",
     "attention_by",
     "block_codes",
@@ -116,6 +119,7 @@ __all__ = [
     "row_lengths",
     "rows_as_json",
     "rows_of",
+    "run_program",
     "save_pictures",
     "seconds",
     "seconds_in_turn",
@@ -130,4 +134,5 @@ __all__ = [
     "sparse_matrix",
     "streamed",
     "traced_events",
+    "ways_to_run",
 ]

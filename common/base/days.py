@@ -91,6 +91,13 @@ class Day:
         return (self.source, *(path for path in self.extra_sources if path.suffix == ".cu"))
 
     @property
+    def programs(self) -> tuple[Path, ...]:
+        """Further .cu files of its folder: programs with a main() of their own, which `show` runs
+        (common/tools/watched_program.py)."""
+        known = {*self.library_sources, *dict(self.replaced)}
+        return tuple(path for path in sorted(self.folder.glob("*.cu")) if path not in known)
+
+    @property
     def other_sources(self) -> tuple[Path, ...]:
         """The files that rungs build in a way of their own."""
         return tuple(path for path in self.extra_sources if path.suffix != ".cu")

@@ -122,13 +122,13 @@ test_right_on_other_cards.begin_run = begin_on_models  # type: ignore[attr-defin
 @pytest.mark.in_turn("nvcc", headers=True)
 @every_day
 def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
-    for source in day.library_sources:
+    for source in (*day.library_sources, *day.programs):
         compilations.nvcc(day.name, source).result()
 
 
 def begin(compilations: Compilations, day: Day) -> None:
     """Begins the compilations that the test waits for."""
-    for source in day.library_sources:
+    for source in (*day.library_sources, *day.programs):
         compilations.nvcc(day.name, source)
 
 
@@ -167,7 +167,7 @@ def test_readme_has_the_headings_in_order(day: Day) -> None:
 def test_readme_quotes_are_verbatim(day: Day) -> None:
     """Every block of code stands in the day's sources as it is, but for indentation."""
     own = [path for path in day.folder.iterdir() if path.suffix in (".cuh", ".py")]
-    sources = [day.source, *day.extra_sources, *own]
+    sources = [day.source, *day.extra_sources, *day.programs, *own]
     texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
     quotes = re.findall(
         r"^```(?:cuda|cpp|c\+\+|python|cmake)\n(.*?)^```$", readme(day), re.DOTALL | re.MULTILINE
