@@ -125,9 +125,11 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
         try:
             text, _ = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # a tool runs the program as a child of its own
-            child.communicate()
+            _end(child)
             return Said(None, (), (f"no end after {seconds:g} s",))
+        except BaseException:  # such as Ctrl-C
+            _end(child)
+            raise
         traced = trace.read_text(encoding="utf-8") if trace.is_file() else ""
     if way.name in SANITIZERS:
         return _of_sanitizer(child.returncode, text)
@@ -140,6 +142,12 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
     if child.returncode < 0:
         said.append(f"killed by signal {-child.returncode}")
     return Said(child.returncode, _clean(own), _clean(said))
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Kills the program, and the tool that runs it as a child of its own."""
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
 
 
 def _of_sanitizer(code: int, text: str) -> Said:

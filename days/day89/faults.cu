@@ -1,9 +1,8 @@
 // Day 89, second file: a program with one planted fault per name
 //
 //   faults NAME           runs it as a program that looks at no error
-//   faults NAME codes     looks at what every call returns and at cudaGetLastError() after a
-//   launch,
-//                         and waits for nothing
+//   faults NAME codes     looks at what every call returns, and at cudaGetLastError() after each
+//                         launch; waits for nothing
 //   faults NAME checked   waits after each launch as well, compares the result, and at last says
 //                         whether the context still works
 //
@@ -23,8 +22,11 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 constexpr int N = 256;                // elements, and threads of most launches
 constexpr double PATIENCE = 1.0;      // seconds that a kernel may take
+constexpr unsigned SECONDS = 60;      // of the process, also if its parent is gone
 constexpr unsigned SIDE = 65536;      // of a matrix with 2^32 elements
 constexpr long long DELAY = 1 << 24;  // clock cycles, about 10 ms
 
@@ -319,6 +321,7 @@ void try_again() {
 }
 
 int main(int argc, char** argv) {
+  alarm(SECONDS);
   checked = argc > 2 && std::strcmp(argv[2], "checked") == 0;
   codes = checked || (argc > 2 && std::strcmp(argv[2], "codes") == 0);
   for (const Fault& fault : FAULTS) {

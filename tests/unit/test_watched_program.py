@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from common.base.days import read_day
 from common.base.paths import ROOT
@@ -43,6 +48,22 @@ def test_the_backend_s_words_and_the_program_s_are_apart() -> None:
 def test_a_program_without_an_end_is_ended() -> None:
     said = run_program(Way(PLAIN, (sys.executable, "-c", "while True: pass")), [], 0.5)
     assert said.code is None and said.findings == ("no end after 0.5 s",)
+
+
+def test_a_program_is_ended_with_an_interrupted_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = []
+    communicate = subprocess.Popen.communicate
+
+    def interrupted(child: subprocess.Popen[str], *args: Any, **options: Any) -> Any:
+        if children:
+            return communicate(child, *args, **options)
+        children.append(child)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_program(Way(PLAIN, (sys.executable, "-c", "while True: pass")), [], 20)
+    assert children[0].returncode == -signal.SIGKILL
 
 
 def test_a_program_is_a_source_of_the_folder_that_the_library_has_not(tmp_path: Path) -> None:
