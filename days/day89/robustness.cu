@@ -38,8 +38,9 @@ __device__ Word all_ones() {
 template <typename Word>
 __device__ void copy_row(const Word* __restrict__ from, Word* __restrict__ to, int64_t words,
                          int lane, int log_lanes) {
+  const int lanes = 1 << log_lanes;
 #pragma unroll 4
-  for (int64_t w = lane; w < words; w += 1 << log_lanes) to[w] = from[w];
+  for (int64_t w = lane; w < words; w += lanes) to[w] = from[w];
 }
 
 // ---------------------------------------------------------------------------------------------
