@@ -98,6 +98,11 @@ class Day:
         return tuple(path for path in sorted(self.folder.glob("*.cu")) if path not in known)
 
     @property
+    def nvcc_sources(self) -> tuple[Path, ...]:
+        """All .cu files that nvcc compiles: of the library, and the programs."""
+        return (*self.library_sources, *self.programs)
+
+    @property
     def other_sources(self) -> tuple[Path, ...]:
         """The files that rungs build in a way of their own."""
         return tuple(path for path in self.extra_sources if path.suffix != ".cu")

@@ -263,14 +263,12 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
     if rung.target is None or not isinstance(mine, Timing):
         return False
     of = rung.target.of
-    if of in ("copy", "read"):
-        if ceilings is None or mine.gbs is None:
+    rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops}
+    if of in rates:
+        rate = rates[of]
+        if ceilings is None or rate is None:
             return False
-        reached = mine.gbs / getattr(ceilings, of)
-    elif of == "tensor":
-        if ceilings is None or mine.tflops is None:
-            return False
-        reached = mine.tflops / ceilings.tensor
+        reached = rate / getattr(ceilings, of)
     else:
         other = results.get(of)
         theirs = {PYTORCH: mine.pytorch_ms, **mine.libraries}.get(

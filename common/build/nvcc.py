@@ -33,7 +33,7 @@ def cuda_flags(archs: list[str]) -> list[str]:
 
 def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
     """Compiles the day's .cu files for every architecture: see `compile_source`."""
-    for source in (*day.library_sources, *day.programs):
+    for source in day.nvcc_sources:
         compile_source(day.kind, source, archs, toolkit)
 
 

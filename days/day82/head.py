@@ -150,7 +150,8 @@ def tied_cost(case):
     return replace(cost(case), bytes=(3 * rows + words) * C * case.itemsize + 8 * words * C)
 
 
-tied = Problem(
+tied = replace(
+    head,
     name="tied weights",
     inputs=tied_inputs,
     reference=tied_head,
@@ -162,10 +163,6 @@ tied = Problem(
         *grid([(1, 1, 1, 1), (7, 24, 40, 3), (45, 5, 13, 20)], FLOATS),
         *grid([(0, 4, 8, 2)], ["float32", "bfloat16"]),
     ),
-    bench=Case((8192, 768, 50304, 1024), "bfloat16"),
-    bench_cpu=Case((64, 64, 256, 16)),
     cost=tied_cost,
     pytorch=tied_by_pytorch,
-    libraries=(COMPILE,),
-    unwatched=UNWATCHED,
 )

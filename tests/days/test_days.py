@@ -122,13 +122,13 @@ test_right_on_other_cards.begin_run = begin_on_models  # type: ignore[attr-defin
 @pytest.mark.in_turn("nvcc", headers=True)
 @every_day
 def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
-    for source in (*day.library_sources, *day.programs):
+    for source in day.nvcc_sources:
         compilations.nvcc(day.name, source).result()
 
 
 def begin(compilations: Compilations, day: Day) -> None:
     """Begins the compilations that the test waits for."""
-    for source in (*day.library_sources, *day.programs):
+    for source in day.nvcc_sources:
         compilations.nvcc(day.name, source)
 
 
