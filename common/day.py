@@ -41,7 +41,8 @@ from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
-from common.check.attention import attention, attention_by
+from common.check.attention import attention, attention_by, ragged_lengths, unused
+from common.check.gpt2 import gpt2_shapes
 from common.check.nf4 import block_codes, in_blocks, nf4_levels
 from common.check.philox import philox_words
 from common.check.sgemm import (
@@ -102,6 +103,7 @@ __all__ = [
     "digest",
     "draw_on",
     "ell_product",
+    "gpt2_shapes",
     "grid",
     "hills_at_night",
     "in_blocks",
@@ -113,6 +115,7 @@ __all__ = [
     "played",
     "print_machine_code",
     "print_table",
+    "ragged_lengths",
     "raise_ceilings",
     "require",
     "require_float",
@@ -134,5 +137,6 @@ __all__ = [
     "sparse_matrix",
     "streamed",
     "traced_events",
+    "unused",
     "ways_to_run",
 ]

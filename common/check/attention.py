@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.base.outcome import Skip
+from common.check.draw import Draw
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -38,3 +39,21 @@ def attention_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options
             return F.scaled_dot_product_attention(q, k, v, **options)
     except RuntimeError as error:
         raise Skip(f"no {backend.name} here: {error}") from error
+
+
+def ragged_lengths(draw: Draw, B: int, T: int) -> Tensor:
+    """Tokens per sequence of a cache with room for T, (B) in int32. The first sequence fills it. Of
+    several, some have a length below 0 or beyond T, which counts as 0 or as T. Where time is
+    measured, all fill it."""
+    lengths = draw(B, dtype="int32", low=0, high=T + 1)
+    lengths[:1] = T
+    if B > 2:
+        lengths[0], lengths[-1] = T + 5, 0
+    if B > 3:
+        lengths[-2] = -3
+    return lengths.fill_(T) if draw.fast else lengths
+
+
+def unused(lengths: Tensor, T: int) -> Tensor:
+    """(B, T): which tokens are beyond the length (B) of their sequence."""
+    return torch.arange(T, device=lengths.device) >= lengths[:, None]

@@ -5,6 +5,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from common.day import unused
+
 SCALE = 0.1
 
 
@@ -18,11 +20,6 @@ def lengths_of(case, draw):
     if draw.fast:
         lengths.fill_(T)
     return lengths
-
-
-def unused(lengths, T):
-    """(B, T): which tokens are beyond the length of their sequence."""
-    return torch.arange(T, device=lengths.device) >= lengths[:, None]
 
 
 def query_and_cache(case, draw):

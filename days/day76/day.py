@@ -16,6 +16,8 @@ from common.day import (
     Tolerance,
     attention_by,
     grid,
+    ragged_lengths,
+    unused,
 )
 
 TITLE = "Grouped-query attention and split-K decoding"
@@ -46,8 +48,7 @@ SCALE = 0.1
 
 
 def inputs(case, draw):
-    """Shape (B, H, G, T, D). The first sequence fills the cache. Of several, some have
-    a length below 0 or beyond T, which counts as 0 or as T.
+    """Shape (B, H, G, T, D).
 
     What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
     values: one NaN in a key makes every output of its head NaN.
@@ -55,24 +56,12 @@ def inputs(case, draw):
     B, H, G, T, D = case.shape
     q = draw(B, H * G, D)
     keys, values = (draw(B, H, T, D, values="normal") for _ in range(2))
-    lengths = draw(B, dtype="int32", low=0, high=T + 1)
-    lengths[:1] = T
-    if B > 2:
-        lengths[0], lengths[-1] = T + 5, 0
-    if B > 3:
-        lengths[-2] = -3
-    if draw.fast:
-        lengths.fill_(T)
-    else:
+    lengths = ragged_lengths(draw, B, T)
+    if not draw.fast:
         beyond = unused(lengths, T)[:, None, :, None]
         keys.masked_fill_(beyond, torch.nan)
         values.masked_fill_(beyond, torch.nan)
     return q, keys, values, lengths, SCALE
-
-
-def unused(lengths, T):
-    """(B, T): which tokens are beyond the length of their sequence."""
-    return torch.arange(T, device=lengths.device) >= lengths[:, None]
 
 
 def reference(q, keys, values, lengths, scale):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from common.day import Cost, attention_by
+from common.day import Cost, attention_by, ragged_lengths, unused
 
 RANK, ROPE = 512, 64
 KEY = RANK + ROPE
@@ -14,8 +14,7 @@ SCALE = 0.07  # DeepSeek-V3: about 1 / sqrt(192), of the keys before they are ab
 
 
 def inputs(case, draw):
-    """Shape (B, H, T). The first sequence fills the cache. Of several, some have a length below 0
-    or beyond T, which counts as 0 or as T.
+    """Shape (B, H, T), with lengths as of day 76.
 
     What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
     values: one NaN in the cache makes every output of its sequence NaN.
@@ -23,22 +22,10 @@ def inputs(case, draw):
     B, H, T = case.shape
     q = draw(B, H, KEY)
     cache = draw(B, T, KEY, values="normal")
-    lengths = draw(B, dtype="int32", low=0, high=T + 1)
-    lengths[:1] = T
-    if B > 2:
-        lengths[0], lengths[-1] = T + 5, 0
-    if B > 3:
-        lengths[-2] = -3
-    if draw.fast:
-        lengths.fill_(T)
-    else:
+    lengths = ragged_lengths(draw, B, T)
+    if not draw.fast:
         cache.masked_fill_(unused(lengths, T)[:, :, None], torch.nan)
     return q, cache, lengths, SCALE
-
-
-def unused(lengths, T):
-    """(B, T): which tokens are beyond the length of their sequence."""
-    return torch.arange(T, device=lengths.device) >= lengths[:, None]
 
 
 def reference(q, cache, lengths, scale):

@@ -2,7 +2,18 @@
 
 import math
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import (
+    Case,
+    Cost,
+    Exercise,
+    Library,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    gpt2_shapes,
+    grid,
+)
 
 from . import stepping
 from .proof import show
@@ -47,7 +58,7 @@ WHY = "p and its step may cancel; PyTorch rounds at other places, no fewer"
 
 def cost(bytes_per_parameter):
     def of(case):
-        count = sum(math.prod(shape) for shape in stepping.shapes_of(case))
+        count = sum(math.prod(shape) for shape in gpt2_shapes(*case.shape))
         return Cost(bytes=bytes_per_parameter * count, flops=20 * count)
 
     return of

@@ -5,18 +5,10 @@ from functools import cache
 
 import torch
 
-from common.day import philox_words
+from common.day import gpt2_shapes, philox_words
 
 LIMITS = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
 NUMBERS = tuple(LIMITS.values())
-
-
-def shapes_of(case):
-    """Of the parameters of a GPT-2 with so many layers, channels, words and positions."""
-    layers, C, words, positions = case.shape
-    layer = [(C,), (C,), (3 * C, C), (3 * C,), (C, C), (C,)]
-    layer += [(C,), (C,), (4 * C, C), (4 * C,), (C, 4 * C), (C,)]
-    return [(words, C), (positions, C), *(layer * layers), (C,), (C,)]
 
 
 def moments(shapes, draw):
@@ -26,7 +18,7 @@ def moments(shapes, draw):
 
 
 def inputs(case, draw):
-    shapes = shapes_of(case)
+    shapes = gpt2_shapes(*case.shape)
     params, grads = ([draw(*shape) for shape in shapes] for _ in range(2))
     return params, grads, *moments(shapes, draw), *NUMBERS
 
@@ -36,7 +28,7 @@ def inputs_rounded(case, draw):
 
 
 def inputs_master(case, draw):
-    shapes = shapes_of(case)
+    shapes = gpt2_shapes(*case.shape)
     weights, grads = ([draw(*shape) for shape in shapes] for _ in range(2))
     masters = [draw(*shape, dtype="float32") for shape in shapes]
     return weights, masters, grads, *moments(shapes, draw), *NUMBERS

@@ -4,22 +4,14 @@ import math
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.day import Case, Cost, Problem, Rung, Target, gpt2_shapes, grid
 
 FLT_MAX = torch.finfo(torch.float32).max
 
 
-def shapes_of(case):
-    """Of the parameters of a GPT-2 with so many layers, channels, words and positions."""
-    layers, C, words, positions = case.shape
-    layer = [(C,), (C,), (3 * C, C), (3 * C,), (C, C), (C,)]
-    layer += [(C,), (C,), (4 * C, C), (4 * C,), (C, 4 * C), (C,)]
-    return [(words, C), (positions, C), *(layer * layers), (C,), (C,)]
-
-
 def inputs(case, draw):
     """found_inf is 0, or 1 from tensors before, for every third size."""
-    grads = [draw(*shape) for shape in shapes_of(case)]
+    grads = [draw(*shape) for shape in gpt2_shapes(*case.shape)]
     found_inf = draw(1, dtype="float32", values="normal").zero_()
     if case.shape[1] % 3 == 0:
         found_inf += 1
@@ -99,7 +91,7 @@ GPT2 = (12, 768, 50257, 1024)  # 148 tensors, 124.4 million gradients
 
 
 def cost(case):
-    count = sum(math.prod(shape) for shape in shapes_of(case))
+    count = sum(math.prod(shape) for shape in gpt2_shapes(*case.shape))
     return Cost(bytes=2 * case.itemsize * count, flops=count)
 
 
