@@ -43,7 +43,8 @@ struct Rotation {
   int64_t offset;     // the position of the first token of each sequence
   int D;
   int R;
-  bool inverse;  // rotates back: by the negative angles
+  int written;           // elements per head: R in place, D into another tensor
+  bool inverse = false;  // rotates back: by the negative angles
 };
 
 // x · e^(iθ) of the complex number x = (re, im)
@@ -60,8 +61,9 @@ __device__ int64_t table_row(const Rotation& r, unsigned token) {
 
 constexpr int64_t MOST = 1 << 30;  // elements per token, so that indices within a token are ints
 
+// A rotation in place.
 Rotation check_rotation(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
-                        int64_t offset, bool inverse) {
+                        int64_t offset) {
   check(q, "q").on_gpu().floating().rank(4).contiguous();
   check(k, "k").on_gpu().dtype({q.scalar_type()}).rank(4).contiguous().same_device(q, "q");
   check(k, "k").size(0, q.size(0)).size(1, q.size(1)).size(3, q.size(3));
@@ -84,7 +86,7 @@ Rotation check_rotation(const Tensor& q, const Tensor& k, const Tensor& cos, con
           offset,
           static_cast<int>(q.size(3)),
           static_cast<int>(2 * cos.size(1)),
-          inverse};
+          static_cast<int>(2 * cos.size(1))};
 }
 
 template <typename T>
@@ -118,15 +120,14 @@ __device__ void rotate_slot(const Rotation& r, const Heads<T>& x, int64_t token,
   x.to[b] = static_cast<T>(im);
 }
 
-template <typename T>
-__device__ int slots(const Rotation& r, const Heads<T>& x) {
-  return x.from == x.to ? r.R / 2 : r.R / 2 + r.D - r.R;
+__device__ int slots(const Rotation& r) {
+  return r.R / 2 + r.written - r.R;
 }
 
 template <bool INTERLEAVED, typename T>
 __global__ void __launch_bounds__(BLOCK) rope_v1_naive_kernel(Rotation r, Heads<T> x) {
   const int64_t row = table_row(r, blockIdx.x);
-  const int per_head = slots(r, x);
+  const int per_head = slots(r);
   for (int i = threadIdx.x; i < x.count * per_head; i += BLOCK) {
     rotate_slot<INTERLEAVED>(r, x, blockIdx.x, i / per_head, i % per_head, row);
   }
@@ -146,7 +147,7 @@ void with_layout(const Tensor& q, bool interleaved, Launch launch) {
 
 void rope_v1_naive(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                    int64_t offset, bool interleaved) {
-  const Rotation r = check_rotation(q, k, cos, sin, offset, false);
+  const Rotation r = check_rotation(q, k, cos, sin, offset);
   const DeviceGuard guard(q);
   const unsigned grid = grid_size(tokens_of(q), "q");
   if (grid == 0) return;
@@ -166,7 +167,7 @@ void rope_v1_naive(const Tensor& q, const Tensor& k, const Tensor& cos, const Te
 template <bool INTERLEAVED, typename T>
 __global__ void __launch_bounds__(BLOCK) rope_v2_fused_kernel(Rotation r, Heads<T> q, Heads<T> k) {
   const int64_t row = table_row(r, blockIdx.x);
-  const int per_head = slots(r, q);
+  const int per_head = slots(r);
   for (int i = threadIdx.x; i < (q.count + k.count) * per_head; i += BLOCK) {
     const int head = i / per_head, j = i % per_head;
     if (head < q.count) {
@@ -192,7 +193,7 @@ void rope_pairs(const Rotation& r, const Tensor& q, const Tensor& k, const Tenso
 
 void rope_v2_fused(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                    int64_t offset, bool interleaved) {
-  const Rotation r = check_rotation(q, k, cos, sin, offset, false);
+  const Rotation r = check_rotation(q, k, cos, sin, offset);
   const DeviceGuard guard(q);
   rope_pairs(r, q, k, q, k, interleaved);
 }
@@ -275,8 +276,7 @@ void rope_packs(const Rotation& r, const Tensor& q, const Tensor& k, const Tenso
   if (grid == 0) return;
   with_layout(q, interleaved, [&](auto layout, auto zero) {
     using T = decltype(zero);
-    const bool in_place = data<T>(q) == mutable_data<T>(q_out);
-    const int units = (in_place ? r.R : r.D) / (2 * Pack<T>::N);
+    const int units = r.written / (2 * Pack<T>::N);
     const int64_t work = (q.size(2) + k.size(2)) * units;  // the units of a token
     if (work == 0) return;
     // Two units per thread: smaller blocks, of which more fit, are a little faster on an H200.
@@ -299,7 +299,7 @@ void rope_fastest(const Rotation& r, const Tensor& q, const Tensor& k, const Ten
 
 void rope_v3_vectorised(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                         int64_t offset, bool interleaved) {
-  const Rotation r = check_rotation(q, k, cos, sin, offset, false);
+  const Rotation r = check_rotation(q, k, cos, sin, offset);
   const DeviceGuard guard(q);
   rope_fastest(r, q, k, cos, sin, q, k, interleaved);
 }
@@ -308,7 +308,9 @@ void rope_v3_vectorised(const Tensor& q, const Tensor& k, const Tensor& cos, con
 std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos,
                                   const Tensor& sin, int64_t offset, bool interleaved,
                                   bool inverse) {
-  const Rotation r = check_rotation(q, k, cos, sin, offset, inverse);
+  Rotation r = check_rotation(q, k, cos, sin, offset);
+  r.written = r.D;
+  r.inverse = inverse;
   const DeviceGuard guard(q);
   const Tensor q_out = torch::stable::empty_like(q), k_out = torch::stable::empty_like(k);
   rope_fastest(r, q, k, cos, sin, q_out, k_out, interleaved);
