@@ -1,0 +1,108 @@
+"""What the day's `show` proves and draws: a tissue of known regions, without and with the field."""
+
+from pathlib import Path
+
+import torch
+
+from common.day import print_table, save_pictures
+
+from .mixture import em_step, hexagons
+
+HEIGHT, WIDTH, FEATURES, REGIONS = 100, 128, 16, 6
+STEPS, BETA, SIGNAL, SEED = 30, 1.0, 0.75, 93
+PALETTE = (
+    (37, 64, 97), (214, 96, 77), (120, 171, 110), (244, 196, 92),
+    (132, 94, 158), (98, 182, 203),
+)  # fmt: skip
+SIZE = 3  # pixels per spot
+
+
+def tissue():
+    """Regions, int64 (n,), and expression, fp32 (n, FEATURES), of a hexagonal grid of spots.
+
+    A region holds the spots nearest to its anchor, in coordinates that two waves bend. Each region
+    has its own mean; the noise of a spot is as large as the distance of two means.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    y, x = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    x = x + 0.5 * (y % 2)
+    across = x + 6 * torch.sin(y / 11.0)
+    down = y + 5 * torch.sin(x / 9.0)
+    anchors = torch.rand(REGIONS, 2, generator=generator) * torch.tensor([HEIGHT, WIDTH])
+    places = torch.stack([down.flatten(), across.flatten()], 1)
+    region = torch.cdist(places, anchors).argmin(1)
+    means = SIGNAL * torch.randn(REGIONS, FEATURES, generator=generator)
+    noise = torch.randn(len(region), FEATURES, generator=generator)
+    return region, means[region] + noise
+
+
+def adjusted_rand(a, b):
+    """The adjusted Rand index of two labellings: 1 for equal partitions, about 0 for unrelated ones
+    (Hubert, Arabie, 1985)."""
+    counts = torch.bincount(a * REGIONS + b, minlength=REGIONS**2).view(REGIONS, REGIONS).double()
+
+    def pairs(values):
+        return float((values * (values - 1) / 2).sum())
+
+    both, first, second = pairs(counts), pairs(counts.sum(1)), pairs(counts.sum(0))
+    expected = first * second / (len(a) * (len(a) - 1) / 2)
+    return (both - expected) / ((first + second) / 2 - expected)
+
+
+def started(x, chosen):
+    """q, weights, means and variances before the first step: all clusters are equally likely."""
+    q = torch.full((len(x), len(chosen)), 1 / len(chosen), device=x.device)
+    variances = x.var(0, unbiased=False).repeat(len(chosen), 1)
+    return q, q[0].clone(), x[chosen], variances
+
+
+def clustered(step, x, neighbours, state, beta):
+    """The state after STEPS steps."""
+    for _ in range(STEPS):
+        state = step(x, neighbours, *state, beta)
+    return state
+
+
+def renamed(labels, region):
+    """The labels, each replaced by the region that most of its spots lie in."""
+    counts = torch.bincount(labels * REGIONS + region, minlength=REGIONS**2)
+    return counts.view(REGIONS, REGIONS).argmax(1)[labels]
+
+
+def picture(labels):
+    """uint8 RGB of the spots, odd rows half a spot to the right."""
+    colours = torch.tensor(PALETTE, dtype=torch.uint8)[labels].view(HEIGHT, WIDTH, 3)
+    pixels = colours.repeat_interleave(SIZE, 0).repeat_interleave(SIZE, 1)
+    rows = [row.roll(SIZE // 2, 0) if i // SIZE % 2 else row for i, row in enumerate(pixels)]
+    return torch.stack(rows)
+
+
+def show(operators, device):
+    """Clusters a synthetic tissue with and without the field. Raises RuntimeError where rungs and
+    float64 disagree on more than 1 spot in 1000, or the field does not help."""
+    region, expression = tissue()
+    x, neighbours = expression.to(device), hexagons(HEIGHT, WIDTH, device)
+    chosen = operators.kmeans_plus_plus(x, REGIONS, SEED)
+    start = started(x, chosen)
+    truth_start = [t.double().cpu() for t in start]
+    rows, found, indices = [], {}, {}
+    for title, beta in (("without the field", 0.0), ("with the field", BETA)):
+        state = clustered(em_step, expression.double(), neighbours.cpu(), truth_start, beta)
+        truth = state[0].argmax(1)
+        for name in ("spatial_em_v1_separate", "spatial_em_v2_tiles", "spatial_em_v3_one_pass"):
+            q = clustered(getattr(operators, name), x, neighbours, start, beta)[0].cpu()
+            labels = q.argmax(1)
+            differ = int((labels != truth).sum())
+            if differ * 1000 > len(labels):
+                raise RuntimeError(f"{name}, {title}: {differ} spots differ from float64")
+        found[title], indices[title] = labels, adjusted_rand(labels, region)
+        right = float((renamed(labels, region) == region).double().mean())
+        rows.append([title, f"{indices[title]:.3f}", f"{right:.1%}", str(differ)])
+    headings = [f"{len(region)} spots", "adjusted Rand index", "spots", "unlike float64"]
+    print_table(headings, rows)
+    if not indices["with the field"] > indices["without the field"] + 0.1:
+        raise RuntimeError(f"the field does not help: {indices}")
+    panels = [region, *(renamed(labels, region) for labels in found.values())]
+    gap = torch.full((HEIGHT * SIZE, 2 * SIZE, 3), 255, dtype=torch.uint8)
+    parts = [part for each in panels for part in (picture(each), gap)]
+    save_pictures(Path(__file__).parent, {"tissue": torch.cat(parts[:-1], 1)})
