@@ -122,7 +122,7 @@ def kmeans_plus_plus(x, clusters, seed):
             prefix = nearest.double().cumsum(0)
             place = torch.searchsorted(prefix, u * prefix[-1], right=True).clamp(max=n - 1)
             chosen.append(torch.where(prefix[-1] > 0, place, flat))
-        distance = (x - x[chosen[-1]]).square().sum(1)
+        distance = (x - x.index_select(0, chosen[-1][None])).square().sum(1)
         nearest = distance if nearest is None else torch.minimum(nearest, distance)
     return torch.stack(chosen) if chosen else number
 

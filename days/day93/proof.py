@@ -83,7 +83,8 @@ def picture(labels):
     """uint8 RGB of the spots, odd rows half a spot to the right."""
     colours = torch.tensor(PALETTE, dtype=torch.uint8)[labels].view(HEIGHT, WIDTH, 3)
     pixels = colours.repeat_interleave(SIZE, 0).repeat_interleave(SIZE, 1)
-    rows = [row.roll(SIZE // 2, 0) if i // SIZE % 2 else row for i, row in enumerate(pixels)]
+    shifted = (torch.arange(WIDTH * SIZE) - SIZE // 2).clamp(min=0)
+    rows = [row[shifted] if i // SIZE % 2 else row for i, row in enumerate(pixels)]
     return torch.stack(rows)
 
 
