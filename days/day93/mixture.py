@@ -49,9 +49,11 @@ def step_inputs(case, draw):
 
 
 def seeding_inputs(case, draw):
-    """Shape: (points, features, clusters). Small integers, so that all sums are exact."""
+    """Shape: (points, features, clusters). Integers, so that all sums are exact: distances in fp32,
+    and their sums in float64, which are beyond 2^24 where the values are large."""
     n, d, clusters = case.shape
-    return draw(n, d, low=-4, high=5).floor(), clusters, 93 + n
+    most = 400 if case.values == "large" else 4
+    return draw(n, d, low=-most, high=most + 1).floor(), clusters, 93 + n
 
 
 # ---------------------------------------------------------------- costs
