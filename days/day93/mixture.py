@@ -32,13 +32,13 @@ def hexagons(height, width, device="cpu"):
 
 
 def step_inputs(case, draw):
-    """Shape: (points, features, clusters, neighbours). A large case is a hexagonal grid; in a small
-    one neighbours are drawn, some of them outside [0, n)."""
+    """Shape: (points, features, clusters, neighbours). A large square is a hexagonal grid; else the
+    neighbours are drawn, some of them outside [0, n)."""
     n, d, k, degree = case.shape
     x = draw(n, d)
-    if n >= 1 << 16:
-        side = math.isqrt(n)
-        neighbours = hexagons(n // side, side, x.device)
+    side = math.isqrt(n)
+    if n >= 1 << 16 and n == side * side and degree == HEXAGON:
+        neighbours = hexagons(side, side, x.device)
     else:
         neighbours = draw(n, degree, dtype="int32", low=-2, high=n + 2)
     q = torch.softmax(2 * draw(n, k, values="normal"), 1)

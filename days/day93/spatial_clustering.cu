@@ -6,8 +6,7 @@
 //   number outside [0, n) is none. One call is one step of expectation and maximisation.
 //
 // n = 2^20, d = 32, K = 16, N = 6: x 134 MB, q 67 MB, neighbours 25 MB read, q' 67 MB written:
-// 293 MB. 8 operations per point, cluster and feature, and about 12 per point and cluster: 4.5
-// GFLOP.
+// 293 MB. 8 operations per point, cluster and feature, about 12 per point and cluster: 4.5 GFLOP.
 //
 //   v1 separate   one thread per likelihood; likelihoods, field and sums are kernels of their own
 //   v2 tiles      likelihoods of 4 points and 4 clusters in registers; the field in the same kernel
@@ -19,7 +18,6 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
-
 #include "days/day93/parts.cuh"
 #include "days/day93/step.cuh"
 
@@ -32,7 +30,7 @@ constexpr int MOST_FEATURES = 128;  // of v2 and v3: a tile of x has at most 66 
 
 // ---------------------------------------------------------------------------------------------
 // v1: one thread per point and cluster, then one per point, then one per cluster and feature in
-// each block. The likelihoods (n, kp) go through memory, and x is read three times.
+// each block. The likelihoods (n, kp) go through memory, and two of the kernels read x.
 
 __global__ void __launch_bounds__(BLOCK)
     likelihood_v1_kernel(const Points p, const Table table, float* logits) {
@@ -111,7 +109,7 @@ Step spatial_em_v1_separate(Tensor x, Tensor neighbours, Tensor q, Tensor weight
 // registers, as in a tiled matrix product (day 14). All K likelihoods of a point lie in its lanes,
 // so that the same kernel adds the field and normalises. The M-step is a second kernel of tiles.
 
-// A tile in shared memory. ROW / 4 is odd, so that 8 rows of 16 bytes lie in 32 different banks.
+// A tile in shared memory. row / 4 is odd, so that 8 rows of 16 bytes lie in 32 different banks.
 struct Tile {
   float *x, *q, *scale, *offset;  // x: (POINTS, row), less shift; q: (POINTS, kp)
   int row;
