@@ -86,7 +86,7 @@ class Target:
     """
 
     at_least: float
-    of: str
+    of: str  # or "fp32": a share of the measured rate of multiply-adds
 
     def __str__(self) -> str:
         return f"≥ {self.at_least:g} × {self.of}"

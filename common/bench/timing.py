@@ -263,7 +263,11 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
     if rung.target is None or not isinstance(mine, Timing):
         return False
     of = rung.target.of
-    if of in ("copy", "read"):
+    if of == "fp32":
+        if ceilings is None or mine.tflops is None:
+            return False
+        reached = mine.tflops / ceilings.fp32
+    elif of in ("copy", "read"):
         if ceilings is None or mine.gbs is None:
             return False
         reached = mine.gbs / getattr(ceilings, of)

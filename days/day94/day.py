@@ -1,0 +1,33 @@
+"""Day 94: the heat equation on a 3D grid, two steps per pass; gravity between all pairs."""
+
+from common.day import Exercise
+
+from .gravity import GRAVITY
+from .proof import show
+from .stencil import STENCIL
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "A 3D stencil and N-body"
+TEACHES = "Temporal blocking: two time steps per pass; pairs at the rate of the FMA units"
+TOPICS = ("stencil", "heat equation", "temporal blocking", "N-body", "gravity", "HPC", "leapfrog")
+SOURCE = "stencil_nbody.cu"
+EXTRA_SOURCES = ("nbody.cu", "stencil.py", "gravity.py", "proof.py")
+INTRODUCES = ("stencil", "temporal blocking", "N-body", "leapfrog")
+
+EXERCISE = Exercise(
+    function="add_pull",
+    source="nbody.cu",
+    task=(
+        "Add to `a` the acceleration that `other` (x, y, z and the mass w) causes at `own`. The "
+        "squared distance is softened by eps2, and Root::of(x) is 1 / sqrt(x)."
+    ),
+    hints=(
+        "The direction is other - own. By which one number, the same for x, y and z, is it scaled?",
+        "The number is m / (r² + eps²)^(3/2). A power of -3/2 is the cube of the reciprocal root.",
+        "Three differences, then inverse = Root::of of three nested fmaf that begin at eps2, then "
+        "scale = other.w * inverse * (inverse * inverse), then one fmaf per component of `a`.",
+    ),
+)
+
+PROBLEMS = (STENCIL, GRAVITY)
