@@ -217,27 +217,32 @@ __global__ void __launch_bounds__(LANES* WARPS, 2)
   const int64_t top = int64_t{blockIdx.y} * (TILE_ROWS - 2 * Steps) - Steps;  // row 0 of the tile
   const int64_t first = blockIdx.z * planes;  // this block computes planes [first, end)
   const int64_t end = first + planes < g.nz ? first + planes : g.nz;
-  const bool column = x >= 0 && x < g.nx;
-  const auto inside = [&](int64_t y, int64_t z) {
-    return column && y >= 0 && y < g.ny && z >= 0 && z < g.nz;
-  };
-  const auto address = [&](int64_t y, int64_t z) { return (z * g.ny + y) * g.nx + x; };
+  const int64_t plane = g.ny * g.nx;
+  bool in_plane[OWN_ROWS];   // whether the thread's quad is a part of the grid
+  int64_t offset[OWN_ROWS];  // of the quad in a plane
+#pragma unroll
+  for (int i = 0; i < OWN_ROWS; ++i) {
+    const int64_t y = top + warp + i * WARPS;
+    in_plane[i] = x >= 0 && x < g.nx && y >= 0 && y < g.ny;
+    offset[i] = y * g.nx + x;
+  }
+  const auto in_depth = [&](int64_t z) { return z >= 0 && z < g.nz; };
 
-  // Copies of this thread's quads of a plane into a slot; 0 outside of the grid.
+  // Copies of this thread's quads of plane z into a slot; 0 outside of the grid.
   const auto load = [&](int64_t z, int slot) {
     if (z < end + Steps) {
+      const float* const from = u + z * plane;
 #pragma unroll
       for (int i = 0; i < OWN_ROWS; ++i) {
-        const int row = warp + i * WARPS;
-        const bool valid = inside(top + row, z);
-        ptx::cp_async_zero_fill<16>(&ring[slot][row][lane], valid ? u + address(top + row, z) : u,
-                                    valid ? 16 : 0);
+        const bool valid = in_plane[i] && in_depth(z);
+        ptx::cp_async_zero_fill<16>(&ring[slot][warp + i * WARPS][lane],
+                                    valid ? from + offset[i] : u, valid ? 16 : 0);
       }
     }
     ptx::cp_async_commit();  // a group per plane, empty ones behind the last
   };
 
-  // Of step t, this thread's quads of the planes k - t - 2 and k - t - 1, see below.
+  // Of step t - 1, this thread's quads of the planes k - t - 1 and k - t.
   float4 back[Steps][OWN_ROWS] = {}, centre[Steps][OWN_ROWS] = {};
   const int64_t begin = first - Steps;
   for (int p = 0; p < IN_FLIGHT; ++p) load(begin + p, p);
@@ -249,29 +254,34 @@ __global__ void __launch_bounds__(LANES* WARPS, 2)
     __syncthreads();
     load(k + IN_FLIGHT, (slot + IN_FLIGHT) % RING);
     const int centre_slot = (slot + RING - 1) % RING;  // of plane k - 1
+    float4 front[OWN_ROWS];                            // of step t - 1, plane k - t + 1
 #pragma unroll
-    for (int i = 0; i < OWN_ROWS; ++i) {
-      const int row = warp + i * WARPS;
-      float4 front = ring[slot][row][lane];
+    for (int i = 0; i < OWN_ROWS; ++i) front[i] = ring[slot][warp + i * WARPS][lane];
 #pragma unroll
-      for (int t = 1; t <= Steps; ++t) {
+    for (int t = 1; t <= Steps; ++t) {
+      const Plane& rows = t == 1 ? ring[centre_slot] : between[2 * (t - 2) + (parity ^ 1)];
+      const bool known = k >= begin + 2 * t;  // three planes of step t - 1
+#pragma unroll
+      for (int i = 0; i < OWN_ROWS; ++i) {
+        const int row = warp + i * WARPS;
         const float4 q = centre[t - 1][i];
         float4 next = make_float4(0, 0, 0, 0);
-        const bool known = k >= begin + 2 * t && row >= t && row < TILE_ROWS - t;
-        if (known) {  // the same for a whole warp
-          const Plane& plane = t == 1 ? ring[centre_slot] : between[2 * (t - 2) + (parity ^ 1)];
-          next = heat_quad(q, plane[row - 1][lane], plane[row + 1][lane], back[t - 1][i], front, f);
+        if (known) {
+          // The first and the last row have one neighbour. What follows from that reaches `Steps`
+          // rows, all in the halo.
+          const float4 above = rows[row > 0 ? row - 1 : row][lane];
+          const float4 below = rows[row < TILE_ROWS - 1 ? row + 1 : row][lane];
+          next = heat_quad(q, above, below, back[t - 1][i], front[i], f);
         }
         back[t - 1][i] = q;
-        centre[t - 1][i] = front;
-        if (t == Steps) {
-          if (known && lane > 0 && lane < LANES - 1 && inside(top + row, k - t)) {
-            __stcs(reinterpret_cast<float4*>(out + address(top + row, k - t)), next);
-          }
-        } else {
-          if (!inside(top + row, k - t)) next = make_float4(0, 0, 0, 0);
+        centre[t - 1][i] = front[i];
+        if (t < Steps) {
+          if (!in_plane[i] || !in_depth(k - t)) next = make_float4(0, 0, 0, 0);
           between[2 * (t - 1) + parity][row][lane] = next;
-          front = next;
+          front[i] = next;
+        } else if (known && in_plane[i] && row >= Steps && row < TILE_ROWS - Steps && lane > 0 &&
+                   lane < LANES - 1) {
+          __stcs(reinterpret_cast<float4*>(out + (k - t) * plane + offset[i]), next);
         }
       }
     }
