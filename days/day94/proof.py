@@ -36,8 +36,8 @@ def print_decay(operators, device, shape=(20, 30, 124), steps=21):
 # ---------------------------------------------------------------- two clusters
 
 N, EPS = 512, 0.1
-STEPS, DT = 320, 1 / 64
-SHOWN = (0, 90, 130, 320)  # steps
+STEPS, DT = 520, 1 / 128
+SHOWN = (0, 300, 400, 520)  # steps
 
 
 def clusters():
@@ -45,9 +45,9 @@ def clusters():
     is the first, mirrored, so the momentum is 0."""
     generator = torch.Generator().manual_seed(94)
     half = 0.2 * torch.randn(N // 2, 3, generator=generator)
-    speeds = 0.6 * torch.randn(N // 2, 3, generator=generator)
+    speeds = 0.4 * torch.randn(N // 2, 3, generator=generator)
     half = half - half.mean(0) + torch.tensor([-1.0, -0.2, 0.0])
-    speeds = speeds - speeds.mean(0) + torch.tensor([0.5, 0.0, 0.0])
+    speeds = speeds - speeds.mean(0) + torch.tensor([0.2, 0.0, 0.0])
     bodies = torch.cat([torch.cat([half, -half]), torch.full((N, 1), 1 / N)], 1)
     return bodies, torch.cat([speeds, -speeds])
 
@@ -74,7 +74,7 @@ def flown(accelerations, bodies, v):
     a = accelerations(bodies, EPS)
     for step in range(STEPS + 1):
         if step in SHOWN:
-            places.append(bodies[:, :2].cpu())
+            places.append(bodies[:, :2].to("cpu", copy=True))
             found.append((energy(bodies, v), momentum(bodies, v)))
         v += DT / 2 * a
         bodies[:, :3] += DT * v
