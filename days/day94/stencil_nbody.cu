@@ -96,11 +96,6 @@ dim3 plane_grid(const Grid& g, int width, int height) {
               grid_size_y(ceil_div<int64_t>(g.ny, height), "u"));
 }
 
-// Blocks along z: CUDA's limit is the same as along y.
-unsigned depth_of(int64_t blocks) {
-  return static_cast<unsigned>(blocks < max_grid_y() ? blocks : max_grid_y());
-}
-
 Factors factors_of(double c) {
   return {static_cast<float>(1 - 6 * c), static_cast<float>(c)};
 }
@@ -109,7 +104,7 @@ Tensor heat_v1_point(const Tensor& u, double c, int64_t steps) {
   const Grid g = check_heat(u, c, steps);
   return run_passes(u, steps, 1, [&](const float* from, float* to, int64_t) {
     dim3 blocks = plane_grid(g, ROW, ROWS);
-    blocks.z = depth_of(g.nz);
+    blocks.z = static_cast<unsigned>(g.nz < max_grid_y() ? g.nz : max_grid_y());  // as along y
     heat_v1_point_kernel<<<blocks, dim3(ROW, ROWS), 0, current_stream(u)>>>(from, to, g,
                                                                             factors_of(c));
     check_launch("heat_v1_point");
@@ -134,33 +129,30 @@ __global__ void __launch_bounds__(ROW* MARCH_ROWS)
         row >= 0 && row < g.ny && column >= 0 && column < g.nx && z >= 0 && z < g.nz;
     return inside ? u[z * plane + row * g.nx + column] : 0;
   };
-  for (int64_t first = int64_t{blockIdx.z} * MARCH_PLANES; first < g.nz;
-       first += int64_t{gridDim.z} * MARCH_PLANES) {
-    const int64_t end = first + MARCH_PLANES < g.nz ? first + MARCH_PLANES : g.nz;
-    float back = value(y, x, first - 1), centre = value(y, x, first);
-    for (int64_t z = first; z < end; ++z) {
-      const float front = value(y, x, z + 1);
-      tile[ty + 1][tx + 1] = centre;
-      if (tx == 0) tile[ty + 1][0] = value(y, x - 1, z);
-      if (tx == ROW - 1) tile[ty + 1][ROW + 1] = value(y, x + 1, z);
-      if (ty == 0) tile[0][tx + 1] = value(y - 1, x, z);
-      if (ty == MARCH_ROWS - 1) tile[MARCH_ROWS + 1][tx + 1] = value(y + 1, x, z);
-      __syncthreads();  // each thread waits for its neighbours' points
-      if (x < g.nx && y < g.ny) {
-        out[z * plane + y * g.nx + x] =
-            heat(centre, tile[ty + 1][tx], tile[ty + 1][tx + 2], tile[ty][tx + 1],
-                 tile[ty + 2][tx + 1], back, front, f);
-      }
-      __syncthreads();  // before the next plane is stored, all have read this one
-      back = centre;
-      centre = front;
+  const int64_t first = int64_t{blockIdx.z} * MARCH_PLANES;
+  const int64_t end = first + MARCH_PLANES < g.nz ? first + MARCH_PLANES : g.nz;
+  float back = value(y, x, first - 1), centre = value(y, x, first);
+  for (int64_t z = first; z < end; ++z) {
+    const float front = value(y, x, z + 1);
+    tile[ty + 1][tx + 1] = centre;
+    if (tx == 0) tile[ty + 1][0] = value(y, x - 1, z);
+    if (tx == ROW - 1) tile[ty + 1][ROW + 1] = value(y, x + 1, z);
+    if (ty == 0) tile[0][tx + 1] = value(y - 1, x, z);
+    if (ty == MARCH_ROWS - 1) tile[MARCH_ROWS + 1][tx + 1] = value(y + 1, x, z);
+    __syncthreads();  // each thread waits for its neighbours' points
+    if (x < g.nx && y < g.ny) {
+      out[z * plane + y * g.nx + x] = heat(centre, tile[ty + 1][tx], tile[ty + 1][tx + 2],
+                                           tile[ty][tx + 1], tile[ty + 2][tx + 1], back, front, f);
     }
+    __syncthreads();  // before the next plane is stored, all have read this one
+    back = centre;
+    centre = front;
   }
 }
 
 void march(const Tensor& u, const float* from, float* to, const Grid& g, double c) {
   dim3 blocks = plane_grid(g, ROW, MARCH_ROWS);
-  blocks.z = depth_of(ceil_div<int64_t>(g.nz, MARCH_PLANES));
+  blocks.z = grid_size_y(ceil_div<int64_t>(g.nz, MARCH_PLANES), "u");  // the limit is that along y
   heat_v2_march_kernel<<<blocks, dim3(ROW, MARCH_ROWS), 0, current_stream(u)>>>(from, to, g,
                                                                                 factors_of(c));
   check_launch("heat_v2_march");
