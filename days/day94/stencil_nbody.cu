@@ -15,6 +15,7 @@
 // Run: python run_day.py 94
 
 #include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/capability.cuh"       // taught in day 26
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/ptx/cp_async.cuh"     // taught in day 23
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
@@ -309,15 +310,18 @@ void ring_pass(const Tensor& u, const float* from, float* to, const Grid& g, dou
   check_launch("heat_march");
 }
 
-// Whether quads can be copied: rows of whole quads, at multiples of 16 bytes, and room for the
-// ring.
+// Whether quads can be copied: rows of whole quads, at multiples of 16 bytes, and what the copies
+// need of the card.
 template <int Steps>
 bool quads_fit(const Tensor& u, const Grid& g) {
-  const bool aligned = g.nx % QUAD == 0 && is_aligned(u, 16);
-  const bool fits = shared_limit(u) >= SHARED_BYTES<Steps>;
-  if (!aligned) fell_back("heat_v2_march", "rows are not whole packs of 16 bytes");
-  if (aligned && !fits) fell_back("heat_v2_march", "the ring does not fit into shared memory");
-  return aligned && fits;
+  const DeviceGuard guard(u);
+  const char* const reason =
+      g.nx % QUAD != 0 || !is_aligned(u, 16)  ? "rows are not whole packs of 16 bytes"
+      : !has_capability(8, 0)                 ? "the card has no cp.async"
+      : shared_limit(u) < SHARED_BYTES<Steps> ? "the ring does not fit into shared memory"
+                                              : nullptr;
+  if (reason) fell_back("heat_v2_march", reason);
+  return !reason;
 }
 
 Tensor heat_v3_ring(const Tensor& u, double c, int64_t steps) {
