@@ -15,6 +15,22 @@ SOURCE = "stencil_nbody.cu"
 EXTRA_SOURCES = ("nbody.cu", "stencil.py", "gravity.py", "proof.py")
 INTRODUCES = ("stencil", "temporal blocking", "N-body", "leapfrog")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "stencil_nbody.cu: parts_of: 64-bit index in 32 bits: `int64_t parts_of` -> `int parts_of`": (
+        "there are at most 64 parts"
+    ),
+    "stencil_nbody.cu: parts_of: loop stride: `++parts` -> `parts += 2`": (
+        "another number of parts computes the same"
+    ),
+    "stencil_nbody.cu: parts_of: loop bound off by one: `parts <= nz` -> `parts <= nz - 1`": (
+        "another number of parts computes the same"
+    ),
+    "stencil_nbody.cu: ring_pass: arithmetic operator: "
+    "`int64_t{blocks.x} * blocks.y` -> `int64_t{blocks.x} / blocks.y`": (
+        "another number of tiles gives another number of parts, which computes the same"
+    ),
+}
+
 EXERCISE = Exercise(
     function="add_pull",
     source="nbody.cu",
