@@ -4,7 +4,7 @@ from common.day import Exercise
 
 from .gravity import GRAVITY
 from .proof import show
-from .stencil import STENCIL
+from .stencil import ONE_STEP, TWO_STEPS
 
 __all__ = ["PROBLEMS", "show"]
 
@@ -43,4 +43,4 @@ EXERCISE = Exercise(
     ),
 )
 
-PROBLEMS = (STENCIL, GRAVITY)
+PROBLEMS = (ONE_STEP, TWO_STEPS, GRAVITY)
