@@ -81,8 +81,9 @@ class Target:
     """What a rung must reach on the GPU that the curriculum names; reported, never enforced.
 
     of: "copy" or "read" (share of that measured bandwidth), "tensor" (share of the measured rate of
-        a large bf16 product), "pytorch" or the name of a library of the problem, such as "compile"
-        (speed over theirs in the same run), or the name of another rung (speed over that rung).
+        a large bf16 product), "fp32" (of the measured rate of multiply-adds), "pytorch" or the
+        name of a library of the problem, such as "compile" (speed over theirs in the same run), or
+        the name of another rung (speed over that rung).
     """
 
     at_least: float

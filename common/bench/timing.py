@@ -263,7 +263,7 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
     if rung.target is None or not isinstance(mine, Timing):
         return False
     of = rung.target.of
-    rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops}
+    rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops, "fp32": mine.tflops}
     if of in rates:
         rate = rates[of]
         if ceilings is None or rate is None:

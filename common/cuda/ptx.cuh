@@ -16,7 +16,8 @@
 //   ptx/tensor_map.cuh     what the copy engine has to know of a tensor
 //   ptx/tensor_copy.cuh    loads and stores of its boxes: TMA
 //   ptx/lop3.cuh           bitwise functions of three words
-//   ptx/log2.cuh           logarithm and square root as the special function unit gives them
+//   ptx/log2.cuh           logarithm, square root and its reciprocal as the special function unit
+//                          gives them
 //   ptx/cluster.cuh        blocks that reach each other's shared memory: barrier, addresses
 //   ptx/cache.cuh          loads, stores and prefetches that say how long data stay in the caches
 //   ptx/grid_dependency.cuh  kernels that begin before the one ahead of them has ended

@@ -231,13 +231,18 @@ def test_exp2(call: Call, generator: torch.Generator) -> None:
 def test_log2_and_sqrt(call: Call, generator: torch.Generator) -> None:
     powers = (torch.rand(4000, generator=generator) * 252 - 126).exp2()
     x = torch.cat([powers, 1 + torch.linspace(-0.5, 1, 4000)])
-    logarithm, root = call("logarithms", x, exact=False).double()
+    logarithm, root, reciprocal = call("logarithms", x, exact=False).double()
     exact = x.double().log2()
     assert ((logarithm - exact).abs() <= 2**-21 * exact.abs().clamp(min=1)).all()
     assert ((root - x.double().sqrt()).abs() <= 2**-22 * x.double().sqrt()).all()
+    assert ((reciprocal * x.double().sqrt() - 1).abs() <= 2**-22).all()
     special = torch.tensor([0.0, 1.0, 1e-40, torch.inf, 4.0])
     expected = torch.tensor(
-        [[-torch.inf, 0.0, -torch.inf, torch.inf, 2.0], [0.0, 1.0, 0.0, torch.inf, 2.0]]
+        [
+            [-torch.inf, 0.0, -torch.inf, torch.inf, 2.0],
+            [0.0, 1.0, 0.0, torch.inf, 2.0],
+            [torch.inf, 1.0, torch.inf, 0.0, 0.5],
+        ]
     )
     assert call("logarithms", special).equal(expected)
     assert call("logarithms", torch.tensor([-1.0, torch.nan]), exact=False).isnan().all()

@@ -333,17 +333,18 @@ Tensor powers(Tensor x) {
 
 // ---------------------------------------------------------------- log2, sqrt
 
-// y[i] = log2(x[i]), and y[n + i] the square root of x[i].
+// y[i] = log2(x[i]), y[n + i] the square root of x[i], and y[2n + i] its reciprocal.
 __global__ void log2_kernel(const float* x, float* y, int n) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= n) return;
   y[i] = ptx::log2_approx(x[i]);
   y[n + i] = ptx::sqrt_approx(x[i]);
+  y[2 * n + i] = ptx::rsqrt_approx(x[i]);
 }
 Tensor logarithms(Tensor x) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
   const int n = static_cast<int>(x.numel());
-  Tensor y = torch::stable::new_empty(x, {2, n});
+  Tensor y = torch::stable::new_empty(x, {3, n});
   log2_kernel<<<(n + 127) / 128, 128, 0, current_stream(x)>>>(data<float>(x),
                                                               mutable_data<float>(y), n);
   check_launch("logarithms");

@@ -219,6 +219,15 @@ def test_targets(of: str, reached: float) -> None:
     assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)
 
 
+def test_a_target_may_be_a_share_of_the_fp32_rate() -> None:
+    rung = Rung("fast", "", target=Target(0.6, "fp32"))
+    for share, met in ((0.61, True), (0.59, False)):
+        results: dict[str, Timing | str] = {"fast": timing(1.0, tflops=share * CEILINGS.fp32)}
+        assert bench.target_met(rung, results, CEILINGS) is met
+        assert not bench.target_met(rung, results, None)
+    assert not bench.target_met(rung, {"fast": timing(1.0)}, CEILINGS)
+
+
 def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
     size = 1 << 20
     declared = {

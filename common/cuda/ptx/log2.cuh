@@ -1,8 +1,8 @@
-// Logarithm and square root as the special function unit gives them, each in one instruction
-// (sm_75).
+// Logarithm, square root and its reciprocal as the special function unit gives them, each in one
+// instruction (sm_75).
 //
-// __logf and sqrtf use it too, but handle arguments below the smallest normal number, which takes
-// three instructions more.
+// __logf, sqrtf and rsqrtf use it too, but handle arguments below the smallest normal number, which
+// takes three instructions more.
 #pragma once
 
 #include <cfloat>
@@ -33,6 +33,18 @@ __device__ __forceinline__ float sqrt_approx(float x) {
 #else
   float result;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+// 1 / √x. An x below the smallest normal number counts as 0, for which it is inf.
+// GPU and CPU: each within 2^-22 of the result, relatively. PTX: rsqrt.approx.ftz.f32 result, x;
+__device__ __forceinline__ float rsqrt_approx(float x) {
+#ifdef CUDA_ON_CPU
+  return 1.0f / sqrtf(fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x);
+#else
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #endif
 }
