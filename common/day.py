@@ -6,6 +6,7 @@ Listing days reads day.py without running it. What runs it has imported PyTorch 
 from common.base.cache import Entry, cache_directory, cached, digest
 from common.base.declaration import (
     COMPILE,
+    CUBLAS_UNWATCHED,
     Case,
     Cost,
     Exercise,
@@ -69,6 +70,7 @@ from common.tools.watched_program import Said, Way, run_program, ways_to_run
 
 __all__ = [
     "COMPILE",
+    "CUBLAS_UNWATCHED",
     "SECTORS",
     "SGEMM_SIZES",
     "WAVEFRONTS",

@@ -161,6 +161,8 @@ class Library:
 
 
 COMPILE = Library("compile")
+# For Problem.unwatched.
+CUBLAS_UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
 
 
 @dataclass(frozen=True)

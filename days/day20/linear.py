@@ -5,14 +5,9 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, grid
+from common.day import COMPILE, CUBLAS_UNWATCHED, Case, Cost, Problem, Rung, grid
 
 from .losses import ignore_some, loss_and_gradient
-
-UNWATCHED = (
-    "the tools fail on cuBLAS kernels for 16-bit products (nvjet), and on no kernel of this day; "
-    "its other problems call the loss kernel that this one calls"
-)
 
 PRODUCT = ("matmul",)  # the library's, for the linear layer; the loss is this day's
 
@@ -72,7 +67,7 @@ both_ways = Problem(
     cost=cost,
     pytorch=both_by_pytorch,
     libraries=(COMPILE,),
-    unwatched=UNWATCHED,
+    unwatched=f"{CUBLAS_UNWATCHED}; other problems of this day call its loss kernel",
 )
 
 

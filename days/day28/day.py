@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend
 
 from common.day import (
+    CUBLAS_UNWATCHED,
     Case,
     Cost,
     Exercise,
@@ -66,7 +67,7 @@ HALVES = ["bfloat16", "float16"]
 # (B, S, E, heads, padded): rows around the 64 keys of a tile and the 128 rows of a block
 SHAPES = [(2, 33, 128, 2, 0), (1, 70, 256, 2, 0), (3, 65, 64, 1, 1), (2, 130, 128, 1, 1)]
 EMPTY = [(0, 4, 64, 1, 0), (2, 0, 128, 2, 0)]
-UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products; 'packed attention' is watched"
+UNWATCHED = f"{CUBLAS_UNWATCHED}; 'packed attention' is watched"
 
 
 def drawn_padding(case, draw):

@@ -5,6 +5,7 @@ from torch.nn.functional import gelu, linear
 
 from common.day import (
     COMPILE,
+    CUBLAS_UNWATCHED,
     Case,
     Cost,
     Problem,
@@ -201,8 +202,8 @@ whole = Problem(
     pytorch=mlp,
     libraries=(COMPILE,),
     gradients=True,
-    unwatched="the tools fail on cuBLAS kernels for 16-bit products (nvjet); the kernels of this "
-    "day that it calls are those of the problem before it",
+    unwatched=f"{CUBLAS_UNWATCHED}; the kernels of this day that it calls are those of the problem "
+    "before it",
     tolerance=Tolerance(factor=8, why="two products, with the rounding of the first in the second"),
 )
 

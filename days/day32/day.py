@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from common.day import (
     COMPILE,
+    CUBLAS_UNWATCHED,
     Case,
     Cost,
     Exercise,
@@ -61,7 +62,6 @@ CHUNKED = [
 # Larger than the last one: a quick run takes the smallest, and that one reaches the kernel of v2.
 OTHERS = [(1, 3, 28, 42, 14, 64), (2, 1, 14, 14, 2, 9), (2, 3, 8, 16, 8, 33), (3, 2, 15, 7, 1, 6)]
 EMPTY = [(0, 3, 16, 16, 16, 64), (2, 3, 0, 16, 16, 64), (2, 0, 16, 16, 8, 16)]
-UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products"
 
 
 def embed_inputs(case, draw):
@@ -173,7 +173,7 @@ PROBLEMS = (
         cost=embed_cost,
         pytorch=by_conv,
         libraries=(Library("matmul", by_matmul), COMPILE),
-        unwatched=UNWATCHED,
+        unwatched=CUBLAS_UNWATCHED,
     ),
     Problem(
         name="tiny ViT, 12 layers",
@@ -205,7 +205,7 @@ PROBLEMS = (
         cost=vit_cost,
         pytorch=named(twin),
         libraries=(COMPILE,),
-        unwatched=UNWATCHED,
+        unwatched=CUBLAS_UNWATCHED,
     ),
 )
 

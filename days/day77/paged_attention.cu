@@ -18,6 +18,7 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "days/day76/split_decode.cuh"      // taught in day 76
+#include "days/day77/shares.cuh"
 
 #include <climits>
 
@@ -41,11 +42,6 @@ struct Paged {
 
 __device__ inline int64_t units_of(int length) {
   return (int64_t{length} + UNIT - 1) / UNIT;
-}
-
-// Where share i of `shares` begins, when so many places are shared out evenly.
-__device__ inline int64_t start_of(int64_t places, int64_t i, int64_t shares) {
-  return places * i / shares;
 }
 
 // Units [first, last) of a pair, whose length is given, as part `part`. `first_part` and `count`:
@@ -127,12 +123,6 @@ __global__ void plan_kernel(const int* lengths, int64_t* starts, int B, int room
   }
   if (threadIdx.x == 0) starts[B] = before;
   for (int i = threadIdx.x; i < pairs; i += PLANNERS) arrived[i] = 0;
-}
-
-// The share that contains a place, of `places` that are shared out evenly: the largest i with
-// start_of(places, i, shares) <= place.
-__device__ inline int64_t share_of(int64_t places, int64_t place, int64_t shares) {
-  return ((place + 1) * shares - 1) / places;
 }
 
 // Sequences without tokens have no place on the line: their outputs are zeros.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "days/day76/split_decode.cuh"  // parts and their merge: taught in day 76
+#include "days/day77/shares.cuh"        // shares of a line: taught in day 77
 
 constexpr int RANK = 512;         // elements of a latent vector: the values
 constexpr int ROPE = 64;          // elements of a key that carry its position
@@ -85,15 +86,6 @@ __device__ __forceinline__ float last_factor(const Range& r, float sum) {
 
 // ---------------------------------------------------------------------------------------------
 // The ranges of a block. Each warp walks over them on its own.
-
-// Where share i of `shares` begins, when `units` are shared out evenly; and the share of a unit:
-// day 77 explains both.
-__device__ inline int64_t start_of(int64_t units, int64_t i, int64_t shares) {
-  return units * i / shares;
-}
-__device__ inline int64_t share_of(int64_t units, int64_t unit, int64_t shares) {
-  return ((unit + 1) * shares - 1) / units;
-}
 
 // v3: one range, of one sequence.
 template <typename T, bool EVEN>

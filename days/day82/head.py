@@ -5,12 +5,11 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, grid
+from common.day import COMPILE, CUBLAS_UNWATCHED, Case, Cost, Problem, Rung, grid
 
 from .embedding import FLOATS, embedding_backward, text, wide
 
 IGNORED = -100
-UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
 
 
 def ignore_some(target):
@@ -99,7 +98,7 @@ head = Problem(
     cost=cost,
     pytorch=by_pytorch,
     libraries=(COMPILE,),
-    unwatched=UNWATCHED,
+    unwatched=CUBLAS_UNWATCHED,
 )
 
 

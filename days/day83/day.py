@@ -1,6 +1,17 @@
 """Day 83: a feed-forward network with its residual addition and dropout, for training."""
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    CUBLAS_UNWATCHED,
+    Case,
+    Cost,
+    Exercise,
+    Problem,
+    Rung,
+    Target,
+    Tolerance,
+    grid,
+)
 
 from . import network
 from .proof import show
@@ -37,7 +48,6 @@ EMPTY = [(0, 8, 16), (4, 0, 8), (4, 8, 0)]
 MANY = [(300, 264, 520)]  # more tiles than the multiprocessors of a small card
 
 WHY = "two products, with the rounding of the first in the second"
-UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
 PRODUCTS = ("linear", "matmul")
 
 
@@ -115,7 +125,7 @@ PROBLEMS = (
         FORWARD,
         reference=network.forward,
         pytorch=network.eager_with_all,
-        unwatched=UNWATCHED,
+        unwatched=CUBLAS_UNWATCHED,
     ),
     problem(
         "training step",
@@ -139,6 +149,6 @@ PROBLEMS = (
         reference=network.out_alone,
         pytorch=network.eager,
         gradients=True,
-        unwatched=UNWATCHED,
+        unwatched=CUBLAS_UNWATCHED,
     ),
 )
