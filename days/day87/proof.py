@@ -1,2 +1,36 @@
+"""What the day's `show` proves: several processes agree, and train as one process does."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from common.day import print_table
+
+from .measure import FILES
+from .peers import run_ranks
+from .train import print_losses
+
+
 def show(operators, device):
-    pass
+    """Prints the proofs, of as many processes as there are GPUs, or of two on the CPU backend.
+
+    With several GPUs, also times all rungs beside NCCL, and returns the figures and their plot.
+    """
+    gpus = torch.cuda.device_count() if torch.device(device).type == "cuda" else 0
+    if gpus == 1:
+        print("one GPU: several processes are tried on the CPU backend, and nothing is timed")
+    world, place = (min(gpus, 8), "cuda") if gpus > 1 else (2, "cpu")
+    found = json.loads(run_ranks(world, "days.day87.ranks", place).splitlines()[-1])
+    print_table(
+        [f"{world} processes", "error of a sum, × eps"],
+        [[title, f"{error:.2f}"] for title, error in found["errors"].items()],
+    )
+    print_losses(world, *found["losses"])
+    print(f"a rank that never comes: {found['absent']}")
+    if gpus < 2:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        print(run_ranks(world, "days.day87.measure", "--into", folder).rstrip())
+        return {name: (Path(folder) / name).read_text() for name in FILES}
