@@ -33,7 +33,6 @@ constexpr int MOST_BLOCKS = 128;              // per rank
 constexpr int IN_FLIGHT = 4;                  // chunks that a thread of v4 loads before it adds
 constexpr int64_t CYCLES_PER_MS = 2'000'000;  // of a multiprocessor's clock, about
 constexpr int64_t TIMEOUT_MS = 60'000;        // where one launch plays all ranks
-constexpr int64_t ALL_RANKS = -1;
 
 // The flags of one rank, which the others set. Block b of a rank waits for block b of the others
 // only. All are 0 between two calls.
@@ -90,6 +89,11 @@ __device__ void meet(const Peers& p, Flags flags) {
   __syncthreads();  // all threads wait for those that waited for the other ranks
 }
 
+template <typename C>
+__device__ void store_raw(C* to, const RawChunk<C>& raw) {
+  *reinterpret_cast<RawChunk<C>*>(to) = raw;
+}
+
 template <typename T, int N>
 __device__ void store_narrowed(Chunk<T, N>* to, const Chunk<float, N>& wide) {
   Chunk<T, N> chunk;
@@ -97,7 +101,7 @@ __device__ void store_narrowed(Chunk<T, N>* to, const Chunk<float, N>& wide) {
   for (int k = 0; k < N; ++k) chunk.at[k] = static_cast<T>(wide.at[k]);
   RawChunk<Chunk<T, N>> raw;
   memcpy(&raw, &chunk, sizeof raw);
-  *reinterpret_cast<RawChunk<Chunk<T, N>>*>(to) = raw;
+  store_raw(to, raw);
 }
 
 template <int N>
@@ -106,20 +110,65 @@ __device__ void add_to(Chunk<float, N>& sum, const Chunk<float, N>& other) {
   for (int k = 0; k < N; ++k) sum.at[k] += other.at[k];
 }
 
-// The ranks, the blocks and the time of a launch, checked.
-void check_arguments(const Tensors& buffers, const Tensors& signals, int64_t rank, int64_t blocks,
-                     int64_t timeout_ms) {
+// Calls f with the elements per chunk: 16 bytes, or one element where a buffer is misaligned or
+// does not have whole chunks. All ranks come to the same number.
+template <typename T, typename F>
+void dispatch_width(const Peers& p, int64_t n, F&& f) {
+  constexpr int N = 16 / sizeof(T);
+  bool whole = n % N == 0;
+  for (int r = 0; r < p.ranks; ++r) {
+    whole = whole && reinterpret_cast<uintptr_t>(p.buffers[r]) % 16 == 0;
+  }
+  if (whole) return f(std::integral_constant<int, N>{});
+  f(std::integral_constant<int, 1>{});
+}
+
+// Launches kernel_of(zero, width), a kernel for the type of `zero` and chunks of `width` elements,
+// for `played` ranks from p.first on. own: a buffer of the first of them.
+template <typename F>
+void launch(const char* name, Peers p, const Tensor& own, int played, int64_t blocks,
+            int64_t timeout_ms, F&& kernel_of) {
+  STD_TORCH_CHECK(blocks >= 1 && blocks <= MOST_BLOCKS, "blocks: expected 1 to ", MOST_BLOCKS,
+                  ", got ", blocks);
+  if (own.numel() == 0) return;
+  const DeviceGuard guard(own);
+  dispatch_floating(own, [&](auto zero) {
+    dispatch_width<decltype(zero)>(p, own.numel(), [&](auto width) {
+      const auto kernel = kernel_of(zero, width);
+      p.chunks = own.numel() / width;
+      p.patience = timeout_ms * CYCLES_PER_MS;
+      // Blocks that wait for each other must be resident at the same time. Ranks on GPUs of their
+      // own wait for blocks of other launches, with the same grid: equal GPUs, and equal arguments.
+      const int64_t resident =
+          resident_grid(own, kernel, BLOCK, 0, MOST_BLOCKS * MOST_RANKS) / played;
+      STD_TORCH_CHECK(resident >= 1, "buffers: ", played,
+                      " ranks in one launch, more than the blocks that are resident");
+      const int64_t grid = std::min({blocks, resident, ceil_div<int64_t>(p.chunks, BLOCK)});
+
+      cudaLaunchAttribute attribute = {};
+      attribute.id = cudaLaunchAttributeCooperative;  // refused unless all blocks are resident
+      attribute.val.cooperative = 1;
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3(static_cast<unsigned>(grid), static_cast<unsigned>(played));
+      config.blockDim = dim3(BLOCK);
+      config.stream = current_stream(own);
+      config.attrs = &attribute;
+      config.numAttrs = played > 1;
+      check_cuda(cudaLaunchKernelEx(&config, kernel, p), name);
+    });
+  });
+}
+
+// All ranks in one launch.
+template <typename F>
+void launch_all(const char* name, const Tensors& buffers, const Tensors& signals, int64_t blocks,
+                F&& kernel_of) {
   const auto ranks = static_cast<int64_t>(buffers.size());
   STD_TORCH_CHECK(ranks >= 1 && ranks <= MOST_RANKS, "buffers: expected 1 to ", MOST_RANKS,
                   " tensors, one per rank, got ", ranks);
   STD_TORCH_CHECK(buffers.size() == signals.size(),
                   "signals: expected as many tensors as buffers, ", ranks, ", got ",
                   signals.size());
-  STD_TORCH_CHECK(rank >= -1 && rank < ranks, "rank: expected -1 to ", ranks - 1, ", got ", rank);
-  STD_TORCH_CHECK(blocks >= 1 && blocks <= MOST_BLOCKS, "blocks: expected 1 to ", MOST_BLOCKS,
-                  ", got ", blocks);
-  STD_TORCH_CHECK(timeout_ms >= 1 && timeout_ms <= 1'000'000'000,
-                  "timeout_ms: expected 1 to 1000000000, got ", timeout_ms);
   check_each(buffers, "buffers", [&](const check& one) {
     one.on_gpu().floating().contiguous().like(buffers[0], "buffers[0]");
   });
@@ -127,60 +176,13 @@ void check_arguments(const Tensors& buffers, const Tensors& signals, int64_t ran
     one.on_gpu().dtype({ScalarType::Int}).rank(1).size(0, SIGNAL_WORDS).contiguous();
     one.same_device(buffers[0], "buffers[0]");
   });
-}
-
-// Calls f with the elements per chunk: 16 bytes, or one element where a buffer is misaligned or
-// does not have whole chunks. All ranks must come to the same number.
-template <typename T, typename F>
-void dispatch_width(const Tensors& buffers, F&& f) {
-  constexpr int N = 16 / sizeof(T);
-  bool whole = buffers[0].numel() % N == 0;
-  for (const Tensor& buffer : buffers) whole = whole && is_aligned(buffer, 16);
-  if (whole) return f(std::integral_constant<int, N>{});
-  f(std::integral_constant<int, 1>{});
-}
-
-// Launches kernel_of(zero, width), a kernel for the type of `zero` and chunks of `width` elements.
-template <typename F>
-void launch(const char* name, const Tensors& buffers, const Tensors& signals, int64_t rank,
-            int64_t blocks, int64_t timeout_ms, F&& kernel_of) {
-  check_arguments(buffers, signals, rank, blocks, timeout_ms);
-  const Tensor& first = buffers[0];
-  if (first.numel() == 0) return;
-  const DeviceGuard guard(first);
-  dispatch_floating(first, [&](auto zero) {
-    dispatch_width<decltype(zero)>(buffers, [&](auto width) {
-      const auto kernel = kernel_of(zero, width);
-      Peers p{};
-      p.ranks = static_cast<int>(buffers.size());
-      for (int i = 0; i < p.ranks; ++i) {
-        p.buffers[i] = buffers[i].mutable_data_ptr();
-        p.signals[i] = static_cast<Signals*>(signals[i].mutable_data_ptr());
-      }
-      p.first = rank < 0 ? 0 : static_cast<int>(rank);
-      p.chunks = first.numel() / width;
-      p.patience = timeout_ms * CYCLES_PER_MS;
-      // Blocks that wait for each other must be resident at the same time. Ranks on GPUs of their
-      // own wait for blocks of other launches, with the same grid: equal GPUs, and equal arguments.
-      const int played = rank < 0 ? p.ranks : 1;
-      const int64_t resident =
-          resident_grid(first, kernel, BLOCK, 0, MOST_BLOCKS * MOST_RANKS) / played;
-      STD_TORCH_CHECK(resident >= 1, "buffers: ", played,
-                      " ranks in one launch, more than the blocks that are resident");
-      const int64_t grid = std::min({blocks, resident, ceil_div<int64_t>(p.chunks, BLOCK)});
-
-      cudaLaunchAttribute attribute = {};
-      attribute.id = cudaLaunchAttributeCooperative;
-      attribute.val.cooperative = 1;
-      cudaLaunchConfig_t config = {};
-      config.gridDim = dim3(static_cast<unsigned>(grid), static_cast<unsigned>(played));
-      config.blockDim = dim3(BLOCK);
-      config.stream = current_stream(first);
-      config.attrs = &attribute;
-      config.numAttrs = played > 1;
-      check_cuda(cudaLaunchKernelEx(&config, kernel, p), name);
-    });
-  });
+  Peers p{};
+  p.ranks = static_cast<int>(ranks);
+  for (int r = 0; r < p.ranks; ++r) {
+    p.buffers[r] = buffers[r].mutable_data_ptr();
+    p.signals[r] = static_cast<Signals*>(signals[r].mutable_data_ptr());
+  }
+  launch(name, p, buffers[0], p.ranks, blocks, TIMEOUT_MS, kernel_of);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ constexpr auto ONE_SHOT = [](auto zero, auto width) {
 };
 
 void all_reduce_v1_one_shot(Tensors buffers, Tensors signals, int64_t blocks) {
-  launch("all_reduce_v1_one_shot", buffers, signals, ALL_RANKS, blocks, TIMEOUT_MS, ONE_SHOT);
+  launch_all("all_reduce_v1_one_shot", buffers, signals, blocks, ONE_SHOT);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ constexpr auto TWO_SHOT = [](auto zero, auto width) {
 };
 
 void all_reduce_v2_two_shot(Tensors buffers, Tensors signals, int64_t blocks) {
-  launch("all_reduce_v2_two_shot", buffers, signals, ALL_RANKS, blocks, TIMEOUT_MS, TWO_SHOT);
+  launch_all("all_reduce_v2_two_shot", buffers, signals, blocks, TWO_SHOT);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -261,9 +263,13 @@ __device__ void move_part(Chunk<T, N>* own, const Chunk<T, N>* from, int64_t beg
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
-      Chunk<float, N> sum = widened(theirs[k]);
-      if constexpr (ADD) add_to(sum, widened(mine[k]));
-      store_narrowed(own + i + k * step, sum);
+      if constexpr (ADD) {
+        Chunk<float, N> sum = widened(theirs[k]);
+        add_to(sum, widened(mine[k]));
+        store_narrowed(own + i + k * step, sum);
+      } else {
+        store_raw(own + i + k * step, theirs[k]);
+      }
     }
   }
   if constexpr (AHEAD > 1) {
@@ -310,7 +316,7 @@ constexpr auto RING = [](auto zero, auto width) {
 };
 
 void all_reduce_v3_ring(Tensors buffers, Tensors signals, int64_t blocks) {
-  launch("all_reduce_v3_ring", buffers, signals, ALL_RANKS, blocks, TIMEOUT_MS, RING);
+  launch_all("all_reduce_v3_ring", buffers, signals, blocks, RING);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -328,19 +334,44 @@ constexpr auto IN_FLIGHT_RING = [](auto zero, auto width) {
 };
 
 void all_reduce_v4_in_flight(Tensors buffers, Tensors signals, int64_t blocks) {
-  launch("all_reduce_v4_in_flight", buffers, signals, ALL_RANKS, blocks, TIMEOUT_MS,
-         IN_FLIGHT_RING);
+  launch_all("all_reduce_v4_in_flight", buffers, signals, blocks, IN_FLIGHT_RING);
 }
 
 // ---------------------------------------------------------------------------------------------
-// One rank's launch of the kernel of a rung, `version` 1 to 4. All ranks call it with equal
-// arguments but `rank`. Without one of them it fails after about timeout_ms.
+// One rank's launch of the kernel of a rung, `version` 1 to 4. memory: this rank's
+// (peer_memory.cu), which begins with its Signals. memories: the address of every rank's memory,
+// for this GPU. buffer: a part of `memory`; those of the other ranks are at the same place in
+// theirs. All ranks call it with equal arguments but `rank`. Without one of them it fails after
+// about timeout_ms.
 
-void all_reduce_of_rank(Tensors buffers, Tensors signals, int64_t version, int64_t rank,
-                        int64_t blocks, int64_t timeout_ms) {
-  STD_TORCH_CHECK(rank >= 0, "rank: expected 0 or more, got ", rank);
+void all_reduce_of_rank(Tensor buffer, Tensor memory, const Tensor& memories, int64_t version,
+                        int64_t rank, int64_t blocks, int64_t timeout_ms) {
+  check(buffer, "buffer").on_gpu().floating().contiguous();
+  check(memory, "memory").on_gpu().dtype({ScalarType::Byte}).rank(1).contiguous();
+  check(memory, "memory").same_device(buffer, "buffer");
+  check(memories, "memories").on_host().dtype({ScalarType::Long}).rank(1).contiguous();
+  const int64_t ranks = memories.size(0), *addresses = data<int64_t>(memories);
+  STD_TORCH_CHECK(ranks >= 1 && ranks <= MOST_RANKS, "memories: expected 1 to ", MOST_RANKS,
+                  " addresses, got ", ranks);
+  STD_TORCH_CHECK(rank >= 0 && rank < ranks, "rank: expected 0 to ", ranks - 1, ", got ", rank);
+  const auto begin = reinterpret_cast<int64_t>(memory.const_data_ptr());
+  STD_TORCH_CHECK(addresses[rank] == begin, "memories: expected the address of memory for rank ",
+                  rank);
+  const int64_t place = reinterpret_cast<int64_t>(buffer.const_data_ptr()) - begin;
+  const int64_t bytes = buffer.numel() * static_cast<int64_t>(buffer.element_size());
+  STD_TORCH_CHECK(place >= int64_t{sizeof(Signals)} && place + bytes <= memory.numel(),
+                  "buffer: expected a part of memory behind its first ", sizeof(Signals), " bytes");
+  STD_TORCH_CHECK(timeout_ms >= 1 && timeout_ms <= 1'000'000'000,
+                  "timeout_ms: expected 1 to 1000000000, got ", timeout_ms);
+  Peers p{};
+  p.ranks = static_cast<int>(ranks);
+  p.first = static_cast<int>(rank);
+  for (int r = 0; r < p.ranks; ++r) {
+    p.buffers[r] = reinterpret_cast<char*>(addresses[r]) + place;
+    p.signals[r] = reinterpret_cast<Signals*>(addresses[r]);
+  }
   const auto with = [&](auto kernel_of) {
-    launch("all_reduce_of_rank", buffers, signals, rank, blocks, timeout_ms, kernel_of);
+    launch("all_reduce_of_rank", p, buffer, 1, blocks, timeout_ms, kernel_of);
   };
   switch (version) {
     case 1:
@@ -356,10 +387,12 @@ void all_reduce_of_rank(Tensors buffers, Tensors signals, int64_t version, int64
   }
 }
 
-#define LISTS "(Tensor(a!)[] buffers, Tensor(b!)[] signals, "
+#define LISTS "(Tensor(a!)[] buffers, Tensor(b!)[] signals, int blocks) -> ()"
 
-RUNG(day87, all_reduce_v1_one_shot, LISTS "int blocks) -> ()");
-RUNG(day87, all_reduce_v2_two_shot, LISTS "int blocks) -> ()");
-RUNG(day87, all_reduce_v3_ring, LISTS "int blocks) -> ()");
-RUNG(day87, all_reduce_v4_in_flight, LISTS "int blocks) -> ()");
-RUNG(day87, all_reduce_of_rank, LISTS "int version, int rank, int blocks, int timeout_ms) -> ()");
+RUNG(day87, all_reduce_v1_one_shot, LISTS);
+RUNG(day87, all_reduce_v2_two_shot, LISTS);
+RUNG(day87, all_reduce_v3_ring, LISTS);
+RUNG(day87, all_reduce_v4_in_flight, LISTS);
+RUNG(day87, all_reduce_of_rank,
+     "(Tensor(a!) buffer, Tensor(b!) memory, Tensor memories, int version, int rank, int blocks, "
+     "int timeout_ms) -> ()");

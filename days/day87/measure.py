@@ -63,9 +63,8 @@ def seconds(call, device, calls):
     return took.item()
 
 
-def check(peers, buffers, call, name):
+def check(peers, mine, call, name):
     """Small integers, of which every order of additions gives the same sum."""
-    mine = buffers[peers.rank]
     mine.copy_(torch.arange(mine.numel(), device=mine.device) % 1024 + peers.rank)
     first = mine[:1].clone()
     if mine.is_cuda:
@@ -85,18 +84,17 @@ def measured(operators, device, sizes):
     peers = Peers(operators, device, sizes[-1])
     rows = []
     for size in sizes:
-        buffers = peers.buffers(size // 4, torch.float32)
-        own = buffers[peers.rank]
+        own = peers.buffer(size // 4, torch.float32)
         ways = [(library(device), 0, lambda own=own: dist.all_reduce(own))]
         for name, version in VERSIONS.items():
             for blocks in BLOCKS if name == "v4 in_flight" and size >= 1 << 20 else (64,):
 
-                def call(buffers=buffers, version=version, blocks=blocks):
-                    peers.all_reduce(buffers, version=version, blocks=blocks)
+                def call(own=own, version=version, blocks=blocks):
+                    peers.all_reduce(own, version=version, blocks=blocks)
 
                 ways.append((name, blocks, call))
         for name, blocks, call in ways:
-            check(peers, buffers, call, name)
+            check(peers, own, call, name)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             rendezvous()
@@ -110,10 +108,10 @@ def measured(operators, device, sizes):
 
 def copies(peers, size):
     """What the links can do: all ranks copy the next rank's memory into their own at one time."""
-    theirs = peers.data[(peers.rank + 1) % peers.world][: size // 2]
-    own = torch.empty_like(theirs)
-    took = seconds(lambda: own.copy_(theirs), own.device, 4)
-    return [{"bytes": size // 2, "name": "copy", "blocks": 0, "seconds": took}]
+    address = peers.addresses[(peers.rank + 1) % peers.world].item()
+    own = torch.empty(size, dtype=torch.uint8, device=peers.on.device)
+    took = seconds(lambda: peers.operators.peer_memory_read(own, address), own.device, 4)
+    return [{"bytes": size, "name": "copy", "blocks": 0, "seconds": took}]
 
 
 def size_name(size):

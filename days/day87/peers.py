@@ -15,6 +15,10 @@ ALIGNMENT = 256  # of a buffer, in bytes
 TIMEOUT_MS = 60_000
 
 
+def rounded_up(size):
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def start(device):
     """Joins the ranks that torchrun, or `run_ranks`, has started; this rank's device. Gloo carries
     what the processes tell each other, NCCL is the baseline."""
@@ -62,28 +66,29 @@ def run_ranks(world, module, *arguments, limit=100):
 class Peers:
     """Memory of every rank, `size` bytes each, that all ranks of the process group reach.
 
-    own, of all ranks: `buffers`. On a GPU, a rank needs the same GPU model as the others, so that
-    all choose the same grid.
+    memory: this rank's own, first its signals, then the bytes for `buffer`. addresses: of every
+    rank's memory, for this rank's GPU. The GPUs have to be equal, so that all choose the same grid.
     """
 
     def __init__(self, operators, device, size):
         self.operators = operators
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.require_equal_gpus(device)
-        signal_bytes = 4 * SIGNAL_WORDS
-        size = signal_bytes + -(-size // ALIGNMENT) * ALIGNMENT
-        on = torch.empty(0, device=device)
-        own = operators.peer_memory_allocate(on, size)
+        self.on = torch.empty(0, device=device)
+        size = rounded_up(4 * SIGNAL_WORDS) + rounded_up(size)
+        self.memory = operators.peer_memory_allocate(self.on, size)
         handle = torch.zeros(HANDLE_BYTES, dtype=torch.uint8)
-        operators.peer_memory_export(own, handle)
+        operators.peer_memory_export(self.memory, handle)
         handles = [torch.empty_like(handle) for _ in range(self.world)]
         dist.all_gather(handles, handle)
-        self.memories = [
-            own if rank == self.rank else operators.peer_memory_import(on, handles[rank], size)
-            for rank in range(self.world)
-        ]
-        self.signals = [memory[:signal_bytes].view(torch.int32) for memory in self.memories]
-        self.data = [memory[signal_bytes:] for memory in self.memories]
+        self.addresses = torch.tensor(
+            [
+                self.memory.data_ptr()
+                if rank == self.rank
+                else operators.peer_memory_import(self.on, handles[rank])
+                for rank in range(self.world)
+            ]
+        )
         rendezvous()  # nobody frees memory that another rank has not yet opened
 
     def require_equal_gpus(self, device):
@@ -96,26 +101,30 @@ class Peers:
         if any(other != mine for other in all_of_them):
             raise RuntimeError(f"ranks need equal GPUs, got {all_of_them}")
 
-    def buffers(self, n, dtype, begin=0):
-        """n elements of every rank's memory, from byte `begin` on; this rank's own is [rank]."""
-        end = begin + n * dtype.itemsize
-        return [data[begin:end].view(dtype) for data in self.data]
+    def buffer(self, n, dtype, begin=0):
+        """n elements of this rank's memory, from byte `begin` on."""
+        begin += rounded_up(4 * SIGNAL_WORDS)
+        return self.memory[begin : begin + n * dtype.itemsize].view(dtype)
 
-    def all_reduce(self, buffers, *, version=4, blocks=64, timeout_ms=TIMEOUT_MS):
-        """Replaces every rank's buffer by the sum of all, on the current stream. All ranks call it
-        with the same buffers, in the same order. blocks: how many multiprocessors it may take."""
+    def all_reduce(self, buffer, *, version=4, blocks=64, timeout_ms=TIMEOUT_MS):
+        """Replaces the buffer by the sum over the ranks, on the current stream. All ranks call it
+        with a buffer of the same place, in the same order. blocks: how many multiprocessors it may
+        take."""
         self.operators.all_reduce_of_rank(
-            buffers, self.signals, version, self.rank, blocks, timeout_ms
+            buffer, self.memory, self.addresses, version, self.rank, blocks, timeout_ms
         )
+
+    def signals(self):
+        return self.memory[: 4 * SIGNAL_WORDS].view(torch.int32)
 
     def close(self):
         """Lets go of the memory: a rank frees its own after all others have closed it. No tensor
-        of `buffers` may be used afterwards."""
-        if self.data[0].is_cuda:
+        of `buffer` may be used afterwards."""
+        if self.on.is_cuda:
             torch.cuda.synchronize()
         rendezvous()
-        self.signals = self.data = []
-        own = self.memories[self.rank]
-        self.memories = []
+        for rank, address in enumerate(self.addresses.tolist()):
+            if rank != self.rank:
+                self.operators.peer_memory_close(self.on, address)
         rendezvous()
-        del own
+        self.memory = None

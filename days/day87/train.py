@@ -5,6 +5,7 @@ in buckets, while the backward pass goes on.
 """
 
 import argparse
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch import nn
 
 from common.day import operators_of, print_table
 
-from .peers import ALIGNMENT, Peers, rendezvous, start
+from .peers import Peers, rendezvous, rounded_up, start
 
 BUCKET_BYTES = 96 << 10
 STEPS, BATCH, INPUTS, CLASSES = 12, 48, 32, 10
@@ -30,6 +31,9 @@ class Bucket:
         self.parameters.append(parameter)
         self.size += parameter.numel()
 
+    def bytes(self):
+        return rounded_up(4 * self.size)
+
 
 class Gradients:
     """The gradients of a model in the memory of `peers`, added up over the ranks.
@@ -41,24 +45,25 @@ class Gradients:
 
     def __init__(self, model, peers):
         self.peers = peers
-        self.stream = torch.cuda.Stream() if peers.data[0].is_cuda else None
+        self.stream = torch.cuda.Stream() if peers.memory.is_cuda else None
         # The backward pass begins with the last layer.
         self.buckets = in_buckets(reversed(list(model.parameters())))
-        self.views, begin = [], 0
+        self.sums, begin = [], 0
         for bucket in self.buckets:
-            self.views.append(peers.buffers(bucket.size, torch.float32, begin))
-            begin += -(-4 * bucket.size // ALIGNMENT) * ALIGNMENT
+            # Whole chunks of 16 bytes: what lies behind the last gradient is 0 on all ranks.
+            self.sums.append(peers.buffer(bucket.bytes() // 4, torch.float32, begin))
+            begin += bucket.bytes()
             place = 0
             for parameter in bucket.parameters:
-                own = self.views[-1][peers.rank][place : place + parameter.numel()]
+                own = self.sums[-1][place : place + parameter.numel()]
                 parameter.grad = own.view_as(parameter)
                 parameter.register_post_accumulate_grad_hook(self.hook(bucket))
                 place += parameter.numel()
         self.early = 0  # buckets of the last step that were launched before its last gradient
 
     def zero(self):
-        for bucket, views in zip(self.buckets, self.views, strict=True):
-            views[self.peers.rank].zero_()
+        for bucket, sums in zip(self.buckets, self.sums, strict=True):
+            sums.zero_()
             bucket.missing = len(bucket.parameters)
         self.launched = 0
 
@@ -67,21 +72,21 @@ class Gradients:
             bucket.missing -= 1
             while self.launched < len(self.buckets) and not self.buckets[self.launched].missing:
                 self.early = self.launched
-                self.launch(self.views[self.launched])
+                self.launch(self.sums[self.launched])
                 self.launched += 1
 
         return complete
 
-    def launch(self, views):
+    def launch(self, sums):
         if self.stream is None:
-            self.peers.all_reduce(views)
+            self.peers.all_reduce(sums)
             return
         self.stream.wait_stream(torch.cuda.current_stream())  # the gradients are complete
         with torch.cuda.stream(self.stream):
-            self.peers.all_reduce(views, blocks=32)
+            self.peers.all_reduce(sums, blocks=32)
 
     def wait(self):
-        """The current stream waits for all sums. Raises RuntimeError where a gradient is missing."""
+        """The current stream waits for all sums. Raises RuntimeError without a gradient."""
         if self.launched < len(self.buckets):
             raise RuntimeError("a parameter has no gradient: its bucket was never added up")
         if self.stream is not None:
@@ -99,8 +104,7 @@ def in_buckets(parameters):
 
 def bytes_of(model):
     """Of peer memory that `Gradients` needs."""
-    buckets = in_buckets(reversed(list(model.parameters())))
-    return sum(-(-4 * bucket.size // ALIGNMENT) * ALIGNMENT for bucket in buckets)
+    return sum(bucket.bytes() for bucket in in_buckets(reversed(list(model.parameters()))))
 
 
 def model_on(device):
@@ -108,9 +112,7 @@ def model_on(device):
         torch.manual_seed(87)
         sizes = (INPUTS, 128, 160, 128)
         layers = [
-            layer
-            for one, two in zip(sizes[:-1], sizes[1:], strict=True)
-            for layer in (nn.Linear(one, two), nn.Tanh())
+            layer for one, two in pairwise(sizes) for layer in (nn.Linear(one, two), nn.Tanh())
         ]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], CLASSES)).to(device)
 
