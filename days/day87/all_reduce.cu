@@ -324,7 +324,7 @@ void all_reduce_v3_ring(Tensors buffers, Tensors signals, int64_t blocks) {
 // thread are in flight before the first sum, so that few blocks are enough.
 
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2)
+__global__ void __launch_bounds__(BLOCK)
     all_reduce_v4_in_flight_kernel(const __grid_constant__ Peers p) {
   ring<T, N, IN_FLIGHT>(p);
 }

@@ -4,6 +4,7 @@ Rank 0 prints one line of JSON. A check that fails raises RuntimeError, in its o
 """
 
 import json
+import os
 import sys
 
 import torch
@@ -119,6 +120,8 @@ def main(name):
         print(json.dumps({"errors": errors, "losses": losses, "absent": absent(peers, device)}))
         sys.stdout.flush()
     rendezvous()  # the others keep their memory until then
+    if dist.get_rank() == 0:
+        os._exit(0)  # after a launch that failed, not even the end of the process is sure to work
     dist.destroy_process_group()
 
 
