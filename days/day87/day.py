@@ -14,10 +14,11 @@ TEACHES = "Kernels of several GPUs that wait for each other, and gradients that 
 TOPICS = ("all-reduce", "NVLink", "NCCL", "ring", "torchrun", "training", "several GPUs")
 SOURCE = "all_reduce.cu"
 EXTRA_SOURCES = ("peer_memory.cu", "peers.py", "proof.py", "ranks.py", "measure.py", "train.py")
-INTRODUCES = ("rank", "all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel")
+INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel training")
 
 EXERCISE = Exercise(
     function="meet",
+    source="meeting.cuh",
     task=(
         "A barrier for the blocks of number blockIdx.x of all ranks. (p.signals[r]->*flags)"
         "[blockIdx.x][i] is the flag by which rank i tells rank r that its block is here. "
