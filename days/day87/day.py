@@ -18,7 +18,6 @@ INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-para
 
 EXERCISE = Exercise(
     function="meet",
-    source="meeting.cuh",
     task=(
         "A barrier for the blocks of number blockIdx.x of all ranks. (p.signals[r]->*flags)"
         "[blockIdx.x][i] is the flag by which rank i tells rank r that its block is here. "
