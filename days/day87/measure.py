@@ -30,9 +30,23 @@ def library(device):
     return "NCCL" if device.type == "cuda" else "gloo"
 
 
+def repeated(call, calls):
+    """`calls` calls, as a graph where they can be captured."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                call()
+    except RuntimeError as error:
+        print(f"not captured: {str(error).splitlines()[0]}")
+        return lambda: [call() for _ in range(calls)]
+    return graph.replay
+
+
 def seconds(call, device, calls):
-    """Per call, of the slowest rank. On a GPU, a graph of `calls` calls is replayed, so that the
-    time in which Python issues them does not count."""
+    """Per call, of the slowest rank. On a GPU, a graph of the calls is replayed, so that the time
+    in which Python issues them does not count."""
     for _ in range(3):
         call()
     if device.type == "cpu":
@@ -42,19 +56,15 @@ def seconds(call, device, calls):
             call()
         took = torch.tensor((time.perf_counter() - began) / calls)
     else:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(calls):
-                call()
-        graph.replay()
+        repeat = repeated(call, calls)
+        repeat()
         torch.cuda.synchronize()
         rendezvous()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(5):
             begin.record()
-            graph.replay()
+            repeat()
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) / 1e3 / calls)

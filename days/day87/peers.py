@@ -39,7 +39,8 @@ def rendezvous():
 def run_ranks(world, module, *arguments, limit=100):
     """Runs `python -m module arguments` as `world` processes; what rank 0 printed.
 
-    Raises RuntimeError with the last lines of a rank that failed."""
+    Raises RuntimeError with the last lines of the ranks that failed, TimeoutExpired after `limit`
+    seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,10 +57,14 @@ def run_ranks(world, module, *arguments, limit=100):
     finally:
         for process in ranks:
             process.kill()
-    for rank, (process, (out, errors)) in enumerate(zip(ranks, said, strict=True)):
-        if process.returncode:
-            lines = "\n".join((out + errors).strip().splitlines()[-8:])
-            raise RuntimeError(f"rank {rank} ended with {process.returncode}:\n{lines}")
+    failed = [
+        f"rank {rank} ended with {process.returncode}:\n"
+        + "\n".join((out + errors).strip().splitlines()[-6:])
+        for rank, (process, (out, errors)) in enumerate(zip(ranks, said, strict=True))
+        if process.returncode
+    ]
+    if failed:
+        raise RuntimeError("\n".join(failed))
     return said[0][0]
 
 

@@ -3,6 +3,7 @@
 Rank 0 prints one line of JSON. A check that fails raises RuntimeError, in its own rank.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -119,6 +120,7 @@ def main(name):
     if dist.get_rank() == 0:
         print(json.dumps({"errors": errors, "losses": losses, "absent": absent(peers, device)}))
         sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what the kernel printed
     rendezvous()  # the others keep their memory until then
     if dist.get_rank() == 0:
         os._exit(0)  # after a launch that failed, not even the end of the process is sure to work

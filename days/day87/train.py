@@ -45,7 +45,8 @@ class Gradients:
 
     def __init__(self, model, peers):
         self.peers = peers
-        self.stream = torch.cuda.Stream() if peers.memory.is_cuda else None
+        # With priority: its blocks go before those of the backward pass that have not begun.
+        self.stream = torch.cuda.Stream(priority=-1) if peers.memory.is_cuda else None
         # The backward pass begins with the last layer.
         self.buckets = in_buckets(reversed(list(model.parameters())))
         self.sums, begin = [], 0
