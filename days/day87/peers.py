@@ -5,12 +5,14 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 SIGNAL_WORDS = 2176  # of int32 per rank: struct Signals of all_reduce.cu
 HANDLE_BYTES = 64
+ROOT = Path(__file__).parents[2]
 ALIGNMENT = 256  # of a buffer, in bytes
 TIMEOUT_MS = 60_000
 
@@ -36,7 +38,7 @@ def rendezvous():
     dist.all_reduce(torch.zeros(1))
 
 
-def run_ranks(world, module, *arguments, limit=100):
+def run_ranks(world, module, *arguments, limit=200):
     """Runs `python -m module arguments` as `world` processes; what rank 0 printed.
 
     Raises RuntimeError with the last lines of the ranks that failed, TimeoutExpired after `limit`
@@ -51,7 +53,7 @@ def run_ranks(world, module, *arguments, limit=100):
     for rank in range(world):
         own = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        ranks.append(subprocess.Popen(command, env=own, **pipes))
+        ranks.append(subprocess.Popen(command, env=own, cwd=ROOT, **pipes))
     try:
         said = [process.communicate(timeout=limit) for process in ranks]
     finally:
