@@ -142,7 +142,8 @@ void all_reduce_v2_two_shot(Tensors buffers, Tensors signals, int64_t blocks) {
 // v3 against v2: a rank reads from the rank before it and from no other, which is all that a ring
 // of links allows. A sum grows by one rank per step, and is rounded to T in each.
 
-// Chunks [begin, end) of this block, AHEAD of them in flight: own + from, or a copy of from.
+// Chunks [begin, end) of this block, AHEAD of them in flight: own + from, or a copy of from. The
+// loads from the other GPU are issued first, since they take longest.
 template <int AHEAD, bool ADD, typename T, int N>
 __device__ void move_part(Chunk<T, N>* own, const Chunk<T, N>* from, int64_t begin, int64_t end) {
   const int64_t step = int64_t{gridDim.x} * BLOCK;
@@ -150,9 +151,10 @@ __device__ void move_part(Chunk<T, N>* own, const Chunk<T, N>* from, int64_t beg
   for (; i + (AHEAD - 1) * step < end; i += AHEAD * step) {
     RawChunk<Chunk<T, N>> theirs[AHEAD], mine[AHEAD];
 #pragma unroll
-    for (int k = 0; k < AHEAD; ++k) {
-      theirs[k] = load_raw(from + i + k * step);
-      if constexpr (ADD) mine[k] = load_raw(own + i + k * step);
+    for (int k = 0; k < AHEAD; ++k) theirs[k] = load_raw(from + i + k * step);
+    if constexpr (ADD) {
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) mine[k] = load_raw(own + i + k * step);
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
