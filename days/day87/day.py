@@ -16,6 +16,15 @@ SOURCE = "all_reduce.cu"
 EXTRA_SOURCES = ("peer_memory.cu", "peers.py", "proof.py", "ranks.py", "measure.py", "train.py")
 INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel training")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "all_reduce.cu: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
+        "a number in the message of a rank that does not come"
+    ),
+    "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
+        "how many chunks are in flight changes no result"
+    ),
+}
+
 EXERCISE = Exercise(
     function="meet",
     task=(
