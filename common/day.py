@@ -40,6 +40,7 @@ from common.bench.showing import (
 )
 from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
+from common.build.library import operators_of
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
 from common.check.attention import attention, attention_by, ragged_lengths, unused
@@ -112,6 +113,7 @@ __all__ = [
     "launches_of",
     "nf4_levels",
     "one_tensor",
+    "operators_of",
     "peak_memory",
     "philox_words",
     "played",

@@ -26,7 +26,7 @@ from common.base.compiling import (
 )
 from common.base.days import Day, read_day
 from common.base.paths import DAYS, ROOT
-from common.base.toolchain import Platform
+from common.base.toolchain import Platform, detect
 from common.build import nvcc
 from common.cpu import backend as cpu
 from common.cpu import libraries
@@ -193,6 +193,17 @@ def load(todo: Build) -> Any:
             f"{todo.library} does not load, and was removed; run the day again\n{error}"
         ) from None
     return getattr(torch.ops, todo.day.name)
+
+
+def operators_of(number: int, device: str) -> Any:
+    """torch.ops.dayNN for a program of that day's own, such as one process of several. The library
+    is built where it is not there. device: "cuda" or "cpu".
+
+    Raises ToolchainError if something needed is missing, BuildError and OSError as `build_library`.
+    """
+    todo = plan(read_day(DAYS / f"day{number:02d}"), detect(device))
+    build_library(todo)
+    return load(todo)
 
 
 def fallbacks(todo: Build) -> Callable[[], str]:
