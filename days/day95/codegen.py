@@ -50,7 +50,7 @@ FORMULAS = {
 # Many instructions each: where a later phase needs the result again, it is kept in registers.
 COSTLY = ("div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf")
 IDENTITY = {"sum": "0.0f", "mean": "0.0f", "amax": "-INFINITY"}
-COMBINED = {"sum": "a + b", "mean": "a + b", "amax": "larger(a, b)"}
+COMBINED = {"sum": "{} + {}", "mean": "{} + {}", "amax": "larger({}, {})"}
 REGISTERS = 32  # per thread for its part of a row: half of what 1024 threads leave to each
 CHUNKS_WANTED = 2  # per thread, of 16 bytes: loads in flight, and little work per barrier
 
@@ -67,7 +67,7 @@ def literal(number) -> str:
 @dataclass
 class Operand:
     """How a kernel reads or writes the elements of a node. name: of the pointer. per_row: whether
-    it has one value per row. whole_row: whether it is the same row for all rows. place: C++ for the
+    it has one value per row. same_row: whether all rows have the same values. place: C++ for the
     index of the element at row r and column c."""
 
     node: Lazy
@@ -201,9 +201,7 @@ class Printer:
             return Plan(width)
         chunks = -(-self.cols // width)
         wanted = CHUNKS_WANTED if width > 1 else 4 * CHUNKS_WANTED
-        threads = 32
-        while threads < 1024 and threads * wanted < chunks:
-            threads *= 2
+        threads = min(1024, max(32, -(-chunks // (32 * wanted)) * 32))
         per_thread = max(1, -(-chunks // threads))
         raw = sum(max(1, width * o.node.dtype.itemsize // 4) for o in self._held())
         for self.keeps in (True, False):
@@ -263,11 +261,7 @@ class Printer:
                     inside.append(f"held.{name}[k] = {name};")
         if phase < len(self.sums):
             for i, node in enumerate(self.sums[phase]):
-                combined = COMBINED[node.op].replace("a", f"part[{i}]", 1)
-                if node.op == "amax":
-                    combined = f"larger(part[{i}], {self._value(node.args[0])})"
-                else:
-                    combined = f"part[{i}] + {self._value(node.args[0])}"
+                combined = COMBINED[node.op].format(f"part[{i}]", self._value(node.args[0]))
                 inside.append(f"part[{i}] = {combined};")
         else:
             for out in self.outputs:
@@ -306,7 +300,6 @@ class Printer:
         held += [f"{'bool' if n.dtype == torch.bool else 'float'} {self.names[n]}[N];" for n in kept]
         per_row = [n for n in (*self.operands, *self.kernel.nodes) if self.per_row[n]]
         row = [f"{'bool' if n.dtype == torch.bool else 'float'} {self.names[n]};" for n in per_row]
-        pointers = [f"const {TYPES[o.node.dtype]}* {o.name};  // {list(o.node.shape)}" for o in ()]
         pointers = [f"const {TYPES[o.node.dtype]}* {o.name};" for o in self.operands.values()]
         pointers += [f"{TYPES[o.node.dtype]}* {o.name};" for o in self.outputs]
         begin = [
@@ -365,7 +358,8 @@ class Printer:
         lines += ["  __device__ static float combine(int i, float a, float b) {"]
         for phase, sums in enumerate(self.sums):
             for i, node in enumerate(sums):
-                lines.append(f"    if (P == {phase} && i == {i}) return {COMBINED[node.op]};")
+                combined = COMBINED[node.op].format("a", "b")
+                lines.append(f"    if (P == {phase} && i == {i}) return {combined};")
         lines += ["    return a;", "  }", "  template <int P>"]
         lines += ["  __device__ static void finish(Row& row, float (&part)[SUMS], int64_t cols) {"]
         for phase in range(len(self.sums)):

@@ -10,7 +10,7 @@ import torch
 
 from . import codegen
 from .lazy import Lazy, check_leaf, leaf
-from .schedule import Kernel, schedule, unique
+from .schedule import Kernel, ordered, schedule, unique
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,9 @@ class Fused:
     """A function on lazy tensors, compiled for each combination of shapes, dtypes, numbers and
     alignment that it is called with."""
 
-    def __init__(self, function, compiler, options=None):
-        self.function, self.compiler = function, compiler
+    def __init__(self, function, compiler, options=None, check=None):
+        """check: is called with the arguments before a program is made for such ones."""
+        self.function, self.compiler, self.check = function, compiler, check
         self.options = options or Options()
         self.names = list(inspect.signature(function).parameters)
         self.programs = {}
@@ -136,6 +137,8 @@ class Fused:
         aligned = is_aligned(tensors)
         entry = self.programs.get((aligned, *key))
         if entry is None:
+            if self.check is not None:
+                self.check(*args)
             program, single = self.trace(args, aligned)
             self.compiler.build([step.printed for step in program.launches])
             entry = self.programs[aligned, *key] = program, single
@@ -171,7 +174,7 @@ def realize_all(compiler, graphs, options=None):
     """The same for several graphs, whose kernels are built as one library."""
     programs = []
     for outputs in graphs:
-        leaves = list(dict.fromkeys(each for each in _ordered(outputs) if each.op == "leaf"))
+        leaves = list(dict.fromkeys(each for each in ordered(outputs) if each.op == "leaf"))
         for each in leaves:
             if each.value._version != each.version:
                 raise RuntimeError(f"{each.name}: changed in place after it was recorded")
@@ -179,9 +182,3 @@ def realize_all(compiler, graphs, options=None):
         programs.append((Program(leaves, outputs, options or Options(), is_aligned(tensors)), tensors))
     compiler.build([step.printed for program, _ in programs for step in program.launches])
     return [program.run(compiler, tensors) for program, tensors in programs]
-
-
-def _ordered(outputs):
-    from .schedule import ordered
-
-    return ordered(outputs)

@@ -63,10 +63,10 @@ def cost(tensors, vectors, operations):
     return of
 
 
-def like(case):
+def like(default):
     """A stand-in for a Draw: tensors without elements, for shapes and dtypes alone."""
 
     def draw(*shape, dtype=None):
-        return torch.empty(shape, dtype=getattr(torch, dtype or case.dtype), device="meta")
+        return torch.empty(shape, dtype=getattr(torch, dtype or default), device="meta")
 
     return draw
