@@ -29,7 +29,6 @@ from common.cpu import backend as cpu
 from common.cpu import libraries
 from common.cpu.rewrite import RewriteError, rewrite
 
-
 _KEPT_GENERATED = 60  # generated sources of a day, and libraries of them
 
 

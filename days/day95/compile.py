@@ -179,6 +179,8 @@ def realize_all(compiler, graphs, options=None):
             if each.value._version != each.version:
                 raise RuntimeError(f"{each.name}: changed in place after it was recorded")
         tensors = [each.value for each in leaves]
-        programs.append((Program(leaves, outputs, options or Options(), is_aligned(tensors)), tensors))
+        programs.append(
+            (Program(leaves, outputs, options or Options(), is_aligned(tensors)), tensors)
+        )
     compiler.build([step.printed for program, _ in programs for step in program.launches])
     return [program.run(compiler, tensors) for program, tensors in programs]

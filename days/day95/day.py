@@ -12,7 +12,15 @@ TITLE = "A fusing just-in-time compiler"
 TEACHES = "Lazy tensors, a scheduler and a printer of CUDA: any expression as few kernels"
 TOPICS = ("compiler", "fusion", "code generation", "JIT", "lazy evaluation", "torch.compile")
 SOURCE = "fusion_jit.cu"
-EXTRA_SOURCES = ("lazy.py", "schedule.py", "codegen.py", "compile.py", "expressions.py", "proof.py")
+EXTRA_SOURCES = (
+    "lazy.py",
+    "schedule.py",
+    "plan.py",
+    "codegen.py",
+    "compile.py",
+    "expressions.py",
+    "proof.py",
+)
 INTRODUCES = ("lazy evaluation", "just-in-time compilation", "rematerialisation")
 
 EXERCISE = Exercise(

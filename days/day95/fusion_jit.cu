@@ -17,7 +17,10 @@
 //
 //   python run_day.py 95
 
-#ifdef FUSION_JIT_GENERATED  // without PyTorch's headers, which would take most of the build time
+#ifndef FUSION_JIT_GENERATED            // generated sources are built without PyTorch's headers
+#include "common/cuda/binding.cuh"      // taught in day 12
+#include "common/cuda/tensor_list.cuh"  // taught in day 81
+#endif
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -25,6 +28,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
 
 constexpr int BLOCK = 256;          // threads of an element-wise kernel
@@ -118,8 +122,8 @@ cudaError_t launch_elementwise(const F& f, int64_t rows, int64_t cols, cudaStrea
   const int64_t needed = (rows + rows_per_block - 1) / rows_per_block;
   const int64_t most = 2147483647 / tiles;
   const int64_t bands = needed < most ? needed : most;
-  elementwise_kernel<N><<<static_cast<unsigned>(tiles * bands), block, 0, stream>>>(f, rows, cols,
-                                                                                   tiles);
+  elementwise_kernel<N>
+      <<<static_cast<unsigned>(tiles * bands), block, 0, stream>>>(f, rows, cols, tiles);
   return cudaGetLastError();
 }
 
@@ -164,9 +168,8 @@ class RowOfThread {
   __device__ void run() {
     float part[F::SUMS];
     F::template start<P>(part);
-    each_chunk([&](Held& held, int64_t c) {
-      f_.template visit<P>(held, row_, part, r_, c, cols_);
-    });
+    each_chunk(
+        [&](Held& held, int64_t c) { f_.template visit<P>(held, row_, part, r_, c, cols_); });
     if constexpr (P < F::PHASES) {
       combine_threads<P, THREADS, F>(part);
       F::template finish<P>(row_, part, cols_);
@@ -221,12 +224,10 @@ cudaError_t launch_rows(const F& f, int64_t rows, int64_t cols, cudaStream_t str
   return cudaGetLastError();
 }
 
-#else  // what is built once: it calls kernels that do not exist yet
-#include "common/cuda/binding.cuh"      // taught in day 12
-#include "common/cuda/tensor_list.cuh"  // taught in day 81
+// ---------------------------------------------------------------------------------------------
+// The operator: built once, it calls launchers that do not exist yet.
 
-#include <vector>
-
+#ifndef FUSION_JIT_GENERATED
 // A launcher of a generated source. operands: pointers to the elements of inputs, then outputs.
 using Launcher = cudaError_t (*)(void* const* operands, int64_t rows, int64_t cols,
                                  cudaStream_t stream);
@@ -236,12 +237,10 @@ void launch(Tensors inputs, Tensors outputs, int64_t kernel, int64_t rows, int64
   STD_TORCH_CHECK(!outputs.empty() && kernel != 0, "outputs, kernel: expected at least one");
   std::vector<void*> operands;
   const Tensor& first = outputs[0];
-  check_each(inputs, "inputs", [&](const check& one) {
-    one.on_gpu().contiguous().same_device(first, "outputs[0]");
-  });
-  check_each(outputs, "outputs", [&](const check& one) {
-    one.on_gpu().contiguous().same_device(first, "outputs[0]");
-  });
+  check_each(inputs, "inputs",
+             [&](const check& one) { one.on_gpu().contiguous().same_device(first, "outputs[0]"); });
+  check_each(outputs, "outputs",
+             [&](const check& one) { one.on_gpu().contiguous().same_device(first, "outputs[0]"); });
   const DeviceGuard guard(first);
   for (const Tensor& t : inputs) operands.push_back(const_cast<void*>(t.const_data_ptr()));
   for (const Tensor& t : outputs) operands.push_back(t.mutable_data_ptr());

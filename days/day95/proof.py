@@ -56,11 +56,14 @@ class Recipe:
 
     def __init__(self, seed):
         draw = random.Random(seed)
-        self.leaves = [(draw.choice(SHAPES), draw.choice(DTYPES)) for _ in range(draw.randint(2, 4))]
+        self.leaves = [
+            (draw.choice(SHAPES), draw.choice(DTYPES)) for _ in range(draw.randint(2, 4))
+        ]
         self.leaves[0] = (draw.choice([(ROWS, COLS), (2, ROWS, COLS), (ROWS, COLS + 1)]), DTYPES[0])
         if self.leaves[0][0][-1] != COLS:
-            self.leaves[1:] = [((*s[:-1], COLS + 1) if s[-1:] == (COLS,) else s, d)
-                               for s, d in self.leaves[1:]]
+            self.leaves[1:] = [
+                ((*s[:-1], COLS + 1) if s[-1:] == (COLS,) else s, d) for s, d in self.leaves[1:]
+            ]
         self.steps = []
         count = len(self.leaves)
         for i in range(draw.randint(5, 12)):
@@ -74,7 +77,8 @@ class Recipe:
     def tensors(self, seed, device):
         generator = torch.Generator().manual_seed(seed)
         return [
-            torch.randn(shape, generator=generator).to(device, dtype) for shape, dtype in self.leaves
+            torch.randn(shape, generator=generator).to(device, dtype)
+            for shape, dtype in self.leaves
         ]
 
     def follow(self, leaves, to):
@@ -117,7 +121,9 @@ def check_random(compiler, device, count):
         graphs, truths, theirs = [], [], []
         for seed, recipe in enumerate(recipes):
             leaves = recipe.tensors(seed, device)
-            graphs.append(recipe.follow([lazy.leaf(t, f"x{i}") for i, t in enumerate(leaves)], lazy))
+            graphs.append(
+                recipe.follow([lazy.leaf(t, f"x{i}") for i, t in enumerate(leaves)], lazy)
+            )
             truths.append(recipe.follow([t.double() for t in leaves], torch))
             theirs.append(recipe.follow(leaves, torch))
         for seed, (ours, torchs, truth) in enumerate(
@@ -125,7 +131,9 @@ def check_random(compiler, device, count):
         ):
             for a, b in zip(ours, torchs, strict=True):
                 if a.shape != b.shape or a.dtype != b.dtype:
-                    raise RuntimeError(f"graph {seed}: {a.dtype} {a.shape}, not {b.dtype} {b.shape}")
+                    raise RuntimeError(
+                        f"graph {seed}: {a.dtype} {a.shape}, not {b.dtype} {b.shape}"
+                    )
             least = max(torch.finfo(t.dtype).eps for t in torchs)
             allowed = TOLERANCE * (largest_error(torchs, truth) + least)
             if not largest_error(ours, truth) <= allowed:
@@ -165,7 +173,11 @@ def check_refusals(compiler, device):
     must_raise(ValueError, ("t:", "contiguous"), lambda: lazy.leaf(x.T, "t"))
     must_raise(TypeError, ("mul", "Tensor"), lambda: a * x)
     must_raise(TypeError, ("truth value",), lambda: bool(a > 0))
-    must_raise((IndexError, RuntimeError), ("amax", "e (4, 0)"), lambda: lazy.leaf(x[:, :0].contiguous(), "e").amax())
+    must_raise(
+        (IndexError, RuntimeError),
+        ("amax", "e (4, 0)"),
+        lambda: lazy.leaf(x[:, :0].contiguous(), "e").amax(),
+    )
     recorded = a.exp()
     x += 1
     must_raise(RuntimeError, ("a:", "in place"), lambda: realize(compiler, [recorded]))
@@ -182,8 +194,17 @@ def print_counts(device):
         (e.layer_norm, e.norm_inputs),
     ):
         for fusion in FUSIONS:
-            program, _ = Fused(expression, None, Options(fusion)).trace(inputs(shape, e.like(shape.dtype)))
-            rows.append([expression.__name__, fusion, len(program.launches), f"{program.bytes / 1e6:,.0f} MB"])
+            program, _ = Fused(expression, None, Options(fusion)).trace(
+                inputs(shape, e.like(shape.dtype))
+            )
+            rows.append(
+                [
+                    expression.__name__,
+                    fusion,
+                    len(program.launches),
+                    f"{program.bytes / 1e6:,.0f} MB",
+                ]
+            )
         if len(program.launches) != 1:
             raise RuntimeError(f"{expression.__name__}: {len(program.launches)} launches, not 1")
     print_table(["16384 × 4096 bf16", "fusion", "launches", "bytes"], rows)
