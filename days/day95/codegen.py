@@ -217,9 +217,11 @@ class Printer(Planned):
         return "\n".join([*lines, "};"])
 
     def _reducing(self):
+        most = max(map(len, self.sums))
         lines = ["", "  template <int P>", "  __device__ static void start(float (&part)[SUMS]) {"]
         for phase, sums in enumerate(self.sums):
-            set_to = " ".join(f"part[{i}] = {IDENTITY[n.op]};" for i, n in enumerate(sums))
+            values = [*(IDENTITY[node.op] for node in sums), *["0.0f"] * (most - len(sums))]
+            set_to = " ".join(f"part[{i}] = {value};" for i, value in enumerate(values))
             lines.append(f"    if constexpr (P == {phase}) {{ {set_to} }}")
         lines += ["  }", "  template <int P>"]
         lines += ["  __device__ static float combine(int i, float a, float b) {"]

@@ -96,10 +96,10 @@ __device__ void compute_elements(const F& f, typename F::Row& row, int64_t r, in
 
 template <int N, typename F>
 __global__ void __launch_bounds__(BLOCK)
-    elementwise_kernel(const F f, int64_t rows, int64_t cols, int64_t tiles) {
-  const int64_t c = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * N;
-  const int64_t step = gridDim.x / tiles * blockDim.y;  // rows that the grid takes at a time
-  for (int64_t r = blockIdx.x / tiles * blockDim.y + threadIdx.y; r < rows; r += step) {
+    elementwise_kernel(const F f, int64_t rows, int64_t cols, unsigned tiles) {
+  const int64_t c = (int64_t{blockIdx.x % tiles} * blockDim.x + threadIdx.x) * N;
+  const int64_t step = int64_t{gridDim.x / tiles} * blockDim.y;  // rows that the grid takes at once
+  for (int64_t r = int64_t{blockIdx.x / tiles} * blockDim.y + threadIdx.y; r < rows; r += step) {
     typename F::Row row;
     f.begin(row, r);
     if (c + N <= cols) {
@@ -117,13 +117,13 @@ cudaError_t launch_elementwise(const F& f, int64_t rows, int64_t cols, cudaStrea
   unsigned width = 1;  // threads along a row, the others have other rows
   while (width < BLOCK && width < chunks) width *= 2;
   const dim3 block(width, BLOCK / width);
-  const int64_t tiles = (chunks + width - 1) / width;
+  const int64_t tiles = (chunks + width - 1) / width;  // below 2^31: no memory holds more
   const int64_t rows_per_block = int64_t{block.y} * ROWS_PER_THREAD;
   const int64_t needed = (rows + rows_per_block - 1) / rows_per_block;
   const int64_t most = 2147483647 / tiles;
   const int64_t bands = needed < most ? needed : most;
-  elementwise_kernel<N>
-      <<<static_cast<unsigned>(tiles * bands), block, 0, stream>>>(f, rows, cols, tiles);
+  elementwise_kernel<N><<<static_cast<unsigned>(tiles * bands), block, 0, stream>>>(
+      f, rows, cols, static_cast<unsigned>(tiles));
   return cudaGetLastError();
 }
 
