@@ -4,6 +4,7 @@ Numba (`Rung.numba`)."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.cache import Entry, cached, digest
-from common.base.compiling import BuildError, compiler_message, sources_of
+from common.base.compiling import BuildError, compiler_message, run_compiler, sources_of
 from common.base.outcome import Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
@@ -27,6 +28,8 @@ from common.build.nvcc import cuda_flags, link_directory
 from common.cpu import backend as cpu
 from common.cpu import libraries
 from common.cpu.rewrite import RewriteError, rewrite
+
+_KEPT_GENERATED = 60  # generated sources of a day, and libraries of them
 
 
 def _nothing() -> None:
@@ -148,6 +151,43 @@ class Builder:
         key = digest(parts, () if on_gpu else cpu.HEADERS)
         entry = Entry(kind(f"{day.name}-{name}", platform), key, f"{name}.so")
         return self._module(name, compile_into, entry)
+
+    def text(self) -> str:
+        """The text of the day's SOURCE, or of the file that stands in its place."""
+        return self._todo.day.source.read_text(encoding="utf-8")
+
+    def generated(self, name: str, text: str) -> ctypes.CDLL:
+        """A library of CUDA source text that uses no header of PyTorch, for `extern "C"` functions
+        by ctypes. It stays while newer texts of this name are few. Raises BuildError."""
+        day, platform = self._todo.day, self._todo.platform
+        source = Entry(f"{day.kind}-{name}-text", digest([text]), f"{name}.cu", _KEPT_GENERATED)
+        file = cached(source, lambda _: source.path.write_text(text, encoding="utf-8"))
+        reached = sources_of(file, [ROOT])
+        parts = [*compilers(platform), platform.model]
+        headers = () if self.device == "cuda" else cpu.HEADERS
+        key = digest(parts, [*reached, *headers])
+        entry = Entry(kind(f"{day.kind}-{name}", platform), key, f"{name}.so", _KEPT_GENERATED)
+
+        def compile_into(_: Path) -> None:
+            command: list[str | Path]
+            if self.device == "cuda":
+                toolkit = platform.toolkit
+                assert toolkit
+                command = [toolkit.nvcc, "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared"]
+                command += [*cuda_flags([platform.arch]), "-ccbin", platform.compiler]
+                command += [f"-L{link_directory(toolkit)}", f"-I{ROOT}", file]
+            else:
+                kept = f"{day.kind}-{name}"
+                cpp = libraries.rewritten(kept, file, reached, [ROOT], self._model)
+                runtime = libraries.build_runtime(platform)
+                command = [platform.compiler, "-shared", "-fPIC", "-std=c++20"]
+                command += [*libraries.flags(platform), cpp]
+                command += cpu.ldflags(runtime, platform.variant)
+            run_compiler([*command, "-o", entry.path])
+
+        library = cached(entry, compile_into)
+        self.seconds = entry.seconds
+        return ctypes.CDLL(str(library))
 
     def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
         """The operators torch.ops.<namespace> of a library that the day builds itself.

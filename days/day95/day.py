@@ -1,0 +1,123 @@
+"""Day 95: a tensor library that fuses operations into generated CUDA."""
+
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor
+
+from . import expressions as e
+from .compile import Options
+from .proof import fused, show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "A fusing just-in-time compiler"
+TEACHES = "Lazy tensors, a scheduler and a printer of CUDA: any expression as few kernels"
+TOPICS = ("compiler", "fusion", "code generation", "JIT", "lazy evaluation", "torch.compile")
+SOURCE = "fusion_jit.cu"
+EXTRA_SOURCES = (
+    "lazy.py",
+    "schedule.py",
+    "plan.py",
+    "codegen.py",
+    "compile.py",
+    "expressions.py",
+    "proof.py",
+)
+INTRODUCES = ("lazy evaluation", "just-in-time compilation", "rematerialisation")
+
+EXERCISE = Exercise(
+    function="combine_threads",
+    task=(
+        "Leave in part[i] the combination of all threads of the row, for each i. A row has one "
+        "warp or WARPS warps; F::template combine<P>(i, a, b) combines two results."
+    ),
+    hints=(
+        "Within a warp, warp_reduce of common/cuda/warp_reduce.cuh does it, with a lambda that "
+        "calls combine. That is all if WARPS is 1.",
+        "Otherwise lane 0 of each warp writes to of_warps[i][warp]. After a barrier, every warp "
+        "reduces these: lanes from WARPS on bring what F::template start<P> sets.",
+        "if constexpr (WARPS > 1) { write; __syncthreads(); part[i] = warp_reduce(lane < WARPS ? "
+        "of_warps[i][lane] : identity[i], combine); } and one more barrier after the loop, before "
+        "the next phase writes.",
+    ),
+    rungs=("softmax_v4_wide",),
+)
+
+EAGER = Options("none", wide=False)
+ELEMENTWISE = Options("elementwise", wide=False)
+ROWS = Options("rows", wide=False)
+WIDE = Options("rows", wide=True)
+AT_COMPILE = Target(0.9, "compile")
+BENCH = (16384, 4096)
+# (rows, columns): a warp per row, a block per row, rows that do not fit into registers
+SHAPES = [(5, 24), (3, 1000), (2, 1003), (1, 1), (33, 130), (0, 8)]
+LONG = [(2, 36_000), (1, 80_000)]
+
+
+def problem(name, expression, versions, cases, inputs=one_tensor, **options):
+    """versions: (rung's suffix, idea, Options, Target or None)."""
+    rungs = []
+    dtype = options.pop("dtype")
+    bench, bench_cpu = Case(BENCH, dtype), Case((64, 1000), dtype)
+    for suffix, idea, how, target in versions:
+        load = fused(expression, how, inputs, cases, {"cuda": bench, "cpu": bench_cpu})
+        rungs.append(Rung(f"{name}_{suffix}", idea, load=load, target=target))
+    return Problem(
+        name=name.replace("_", " "),
+        inputs=inputs,
+        reference=expression,
+        rungs=tuple(rungs),
+        cases=cases,
+        bench=bench,
+        bench_cpu=bench_cpu,
+        libraries=(COMPILE,),
+        **options,
+    )
+
+
+V1 = ("v1_eager", "one kernel per operation", EAGER, None)
+V2 = ("v2_elementwise", "element-wise chains fused", ELEMENTWISE, None)
+V3 = ("v3_rows", "reductions too, row in registers", ROWS, None)
+V4 = ("v4_wide", "16 bytes per load", WIDE, AT_COMPILE)
+ALL = ["float32", "float16", "bfloat16"]
+VALUES = tuple(
+    Case((7, 40), dtype, values)
+    for dtype in ("float32", "bfloat16")
+    for values in ("nonfinite", "extreme", "constant")
+)
+ROW_CASES = (
+    *grid(SHAPES, ["float32", "bfloat16"]),
+    *grid([(5, 24)], ["float16"]),
+    *grid(LONG, ["bfloat16"]),
+    *VALUES,
+)
+
+PROBLEMS = (
+    problem(
+        "chain",
+        e.chain,
+        (V1, V2, V4),
+        (*grid([*SHAPES, (3, 0)], ["float32", "bfloat16"]), *grid([(5, 24)], ["float16"]), *VALUES),
+        e.chain_inputs,
+        dtype="bfloat16",
+        pytorch=e.torch_chain,
+        cost=e.cost(3, 2, 11),
+    ),
+    problem(
+        "softmax",
+        e.softmax,
+        (V1, V2, V3, V4),
+        ROW_CASES,
+        dtype="float32",
+        pytorch=e.torch_softmax,
+        cost=e.cost(2, 0, 5),
+    ),
+    problem(
+        "layer_norm",
+        e.layer_norm,
+        (V1, V2, V3, V4),
+        ROW_CASES,
+        e.norm_inputs,
+        dtype="bfloat16",
+        pytorch=e.torch_layer_norm,
+        cost=e.cost(2, 2, 9),
+    ),
+)
