@@ -1,0 +1,78 @@
+"""Day 96: one persistent kernel decodes tokens through all layers of a GPT-2."""
+
+from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance
+
+from . import model
+from .proof import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "A decoding megakernel"
+TEACHES = "A whole model in one launch: numbers that carry their own flag, weights ahead of their use"
+TOPICS = ("inference", "GPT-2", "decode", "persistent kernel", "megakernel", "KV cache", "cp.async")
+SOURCE = "decode_megakernel.cu"
+EXTRA_SOURCES = ("model.cuh", "phases.cuh", "stream.cuh", "worker.cuh", "model.py", "proof.py")
+INTRODUCES = ("megakernel", "tagged word")
+
+EXERCISE = Exercise(
+    function="settle",
+    source="stream.cuh",
+    task=(
+        "`unit` is the next unit of this warp, counted from the first of the block's share of "
+        "`matrix`. While it lies beyond that share, go on to the next matrix, and after HEAD to "
+        "the next token's first. Stop at the matrix that contains it, or after the last token."
+    ),
+    hints=(
+        "A share has shares[k].rows rows, of m.units_per_row(k) units each, where k is the kind of "
+        "the matrix: kind(m, matrix).",
+        "Going on to the next matrix makes `unit` smaller by the units of this one: the warps take "
+        "turns across the border between two matrices.",
+        "while (step < m.steps): compute k and units; return if unit < units; subtract; if matrix "
+        "was 4 · L, set it to 0 and increment step, else increment matrix.",
+    ),
+)
+
+# (layers, heads, channels, words, positions, position, steps)
+ONE_STEP = [(2, 4, 64, 131, 65, position, 1) for position in (0, 1, 7, 63)]
+ONE_STEP += [(1, 1, 8, 1, 5, 2, 1), (1, 1, 128, 33, 80, 79, 1), (0, 2, 32, 70, 3, 1, 1)]
+ONE_STEP += [(1, 5, 40, 301, 500, 470, 1), (1, 9, 288, 50, 12, 11, 1)]
+SEVERAL = [(2, 4, 64, 131, 40, 14, 4), (1, 2, 64, 97, 9, 3, 6), (2, 2, 64, 77, 5, 2, 0)]
+
+RUNGS = (
+    Rung("decode_v1_kernels", "8 kernels per layer"),
+    Rung("decode_v2_fused", "5 kernels per layer"),
+    Rung("decode_v3_persistent", "one kernel, barriers of the grid"),
+    Rung("decode_v4_stream", "tagged words, weights ahead", target=Target(1.5, "pytorch")),
+)
+SUMS = Tolerance(
+    ulps=64, factor=16, why="a chain of layers, each of which adds hundreds of products in its order"
+)
+
+PROBLEMS = (
+    Problem(
+        name="decode",
+        inputs=model.model,
+        reference=model.decode,
+        pytorch=model.by_pytorch,
+        libraries=(Library("compile", model.compiled_pytorch),),
+        rungs=RUNGS,
+        cases=(
+            *(Case(shape, "bfloat16") for shape in ONE_STEP + SEVERAL),
+            Case((1, 2, 16, 20, 5, 1, 2), "bfloat16", "offset"),
+        ),
+        refused=(Case((1, 3, 36, 20, 8, 1, 1), "bfloat16"), Case((1, 2, 32, 20, 8, 6, 3), "bfloat16")),
+        bench=Case((12, 12, 768, 50257, 1024, 512, 8), "bfloat16"),
+        bench_cpu=Case((2, 4, 64, 300, 64, 32, 1), "bfloat16"),
+        cost=model.cost,
+        tolerance=SUMS,
+    ),
+    Problem(
+        name="from the first position",
+        inputs=model.model,
+        reference=model.prefilled,
+        rungs=RUNGS,
+        cases=(Case((2, 4, 64, 131, 9, 0, 9), "bfloat16"),),
+        timed=False,
+        tolerance=SUMS,
+    ),
+)
