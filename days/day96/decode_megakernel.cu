@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(THREADS) choose_kernel(MODEL) {
 using Decoded = std::tuple<Tensor, Tensor>;  // tokens (steps), logits (steps, V)
 constexpr int64_t MOST_C = 2048, MOST_ROWS = 1 << 28;
 
-// Checks, allocates the results, and calls run(model), which launches, unless there is no step.
+// Checks, allocates the results, and calls run(model), which launches.
 template <typename F>
 Decoded decode(PARAMETERS, const char* name, F&& run) {
   check(wte, "wte").on_gpu().dtype({ScalarType::BFloat16}).rank(2).contiguous();
@@ -114,13 +114,12 @@ Decoded decode(PARAMETERS, const char* name, F&& run) {
   weights(cache, "cache", {L, 2, H, P, D});
   check(token, "token").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous().size(0, 1);
   check(token, "token").same_device(wte, "wte");
-  STD_TORCH_CHECK(0 <= position && 0 <= steps && position <= P && steps <= P - position,
-                  "position, steps: expected none below 0, and a sum of at most ", P,
+  STD_TORCH_CHECK(0 <= position && 1 <= steps && position <= P && steps <= P - position,
+                  "position, steps: expected 0 and 1 at least, and a sum of at most ", P,
                   ", the positions of wpe and cache, got ", position, " and ", steps);
   const DeviceGuard guard(wte);
   Tensor tokens = torch::stable::new_empty(wte, {steps}, ScalarType::Long);
   Tensor logits = torch::stable::new_empty(wte, {steps, V}, ScalarType::Float);
-  if (steps == 0) return {tokens, logits};
   Model m{};
   m.matrices[QKV] = data<bf16>(qkv), m.matrices[PROJ] = data<bf16>(proj);
   m.matrices[FC] = data<bf16>(fc), m.matrices[OUT] = data<bf16>(out);

@@ -102,11 +102,9 @@ def decode(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position, 
         x = embedded(wte, wpe, token, at)
         for weights in zip(vectors, qkv, proj, fc, out, cache, strict=True):
             x = layer_of(x, *weights, (at, at + 1))
-        rows.append(logits_of(x, wte, last).float() if wte.dtype != torch.float64 else logits_of(x, wte, last))
+        rows.append(logits_of(x, wte, last))
         token = best_of(rows[-1])
         tokens.append(token)
-    if not steps:
-        return token[:0], wte.new_empty(0, len(wte))
     return torch.cat(tokens), torch.cat(rows)
 
 
