@@ -93,7 +93,9 @@ def best_of(logits):
 
 
 def decode(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position, steps):
-    """Token by token. Only the cache is in its own dtype."""
+    """Token by token, or without a cache where it starts empty. Only it is in its own dtype."""
+    if position == 0:
+        return prefilled(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, steps)
     wte, wpe, vectors, last, qkv, proj, fc, out = at_work(
         (wte, wpe, vectors, last, qkv, proj, fc, out)
     )
@@ -108,8 +110,8 @@ def decode(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position, 
     return torch.cat(tokens), torch.cat(rows)
 
 
-def prefilled(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position, steps):
-    """The same from position 0, without a cache: for each token, all positions are computed again,
+def prefilled(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, steps):
+    """From position 0, without a cache: for each token, all positions are computed again,
     and the last time's keys and values are the cache."""
     wte, wpe, vectors, last, qkv, proj, fc, out = at_work(
         (wte, wpe, vectors, last, qkv, proj, fc, out)
