@@ -13,24 +13,23 @@ TEACHES = (
 )
 TOPICS = ("inference", "GPT-2", "decode", "persistent kernel", "megakernel", "KV cache", "cp.async")
 SOURCE = "decode_megakernel.cu"
-EXTRA_SOURCES = ("model.cuh", "phases.cuh", "stream.cuh", "worker.cuh", "model.py", "proof.py")
+EXTRA_SOURCES = ("model.py", "proof.py")
 INTRODUCES = ("megakernel", "tagged word")
 
 EXERCISE = Exercise(
-    function="settle",
-    source="stream.cuh",
+    function="merge_splits",
     task=(
-        "`unit` is the next unit of this warp, counted from the first of the block's share of "
-        "`matrix`. While it lies beyond that share, go on to the next matrix, and after HEAD to "
-        "the next token's first. Stop at the matrix that contains it, or after the last token."
+        "Each split of a head's positions gives value, its output divided by its own sum of "
+        "exponentials, and log_sum, the log2 of that sum. Return the output of all positions. "
+        "A split that does not exist has value 0 and log_sum -inf; at least one exists."
     ),
     hints=(
-        "A share has shares[k].rows rows, of m.units_per_row(k) units each, where k is the kind of "
-        "the matrix: kind(m, matrix).",
-        "Going on to the next matrix makes `unit` smaller by the units of this one: the warps take "
-        "turns across the border between two matrices.",
-        "while (step < m.steps): compute k and units; return if unit < units; subtract; if matrix "
-        "was 4 · L, set it to 0 and increment step, else increment matrix.",
+        "Multiplied by its sum of exponentials, a split's output is a plain sum, and sums can be "
+        "added. The total is divided by the sum of all exponentials.",
+        "A sum of exponentials may be too large for a float. Only the ratios of the sums matter, "
+        "so subtract the largest log_sum before the power of two.",
+        "most = the largest log_sum; weight = exp2f(log_sum[s] - most), which is 0 for -inf. Add "
+        "the weights, and weight * value[s]; return the second sum divided by the first.",
     ),
 )
 

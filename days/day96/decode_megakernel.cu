@@ -264,6 +264,21 @@ struct Mail {
   int length;                            // positions per split
 };
 
+// One element of attention's output, from those of the splits, which are divided by their sums of
+// exponentials; log_sum is the log2 of such a sum, -inf where there is no split.
+__device__ inline float merge_splits(const float (&value)[SPLITS], const float (&log_sum)[SPLITS]) {
+  float most = -INFINITY, sum = 0, result = 0;
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) most = fmaxf(most, log_sum[s]);
+#pragma unroll
+  for (int s = 0; s < SPLITS; ++s) {
+    const float weight = exp2f(log_sum[s] - most);
+    sum += weight;
+    result += weight * value[s];
+  }
+  return result / sum;
+}
+
 template <int PER_LANE, int STAGES>
 __global__ void __launch_bounds__(THREADS, 1)
     decode_v4_stream_kernel(const __grid_constant__ Model m, const Mail mail) {
@@ -321,7 +336,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       const auto from_parts = [&] {
         for (int c = tid; c < m.C; c += THREADS) {
           const Word* const parts = mail.parts + c / m.D * SPLITS * (m.D + 1);
-          float value[SPLITS] = {}, log_sum[SPLITS], most = -INFINITY, sum = 0, result = 0;
+          float value[SPLITS] = {}, log_sum[SPLITS];
 #pragma unroll
           for (int s = 0; s < SPLITS; ++s) log_sum[s] = -INFINITY;
           const auto at = [&](int i) {
@@ -331,14 +346,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           receive<2 * SPLITS>(tag, at, [&](int i, unsigned bits) {
             (i % 2 == 0 ? value : log_sum)[i / 2] = __uint_as_float(bits);
           });
-#pragma unroll
-          for (int s = 0; s < SPLITS; ++s) most = fmaxf(most, log_sum[s]);
-#pragma unroll
-          for (int s = 0; s < SPLITS; ++s) {
-            const float weight = exp2f(log_sum[s] - most);
-            sum += weight, result += weight * value[s];
-          }
-          vector[place_of(c, m.C)] = result / sum;
+          vector[place_of(c, m.C)] = merge_splits(value, log_sum);
         }
       };
       w.template phase<PROJ>(layer, PROJ_BIAS, from_parts, [&](int row, float y) {
