@@ -301,9 +301,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   for (int step = 0; step < m.steps; ++step) {
     const int position = m.first + step;
     // Tags of a layer, which no earlier layer or token had: 1 and up, since the words begin as 0.
-    unsigned tag = 1 + step * (m.L + 1u);
+    const unsigned first_tag = 1 + step * (m.L + 1u);
+    unsigned tag = first_tag;
     const auto from_stream = [&] {  // x at the beginning of a layer
-      if (tag != 1 + step * (m.L + 1u)) return w.template gather<BATCH>(mail.stream, m.C, tag - 1);
+      if (tag != first_tag) return w.template gather<BATCH>(mail.stream, m.C, tag - 1);
       for (int c = tid; c < m.C; c += THREADS)
         vector[place_of(c, m.C)] = m.embedding(id, position, c);
     };
