@@ -49,7 +49,7 @@ RUNGS = (
     Rung("decode_v4_stream", "tagged words, weights ahead", target=Target(1.5, "pytorch")),
 )
 SUMS = Tolerance(
-    ulps=64,
+    ulps=8,
     factor=16,
     why="a chain of layers, each of which adds hundreds of products in its order",
 )
@@ -67,7 +67,7 @@ PROBLEMS = (
             Case((1, 2, 16, 20, 5, 1, 2), "bfloat16", "offset"),
         ),
         refused=tuple(Case(shape, "bfloat16") for shape in REFUSED),
-        bench=Case((12, 12, 768, 50257, 1024, 512, 8), "bfloat16"),
+        bench=Case((12, 12, 768, 50257, 1024, 512, 1), "bfloat16"),
         bench_cpu=Case((2, 4, 64, 300, 64, 32, 1), "bfloat16"),
         cost=model.cost,
         tolerance=SUMS,
