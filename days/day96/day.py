@@ -1,0 +1,75 @@
+"""Day 96: one persistent kernel decodes tokens through all layers of a GPT-2."""
+
+from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance
+
+from . import model
+from .proof import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "A decoding megakernel"
+TEACHES = (
+    "A whole model in one launch: numbers that carry their own flag, weights ahead of their use"
+)
+TOPICS = ("inference", "GPT-2", "decode", "persistent kernel", "megakernel", "KV cache", "cp.async")
+SOURCE = "decode_megakernel.cu"
+EXTRA_SOURCES = ("model.py", "proof.py")
+INTRODUCES = ("megakernel", "tagged word")
+
+EXERCISE = Exercise(
+    function="merge_splits",
+    task=(
+        "Each split of a head's positions gives value, its output divided by its own sum of "
+        "exponentials, and log_sum, the log2 of that sum. Return the output of all positions. "
+        "A split that does not exist has value 0 and log_sum -inf; at least one exists."
+    ),
+    hints=(
+        "Multiplied by its sum of exponentials, a split's output is a plain sum, and sums can be "
+        "added. The total is divided by the sum of all exponentials.",
+        "A sum of exponentials may be too large for a float. Only the ratios of the sums matter, "
+        "so subtract the largest log_sum before the power of two.",
+        "most = the largest log_sum; weight = exp2f(log_sum[s] - most), which is 0 for -inf. Add "
+        "the weights, and weight * value[s]; return the second sum divided by the first.",
+    ),
+)
+
+# (layers, heads, channels, words, positions, position, steps)
+ONE_STEP = [(2, 4, 64, 131, 65, position, 1) for position in (0, 1, 7, 63)]
+ONE_STEP += [(1, 1, 8, 1, 5, 2, 1), (1, 1, 128, 33, 80, 79, 1), (0, 2, 32, 70, 3, 1, 1)]
+ONE_STEP += [(1, 5, 40, 301, 500, 470, 1), (1, 9, 288, 50, 12, 11, 1), (0, 7, 896, 9, 3, 1, 1)]
+SEVERAL = [(2, 4, 64, 131, 40, 14, 4), (1, 2, 64, 97, 9, 3, 6), (2, 4, 64, 131, 9, 0, 9)]
+# 12 elements per head; a position too many; no step; more channels than the kernels take
+REFUSED = [(1, 3, 36, 20, 8, 1, 1), (1, 2, 32, 20, 8, 6, 3), (1, 2, 32, 20, 8, 6, 0)]
+REFUSED += [(0, 17, 2176, 2, 2, 1, 1)]
+
+RUNGS = (
+    Rung("decode_v1_kernels", "8 kernels per layer"),
+    Rung("decode_v2_fused", "5 kernels per layer"),
+    Rung("decode_v3_persistent", "one kernel, barriers of the grid"),
+    Rung("decode_v4_stream", "tagged words, weights ahead", target=Target(1.5, "pytorch")),
+)
+SUMS = Tolerance(
+    ulps=8,
+    factor=16,
+    why="a chain of layers, each of which adds hundreds of products in its order",
+)
+
+PROBLEMS = (
+    Problem(
+        name="decode",
+        inputs=model.model,
+        reference=model.decode,
+        pytorch=model.by_pytorch,
+        libraries=(Library("compile", model.compiled_pytorch),),
+        rungs=RUNGS,
+        cases=(
+            *(Case(shape, "bfloat16") for shape in ONE_STEP + SEVERAL),
+            Case((1, 2, 16, 20, 5, 1, 2), "bfloat16", "offset"),
+        ),
+        refused=tuple(Case(shape, "bfloat16") for shape in REFUSED),
+        bench=Case((12, 12, 768, 50257, 1024, 512, 1), "bfloat16"),
+        bench_cpu=Case((2, 4, 64, 300, 64, 32, 1), "bfloat16"),
+        cost=model.cost,
+        tolerance=SUMS,
+    ),
+)
