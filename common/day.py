@@ -46,7 +46,6 @@ from common.check.arguments import require, require_float
 from common.check.attention import attention, attention_by, ragged_lengths, unused
 from common.check.gpt2 import gpt2_shapes
 from common.check.nf4 import block_codes, in_blocks, nf4_levels
-from common.check.operators import operators_of
 from common.check.philox import philox_words
 from common.check.sgemm import (
     sgemm,

@@ -195,15 +195,17 @@ def load(todo: Build) -> Any:
     return getattr(torch.ops, todo.day.name)
 
 
-def operators_of(number: int, device: str) -> Any:
-    """torch.ops.dayNN for a program of that day's own, such as one process of several. The library
-    is built where it is not there. device: "cuda" or "cpu".
+def operators_of(number: int, device: str = "auto") -> tuple[Any, str]:
+    """torch.ops.dayNN and the device of its tensors, "cuda" or "cpu", for a program of that day's
+    own: a command, or one process of several. The library is built where it is not there.
 
-    Raises ToolchainError if something needed is missing, BuildError and OSError as `build_library`.
+    device: "auto", "cuda", or "cpu" for the CPU backend. Raises ToolchainError if something needed
+    is missing, BuildError and OSError as `build_library`.
     """
-    todo = plan(read_day(DAYS / f"day{number:02d}"), detect(device))
+    platform = detect(device)
+    todo = plan(read_day(DAYS / f"day{number:02d}"), platform)
     build_library(todo)
-    return load(todo)
+    return load(todo), platform.device
 
 
 def fallbacks(todo: Build) -> Callable[[], str]:

@@ -7,6 +7,8 @@ import argparse
 import sys
 import time
 
+import torch
+
 from common.day import operators_of
 
 from .training import CheckpointError, Plan, Training, tokens_of
@@ -54,7 +56,8 @@ def arguments(words):
 
 def run(options):
     tokens_of(options.prompt)  # refused before the training, not after it
-    operators, device = operators_of(86, options.device)
+    operators, name = operators_of(86, options.device)
+    device = torch.device(name)
     if options.resume:
         try:
             training = Training.resume(options.resume, operators, device)

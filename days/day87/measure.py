@@ -209,7 +209,8 @@ def main():
     given = parser.parse_args()
     device = start(given.device)
     sizes = [1 << k for k in (range(10, 31, 2) if device.type == "cuda" else (10, 12, 14))]
-    rows = measured(operators_of(87, device.type), device, sizes)
+    operators, _ = operators_of(87, device.type)
+    rows = measured(operators, device, sizes)
     if dist.get_rank() == 0:
         world = dist.get_world_size()
         print_rows(rows, world, device)

@@ -109,7 +109,7 @@ def absent(peers, device):
 
 def main(name):
     device = start(name)
-    operators = operators_of(87, device.type)
+    operators, _ = operators_of(87, device.type)
     peers = Peers(operators, device, 1 << 20)
     errors = {}
     for version, title in VERSIONS.items():

@@ -34,7 +34,7 @@ def test_a_rank_that_fails_is_named(run_ranks: Callable[..., str]) -> None:
 
 
 def test_arguments_of_one_rank_are_checked() -> None:
-    operators = operators_of(87, "cpu")
+    operators, _ = operators_of(87, "cpu")
     memory = operators.peer_memory_allocate(torch.empty(0), 20_000)
     here = torch.tensor([memory.data_ptr()])
     inside, before = memory[10_000:10_040].view(torch.float32), memory[:40].view(torch.float32)
