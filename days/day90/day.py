@@ -1,0 +1,127 @@
+"""Day 90: a full transformer block, forward and backward."""
+
+from functools import partial
+
+from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, Tolerance, grid
+
+from . import network
+from .proof import show
+
+__all__ = ["PROBLEMS", "show"]
+
+TITLE = "Full transformer block"
+TEACHES = "Attention, MLP and layer norms as seven kernels, and what a backward pass must keep"
+TOPICS = ("transformer", "attention", "MLP", "layer norm", "GELU", "epilogue", "wgmma", "training")
+SOURCE = "full_transformer_block.cu"
+EXTRA_SOURCES = (
+    "block_backward.cu",
+    "norms.cu",
+    "attention_hopper.cu",
+    "attention_backward.cu",
+    "module.py",
+    "network.py",
+    "proof.py",
+)
+INTRODUCES = ("transformer block",)
+
+EXERCISE = Exercise(
+    function="forward",
+    first="h = add_product<T>(o,",
+    last="y = add_product<T>(hidden,",
+    task=(
+        "The second half of v3 and v4. o (rows, C) is what attention returned. Make h, the residual "
+        "stream behind attention, and y, that behind the MLP, by three products and a norm."
+    ),
+    hints=(
+        "Which two products add a residual, and which one ends in GELU? What is the residual of "
+        "each?",
+        "add_product<T>(a, weight, bias, residual) returns residual + a · weightᵀ + bias, and "
+        "up_and_gelu<T>(normed, a, keep, pre, hidden) fills hidden. block::layer_norm(h, nullptr, "
+        "gain, shift, eps) returns a Normed, whose y is the normed matrix.",
+        "h = add_product<T>(o, a.proj_weight, a.proj_bias, x); second = the norm of h by gain2 and "
+        "shift2; up_and_gelu<T>(second.y, …); y = add_product<T>(hidden, a.down_weight, "
+        "a.down_bias, h).",
+    ),
+)
+
+HALVES = ["bfloat16", "float16"]
+# (B, S, heads, D, F): around tiles of 128 rows, 192 columns, 64 values of k and 128 keys
+SHAPES = [(1, 1, 1, 64, 8), (3, 17, 2, 64, 72), (1, 130, 1, 128, 200), (2, 67, 3, 64, 264)]
+EMPTY = [(0, 5, 1, 64, 16), (2, 0, 1, 64, 16)]
+GPT2 = (8, 1024, 12, 64, 3072)  # the smallest GPT-2
+GPT2_XL = (8, 1024, 25, 64, 6400)  # the largest
+WHY = "four products, attention and two norms, each of which rounds its result"
+UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
+PRODUCTS = ("linear", "matmul")
+RUNGS = (
+    Rung("block_v1_separate", "one kernel per operation", calls=PRODUCTS),
+    Rung("block_v2_fused", "addition and norm in one pass", calls=PRODUCTS),
+    Rung("block_v3_epilogues", "the rest in the products", calls=PRODUCTS),
+    Rung("block_v4_hopper", "attention by wgmma", calls=PRODUCTS, target=Target(1.0, "compile")),
+)
+
+
+def problem(name, rungs, cases, training, bench, inputs, reference, pytorch, **options):
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=rungs,
+        cases=cases,
+        bench=Case(bench, "bfloat16"),
+        bench_cpu=Case((1, 64, 1, 64, 256), "bfloat16"),
+        cost=partial(network.cost, training),
+        pytorch=pytorch,
+        libraries=(COMPILE,),
+        tolerance=Tolerance(factor=8, why=WHY),
+        unwatched=UNWATCHED,
+        **options,
+    )
+
+
+def forward(name, cases, bench):
+    return problem(
+        name, RUNGS, cases, False, bench, network.inputs, network.reference, network.by_pytorch
+    )
+
+
+def step(version, idea, **options):
+    return Rung(
+        f"step_{version}",
+        idea,
+        load=network.loader(version),
+        calls=PRODUCTS,
+        not_repeatable="day 27's kernel adds to the gradient of q by atomicAdd",
+        **options,
+    )
+
+
+PROBLEMS = (
+    forward("forward, width 1600", grid(SHAPES[1:2], ["bfloat16"]), GPT2_XL),
+    problem(
+        "training step",
+        (
+            step("v2_fused", "passes between cuBLAS's products"),
+            step("v4_hopper", "GELU' and sums in a product", target=Target(1.0, "pytorch")),
+        ),
+        (
+            *grid(SHAPES[1:], HALVES),
+            *grid([SHAPES[0], *EMPTY], ["bfloat16"]),
+        ),
+        True,
+        GPT2,
+        network.step_inputs,
+        network.formula,
+        network.eager,
+        gradients=True,
+    ),
+    forward(
+        "forward",
+        (
+            *grid([*SHAPES, *EMPTY], HALVES),
+            *grid([(9, 1, 1, 64, 16)], HALVES, values="nonfinite"),  # a row sees itself alone
+            *grid([(1, 33, 1, 64, 72)], HALVES, values="large"),
+        ),
+        GPT2,
+    ),
+)
