@@ -106,7 +106,7 @@ PROBLEMS = (
         ),
         (
             *grid(SHAPES[1:], HALVES),
-            *grid([SHAPES[0], *EMPTY], ["bfloat16"]),
+            *grid([(1, 2, 1, 64, 8), *EMPTY], ["bfloat16"]),
         ),
         True,
         GPT2,
