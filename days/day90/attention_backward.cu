@@ -4,8 +4,8 @@
 // Bytes per element of x beside those of attention: 10 read and 10 written to move q, k, v, o and
 // go apart; 8 (gq in fp32, gk, gv) read and 6 written to pack the gradients again.
 
-#include "days/day27/keys_stay.cuh"  // taught in day 27
-#include "days/day30/row_sums.cuh"   // taught in day 30
+#include "days/day27/keys_stay.cuh"         // taught in day 27
+#include "days/day30/row_sums.cuh"          // taught in day 30
 #include "common/cuda/chunk.cuh"            // taught in days 35 and 42
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "days/day90/parts.cuh"
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(PIECE_THREADS) heads_apart_kernel(const Matric
   for (int c = threadIdx.x; c < m.H * m.pieces; c += PIECE_THREADS) {
     uint4 words[MOVED];
 #pragma unroll
-    for (int t = 0; t < MOVED; ++t) words[t] = m.from[t][int64_t{row} * m.pitch[t] + m.first[t] + c];
+    for (int t = 0; t < MOVED; ++t)
+      words[t] = m.from[t][int64_t{row} * m.pitch[t] + m.first[t] + c];
     const int64_t to = m.place(row, c);
 #pragma unroll
     for (int t = 0; t < MOVED; ++t) m.to[t][to] = words[t];
@@ -90,9 +91,9 @@ __global__ void __launch_bounds__(PIECE_THREADS)
   }
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
-    auto* const to = reinterpret_cast<float4*>(partial) +
-                     ((int64_t{blockIdx.x} * 3 + part) * chunks + c) * 2;
-    const float(&of)[8] = sums[part];
+    auto* const to =
+        reinterpret_cast<float4*>(partial) + ((int64_t{blockIdx.x} * 3 + part) * chunks + c) * 2;
+    const float (&of)[8] = sums[part];
     to[0] = make_float4(of[0], of[1], of[2], of[3]);
     to[1] = make_float4(of[4], of[5], of[6], of[7]);
   }
@@ -127,7 +128,8 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& go, const Tensor& qkv, 
   const auto run = [&]<typename T, int D>(T, std::integral_constant<int, D>) {
     const auto part = [&](int t) { return reinterpret_cast<T*>(m.to[t]); };
     auto* of_rows = static_cast<RowNumbers*>(numbers.mutable_data_ptr());
-    const Given<T> in{part(4), part(0), part(1), part(2), of_rows, m.S, m.S, 0, 1 / std::sqrt(float{D})};
+    const Given<T> in{
+        part(4), part(0), part(1), part(2), of_rows, m.S, m.S, 0, 1 / std::sqrt(float{D})};
     const unsigned grid = grid_size(ceil_div<int64_t>(rows * chunks, DELTA_BLOCK), "x");
     attention_row_numbers_kernel<T, D><<<grid, DELTA_BLOCK, 0, stream>>>(
         in.go, part(3), data<float>(lse), data<float>(glse), of_rows, heads * n.S);

@@ -266,8 +266,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename T>
 TensorMap sequences_map(const Tensor& t, int64_t columns, const Sizes& n, int64_t rows) {
   return ptx::make_tensor_map(
-      data<T>(t),
-      {.sizes = {columns, n.S, n.B}, .box = {64, rows, 1}, .swizzle = Swizzle::k128});
+      data<T>(t), {.sizes = {columns, n.S, n.B}, .box = {64, rows, 1}, .swizzle = Swizzle::k128});
 }
 
 template <typename P>

@@ -174,9 +174,9 @@ Gradients backward(const Given& a, bool epilogue, const char* name) {
   };
   if (n.rows() == 0) {  // sums of nothing
     const auto bias = [&](const Tensor& w) { return torch::stable::new_zeros(w, {w.size(0)}); };
-    return {zeros(a.x),           zeros(a.gain1),       zeros(a.shift1),    zeros(a.qkv_weight),
-            bias(a.qkv_weight),   zeros(a.proj_weight), bias(a.proj_weight), zeros(a.gain2),
-            zeros(a.shift2),      zeros(a.up_weight),   bias(a.up_weight),  zeros(a.down_weight),
+    return {zeros(a.x),         zeros(a.gain1),       zeros(a.shift1),     zeros(a.qkv_weight),
+            bias(a.qkv_weight), zeros(a.proj_weight), bias(a.proj_weight), zeros(a.gain2),
+            zeros(a.shift2),    zeros(a.up_weight),   bias(a.up_weight),   zeros(a.down_weight),
             bias(a.down_weight)};
   }
   if (epilogue && compute_capability() != 90) {
@@ -186,14 +186,12 @@ Gradients backward(const Given& a, bool epilogue, const char* name) {
   const Tensor gy = view(a.gy, {n.rows(), n.C}), x = view(a.x, {n.rows(), n.C});
 
   const BehindGelu mlp = epilogue ? behind_gelu_by_epilogue(gy, a) : behind_gelu_by_pass(gy, a);
-  const auto second =
-      block::layer_norm_backward(matmul(mlp.g1, a.up_weight), gy, a.h, a.statistics2, a.gain2,
-                                 a.shift2, true);
+  const auto second = block::layer_norm_backward(matmul(mlp.g1, a.up_weight), gy, a.h,
+                                                 a.statistics2, a.gain2, a.shift2, true);
   const Tensor go = matmul(second.gh, a.proj_weight);
   const auto [gqkv, qkv_bias] = block::attend_backward(go, a.qkv, a.o, a.lse, n);
-  const auto first =
-      block::layer_norm_backward(matmul(gqkv, a.qkv_weight), second.gh, x, a.statistics1, a.gain1,
-                                 a.shift1, false);
+  const auto first = block::layer_norm_backward(matmul(gqkv, a.qkv_weight), second.gh, x,
+                                                a.statistics1, a.gain1, a.shift1, false);
   check_launch(name);
   return {view(first.gh, {n.B, n.S, n.C}),
           first.gain,
@@ -212,16 +210,16 @@ Gradients backward(const Given& a, bool epilogue, const char* name) {
 
 // ---------------------------------------------------------------------------------------------
 
-#define ARGUMENTS                                                                              \
-  const Tensor &gy, const Tensor &x, int64_t heads, const Tensor &gain1, const Tensor &shift1, \
-      const Tensor &qkv_weight, const Tensor &proj_weight, const Tensor &gain2,                \
-      const Tensor &shift2, const Tensor &up_weight, const Tensor &down_weight,                \
-      const Tensor &qkv, const Tensor &o, const Tensor &lse, const Tensor &h,                  \
-      const Tensor &pre, const Tensor &statistics1, const Tensor &statistics2
-#define GIVEN_ARGUMENTS                                                                        \
-  Given {                                                                                      \
-    gy, x, heads, gain1, shift1, qkv_weight, proj_weight, gain2, shift2, up_weight,            \
-        down_weight, qkv, o, lse, h, pre, statistics1, statistics2                             \
+#define ARGUMENTS                                                                                  \
+  const Tensor &gy, const Tensor &x, int64_t heads, const Tensor &gain1, const Tensor &shift1,     \
+      const Tensor &qkv_weight, const Tensor &proj_weight, const Tensor &gain2,                    \
+      const Tensor &shift2, const Tensor &up_weight, const Tensor &down_weight, const Tensor &qkv, \
+      const Tensor &o, const Tensor &lse, const Tensor &h, const Tensor &pre,                      \
+      const Tensor &statistics1, const Tensor &statistics2
+#define GIVEN_ARGUMENTS                                                                          \
+  Given {                                                                                        \
+    gy, x, heads, gain1, shift1, qkv_weight, proj_weight, gain2, shift2, up_weight, down_weight, \
+        qkv, o, lse, h, pre, statistics1, statistics2                                            \
   }
 
 Gradients block_backward_v2_fused(ARGUMENTS) {
@@ -231,11 +229,11 @@ Gradients block_backward_v4_hopper(ARGUMENTS) {
   return backward(GIVEN_ARGUMENTS, true, "block_backward_v4_hopper");
 }
 
-#define BACKWARD                                                                               \
-  "(Tensor gy, Tensor x, int heads, Tensor gain1, Tensor shift1, Tensor qkv_weight, Tensor "   \
-  "proj_weight, Tensor gain2, Tensor shift2, Tensor up_weight, Tensor down_weight, Tensor "    \
-  "qkv, Tensor o, Tensor lse, Tensor h, Tensor pre, Tensor statistics1, Tensor statistics2) "  \
-  "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "       \
+#define BACKWARD                                                                              \
+  "(Tensor gy, Tensor x, int heads, Tensor gain1, Tensor shift1, Tensor qkv_weight, Tensor "  \
+  "proj_weight, Tensor gain2, Tensor shift2, Tensor up_weight, Tensor down_weight, Tensor "   \
+  "qkv, Tensor o, Tensor lse, Tensor h, Tensor pre, Tensor statistics1, Tensor statistics2) " \
+  "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "      \
   "Tensor, Tensor, Tensor)"
 
 RUNG(day90, block_backward_v2_fused, BACKWARD);

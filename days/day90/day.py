@@ -22,15 +22,16 @@ EXTRA_SOURCES = (
     "network.py",
     "proof.py",
 )
-INTRODUCES = ("transformer block",)
+INTRODUCES = ("pre-norm",)
 
 EXERCISE = Exercise(
     function="forward",
     first="h = add_product<T>(o,",
     last="y = add_product<T>(hidden,",
     task=(
-        "The second half of v3 and v4. o (rows, C) is what attention returned. Make h, the residual "
-        "stream behind attention, and y, that behind the MLP, by three products and a norm."
+        "The second half of v3 and v4. o (rows, C) is what attention returned. Make h, the "
+        "residual stream behind attention, and y, that behind the MLP, by three products and a "
+        "norm."
     ),
     hints=(
         "Which two products add a residual, and which one ends in GELU? What is the residual of "

@@ -7,13 +7,13 @@
 // columns, F = 4C as a rule. norm is a layer norm. It is a block of GPT-2.
 //
 // Operations, for N = B · S rows: 8 · N · C² + 4 · N · C · F, and 2 · N · S · C for the scores that
-// a causal mask leaves. Bytes: each matrix between two kernels is written and read, 2 · N · C each
-// time; per element of x:
+// a causal mask leaves. Products and attention read and write 40 bytes per element of x, with F =
+// 4C; the passes between them move so many more:
 //
-//   v1 separate   one kernel per operation, as PyTorch has them: 64
-//   v2 fused      an addition and the norm behind it are one pass, and chunks of 16 bytes: 62
-//   v3 epilogues  bias, GELU and additions in the products' registers: 44
-//   v4 hopper     the same, attention by wgmma and TMA, with all heads where the product left them
+//   v1 separate   one kernel per operation, one element per load: 36 bytes in passes
+//   v2 fused      an addition and the norm behind it in one pass, 16 bytes per load: 34
+//   v3 epilogues  bias, GELU and additions in the products' registers: 8, and 4 in the products
+//   v4 hopper     attention by wgmma and TMA, which finds the heads where the product left them
 //
 // Run: python run_day.py 90
 
@@ -149,8 +149,9 @@ template <typename T>
 Tensor add_product(const Tensor& a, const Tensor& weight, const Tensor& bias,
                    const Tensor& residual) {
   Tensor out = torch::stable::empty_like(residual);
-  product_to_few<T>(a, weight, BiasResidual<T>{map_of_parts<T>(out), map_of_parts<T>(residual),
-                                               data<T>(residual), data<T>(bias)});
+  product_to_few<T>(a, weight,
+                    BiasResidual<T>{map_of_parts<T>(out), map_of_parts<T>(residual),
+                                    data<T>(residual), data<T>(bias)});
   return out;
 }
 
@@ -184,8 +185,14 @@ Kept forward(const Block& a, Way way, bool keep, const char* name) {
   };
   const Tensor lse = numbers({n.B, n.H, n.S}), o = matrix(n.C);
   if (rows == 0) {
-    return {torch::stable::empty_like(a.x), matrix(3 * n.C), o, lse, matrix(n.C), matrix(F),
-            numbers({0, 2}), numbers({0, 2})};
+    return {torch::stable::empty_like(a.x),
+            matrix(3 * n.C),
+            o,
+            lse,
+            matrix(n.C),
+            matrix(F),
+            numbers({0, 2}),
+            numbers({0, 2})};
   }
   const Tensor x = view(a.x, {rows, n.C});
   Tensor qkv, h, y, pre = matrix(way >= EPILOGUES && keep ? F : 0);
@@ -221,22 +228,20 @@ Kept forward(const Block& a, Way way, bool keep, const char* name) {
     y = way == SEPARATE ? sum_of<1>(h, z) : sum_of<8>(h, z);
   });
   check_launch(name);
-  return {view(y, {n.B, n.S, n.C}), qkv, o,
-          lse, h, pre, first.statistics, second.statistics};
+  return {view(y, {n.B, n.S, n.C}), qkv, o, lse, h, pre, first.statistics, second.statistics};
 }
 
 // ---------------------------------------------------------------------------------------------
 
-#define ARGUMENTS                                                                              \
-  const Tensor &x, int64_t heads, const Tensor &gain1, const Tensor &shift1,                   \
-      const Tensor &qkv_weight, const Tensor &qkv_bias, const Tensor &proj_weight,             \
-      const Tensor &proj_bias, const Tensor &gain2, const Tensor &shift2,                      \
-      const Tensor &up_weight, const Tensor &up_bias, const Tensor &down_weight,               \
-      const Tensor &down_bias, double eps
-#define BLOCK_OF_ARGUMENTS                                                                     \
-  Block {                                                                                      \
-    x, heads, gain1, shift1, qkv_weight, qkv_bias, proj_weight, proj_bias, gain2, shift2,      \
-        up_weight, up_bias, down_weight, down_bias, eps                                        \
+#define ARGUMENTS                                                                                  \
+  const Tensor &x, int64_t heads, const Tensor &gain1, const Tensor &shift1,                       \
+      const Tensor &qkv_weight, const Tensor &qkv_bias, const Tensor &proj_weight,                 \
+      const Tensor &proj_bias, const Tensor &gain2, const Tensor &shift2, const Tensor &up_weight, \
+      const Tensor &up_bias, const Tensor &down_weight, const Tensor &down_bias, double eps
+#define BLOCK_OF_ARGUMENTS                                                                \
+  Block {                                                                                 \
+    x, heads, gain1, shift1, qkv_weight, qkv_bias, proj_weight, proj_bias, gain2, shift2, \
+        up_weight, up_bias, down_weight, down_bias, eps                                   \
   }
 
 Tensor block_v1_separate(ARGUMENTS) {
@@ -259,9 +264,9 @@ Kept block_saving_v4_hopper(ARGUMENTS) {
   return forward(BLOCK_OF_ARGUMENTS, HOPPER, true, "block_saving_v4_hopper");
 }
 
-#define TAKES                                                                                  \
-  "(Tensor x, int heads, Tensor gain1, Tensor shift1, Tensor qkv_weight, Tensor qkv_bias, "    \
-  "Tensor proj_weight, Tensor proj_bias, Tensor gain2, Tensor shift2, Tensor up_weight, "      \
+#define TAKES                                                                               \
+  "(Tensor x, int heads, Tensor gain1, Tensor shift1, Tensor qkv_weight, Tensor qkv_bias, " \
+  "Tensor proj_weight, Tensor proj_bias, Tensor gain2, Tensor shift2, Tensor up_weight, "   \
   "Tensor up_bias, Tensor down_weight, Tensor down_bias, float eps) -> "
 #define KEEPS "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 

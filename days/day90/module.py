@@ -7,10 +7,9 @@ from torch.nn import functional as F
 EPS = 1e-5
 # The order in which the operators take and return them: of the two norms a gain and a shift, of the
 # four products a weight, (columns out, columns in), and a bias.
-PARAMETERS = (
-    "gain1 shift1 qkv_weight qkv_bias proj_weight proj_bias "
-    "gain2 shift2 up_weight up_bias down_weight down_bias"
-).split()
+FIRST = ("gain1", "shift1", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias")
+SECOND = ("gain2", "shift2", "up_weight", "up_bias", "down_weight", "down_bias")
+PARAMETERS = (*FIRST, *SECOND)
 
 
 class Transform(torch.autograd.Function):
@@ -40,15 +39,25 @@ def with_gradients(operators, version):
         getattr(operators, f"block_backward_{version}"),
     )
 
-    # Named one by one: messages speak of them.
-    def block(  # fmt: skip
-        x, heads, gain1, shift1, qkv_weight, qkv_bias, proj_weight, proj_bias,
-        gain2, shift2, up_weight, up_bias, down_weight, down_bias,
+    def block(
+        x,
+        heads,
+        gain1,
+        shift1,
+        qkv_weight,
+        qkv_bias,
+        proj_weight,
+        proj_bias,
+        gain2,
+        shift2,
+        up_weight,
+        up_bias,
+        down_weight,
+        down_bias,
     ):
-        return Transform.apply(
-            ways, x, heads, gain1, shift1, qkv_weight, qkv_bias, proj_weight, proj_bias,
-            gain2, shift2, up_weight, up_bias, down_weight, down_bias,
-        )  # fmt: skip
+        first = gain1, shift1, qkv_weight, qkv_bias, proj_weight, proj_bias
+        second = gain2, shift2, up_weight, up_bias, down_weight, down_bias
+        return Transform.apply(ways, x, heads, *first, *second)
 
     return block
 

@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(32 * ROW_WARPS) layer_norm_kernel(const NormRo
     const int c = lane + 32 * k;
     if (c >= n.chunks) break;
     const Chunk<float, N> of = widened(x[k]);
-    const Chunk<float, N> gain = widened(load_raw(n.gain + c)), shift = widened(load_raw(n.shift + c));
+    const Chunk<float, N> gain = widened(load_raw(n.gain + c)),
+                          shift = widened(load_raw(n.shift + c));
     Eight<T> y;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -154,8 +155,7 @@ struct NormBack {
 };
 
 template <typename T, int EACH, bool SUMS>
-__global__ void __launch_bounds__(COLUMN_THREADS)
-    layer_norm_backward_kernel(const NormBack<T> b) {
+__global__ void __launch_bounds__(COLUMN_THREADS) layer_norm_backward_kernel(const NormBack<T> b) {
   constexpr int KINDS = SUMS ? 4 : 2;
   __shared__ float2 of_warps[2][COLUMN_THREADS / 32];
   struct Loaded {
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
     for (int k = 0; k < EACH; ++k) {
       const int c = threadIdx.x + COLUMN_THREADS * k;
       if (c >= b.chunks) break;
-      auto* const to = reinterpret_cast<float4*>(b.sums[kind]) +
-                       (int64_t{blockIdx.x} * b.chunks + c) * (N / 4);
-      const float(&of)[N] = sums[kind][k];
+      auto* const to =
+          reinterpret_cast<float4*>(b.sums[kind]) + (int64_t{blockIdx.x} * b.chunks + c) * (N / 4);
+      const float (&of)[N] = sums[kind][k];
       to[0] = make_float4(of[0], of[1], of[2], of[3]);
       to[1] = make_float4(of[4], of[5], of[6], of[7]);
     }
@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
 }
 
 NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tensor& h,
-                                  const Tensor& statistics, const Tensor& gain,
-                                  const Tensor& shift, bool with_sums) {
+                                  const Tensor& statistics, const Tensor& gain, const Tensor& shift,
+                                  bool with_sums) {
   const int64_t rows = h.size(0), C = h.size(1);
   const int64_t blocks = std::min<int64_t>(rows, BLOCKS_PER_SM * multiprocessor_count(h));
   NormGradients made{.gh = torch::stable::empty_like(h), .y = torch::stable::empty_like(h)};
@@ -254,9 +254,17 @@ NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tens
   Tensor partial[4];
   dispatch_16_bits(h, [&]<typename T>(T) {
     using E = Eight<T>;
-    NormBack<T> b{data<E>(g),     data<E>(top),   data<E>(h),
-                  data<E>(gain),  data<E>(shift), static_cast<const float2*>(statistics.const_data_ptr()),
-                  mutable_data<E>(made.gh), mutable_data<E>(made.y), {}, rows, static_cast<int>(C / N)};
+    NormBack<T> b{data<E>(g),
+                  data<E>(top),
+                  data<E>(h),
+                  data<E>(gain),
+                  data<E>(shift),
+                  static_cast<const float2*>(statistics.const_data_ptr()),
+                  mutable_data<E>(made.gh),
+                  mutable_data<E>(made.y),
+                  {},
+                  rows,
+                  static_cast<int>(C / N)};
     for (int kind = 0; kind < (with_sums ? 4 : 2); ++kind) {
       partial[kind] = torch::stable::new_empty(h, {blocks, C}, ScalarType::Float);
       b.sums[kind] = mutable_data<float>(partial[kind]);

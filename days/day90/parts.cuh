@@ -34,8 +34,8 @@ struct NormGradients {
 
 // gh = the gradient of h through the norm, with g for y's, plus `top`, its gradient past the norm.
 NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tensor& h,
-                                  const Tensor& statistics, const Tensor& gain,
-                                  const Tensor& shift, bool with_sums);
+                                  const Tensor& statistics, const Tensor& gain, const Tensor& shift,
+                                  bool with_sums);
 
 // attention_hopper.cu: causal attention of packed rows, qkv (rows, 3C) to o (rows, C) and lse
 // (B, H, S), by TMA and wgmma.
