@@ -4,10 +4,11 @@
 // Bytes per element of x beside those of attention: 10 read and 10 written to move q, k, v, o and
 // go apart; 8 (gq in fp32, gk, gv) read and 6 written to pack the gradients again.
 
-#include "days/day27/keys_stay.cuh"         // taught in day 27
-#include "days/day30/row_sums.cuh"          // taught in day 30
+#include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/chunk.cuh"            // taught in days 35 and 42
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "days/day27/keys_stay.cuh"         // taught in day 27
+#include "days/day30/row_sums.cuh"          // taught in day 30
 #include "days/day90/parts.cuh"
 
 namespace block {
@@ -153,3 +154,22 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& go, const Tensor& qkv, 
 }
 
 }  // namespace block
+
+// The above alone, for checks of it. go, o: (B, S, C), lse: (B, H, S).
+std::tuple<Tensor, Tensor> attention_backward_alone(const Tensor& go, const Tensor& qkv,
+                                                    const Tensor& o, const Tensor& lse) {
+  check(lse, "lse").on_gpu().dtype({ScalarType::Float}).rank(3).contiguous();
+  const block::Sizes n = block::check_packed(qkv, lse.size(1));
+  check(lse, "lse").size(0, n.B).size(2, n.S).same_device(qkv, "qkv");
+  for (const auto& [t, name] : {std::pair{&go, "go"}, std::pair{&o, "o"}}) {
+    check(*t, name).on_gpu().dtype({qkv.scalar_type()}).rank(3).contiguous();
+    check(*t, name).size(0, n.B).size(1, n.S).size(2, n.C).same_device(qkv, "qkv");
+    STD_TORCH_CHECK(is_aligned(*t, 16), name, ": expected an address that is a multiple of 16");
+  }
+  STD_TORCH_CHECK(n.rows() > 0, "qkv: expected at least one row, got shape ", shape_of(qkv));
+  const DeviceGuard guard(qkv);
+  return block::attend_backward(go, qkv, o, lse, n);
+}
+
+RUNG(day90, attention_backward_alone,
+     "(Tensor go, Tensor qkv, Tensor o, Tensor lse) -> (Tensor, Tensor)");

@@ -8,6 +8,7 @@
 // some of its columns: a box of 64 columns begins at the head's first one, and rows beyond S are
 // beyond the plane. So nothing has to move the heads apart before, or together afterwards.
 
+#include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "days/day75/rows.cuh"              // taught in day 75
@@ -304,3 +305,17 @@ void attend_packed(const Tensor& qkv, const Tensor& o, const Tensor& lse, const 
 }
 
 }  // namespace block
+
+// The kernel alone, for checks of it: o (B, S, C) and lse (B, H, S).
+std::tuple<Tensor, Tensor> attention_alone(const Tensor& qkv, int64_t heads) {
+  const block::Sizes n = block::check_packed(qkv, heads);
+  const DeviceGuard guard(qkv);
+  Tensor o = torch::stable::new_empty(qkv, {n.B, n.S, n.C});
+  Tensor lse = torch::stable::new_empty(qkv, {n.B, n.H, n.S}, ScalarType::Float);
+  if (o.numel() == 0) return {o, lse};
+  require_wgmma();
+  block::attend_packed(qkv, o, lse, n);
+  return {o, lse};
+}
+
+RUNG(day90, attention_alone, "(Tensor qkv, int heads) -> (Tensor, Tensor)");

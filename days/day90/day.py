@@ -54,6 +54,7 @@ GPT2_XL = (8, 1024, 25, 64, 6400)  # the largest
 WHY = "four products, attention and two norms, each of which rounds its result"
 UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
 PRODUCTS = ("linear", "matmul")
+ATOMIC = "day 27's kernel adds to the gradient of q by atomicAdd"
 RUNGS = (
     Rung("block_v1_separate", "one kernel per operation", calls=PRODUCTS),
     Rung("block_v2_fused", "addition and norm in one pass", calls=PRODUCTS),
@@ -92,12 +93,56 @@ def step(version, idea, **options):
         idea,
         load=network.loader(version),
         calls=PRODUCTS,
-        not_repeatable="day 27's kernel adds to the gradient of q by atomicAdd",
+        not_repeatable=ATOMIC,
         **options,
     )
 
 
+def part(name, rung, idea, cases, inputs, reference, **options):
+    """A part of the block alone, on more shapes than the block is checked with."""
+    rungs = (Rung(rung, idea, **options),)
+    return Problem(name, inputs, reference, rungs, cases, timed=False)
+
+
+ROWS = [(1, 8), (5, 264), (70, 768), (3, 1032), (9, 2056), (2, 4096)]
+LENGTHS = [(1, 1, 1, 64), (2, 65, 2, 64), (1, 130, 1, 128), (3, 300, 2, 64), (1, 400, 1, 128)]
+PARTS = (
+    part(
+        "norm",
+        "norm_alone",
+        "with the addition before it",
+        (*grid([*ROWS, (0, 64)], HALVES), *grid([(9, 264)], HALVES, "nonfinite")),
+        network.norm_inputs,
+        network.norm,
+    ),
+    part(
+        "norm backward",
+        "norm_backward_alone",
+        "with four sums of columns",
+        grid([*ROWS, (150, 72)], HALVES),
+        network.norm_backward_inputs,
+        network.norm_backward,
+    ),
+    part(
+        "packed attention",
+        "attention_alone",
+        "heads as columns of a plane",
+        (*grid([*LENGTHS, (0, 3, 1, 64)], HALVES), *grid([(2, 70, 1, 64)], HALVES, "large")),
+        network.packed_inputs,
+        network.packed_attention,
+    ),
+    part(
+        "packed attention backward",
+        "attention_backward_alone",
+        "day 27's kernel between two that move heads",
+        grid(LENGTHS[1:], HALVES),
+        network.packed_backward_inputs,
+        network.packed_backward,
+        not_repeatable=ATOMIC,
+    ),
+)
 PROBLEMS = (
+    *PARTS,
     forward("forward, width 1600", grid(SHAPES[1:2], ["bfloat16"]), GPT2_XL),
     problem(
         "training step",

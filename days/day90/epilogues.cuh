@@ -104,49 +104,46 @@ struct GeluBackward {
   __device__ __forceinline__ void finish(const Strip<2>& strip, const Gemm<T>& p, int m, int n,
                                          Outbox& outbox) const {
     const int64_t part = m / 32 + threadIdx.x % WARPGROUP / 32;
-    float2 columns[PAIRS] = {};
+    const int lane = threadIdx.x % 32;
+    float2 mine{0, 0};  // sums of the two columns that this lane stores
 #pragma unroll
     for (float* sums : strip.halves) {
-      PartOf<T> part_of_pre(pre, p, m, n);
+      PartOf<T> elements(pre, p, m, n);
       const int row = Place(m, n).row;
 #pragma unroll
       for (int j = 0; j < PAIRS; ++j) {
+        float2 column{0, 0};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float* const pair = sums + 4 * j + 2 * r;
-          uint32_t& word = part_of_pre.words[j][r];
-          const float2 v = floats_of<T>(word);
+          const float2 v = floats_of<T>(elements.words[j][r]);
           const GeluSlope left = gelu_and_slope<T>(v.x), right = gelu_and_slope<T>(v.y);
           pair[0] *= left.slope;
           pair[1] *= right.slope;
           // Rows beyond the last: TMA loaded zeros for them, but 0 · inf is NaN.
           if (row + 8 * r >= p.M) pair[0] = pair[1] = 0;
-          columns[j].x += pair[0];
-          columns[j].y += pair[1];
-          word = tiles::pack<T>(left.value, right.value);  // in the register that held pre
+          column.x += pair[0];
+          column.y += pair[1];
+          elements.words[j][r] = tiles::pack<T>(left.value, right.value);  // instead of pre
         }
+        // The eight lanes that have these two columns are 4 apart. One of them keeps the sum.
+#pragma unroll
+        for (int apart = 4; apart < 32; apart *= 2) {
+          column.x += __shfl_xor_sync(0xffffffff, column.x, apart);
+          column.y += __shfl_xor_sync(0xffffffff, column.y, apart);
+        }
+        if (lane / 4 == j) mine.x += column.x, mine.y += column.y;
       }
       outbox.store(sums, g, m, n);
-      part_of_pre.each_pair(sums, [&](float2 value, float& left, float& right) {
+      elements.each_pair(sums, [&](float2 value, float& left, float& right) {
         left = value.x;
         right = value.y;
       });
       outbox.store(sums, hidden, m, n);
       m += ROWS;
     }
-#pragma unroll
-    for (int j = 0; j < PAIRS; ++j) {
-      // The eight lanes that have these two columns are 4 apart.
-#pragma unroll
-      for (int apart = 4; apart < 32; apart *= 2) {
-        columns[j].x += __shfl_xor_sync(0xffffffff, columns[j].x, apart);
-        columns[j].y += __shfl_xor_sync(0xffffffff, columns[j].y, apart);
-      }
-      const int col = Place(0, n).col + 8 * j;
-      if (threadIdx.x % 32 < 4 && col < p.N) {
-        *reinterpret_cast<float2*>(partial + part * p.N + col) = columns[j];
-      }
-    }
+    const int64_t col = n + 2 * lane;  // = 8 · (lane / 4) + 2 · (lane % 4)
+    if (col < p.N) *reinterpret_cast<float2*>(partial + part * p.N + col) = mine;
   }
 };
 

@@ -9,6 +9,7 @@
 //
 // Bytes per element: 4 forward, 8 with the addition; 10 backward.
 
+#include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/chunk.cuh"            // taught in days 35 and 42
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
@@ -16,6 +17,7 @@
 #include "days/day90/parts.cuh"
 
 #include <algorithm>
+#include <optional>
 
 namespace block {
 
@@ -288,3 +290,54 @@ NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tens
 }
 
 }  // namespace block
+
+// ---------------------------------------------------------------------------------------------
+// The norms alone, for checks of them.
+
+void check_norm(const Tensor& x, const Tensor& gain, const Tensor& shift) {
+  check(x, "x").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(2).contiguous();
+  const int64_t C = x.size(1);
+  STD_TORCH_CHECK(C > 0 && C % 8 == 0 && C <= block::MOST_COLUMNS,
+                  "x: expected columns in multiples of 8, at most ", block::MOST_COLUMNS, ", got ",
+                  C);
+  for (const auto& [t, name] : {std::pair{&gain, "gain"}, std::pair{&shift, "shift"}}) {
+    check(*t, name).on_gpu().dtype({x.scalar_type()}).rank(1).size(0, C).contiguous();
+    check(*t, name).same_device(x, "x");
+    STD_TORCH_CHECK(is_aligned(*t, 16), name, ": expected an address that is a multiple of 16");
+  }
+  STD_TORCH_CHECK(is_aligned(x, 16), "x: expected an address that is a multiple of 16");
+}
+
+void check_rows(const Tensor& t, const char* name, const Tensor& x) {
+  check(t, name).on_gpu().like(x, "x").contiguous();
+  STD_TORCH_CHECK(is_aligned(t, 16), name, ": expected an address that is a multiple of 16");
+}
+
+// h and y
+std::tuple<Tensor, Tensor> norm_alone(const Tensor& x, const Tensor& branch, const Tensor& gain,
+                                      const Tensor& shift) {
+  check_norm(x, gain, shift);
+  check_rows(branch, "branch", x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return {torch::stable::empty_like(x), torch::stable::empty_like(x)};
+  const block::Normed made = block::layer_norm(x, &branch, gain, shift, 1e-5);
+  return {made.h, made.y};
+}
+
+// gh, and the gradients of gain and shift, y, and the sums of gh and of top
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> norm_backward_alone(
+    const Tensor& g, const Tensor& top, const Tensor& x, const Tensor& gain, const Tensor& shift) {
+  check_norm(x, gain, shift);
+  check_rows(g, "g", x);
+  check_rows(top, "top", x);
+  STD_TORCH_CHECK(x.size(0) > 0, "x: expected at least one row, got shape ", shape_of(x));
+  const DeviceGuard guard(x);
+  const block::Normed ahead = block::layer_norm(x, nullptr, gain, shift, 1e-5);
+  const auto back = block::layer_norm_backward(g, top, x, ahead.statistics, gain, shift, true);
+  return {back.gh, back.gain, back.shift, back.y, back.sum_gh, back.sum_top};
+}
+
+RUNG(day90, norm_alone, "(Tensor x, Tensor branch, Tensor gain, Tensor shift) -> (Tensor, Tensor)");
+RUNG(day90, norm_backward_alone,
+     "(Tensor g, Tensor top, Tensor x, Tensor gain, Tensor shift) -> (Tensor, Tensor, Tensor, "
+     "Tensor, Tensor, Tensor)");

@@ -45,4 +45,17 @@ void attend_packed(const Tensor& qkv, const Tensor& o, const Tensor& lse, const 
 std::tuple<Tensor, Tensor> attend_backward(const Tensor& go, const Tensor& qkv, const Tensor& o,
                                            const Tensor& lse, const Sizes& n);
 
+// The sizes of packed rows qkv (B, S, 3C) for launchers of attention alone, which checks have.
+inline Sizes check_packed(const Tensor& qkv, int64_t heads) {
+  check(qkv, "qkv").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(3).contiguous();
+  const int64_t B = qkv.size(0), S = qkv.size(1), C = qkv.size(2) / 3;
+  STD_TORCH_CHECK(heads > 0 && (qkv.size(2) == 192 * heads || qkv.size(2) == 384 * heads),
+                  "qkv, heads: expected 3 · 64 or 3 · 128 columns per head, got ", qkv.size(2),
+                  " columns and ", heads, " heads");
+  STD_TORCH_CHECK(B <= (1 << 30) && S <= (1 << 30) && B * S <= (1 << 30),
+                  "qkv: expected at most 2^30 rows, got shape ", shape_of(qkv));
+  STD_TORCH_CHECK(is_aligned(qkv, 16), "qkv: expected an address that is a multiple of 16");
+  return {B, S, C, heads, C / heads};
+}
+
 }  // namespace block
