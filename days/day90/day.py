@@ -25,23 +25,21 @@ EXTRA_SOURCES = (
 INTRODUCES = ("pre-norm",)
 
 EXERCISE = Exercise(
-    function="forward",
-    first="h = add_product<T>(o,",
-    last="y = add_product<T>(hidden,",
+    function="Roles::load",
+    source="attention_hopper.cu",
     task=(
-        "The second half of v3 and v4. o (rows, C) is what attention returned. Make h, the "
-        "residual stream behind attention, and y, that behind the MLP, by three products and a "
-        "norm."
+        "Start the copies of BOX_ROWS rows of one head, from `row` of its sequence on, into `to`: "
+        "D columns of q (part 0), k (1) or v (2), in boxes of 64 columns. The map has a plane per "
+        "sequence, with all heads side by side. The bytes are announced at `full` first."
     ),
     hints=(
-        "Which two products add a residual, and which one ends in GELU? What is the residual of "
-        "each?",
-        "add_product<T>(a, weight, bias, residual) returns residual + a · weightᵀ + bias, and "
-        "up_and_gelu<T>(normed, a, keep, pre, hidden) fills hidden. block::layer_norm(h, nullptr, "
-        "gain, shift, eps) returns a Normed, whose y is the normed matrix.",
-        "h = add_product<T>(o, a.proj_weight, a.proj_bias, x); second = the norm of h by gain2 and "
-        "shift2; up_and_gelu<T>(second.y, …); y = add_product<T>(hidden, a.down_weight, "
-        "a.down_bias, h).",
+        "Which column does the head begin at, in q? How much further right are k and v?",
+        "A box takes 64 columns: one for D = 64, two for D = 128. In shared memory, the second "
+        "one begins behind BOX_ROWS rows of ROW bytes. ptx::load_tensor takes the coordinates "
+        "from the innermost dimension on: column, row, plane.",
+        "mbarrier_arrive_expect_bytes(full, …) with 2 bytes per element; the column is part times "
+        "packed.columns(), and packed.column(head) on top; for each box, load_tensor with "
+        "{column + 64 per box, row, packed.sequence(head)}.",
     ),
 )
 
