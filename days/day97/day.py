@@ -18,7 +18,7 @@ EXTRA_SOURCES = ("allocator.cuh", "replay.cuh", "traces.py", "step.py", "proof.p
 INTRODUCES = ("best fit", "fragmentation", "gradient checkpointing")
 
 EXERCISE = Exercise(
-    function="keep",
+    function="BestFit::keep",
     first="if (b != blocks_.begin())",
     last="if (after != blocks_.end() && mergeable(after, b))",
     task=(
