@@ -59,9 +59,8 @@ class SizeClasses : public Allocator {
 
  protected:
   int64_t rounded(int64_t bytes) const override {
-    int64_t size = ROUND;
-    while (size < bytes) size *= 2;
-    return size;
+    if (bytes <= ROUND) return ROUND;
+    return int64_t{1} << (64 - __builtin_clzll(bytes - 1));  // 1 above the highest bit of bytes - 1
   }
   Blocks::iterator find(int64_t size, cudaStream_t stream) override {
     const auto b = smallest(false, stream, size);
