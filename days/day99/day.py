@@ -17,15 +17,16 @@ EXERCISE = Exercise(
     function="sum_of_parts",
     task=(
         "Column c of a frequent word: the sum of its parts, in the order of its pieces. Its first "
-        "piece begins at position word.start, the next ones PIECE positions apart."
+        "piece begins at position word.start, the next ones PIECE positions apart: slot_of says "
+        "where their parts lie."
     ),
     hints=(
         "How many pieces have word.count rows, the last piece included, which may be shorter? And "
         "where does piece p begin?",
-        "sum_of_all<N>(0, pieces, load) adds what load(piece) returns, several in flight. "
-        "Positions go up to 2^31, so compute them in int64_t.",
-        "k = int64_t{word.start} + piece * PIECE; return load_raw of parts.at + "
-        "slot_of(k, piece == 0) * chunks + c.",
+        "sum_of_all<N>(0, pieces, load) adds what load(piece) returns. From piece to piece the "
+        "position grows by a tile, so the slot grows by two; only the first piece has the odd slot.",
+        "at = parts.at + slot_of(word.start, false) * chunks + c; load_raw of at + (2 * piece + "
+        "(piece == 0)) * chunks.",
     ),
 )
 
