@@ -24,7 +24,7 @@ EXERCISE = Exercise(
         "How many pieces have word.count rows, the last piece included, which may be shorter? And "
         "where does piece p begin?",
         "sum_of_all<N>(0, pieces, load) adds what load(piece) returns. From piece to piece the "
-        "position grows by a tile, so the slot grows by two; only the first piece has the odd slot.",
+        "position grows by a tile, so the slot by two; the first piece alone has the odd one.",
         "at = parts.at + slot_of(word.start, false) * chunks + c; load_raw of at + (2 * piece + "
         "(piece == 0)) * chunks.",
     ),

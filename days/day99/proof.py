@@ -55,24 +55,29 @@ def steps_by_eight(rows):
     return rows // 8 + bin(rows % 8).count("1")
 
 
+def shared_by_warps(rows):
+    """The steps of the slowest of 16 warps that share a word: equal lengths, but for the last."""
+    length = -(-rows // WARPS)
+    return max(steps_by_four(length), steps_by_four(rows % length)) if rows else 0
+
+
 def longest_waits(counts, C):
     """The largest number of steps that a warp, or a block, takes one after the other, by rung.
 
     counts: rows of each word, in the order of the words, a multiple of 16.
     """
     passes = -(-C // (LANES * CHUNK))
-    alone = [passes * steps_by_four(rows) for rows in counts]
-    shared = [
-        passes * steps_by_four(-(-rows // WARPS)) if rows > FREQUENT else 0 for rows in counts
-    ]
-    blocks = [sum(shared[i : i + WARPS]) for i in range(0, len(shared), WARPS)]
-    parts = max(-(-rows // FREQUENT) if rows > FREQUENT else 0 for rows in counts)
-    pieces = max(steps_by_eight(min(rows, FREQUENT)) for rows in counts)
+    often = [rows if rows > FREQUENT else 0 for rows in counts]
+    blocks = [often[i : i + WARPS] for i in range(0, len(often), WARPS)]
     return {
-        "day 82, v2: a warp per word": max(alone),
-        "v1, day 82's v3: a block in turn": max(blocks),
-        "v2 and v3: a piece": pieces,
-        "v2 and v3: the parts of a word": steps_by_eight(parts),
+        "day 82, v2: a warp per word": max(passes * steps_by_four(rows) for rows in counts),
+        "v1, day 82's v3: a block in turn": max(
+            passes * sum(shared_by_warps(rows) for rows in block) for block in blocks
+        ),
+        "v2 and v3: a piece": max(steps_by_eight(min(rows, FREQUENT)) for rows in counts),
+        "v2 and v3: the parts of a word": max(
+            steps_by_eight(-(-rows // FREQUENT)) for rows in often
+        ),
     }
 
 
