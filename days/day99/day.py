@@ -25,8 +25,8 @@ EXERCISE = Exercise(
         "where does piece p begin?",
         "sum_of_all<N>(0, pieces, load) adds what load(piece) returns. From piece to piece the "
         "position grows by a tile, so the slot by two; the first piece alone has the odd one.",
-        "at = parts.at + slot_of(word.start, false) * chunks + c; load_raw of at + (2 * piece + "
-        "(piece == 0)) * chunks.",
+        "at = parts.at + slot_of(word.start, false) * chunks + c; load_raw of at + slots * chunks, "
+        "with 2 * piece + (piece == 0) slots.",
     ),
 )
 

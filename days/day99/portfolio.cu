@@ -91,10 +91,12 @@ template <int N>
 __device__ Chunk<float, N> sum_of_parts(const Parts<N>& parts, Segment word, int64_t chunks,
                                         int64_t c) {
   const int pieces = (word.count - 1) / PIECE + 1;
-  const auto* at =
-      parts.at + slot_of(word.start, false) * chunks + c;  // a tile per piece from here
-  return sum_of_all<N>(
-      0, pieces, [&](int piece) { return load_raw(at + (2 * piece + (piece == 0)) * chunks); });
+  // From piece to piece, the position grows by a tile, and the slot by two.
+  const auto* at = parts.at + slot_of(word.start, false) * chunks + c;
+  return sum_of_all<N>(0, pieces, [&](int piece) {
+    const int slots = 2 * piece + (piece == 0);
+    return load_raw(at + slots * chunks);
+  });
 }
 
 // One warp per sorted position and group of 32 chunks. Where the position begins a piece, the warp
