@@ -58,8 +58,8 @@ __device__ inline int64_t slot_of(int64_t k, bool first) {
   return 2 * (k / PIECE) + first;
 }
 
-// Adds load(k), …, load(k + COUNT - 1) to the sum, in this order. All are in flight before the
-// first is added: none is under a condition, or nvcc would wait for one after the other.
+// Adds load(k), …, load(k + COUNT - 1) to the sum, in this order. No load is under a condition, so
+// that all can be in flight before the first is added.
 template <int COUNT, int N, typename F>
 __device__ void add_batch(Chunk<float, N>& sum, int k, F&& load) {
   decltype(load(k)) raw[COUNT];
