@@ -19,7 +19,8 @@ from common.base.declaration import (
     one_tensor,
     streamed,
 )
-from common.base.outcome import Skip
+from common.base.outcome import RungOutcome, Skip, Timing
+from common.base.where import slug
 from common.bench.ceilings import raise_ceilings
 from common.bench.counters import (
     SECTORS,
@@ -66,7 +67,10 @@ from common.check.sparse_matrices import (
     sparse_matrix,
 )
 from common.cpu.models import Card, played
+from common.report.markdown import Stored
 from common.report.picture import hills_at_night, save_pictures
+from common.report.plot import roofline
+from common.report.stored import read_stored
 from common.tools.watched_program import Said, Way, run_program, ways_to_run
 
 __all__ = [
@@ -85,9 +89,12 @@ __all__ = [
     "NotCounted",
     "Problem",
     "Rung",
+    "RungOutcome",
     "Said",
     "Skip",
+    "Stored",
     "Target",
+    "Timing",
     "Tolerance",
     "TritonKernel",
     "Way",
@@ -121,8 +128,10 @@ __all__ = [
     "print_table",
     "ragged_lengths",
     "raise_ceilings",
+    "read_stored",
     "require",
     "require_float",
+    "roofline",
     "row_lengths",
     "rows_as_json",
     "rows_of",
@@ -138,6 +147,7 @@ __all__ = [
     "sgemm_problems",
     "sgemm_rates",
     "size_name",
+    "slug",
     "sparse_matrix",
     "streamed",
     "traced_events",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.base.figures import operations, rate
@@ -139,11 +139,17 @@ def _themed(svg: str) -> str:
     return f"{head}{style}\n {tag}{rest}"
 
 
-def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
+def roofline(
+    timings: Sequence[tuple[int, Timing]], firsts: Mapping[int, Timing] | None = None
+) -> str:
     """The SVG of rungs in the plane of operations per byte and operations per second, each marked
     with the number of its day, below the ceilings that their shares imply; "" where none has
-    bytes, operations and a share."""
+    bytes, operations and a share.
+
+    firsts: by day, the rung that it began with: a hollow dot, from which a line leads to the rung.
+    """
     points = [(day, t) for day, t in timings if t.gbs and t.tflops and t.share]
+    began = [(t, firsts[day]) for day, t in points if firsts and day in firsts]
     if not points:
         return ""
     import matplotlib
@@ -152,7 +158,9 @@ def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
     settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, _ROOF_HEIGHT), layout="constrained")
-        _draw_roofline(figure.subplots(), points)
+        axis = figure.subplots()
+        _draw_ways(axis, [(first, last) for last, first in began if first.gbs and first.tflops])
+        _draw_roofline(axis, points)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     # It stands in a page, which has variables of these names for its own colours.
@@ -160,8 +168,21 @@ def roofline(timings: Sequence[tuple[int, Timing]]) -> str:
     return svg[svg.index("<svg") :]
 
 
+def _place(timing: Timing) -> tuple[float, float]:
+    """Operations per byte, TFLOP/s."""
+    return 1e3 * (timing.tflops or 0) / (timing.gbs or 1), timing.tflops or 0.0
+
+
+def _draw_ways(axis: Axes, ways: Sequence[tuple[Timing, Timing]]) -> None:
+    """Hollow dots, each with a line to where it led."""
+    for first, last in ways:
+        xs, ys = zip(_place(first), _place(last), strict=True)
+        axis.plot(xs, ys, color=_FAINT, linewidth=0.7, zorder=2)
+        axis.plot(xs[0], ys[0], "o", color=_BAR, fillstyle="none", markersize=3, zorder=3)
+
+
 def _draw_roofline(axis: Axes, points: Sequence[tuple[int, Timing]]) -> None:
-    places = [(1e3 * (t.tflops or 0) / (t.gbs or 1), t.tflops or 0.0) for _, t in points]
+    places = [_place(t) for _, t in points]
     left, right = 0.5 * min(x for x, _ in places), 2 * max(x for x, _ in places)
     axis.set_xscale("log")
     axis.set_yscale("log")

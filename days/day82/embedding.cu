@@ -16,24 +16,15 @@
 //
 // Run: python run_day.py 82
 
-#include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/chunk.cuh"    // taught in days 35 and 42
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
-#include "days/day82/sort_by_word.cuh"
+#include "common/cuda/binding.cuh"   // taught in day 6
+#include "common/cuda/chunk.cuh"     // taught in days 35 and 42
+#include "common/cuda/tensor.cuh"    // taught in days 6 and 12
+#include "days/day82/word_rows.cuh"  // the sums of rows, and the kernel of embedding_grad v3
 
 #include <cmath>
 #include <type_traits>
 
-constexpr int BLOCK = 512;
-constexpr int WARPS = BLOCK / 32;
 constexpr int AHEAD = 4;  // loads in flight per thread
-
-// Checks the tokens, and what is indexed beside them.
-void check_tokens(const Tensor& tokens, const Tensor& of, const char* name) {
-  check(of, name).on_gpu().floating().rank(2).contiguous();
-  check(tokens, "tokens").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous();
-  check(tokens, "tokens").same_device(of, name);
-}
 
 // ---------------------------------------------------------------------------------------------
 // embedding v1: one thread per element. Each one reads the token of its row, and divides for it.
@@ -139,15 +130,6 @@ __global__ void __launch_bounds__(BLOCK)
   if (i < elements) out[i] = static_cast<T>(sums[i]);
 }
 
-void check_backward(const Tensor& upstream, const Tensor& tokens, int64_t words) {
-  check_tokens(tokens, upstream, "upstream");
-  check(upstream, "upstream").size(0, tokens.size(0));
-  STD_TORCH_CHECK(words >= 0 && words <= 2147483647, "words: expected 0 to 2147483647, got ",
-                  words);
-  STD_TORCH_CHECK(tokens.size(0) <= 2147483647, "tokens: expected at most 2147483647, got ",
-                  tokens.size(0));
-}
-
 Tensor embedding_grad_v1_atomics(const Tensor& upstream, const Tensor& tokens, int64_t words) {
   check_backward(upstream, tokens, words);
   const DeviceGuard guard(upstream);
@@ -180,47 +162,6 @@ Tensor embedding_grad_v1_atomics(const Tensor& upstream, const Tensor& tokens, i
 // and writes the row of dW once, rounded: zeros for a word that no token names. Nothing is filled
 // before, nothing is narrowed after, no atomics.
 
-// What the kernels work on. To: type of dW.
-template <typename T, int N, typename To>
-struct Rows {
-  const Chunk<T, N>* g;  // (n, chunks)
-  To* out;               // (words, chunks · N)
-  const int* positions;
-  const Segment* segments;
-  int64_t words, chunks;
-};
-
-// Chunk c of the rows [begin, end) of `positions`, summed in this order.
-template <typename T, int N, typename To>
-__device__ Chunk<float, N> sum_of(const Rows<T, N, To>& rows, int begin, int end, int64_t c) {
-  Chunk<float, N> sum{};
-#pragma unroll 4
-  for (int k = begin; k < end; ++k) {
-    const auto row = widened(load_raw(rows.g + rows.positions[k] * rows.chunks + c));
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum.at[i] += row.at[i];
-  }
-  return sum;
-}
-
-// Stores chunk c of a word's sums, or adds it to what is there.
-template <bool ADD, typename T, int N, typename To>
-__device__ void store(const Rows<T, N, To>& rows, int64_t word, int64_t c,
-                      const Chunk<float, N>& sum) {
-  constexpr int PART = N * sizeof(To) > 16 ? 16 / sizeof(To) : N;  // at most 16 bytes per access
-  auto* to = reinterpret_cast<Chunk<To, PART>*>(rows.out + (word * rows.chunks + c) * N);
-#pragma unroll
-  for (int p = 0; p < N / PART; ++p) {
-    Chunk<To, PART> part{};
-    if (ADD) part = to[p];
-#pragma unroll
-    for (int i = 0; i < PART; ++i) {
-      part.at[i] = static_cast<To>(static_cast<float>(part.at[i]) + sum.at[p * PART + i]);
-    }
-    to[p] = part;
-  }
-}
-
 template <typename T, int N, typename To>
 __global__ void __launch_bounds__(BLOCK)
     embedding_grad_v2_sorted_kernel(const Rows<T, N, To> rows) {
@@ -232,100 +173,20 @@ __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// embedding_grad v3 against v2: of natural text, one token in twenty is the same word. Its
-// segment is cut into a piece per warp of the block, and the sums of the pieces are added in order.
-
-constexpr int FREQUENT = 32;  // rows that one warp sums alone
-
-// ADD: dW is added to, and words without a token are left alone: for weights that are tied.
-template <bool ADD, typename T, int N, typename To>
-__global__ void __launch_bounds__(BLOCK)
-    embedding_grad_v3_frequent_words_kernel(const Rows<T, N, To> rows) {
-  __shared__ Segment segments[WARPS];
-  __shared__ float pieces[WARPS][N][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first_word = int64_t{blockIdx.x} * WARPS, word = first_word + warp;
-  const Segment mine = word < rows.words ? rows.segments[word] : Segment{0, 0};
-  if (lane == 0) segments[warp] = mine;
-  if (word < rows.words && mine.count <= FREQUENT && !(ADD && mine.count == 0)) {
-    for (int64_t c = lane; c < rows.chunks; c += 32) {
-      store<ADD>(rows, word, c, sum_of(rows, mine.start, mine.start + mine.count, c));
-    }
-  }
-  __syncthreads();  // the segments of all warps are written before they are read
-  for (int w = 0; w < WARPS; ++w) {
-    const Segment of = segments[w];
-    if (of.count <= FREQUENT) continue;  // for all threads of the block
-    const int length = ceil_div(of.count, WARPS), end = of.start + of.count;
-    const int begin = min(of.start + warp * length, end);
-    for (int64_t c = lane; c - lane < rows.chunks; c += 32) {
-      Chunk<float, N> sum{};
-      if (c < rows.chunks) sum = sum_of(rows, begin, min(begin + length, end), c);
-#pragma unroll
-      for (int i = 0; i < N; ++i) pieces[warp][i][lane] = sum.at[i];
-      __syncthreads();  // the pieces of all warps are written before they are added
-      if (warp == 0 && c < rows.chunks) {
-        for (int other = 1; other < WARPS; ++other) {
-#pragma unroll
-          for (int i = 0; i < N; ++i) sum.at[i] += pieces[other][i][lane];
-        }
-        store<ADD>(rows, first_word + w, c, sum);
-      }
-      __syncthreads();  // warp 0 has read the pieces before they are overwritten
-    }
-  }
-}
-
-// Sorts, and launches the kernel that `kernel_for(rows)` returns on the sorted rows. out: (words,
-// C). Nothing here may be empty.
-template <typename To, typename F>
-void sum_rows(const Tensor& upstream, const Tensor& tokens, const Tensor& out, F&& kernel_for) {
-  const int64_t words = out.size(0), C = upstream.size(1);
-  const Sorted sorted = sort_by_word(tokens, words);
-  dispatch_floating(upstream, [&](auto zero) {
-    using T = decltype(zero);
-    dispatch_chunk<T>(C, {&upstream, &out}, [&](auto size) {
-      using Out = std::conditional_t<std::is_void_v<To>, T, To>;
-      const Rows<T, size, Out> rows{data<Chunk<T, size>>(upstream),
-                                    mutable_data<Out>(out),
-                                    data<int>(sorted.positions),
-                                    data<Segment>(sorted.segments),
-                                    words,
-                                    C / size};
-      kernel_for(rows)<<<grid_size(ceil_div<int64_t>(words, WARPS), "words"), BLOCK, 0,
-                         current_stream(upstream)>>>(rows);
-    });
-  });
-}
-
-template <typename F>
-Tensor embedding_backward(const Tensor& upstream, const Tensor& tokens, int64_t words,
-                          const char* name, F&& kernel_for) {
-  check_backward(upstream, tokens, words);
-  const DeviceGuard guard(upstream);
-  if (upstream.numel() == 0 || words == 0) {
-    return torch::stable::new_zeros(upstream, {words, upstream.size(1)});
-  }
-  const Tensor out = torch::stable::new_empty(upstream, {words, upstream.size(1)});
-  sum_rows<void>(upstream, tokens, out, kernel_for);
-  check_launch(name);
-  return out;
-}
-
 template <typename T, int N, typename To>
 auto sorted_kernel_for(const Rows<T, N, To>&) {
   return embedding_grad_v2_sorted_kernel<T, N, To>;
-}
-template <bool ADD, typename T, int N, typename To>
-auto frequent_words_kernel_for(const Rows<T, N, To>&) {
-  return embedding_grad_v3_frequent_words_kernel<ADD, T, N, To>;
 }
 
 Tensor embedding_grad_v2_sorted(const Tensor& upstream, const Tensor& tokens, int64_t words) {
   return embedding_backward(upstream, tokens, words, "embedding_grad_v2_sorted",
                             [](const auto& rows) { return sorted_kernel_for(rows); });
 }
+
+// ---------------------------------------------------------------------------------------------
+// embedding_grad v3 against v2: of natural text, one token in twenty is the same word. Its
+// segment is cut into a piece per warp of the block, and the sums of the pieces are added in order.
+// The kernel is in word_rows.cuh.
 
 Tensor embedding_grad_v3_frequent_words(const Tensor& upstream, const Tensor& tokens,
                                         int64_t words) {

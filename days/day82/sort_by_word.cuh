@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(SORT_BLOCK)
 struct Sorted {
   Tensor positions;  // (n), int32
   Tensor segments;   // (words, 2), int32
+  Tensor used;       // int32, in the first element: how many positions name a word
 };
 
 // n and words must not be 0.
@@ -100,7 +101,7 @@ inline Sorted sort_by_word(const Tensor& tokens, int64_t words) {
   };
   const Tensor zeros = torch::stable::new_zeros(tokens, {tiles * words + 1}, ScalarType::Int);
   const Tensor ranks = ints({n});
-  const Sorted sorted{ints({n}), ints({words, 2})};
+  const Sorted sorted{ints({n}), ints({words, 2}), zeros};
   int *used = mutable_data<int>(zeros), *counts = used + 1;
   auto* segments = mutable_data<Segment>(sorted.segments);
   const cudaStream_t stream = current_stream(tokens);

@@ -21,7 +21,7 @@ from common.base.verdict import Score
 from common.practice.journal import KINDS
 from common.report.comparison import Change, compare
 from common.report.page import from_stored, page
-from common.report.plot import NUMBER, apart
+from common.report.plot import NUMBER, apart, roofline
 from common.report.runs import describe, write_json
 from common.report.stored import read_scores, read_stored
 
@@ -329,3 +329,15 @@ def test_the_numbers_of_days_cover_nothing() -> None:
     for (x, y), (u, v) in itertools.product(numbers, dots):
         assert abs(x - u) >= wide / 2 or abs(y - v) >= high / 2
     assert apart([(0.0, 0.0)]) == [(0.0, 8.0)], "alone, it stands above its dot"
+
+
+def test_a_roofline_leads_from_the_first_rungs_to_the_last() -> None:
+    first, last, other = (
+        rung(name, ms).timing for name, ms in (("a", 4.0), ("b", 1.0), ("c", 2.0))
+    )
+    assert first and last and other
+    alone = roofline([(1, last), (2, other)])
+    both = roofline([(1, last), (2, other)], {1: first, 3: first})
+    assert roofline([(1, last), (2, other)], {}) == alone
+    assert both.count("<use") == alone.count("<use") + 1, "one hollow dot, that of day 1"
+    assert "NaN" not in both and both.count("var(--faint)") > alone.count("var(--faint)")
