@@ -121,8 +121,8 @@ def test_a_day_uses_days_that_exist(root: Path) -> None:
     declared = root / "day05" / "day.py"
     declared.write_text(declared.read_text() + "USES = (2, 3)\n")
     assert read_day(declared.parent).uses == (2, 3)
-    declared.write_text(declared.read_text().replace("(2, 3)", "(2, 99)"))
-    with pytest.raises(DayError, match=r"day\.py: USES names day 99, which does not exist"):
+    declared.write_text(declared.read_text().replace("(2, 3)", "(2, 999)"))
+    with pytest.raises(DayError, match=r"day\.py: USES names day 999, which does not exist"):
         read_day(declared.parent)
 
 
