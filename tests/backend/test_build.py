@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -231,6 +232,26 @@ def test_a_library_of_a_day_s_own_making(day: Day) -> None:
 
     with pytest.raises(compiling.BuildError, match=r"echo no such thing(.|\n)*no such thing"):
         own_way.Builder(todo).library("day77_fails", ["scale.cu", "scale.cuh"], fail)
+
+
+def test_a_library_of_generated_text(day: Day) -> None:
+    """Built once per text, for functions that ctypes calls; its errors are the compiler's."""
+    builder = own_way.Builder(library.plan(day, toolchain.detect("cpu")))
+    assert builder.text() == SOURCE
+    text = """
+__global__ void set_kernel(int* to) { to[threadIdx.x] = FACTOR * threadIdx.x; }
+extern "C" void set(int* to) { set_kernel<<<1, 4>>>(to); cudaDeviceSynchronize(); }
+"""
+    places = []
+    for factor in (3, 5, 3):
+        made = builder.generated("set", text.replace("FACTOR", str(factor)))
+        numbers = (ctypes.c_int * 4)()
+        made.set(numbers)
+        assert list(numbers) == [0, factor, 2 * factor, 3 * factor]
+        places.append(made._name)
+    assert places[0] == places[2] != places[1]
+    with pytest.raises(compiling.BuildError, match="FACTOR"):
+        builder.generated("set", text)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
