@@ -223,8 +223,8 @@ def logits_inputs(case, draw):
     return weights, tokens[:, 1:].contiguous(), layers, heads, words, positions
 
 
-def logits(weights, tokens, *numbers):
-    model = Model(*numbers)
+def logits(weights, tokens, layers, heads, words, positions):
+    model = Model(layers, heads, words, positions)
     return forward(model, model.views(weights), tokens)
 
 

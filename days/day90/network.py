@@ -29,9 +29,25 @@ def formula(x, heads, *parameters, eps=EPS):
     return h + F.linear(hidden, down_w, down_b)
 
 
-def reference(*arguments):
-    *tensors, eps = arguments
-    return formula(*tensors, eps=eps)
+def reference(
+    x,
+    heads,
+    gain1,
+    shift1,
+    qkv_w,
+    qkv_b,
+    proj_w,
+    proj_b,
+    gain2,
+    shift2,
+    up_w,
+    up_b,
+    down_w,
+    down_b,
+    eps,
+):
+    first = gain1, shift1, qkv_w, qkv_b, proj_w, proj_b
+    return formula(x, heads, *first, gain2, shift2, up_w, up_b, down_w, down_b, eps=eps)
 
 
 def by_pytorch(*arguments):

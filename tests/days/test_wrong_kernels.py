@@ -52,15 +52,21 @@ def _not_a_number(tensor: Tensor) -> Tensor:
 
 
 def _stale(right: Call) -> Call:
-    """The result of the call before, where that had the same shapes; the first is right."""
-    last: list[Any] = []
+    """What the call before left in memory, cut off or followed by zeros; the first is right."""
+    last: list[list[Tensor]] = []
 
     def call(*args: Any) -> Any:
         now = right(*args)
-        kept = last[0] if last else now
-        last[:] = [now]
-        fits = [t.shape for t in tensors_of(kept)] == [t.shape for t in tensors_of(now)]
-        return map_tensors(torch.clone, (kept if fits else now,))[0]
+        kept = iter(last[0] if last else tensors_of(now))
+        last[:] = [tensors_of(now)]
+
+        def stale(output: Tensor) -> Tensor:
+            left, result = next(kept).flatten(), torch.zeros_like(output).flatten()
+            count = min(left.numel(), result.numel())
+            result[:count] = left[:count]
+            return result.view(output.shape)
+
+        return map_tensors(stale, (now,))[0]
 
     return call
 
