@@ -150,12 +150,13 @@ Decoded by_launches(PARAMETERS, const char* name) {
     const auto [memory, b] = new_buffers(wte);
     const cudaStream_t stream = current_stream(wte);
     const auto product = [&](auto kind, int layer, int step) {
-      constexpr bool NORM = kind != PROJ && kind != OUT;
-      const size_t bytes = m.C * m.units_per_row(kind) * sizeof(float);
-      if (NORM && SEPARATE) norm_kernel<<<1, THREADS, bytes, stream>>>(m, b, layer, step, kind);
-      const auto kernel = multiply_kernel < kind, NORM && !SEPARATE > ;
+      constexpr int KIND = kind;
+      constexpr bool NORM = KIND != PROJ && KIND != OUT, FUSED = NORM && !SEPARATE;
+      const size_t bytes = m.C * m.units_per_row(KIND) * sizeof(float);
+      if (NORM && SEPARATE) norm_kernel<<<1, THREADS, bytes, stream>>>(m, b, layer, step, KIND);
+      const auto kernel = multiply_kernel<KIND, FUSED>;
       const unsigned grid =
-          resident_grid(wte, kernel, THREADS, bytes, ceil_div(m.rows(kind), WARPS));
+          resident_grid(wte, kernel, THREADS, bytes, ceil_div(m.rows(KIND), WARPS));
       kernel<<<grid, THREADS, bytes, stream>>>(m, b, layer, step);
     };
     for (int step = 0; step < m.steps; ++step) {
@@ -435,10 +436,10 @@ Decoded decode_v4_stream(PARAMETERS) {
 
 // ---------------------------------------------------------------------------------------------
 
-#define SCHEMA                                                                                  \
-  "(Tensor wte, Tensor wpe, Tensor vectors, Tensor last_norm, Tensor qkv, Tensor proj, Tensor " \
-  "fc, "                                                                                        \
-  "Tensor out, Tensor(a!) cache, Tensor token, int position, int steps) -> (Tensor, Tensor)"
+#define SCHEMA                                                                           \
+  "(Tensor wte, Tensor wpe, Tensor vectors, Tensor last_norm, Tensor qkv, Tensor proj, " \
+  "Tensor fc, Tensor out, Tensor(a!) cache, Tensor token, int position, int steps) "     \
+  "-> (Tensor, Tensor)"
 
 RUNG(day96, decode_v1_kernels, SCHEMA);
 RUNG(day96, decode_v2_fused, SCHEMA);
