@@ -23,7 +23,8 @@ from .package import NAMES, register
 
 HERE = Path(__file__).parent
 PACKAGE = "hundred_days_day98"
-ROWS = (1, 2, 7, 300, MOST)
+START = 7  # rows of the batch with which processes are timed from their start
+ROWS = (1, 2, START, 300, MOST)
 LIMIT = 120.0  # seconds that a process may take
 WIDE = 118  # characters of a line
 
@@ -197,11 +198,13 @@ def print_program(program, package, library, model, device, folder):
         found = torch.load(target, weights_only=True)
         expected = model(batch(count, device)).cpu()
         require_close(found, expected, f"serve, {count} rows")
+        if count == START:
+            whole = seconds
         said = dict(line.split() for line in text.splitlines())
         rows.append([count, *(f"{float(said[k]):.2f} ms" for k in ("load", "first", "call"))])
     print("in C++, equal within rounding:")
     print_table(["rows", "load", "first call", "each after it"], rows)
-    print(f"a process, from start to result: {seconds:.2f} s without Python")
+    print(f"a process, from start to result: {whole:.2f} s without Python")
 
 
 def print_mistakes(program, package, library, folder):
@@ -280,13 +283,13 @@ def print_wheel(package, library, model, device, folder):
     if "-py3-none-" not in wheel.name:
         raise RuntimeError(f"{wheel.name}: expected a wheel for any Python 3")
     succeed(*pip, "install", *offline, "--target", site, wheel)
-    torch.save(batch(7), folder / "u.pt")
+    torch.save(batch(START), folder / "u.pt")
     arguments = (site, package, folder / "u.pt", folder / "y.pt", device.type)
     text, seconds = succeed(sys.executable, "-c", CLIENT, *arguments)
     if str(site) not in text:
         raise RuntimeError(f"{PACKAGE} came from {text}")
     found = torch.load(folder / "y.pt", weights_only=True)
-    require_close(found, model(batch(7, device)).cpu(), "the wheel in a fresh process")
+    require_close(found, model(batch(START, device)).cpu(), "the wheel in a fresh process")
     print(f"{wheel.name}: {wheel.stat().st_size / 1024:.0f} KiB")
     print(f"a process, from start to result: {seconds:.2f} s with Python and the wheel")
 
