@@ -16,7 +16,7 @@ import torch
 from torch.library import opcheck
 from torch.utils import cpp_extension
 
-from common.day import Entry, cached, digest, print_table, seconds_in_turn
+from common.day import Entry, cached, digest, print_table, seconds_in_turn, use_compilers
 
 from .model import HIDDEN, MOST, WIDTH, batch, compile_package, export, layer
 from .package import NAMES, register
@@ -106,10 +106,30 @@ def entry(kind, device, product, files, *parts):
     return Entry(f"day98-{kind}-{device.type}", key, product)
 
 
+def loaded(name):
+    """The file of a shared library of this process."""
+    words = Path("/proc/self/maps").read_text(encoding="utf-8").split()
+    return next(word for word in words if f"/{name}.so" in word)
+
+
+def link_with_driver(directory):
+    """AOTInductor links with -lcuda, and a machine that only runs programs has a libcuda.so.1. The
+    compiler also looks in the folders of LIBRARY_PATH."""
+    (directory / "libcuda.so").symlink_to(loaded("libcuda"))
+    others = os.environ.get("LIBRARY_PATH", "")
+    os.environ["LIBRARY_PATH"] = f"{directory}{os.pathsep}{others}".rstrip(os.pathsep)
+
+
 def package_of(exported, device):
     """The .pt2, compiled once and kept."""
     made = entry("model", device, "layer.pt2", ["model.py", "package.py", "deploy.cu"])
-    cached(made, lambda directory: compile_package(exported, directory / made.product))
+
+    def make(directory):
+        if device.type == "cuda":
+            link_with_driver(directory)
+        compile_package(exported, directory / made.product)
+
+    cached(made, make)
     with zipfile.ZipFile(made.path) as package:
         sizes = Counter()
         for info in package.infolist():
@@ -123,7 +143,7 @@ def program_of(device):
     """serve.cpp, compiled and linked with PyTorch's C++ libraries."""
     flags = ["-Wl,--no-as-needed", "-ldl"]
     if device.type == "cuda":  # nothing of it is called by name; it brings the GPU's operators
-        flags += ["-ltorch_cuda", "-lc10_cuda"]
+        flags += ["-ltorch_cuda", "-lc10_cuda", "-Wl,--allow-shlib-undefined"]
     made = entry("serve", device, "serve", ["serve.cpp"], *flags)
 
     def make(directory):
@@ -157,12 +177,10 @@ def operators_without_python(device):
     made = entry("operators", device, "operators.so", [], str(library))
 
     def make(directory):
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8").split()
-        runtime = next(word for word in maps if "/libcudart.so" in word)
         libs = [f"-L{path}" for path in cpp_extension.library_paths()]
         libs += [f"-l{name}" for name in ("c10", "torch_cpu", "torch", "c10_cuda", "torch_cuda")]
-        compiler = os.environ.get("CXX", "c++")
-        succeed(compiler, "-shared", *objects, *libs, runtime, "-o", directory / made.product)
+        words = ("-shared", *objects, *libs, loaded("libcudart"))
+        succeed(os.environ["CXX"], *words, "-o", directory / made.product)
 
     built = cached(made, make)
     if needs_python(built):
@@ -295,6 +313,7 @@ def print_wheel(package, library, model, device, folder):
 
 
 def show(operators, device):
+    use_compilers(device.type)
     register()
     print_checks(operators, device)
     model = layer(operators.gated_norm_v3_chunks, device)
