@@ -18,6 +18,12 @@ SOURCE = "deploy.cu"
 EXTRA_SOURCES = ("model.py", "proof.py", "package.py", "setup.py", "serve.cpp")
 INTRODUCES = ("AOTInductor", "wheel")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "team_sum: constant off by one: `WARP == 0` -> `WARP == 1`": (
+        "every lane has the sum of its warp, and any of them may store it"
+    ),
+}
+
 EXERCISE = Exercise(
     function="gated_norm_v2_kernel",
     task=(
@@ -36,6 +42,7 @@ EXERCISE = Exercise(
 )
 
 EPS = 1e-6
+BAD_EPS = (EPS, -1.0, 1e30, math.nan)  # the first is good
 FLOATS = ["float32", "float16", "bfloat16"]
 # Around the chunks of a warp and of a block, and what their registers hold; one element; no rows.
 SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2, 2056), (3, 4104)]
@@ -43,6 +50,11 @@ SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2,
 
 def inputs(case, draw):
     return draw(*case.shape), draw(*case.shape), draw(case.shape[-1]), EPS
+
+
+def inputs_and_eps(case, draw):
+    rows, cols, bad = case.shape
+    return draw(rows, cols), draw(rows, cols), draw(cols), BAD_EPS[bad]
 
 
 def reference(x, z, weight, eps):
@@ -62,16 +74,18 @@ def cost(case):
     return Cost(bytes=(3 * elements + case.shape[-1]) * case.itemsize, flops=10 * elements)
 
 
+RUNGS = (
+    Rung("gated_norm_v1_separate", "two kernels"),
+    Rung("gated_norm_v2_fused", "one kernel"),
+    Rung("gated_norm_v3_chunks", "16 bytes per load, rows in registers"),
+)
+
 PROBLEMS = (
     Problem(
         name="gated RMSNorm",
         inputs=inputs,
         reference=reference,
-        rungs=(
-            Rung("gated_norm_v1_separate", "two kernels"),
-            Rung("gated_norm_v2_fused", "one kernel"),
-            Rung("gated_norm_v3_chunks", "16 bytes per load, rows in registers"),
-        ),
+        rungs=RUNGS,
         cases=(
             *grid([*SHAPES, (0, 8), (4, 0), (2, 3, 24)], FLOATS),
             *grid([(8, 40)], FLOATS, values="nonfinite"),
@@ -83,5 +97,14 @@ PROBLEMS = (
         cost=cost,
         pytorch=by_pytorch,
         libraries=(COMPILE,),
+    ),
+    Problem(
+        name="a bad eps is refused",
+        inputs=inputs_and_eps,
+        reference=reference,
+        rungs=RUNGS,
+        cases=(Case((5, 24, 0)),),
+        refused=grid([(5, 24, 1), (5, 24, 2), (5, 24, 3)], ["float32"]),
+        timed=False,
     ),
 )
