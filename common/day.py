@@ -41,7 +41,7 @@ from common.bench.showing import (
 )
 from common.bench.traces import launches_of, traced_events
 from common.bench.two_compilers import print_machine_code
-from common.build.library import operators_of
+from common.build.library import operators_of, use_compilers
 from common.build.machine_code import TritonKernel
 from common.check.arguments import require, require_float
 from common.check.attention import attention, attention_by, ragged_lengths, unused
@@ -152,5 +152,6 @@ __all__ = [
     "streamed",
     "traced_events",
     "unused",
+    "use_compilers",
     "ways_to_run",
 ]

@@ -138,6 +138,19 @@ def _make_cpu(todo: Build, directory: Path) -> None:
     torch.ops.load_library(str(directory / todo.entry.product))  # an undefined symbol shows here
 
 
+def use_compilers(device: str) -> None:
+    """From now on PyTorch's own build tools in this process, cpp_extension and AOTInductor, use
+    what the course builds with: the host's compiler and, on a GPU, the CUDA toolkit. device: as
+    for `detect`.
+
+    Raises ToolchainError if something needed is missing.
+    """
+    platform = detect(device)
+    with_compilers(platform, lambda _: None)
+    if platform.device == "cuda" and platform.toolkit is not None:
+        os.environ["CUDA_HOME"] = str(platform.toolkit.home)
+
+
 def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: list[str]) -> None:
     name = f"{todo.day.name}_build"
     sources = [str(source) for source in todo.sources]

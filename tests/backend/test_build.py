@@ -368,3 +368,12 @@ def test_a_library_that_does_not_load_is_built_again(day: Day) -> None:
     assert not todo.entry.ready
     out, err = build_in_child(day).communicate(timeout=120)
     assert out.startswith("3.0 "), err
+
+
+def test_pytorchs_own_tools_use_the_courses_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CXX", "CC"):
+        monkeypatch.setenv(variable, "to be replaced")
+    platform = toolchain.Platform("cpu", "found", "", Path(), "")
+    monkeypatch.setattr(library, "detect", lambda device: platform)
+    library.use_compilers("cpu")
+    assert os.environ["CXX"] == os.environ["CC"] == "found"
