@@ -17,7 +17,7 @@ EXTRA_SOURCES = ("peer_memory.cu", "peers.py", "proof.py", "ranks.py", "measure.
 INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel training")
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "all_reduce.cu: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
+    "meeting.cuh: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
         "a number in the message of a rank that does not come"
     ),
     "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
@@ -42,6 +42,7 @@ EXERCISE = Exercise(
         "Flag(mine).store(0, cuda::memory_order_relaxed) with mine = (p.signals[p.rank()]->*flags)"
         "[blockIdx.x][i].",
     ),
+    source="meeting.cuh",
 )
 
 # (elements per rank, ranks, blocks per rank)
