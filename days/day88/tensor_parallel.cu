@@ -41,9 +41,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   run_roles<ShardTile<T>, true, 1, STAGES, GROUP>(
       p, a, b,
-      [&](TileSums& sums, int m, int n, int, auto& outbox) {
-        epilogue.finish(sums, m, n, outbox);
-      },
+      [&](TileSums& sums, int m, int n, int, auto& outbox) { epilogue.finish(sums, m, n, outbox); },
       [](int, int) {});
 #endif
 }
@@ -59,8 +57,7 @@ void launch_product(const Tensor& on, const T* a, const T* b, int64_t M, int64_t
   const auto grid = static_cast<unsigned>(std::min<int64_t>(Tiles(M, N).count(), places));
   const auto kernel = shard_product_kernel<T, Epilogue>;
   allow_shared(kernel, BYTES);
-  kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, map_of_a<P>(p), map_of_b<P>(p),
-                                                       epilogue);
+  kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, map_of_a<P>(p), map_of_b<P>(p), epilogue);
   check_launch("shard_product_kernel");
 }
 
@@ -134,8 +131,8 @@ __device__ void add_tile(const Exchange& e, int mine) {
     RawChunk<C> raw[MOVES] = {};
 #pragma unroll
     for (int k = 0; k < MOVES; ++k) {
-      const T* const from = FROM_SLOTS ? slot + (k * PEER_BLOCK + threadIdx.x) * N
-                                       : e.buffer<T>(source) + places[k];
+      const T* const from =
+          FROM_SLOTS ? slot + (k * PEER_BLOCK + threadIdx.x) * N : e.buffer<T>(source) + places[k];
       if (places[k] >= 0) raw[k] = load_raw(reinterpret_cast<const C*>(from));
     }
 #pragma unroll
@@ -297,8 +294,8 @@ struct Deliver {
   explicit Deliver(const Exchange& from, int rank) : e(from) {
     e.first = rank;
     for (int r = 0; r < e.ranks; ++r) {
-      slots[r] = tile_map<T>(e.slot<T>(r, rank), int64_t{e.share()} * TILE_ROWS, TILE_COLS, ROWS,
-                             PART);
+      slots[r] =
+          tile_map<T>(e.slot<T>(r, rank), int64_t{e.share()} * TILE_ROWS, TILE_COLS, ROWS, PART);
     }
   }
 
@@ -332,11 +329,17 @@ void fused(const Shards& s) {
 // ---------------------------------------------------------------------------------------------
 // Arguments and bindings.
 
-void check_shard(const Tensor& x, const check& w1, const Tensor& of_w1, const check& w2) {
-  w1.on_gpu().dtype({x.scalar_type()}).rank(2).size(1, x.size(1)).contiguous();
-  w1.same_device(x, "x");
-  w2.on_gpu().dtype({x.scalar_type()}).rank(2).size(0, x.size(1)).size(1, of_w1.size(0));
-  w2.contiguous().same_device(x, "x");
+void check_shard(const Tensor& x, const check& w1, const check& w2, const Tensor& up,
+                 const Tensor& down) {
+  w1.on_gpu().rank(2).contiguous().same_device(x, "x");
+  w2.on_gpu().rank(2).contiguous().same_device(x, "x");
+  const bool fit = up.size(1) == x.size(1) && down.size(0) == x.size(1) &&
+                   down.size(1) == up.size(0) && up.scalar_type() == x.scalar_type() &&
+                   down.scalar_type() == x.scalar_type();
+  STD_TORCH_CHECK(
+      fit, "x, w1, w2: expected (rows, C), (H / N, C) and (C, H / N) of one dtype, got ",
+      shape_of(x), ", ", shape_of(up), " and ", shape_of(down), " of ", name_of(x.scalar_type()),
+      ", ", name_of(up.scalar_type()), " and ", name_of(down.scalar_type()));
 }
 
 // blocks: of the sums, per rank; at most half of the multiprocessors, so that a product which the
@@ -385,13 +388,15 @@ void run_all(int64_t version, const Tensor& x, const Tensors& w1, const Tensors&
   const auto ranks = static_cast<int64_t>(outs.size());
   STD_TORCH_CHECK(ranks >= 1 && ranks <= MOST_RANKS, "outs: expected 1 to ", MOST_RANKS,
                   " tensors, one per rank, got ", ranks);
-  STD_TORCH_CHECK(w1.size() == outs.size() && w2.size() == outs.size() &&
-                      signals.size() == outs.size(),
-                  "w1, w2, signals: expected as many tensors as outs, ", ranks, ", got ", w1.size(),
-                  ", ", w2.size(), " and ", signals.size());
+  STD_TORCH_CHECK(
+      w1.size() == outs.size() && w2.size() == outs.size() && signals.size() == outs.size(),
+      "w1, w2, signals: expected as many tensors as outs, ", ranks, ", got ", w1.size(), ", ",
+      w2.size(), " and ", signals.size());
   s.e.ranks = static_cast<int>(ranks);
-  check_each(w1, "w1", [&](const check& one) { one.like(w1[0], "w1[0]"); });
-  for (int r = 0; r < s.e.ranks; ++r) check_shard(x, {w1[r], "w1"}, w1[r], {w2[r], "w2"});
+  for (int r = 0; r < s.e.ranks; ++r) {
+    check_shard(x, {w1[r], "w1"}, {w2[r], "w2"}, w1[r], w2[r]);
+    check(w1[r], "w1").like(w1[0], "w1[0]");
+  }
   check_each(outs, "outs", [&](const check& one) { one.on_gpu().contiguous().like(x, "x"); });
   check_each(signals, "signals", [&](const check& one) {
     one.on_gpu().dtype({ScalarType::Int}).rank(1).size(0, signal_words(s.e)).contiguous();
@@ -430,25 +435,28 @@ void tensor_parallel_of_rank(const Tensor& x, const Tensor& w1, const Tensor& w2
                              int64_t rank, int64_t blocks, int64_t timeout_ms) {
   STD_TORCH_CHECK(version >= 1 && version <= 3, "version: expected 1 to 3, got ", version);
   const Tiles tiles = tiles_of(x);
-  check_shard(x, {w1, "w1"}, w1, {w2, "w2"});
+  check_shard(x, {w1, "w1"}, {w2, "w2"}, w1, w2);
   check(out, "out").like(x, "x");
   Shards s{x, {w1}, {w2}, {}, blocks};
   static_cast<Peers&>(s.e) = peers_of_rank(out, memory, memories, rank);
   s.e.tiles = tiles;
-  check(slots, "slots").dtype({x.scalar_type()}).rank(1).size(
-      0, int64_t{s.e.ranks} * s.e.share() * TILE);
+  check(slots, "slots")
+      .dtype({x.scalar_type()})
+      .rank(1)
+      .size(0, int64_t{s.e.ranks} * s.e.share() * TILE);
   const Peers of_slots = peers_of_rank(slots, memory, memories, rank);
   std::copy_n(of_slots.buffers, MOST_RANKS, s.e.slots);
-  const char* const behind = static_cast<const char*>(memory.const_data_ptr()) + 4 * signal_words(s.e);
+  const char* const behind =
+      static_cast<const char*>(memory.const_data_ptr()) + 4 * signal_words(s.e);
   for (const Tensor* t : {&out, &slots}) {
     STD_TORCH_CHECK(static_cast<const char*>(t->const_data_ptr()) >= behind || t->numel() == 0,
-                    "out, slots: expected parts of memory behind its first ",
-                    4 * signal_words(s.e), " bytes");
+                    "out, slots: expected parts of memory behind its first ", 4 * signal_words(s.e),
+                    " bytes");
   }
   run(version, s, timeout_ms);
 }
 
-#define RANKS                                                                              \
+#define RANKS                                                                                  \
   "(Tensor x, Tensor[] w1, Tensor[] w2, Tensor(a!)[] outs, Tensor(b!)[] signals, int blocks) " \
   "-> ()"
 
