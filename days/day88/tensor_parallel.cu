@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(PEER_BLOCK, 1)
 template <typename T, bool FROM_SLOTS>
 void launch_sums(const Tensor& on, const Exchange& e, int played, int64_t blocks,
                  cudaStream_t stream) {
+  if (!FROM_SLOTS && e.ranks == 1) return;  // the only part is the sum
   const auto kernel = sum_tiles_kernel<T, FROM_SLOTS>;
   const int64_t resident =
       resident_grid(on, kernel, PEER_BLOCK, 0, MOST_BLOCKS * MOST_RANKS) / played;
