@@ -15,22 +15,21 @@ EXTRA_SOURCES = ("network.py", "sharded.py", "proof.py", "ranks.py", "measure.py
 INTRODUCES = ("tensor parallelism", "reduce-scatter", "all-gather")
 
 EXERCISE = Exercise(
-    function="add_tile",
-    first="for (int i = 0; i < e.ranks; ++i) {",
-    last="store_narrowed(",
+    function="add_parts",
     task=(
-        "Adds the parts of all ranks of this thread's chunks, in fp32, and stores the sums in the "
-        "outputs of all ranks. places[k]: where chunk k lies in an output, -1 beyond it. With "
-        "FROM_SLOTS, the parts are in this rank's slots, a tile of which is contiguous."
+        "Adds to sums[k], in fp32, what all ranks have computed of chunk k, for all MOVES chunks "
+        "of this thread. With FROM_SLOTS, a tile is contiguous in this rank's slot for each "
+        "source, and chunk k is its chunk k * PEER_BLOCK + threadIdx.x; else chunk k is at "
+        "places[k] of each rank's output. Where places[k] is -1, there is nothing to load."
     ),
     hints=(
         "A load over NVLink takes long. How many of them can be in flight before the first sum?",
         "For each source: first load raw[0 … MOVES) by load_raw, then add_to(sums[k], "
-        "widened(raw[k])). The part of rank `source` is at e.slot<T>(rank, source) + mine * TILE, "
-        "or at e.buffer<T>(source) + places[k].",
+        "widened(raw[k])). The part of rank `source` begins at e.slot<T>(e.rank(), source) + "
+        "int64_t{mine} * TILE, or at e.buffer<T>(source).",
         "from = FROM_SLOTS ? slot + (k * PEER_BLOCK + threadIdx.x) * N : e.buffer<T>(source) + "
-        "places[k]; if (places[k] >= 0) raw[k] = load_raw(reinterpret_cast<const C*>(from)). Then "
-        "store_narrowed(reinterpret_cast<C*>(e.buffer<T>(r) + places[k]), sums[k]) for all r.",
+        "places[k]; if (places[k] >= 0) raw[k] = load_raw(reinterpret_cast<const Chunk<T, N>*>"
+        "(from)); in a second loop over k, add_to(sums[k], widened(raw[k])).",
     ),
 )
 

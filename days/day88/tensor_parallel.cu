@@ -19,82 +19,11 @@
 // Run: python run_day.py 88
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day83/elements.cuh"  // taught in day 83
-#include "days/day88/exchange.cuh"
+#include "days/day88/shards.cuh"
 
 #include <algorithm>
-#include <map>
 
 constexpr int CHUNKS = 4;  // of rows, in v2: more of them hide more, but fill fewer multiprocessors
-
-// ---------------------------------------------------------------------------------------------
-// Products: day 56's ping-pong kernel, and what becomes of a tile's sums. One consumer has all of
-// the tile, and finishes it while the other one multiplies.
-
-using TileSums = float[HALVES][TILE_COLS / 2];  // of a thread, as wgmma leaves them
-
-template <typename T, typename Epilogue>
-__global__ void __launch_bounds__(THREADS, 1)
-    shard_product_kernel(const Gemm<T> p, const __grid_constant__ TensorMap a,
-                         const __grid_constant__ TensorMap b,
-                         const __grid_constant__ Epilogue epilogue) {
-#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_roles<ShardTile<T>, true, 1, STAGES, GROUP>(
-      p, a, b,
-      [&](TileSums& sums, int m, int n, int, auto& outbox) { epilogue.finish(sums, m, n, outbox); },
-      [](int, int) {});
-#endif
-}
-
-// epilogue(a · bᵀ), a: (M, K), b: (N, K). spare: multiprocessors that are left to another kernel.
-template <typename T, typename Epilogue>
-void launch_product(const Tensor& on, const T* a, const T* b, int64_t M, int64_t N, int64_t K,
-                    int64_t spare, const Epilogue& epilogue) {
-  using P = ShardTile<T>;
-  constexpr size_t BYTES = SHARED<P, STAGES>;
-  const Gemm<T> p{a, b, nullptr, nullptr, M, N, K, NONE};
-  const int64_t places = std::max<int64_t>(1, multiprocessor_count(on) - spare);
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(Tiles(M, N).count(), places));
-  const auto kernel = shard_product_kernel<T, Epilogue>;
-  allow_shared(kernel, BYTES);
-  kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, map_of_a<P>(p), map_of_b<P>(p), epilogue);
-  check_launch("shard_product_kernel");
-}
-
-// Parts of 64 × 64, each by TMA, to the tile at (m, n) of a matrix.
-template <typename Outbox>
-__device__ __forceinline__ void store_tile(const TileSums& sums, Outbox& outbox,
-                                           const TensorMap& to, int m, int n) {
-#pragma unroll
-  for (int h = 0; h < HALVES; ++h) {
-#pragma unroll
-    for (int i = 0; i < PARTS; ++i) {
-      outbox.store(&sums[h][i * (PART / 2)], to, m + h * ROWS, n + i * PART);
-    }
-  }
-}
-
-template <typename T, bool ACTIVATED>
-struct Store {
-  TensorMap to;
-
-  template <typename Outbox>
-  __device__ __forceinline__ void finish(TileSums& sums, int m, int n, Outbox& outbox) const {
-    if constexpr (ACTIVATED) {
-#pragma unroll
-      for (auto& half : sums) {
-#pragma unroll
-        for (float& x : half) x = gelu<T>(x);
-      }
-    }
-    store_tile(sums, outbox, to, m, n);
-  }
-};
-
-template <bool ACTIVATED, typename T>
-Store<T, ACTIVATED> store_to(T* matrix, int64_t rows, int64_t cols) {
-  return {tile_map<T>(matrix, rows, cols, ROWS, PART)};
-}
 
 // ---------------------------------------------------------------------------------------------
 // Sums: each rank adds its own tiles, and stores the sum in the outputs of all ranks.
@@ -109,14 +38,35 @@ __device__ void await_parts(const Exchange& e, int mine) {
   __syncthreads();  // all threads wait for those that waited for the parts
 }
 
+// The sums over all ranks of this thread's chunks of the tile. places: where the chunks lie in the
+// outputs, -1 beyond them.
+template <typename T, bool FROM_SLOTS, int N, int MOVES>
+__device__ __forceinline__ void add_parts(const Exchange& e, int mine,
+                                          const int64_t (&places)[MOVES],
+                                          Chunk<float, N> (&sums)[MOVES]) {
+  const int rank = e.rank();
+  for (int i = 0; i < e.ranks; ++i) {
+    const int source = (rank + i) % e.ranks;  // not all ranks begin with the same one
+    const T* const slot = e.slot<T>(rank, source) + int64_t{mine} * TILE;
+    RawChunk<Chunk<T, N>> raw[MOVES] = {};
+#pragma unroll
+    for (int k = 0; k < MOVES; ++k) {
+      const T* const from =
+          FROM_SLOTS ? slot + (k * PEER_BLOCK + threadIdx.x) * N : e.buffer<T>(source) + places[k];
+      if (places[k] >= 0) raw[k] = load_raw(reinterpret_cast<const Chunk<T, N>*>(from));
+    }
+#pragma unroll
+    for (int k = 0; k < MOVES; ++k) add_to(sums[k], widened(raw[k]));
+  }
+}
+
 template <typename T, bool FROM_SLOTS>
 __device__ void add_tile(const Exchange& e, int mine) {
   constexpr int N = 16 / sizeof(T), ACROSS = TILE_COLS / N, MOVES = TILE / N / PEER_BLOCK;
   static_assert(TILE % (N * PEER_BLOCK) == 0, "each thread moves as many chunks");
-  using C = Chunk<T, N>;
   const int rank = e.rank();
   const Corner tile = e.tiles.at(mine * e.ranks + rank);
-  int64_t places[MOVES];  // in the outputs, or -1 beyond them
+  int64_t places[MOVES];
 #pragma unroll
   for (int k = 0; k < MOVES; ++k) {
     const int chunk = k * PEER_BLOCK + static_cast<int>(threadIdx.x);
@@ -125,24 +75,12 @@ __device__ void add_tile(const Exchange& e, int mine) {
     places[k] = row < e.tiles.rows && col < e.tiles.cols ? row * e.tiles.cols + col : -1;
   }
   Chunk<float, N> sums[MOVES] = {};
-  for (int i = 0; i < e.ranks; ++i) {
-    const int source = (rank + i) % e.ranks;  // not all ranks begin with the same one
-    const T* const slot = e.slot<T>(rank, source) + int64_t{mine} * TILE;
-    RawChunk<C> raw[MOVES] = {};
-#pragma unroll
-    for (int k = 0; k < MOVES; ++k) {
-      const T* const from =
-          FROM_SLOTS ? slot + (k * PEER_BLOCK + threadIdx.x) * N : e.buffer<T>(source) + places[k];
-      if (places[k] >= 0) raw[k] = load_raw(reinterpret_cast<const C*>(from));
-    }
-#pragma unroll
-    for (int k = 0; k < MOVES; ++k) add_to(sums[k], widened(raw[k]));
-  }
+  add_parts<T, FROM_SLOTS>(e, mine, places, sums);
   for (int i = 1; i <= e.ranks; ++i) {
     T* const to = e.buffer<T>((rank + i) % e.ranks);
 #pragma unroll
     for (int k = 0; k < MOVES; ++k) {
-      if (places[k] >= 0) store_narrowed(reinterpret_cast<C*>(to + places[k]), sums[k]);
+      if (places[k] >= 0) store_narrowed(reinterpret_cast<Chunk<T, N>*>(to + places[k]), sums[k]);
     }
   }
 }
@@ -182,68 +120,6 @@ void launch_sums(const Tensor& on, const Exchange& e, int played, int64_t blocks
   config.numAttrs = played > 1;
   check_cuda(cudaLaunchKernelEx(&config, kernel, e), "sum_tiles_kernel");
 }
-
-// ---------------------------------------------------------------------------------------------
-// What the rungs have in common: the ranks [e.first, e.first + played), which this GPU plays.
-
-// A second stream of this host thread and GPU. Its blocks go before those of a product that have
-// not begun.
-struct Side {
-  cudaStream_t stream;
-  cudaEvent_t begun, done;
-
-  Side() {
-    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -1), "stream");
-    check_cuda(cudaEventCreateWithFlags(&begun, cudaEventDisableTiming), "event");
-    check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
-  }
-
-  // Its next work waits for the work that `current` has got so far; or the other way round.
-  void follow(cudaStream_t current) const { after(begun, current, stream); }
-  void join(cudaStream_t current) const { after(done, stream, current); }
-
- private:
-  static void after(cudaEvent_t event, cudaStream_t first, cudaStream_t second) {
-    check_cuda(cudaEventRecord(event, first), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(second, event, 0), "cudaStreamWaitEvent");
-  }
-};
-
-const Side& side_of(const Tensor& on) {
-  thread_local std::map<int, Side> known;
-  return known[device_index(on)];
-}
-
-struct Shards {
-  Tensor x;
-  Tensors w1, w2;  // of the ranks that are played
-  Exchange e;
-  int64_t blocks;  // of the sums, per rank, where they share the GPU with a product
-
-  int played() const { return static_cast<int>(w1.size()); }
-  int64_t hidden_size() const { return w1[0].size(0); }
-
-  // gelu(x · W1_rᵀ) of each rank. All columns of a rank's part: no communication.
-  template <typename T>
-  Tensors hidden() const {
-    Tensors found;
-    for (const Tensor& w : w1) {
-      found.push_back(torch::stable::new_empty(x, {x.size(0), hidden_size()}));
-      launch_product(x, data<T>(x), data<T>(w), x.size(0), hidden_size(), x.size(1), 0,
-                     store_to<true>(mutable_data<T>(found.back()), x.size(0), hidden_size()));
-    }
-    return found;
-  }
-
-  // Rows [begin, begin + rows) of this rank's part of the sum; i: of the ranks that are played.
-  template <typename T, typename Epilogue>
-  void multiply(const Tensors& hidden, int i, int64_t begin, int64_t rows, int64_t spare,
-                const Epilogue& epilogue) const {
-    const int64_t H = hidden_size();
-    launch_product(x, data<T>(hidden[i]) + begin * H, data<T>(w2[i]), rows, x.size(1), H, spare,
-                   epilogue);
-  }
-};
 
 // ---------------------------------------------------------------------------------------------
 // v1: the sums begin when the products have finished, and take all multiprocessors.
@@ -328,57 +204,17 @@ void fused(const Shards& s) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Arguments and bindings.
+// Bindings.
 
-void check_shard(const Tensor& x, const check& w1, const check& w2, const Tensor& up,
-                 const Tensor& down) {
-  w1.on_gpu().rank(2).contiguous().same_device(x, "x");
-  w2.on_gpu().rank(2).contiguous().same_device(x, "x");
-  const bool fit = up.size(1) == x.size(1) && down.size(0) == x.size(1) &&
-                   down.size(1) == up.size(0) && up.scalar_type() == x.scalar_type() &&
-                   down.scalar_type() == x.scalar_type();
-  STD_TORCH_CHECK(
-      fit, "x, w1, w2: expected (rows, C), (H / N, C) and (C, H / N) of one dtype, got ",
-      shape_of(x), ", ", shape_of(up), " and ", shape_of(down), " of ", name_of(x.scalar_type()),
-      ", ", name_of(up.scalar_type()), " and ", name_of(down.scalar_type()));
-}
-
-// blocks: of the sums, per rank; at most half of the multiprocessors, so that a product which the
-// other ranks wait for has the other half.
 void run(int64_t version, Shards& s, int64_t timeout_ms) {
-  const int64_t C = s.x.size(1), most = std::min(MOST_BLOCKS, multiprocessor_count(s.x) / 2);
-  STD_TORCH_CHECK(s.blocks >= 1 && s.blocks <= most, "blocks: expected 1 to ", most, ", got ",
-                  s.blocks);
-  STD_TORCH_CHECK(timeout_ms >= 1 && timeout_ms <= 1'000'000'000,
-                  "timeout_ms: expected 1 to 1000000000, got ", timeout_ms);
+  check_all(s, timeout_ms);
   s.e.patience = timeout_ms * CYCLES_PER_MS;
   if (s.x.numel() == 0) return;
   const DeviceGuard guard(s.x);
-  require_wgmma();
-  require_shared_memory(SHARED<ShardTile<__half>, STAGES>, "four pairs of tiles");
-  STD_TORCH_CHECK(C % 8 == 0, "x: expected rows of a multiple of 8 elements, as TMA needs, got ",
-                  C);
-  STD_TORCH_CHECK(s.hidden_size() % 8 == 0 && s.hidden_size() > 0,
-                  "w1: expected a multiple of 8 rows, as TMA needs, got ", s.hidden_size());
-  bool aligned = is_aligned(s.x, 16);
-  for (const Tensor& w : s.w1) aligned = aligned && is_aligned(w, 16);
-  for (const Tensor& w : s.w2) aligned = aligned && is_aligned(w, 16);
-  for (int r = 0; r < s.e.ranks; ++r) {
-    aligned = aligned && reinterpret_cast<uintptr_t>(s.e.buffers[r]) % 16 == 0;
-  }
-  STD_TORCH_CHECK(aligned, "x, w1, w2, outs: TMA needs addresses that are multiples of 16");
   const auto with_type = [&]<typename T>(T) {
     version == 1 ? separate<T>(s) : version == 2 ? chunks<T>(s) : fused<T>(s);
   };
   s.x.scalar_type() == ScalarType::Half ? with_type(__half{}) : with_type(__nv_bfloat16{});
-}
-
-Tiles tiles_of(const Tensor& x) {
-  check(x, "x").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(2).contiguous();
-  STD_TORCH_CHECK(x.size(0) < INT32_MAX - 256 && x.size(1) < INT32_MAX - 256 &&
-                      x.numel() / (TILE / 4) < INT32_MAX / MOST_RANKS,
-                  "x: too many rows or columns, ", shape_of(x));
-  return Tiles(x.size(0), x.size(1));
 }
 
 // All ranks on one GPU.
