@@ -12,7 +12,7 @@ TEACHES = "A product that is split over several GPUs, and a reduction that its t
 TOPICS = ("tensor parallelism", "all-reduce", "NVLink", "overlap", "several GPUs", "MLP", "wgmma")
 SOURCE = "tensor_parallel.cu"
 EXTRA_SOURCES = ("network.py", "sharded.py", "proof.py", "ranks.py", "measure.py")
-INTRODUCES = ("tensor parallelism", "reduce-scatter", "all-gather")
+INTRODUCES = ("tensor parallelism", "all-gather")
 
 EXERCISE = Exercise(
     function="add_parts",
@@ -36,7 +36,10 @@ EXERCISE = Exercise(
 # (rows, C, H, ranks, blocks of the sums per rank): around the 128 × 192 of a tile, the 64 values of
 # a step, and the chunks of v2
 SHAPES = [(1, 8, 8, 1, 1), (5, 16, 144, 2, 1), (130, 200, 48, 3, 2), (300, 392, 64, 2, 3)]
-MANY = [(1100, 200, 16, 2, 2), (700, 584, 64, 8, 1)]  # more than a group of rows of tiles
+MANY = [
+    (1100, 200, 16, 2, 2),
+    (200, 392, 64, 8, 1),
+]  # more tiles than a group has rows; fewer than ranks
 EMPTY = [(0, 8, 16, 2, 1), (4, 0, 16, 2, 1)]
 HALVES = ["float16", "bfloat16"]
 WHY = "two products, with the rounding of the first and of each rank's part"
