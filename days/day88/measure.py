@@ -19,10 +19,10 @@ from days.day87.measure import library, seconds
 from days.day87.peers import rendezvous, start
 
 from .network import signal_words
+from .proof import FILE
 from .ranks import VERSIONS
 from .sharded import Sharded
 
-FILE = "tensor_parallel.json"
 SIZES = {"cuda": ((8192, 4096, 16384), (2048, 4096, 16384)), "cpu": ((256, 64, 128),)}
 BLOCKS = {"cuda": (2, 4, 8, 16), "cpu": (2,)}  # of the sums of v2 and v3
 CALLS = 4  # per graph

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from common.day import print_table
-from days.day87.peers import run_ranks
 
-from .measure import FILE
+FILE = "tensor_parallel.json"
 
 
 def show(operators, device):
@@ -18,6 +17,8 @@ def show(operators, device):
 
     With several GPUs, also times all versions beside one GPU and NCCL, and returns the figures.
     """
+    from days.day87.peers import run_ranks  # not where day 88 is practised without the others
+
     gpus = torch.cuda.device_count() if torch.device(device).type == "cuda" else 0
     if gpus == 1:
         print("one GPU: several processes are tried on the CPU backend, and nothing is timed")

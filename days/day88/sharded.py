@@ -2,9 +2,9 @@
 
 import torch
 
-from days.day87.peers import SIGNAL_WORDS, TIMEOUT_MS, Peers, rounded_up
+from days.day87.peers import TIMEOUT_MS, Peers, rounded_up
 
-from .network import signal_words, slot_elements
+from .network import SIGNAL_WORDS, signal_words, slot_elements
 
 
 class Sharded:
