@@ -18,76 +18,20 @@
 // Run: python run_day.py 87
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/chunk.cuh"    // taught in days 35 and 42
-#include "days/day87/peers.cuh"
-
-#include <cuda/atomic>
-
-#include <cstdio>
+#include "days/day87/meeting.cuh"
 
 constexpr int IN_FLIGHT = 4;  // chunks that a thread of v4 loads before it adds
-
-using Flag = cuda::atomic_ref<uint32_t, cuda::thread_scope_system>;
-
-// Waits for a flag of this rank. What the other GPU stored before it released the flag is visible
-// to this thread afterwards.
-__device__ void wait_for(uint32_t& flag, uint32_t value, const Peers& p, int from) {
-  const long long begin = clock64();
-  while (Flag(flag).load(cuda::memory_order_acquire) < value) {
-    if (clock64() - begin > p.patience) {
-      printf("all-reduce: rank %d, block %d: rank %d did not arrive in time\n", p.rank(),
-             static_cast<int>(blockIdx.x), from);
-      __trap();
-    }
-  }
-}
-
-// A barrier for this block and those of the same number of all ranks. All accesses before it, to
-// any memory, come before all accesses behind it. Two successive barriers use different flags: a
-// rank sets `finished` only after it has reset `arrived`, and the other way round.
-using Flags = uint32_t (Signals::*)[MOST_BLOCKS][MOST_RANKS];
-__device__ void meet(const Peers& p, Flags flags) {
-  __syncthreads();  // thread i signals for all threads of the block
-  if (const int i = threadIdx.x; i < p.ranks) {
-    Flag((p.signals[i]->*flags)[blockIdx.x][p.rank()]).store(1, cuda::memory_order_release);
-    uint32_t& mine = (p.signals[p.rank()]->*flags)[blockIdx.x][i];
-    wait_for(mine, 1, p, i);
-    Flag(mine).store(0, cuda::memory_order_relaxed);
-  }
-  __syncthreads();  // all threads wait for those that waited for the other ranks
-}
-
-template <typename C>
-__device__ void store_raw(C* to, const RawChunk<C>& raw) {
-  *reinterpret_cast<RawChunk<C>*>(to) = raw;
-}
-
-template <typename T, int N>
-__device__ void store_narrowed(Chunk<T, N>* to, const Chunk<float, N>& wide) {
-  Chunk<T, N> chunk;
-#pragma unroll
-  for (int k = 0; k < N; ++k) chunk.at[k] = static_cast<T>(wide.at[k]);
-  RawChunk<Chunk<T, N>> raw;
-  memcpy(&raw, &chunk, sizeof raw);
-  store_raw(to, raw);
-}
-
-template <int N>
-__device__ void add_to(Chunk<float, N>& sum, const Chunk<float, N>& other) {
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum.at[k] += other.at[k];
-}
 
 // ---------------------------------------------------------------------------------------------
 // v1: each rank reads the same chunk of all buffers and adds them, in the order of the ranks. It
 // stores the sum when all ranks have read: two barriers per chunk of a thread.
 
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2)
+__global__ void __launch_bounds__(PEER_BLOCK, 2)
     all_reduce_v1_one_shot_kernel(const __grid_constant__ Peers p) {
   using C = Chunk<T, N>;
-  const int64_t step = int64_t{gridDim.x} * BLOCK;
-  for (int64_t begin = int64_t{blockIdx.x} * BLOCK; begin < p.chunks; begin += step) {
+  const int64_t step = int64_t{gridDim.x} * PEER_BLOCK;
+  for (int64_t begin = int64_t{blockIdx.x} * PEER_BLOCK; begin < p.chunks; begin += step) {
     const int64_t i = begin + threadIdx.x;
     Chunk<float, N> sum{};
     meet(p, &Signals::arrived);  // the buffers of all ranks are ready
@@ -113,14 +57,14 @@ void all_reduce_v1_one_shot(Tensors buffers, Tensors signals, int64_t blocks) {
 // alone, so that it needs no barrier between the two.
 
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2)
+__global__ void __launch_bounds__(PEER_BLOCK, 2)
     all_reduce_v2_two_shot_kernel(const __grid_constant__ Peers p) {
   using C = Chunk<T, N>;
   const int rank = p.rank();
   const int64_t end = p.part(rank + 1);
   meet(p, &Signals::arrived);  // the buffers of all ranks are ready
-  for (int64_t i = p.part(rank) + int64_t{blockIdx.x} * BLOCK + threadIdx.x; i < end;
-       i += int64_t{gridDim.x} * BLOCK) {
+  for (int64_t i = p.part(rank) + int64_t{blockIdx.x} * PEER_BLOCK + threadIdx.x; i < end;
+       i += int64_t{gridDim.x} * PEER_BLOCK) {
     // Each rank begins with another one, so that not all read from the same GPU at one time.
     Chunk<float, N> sum = widened(load_raw(p.buffer<C>(rank) + i));
     for (int k = 1; k < p.ranks; ++k)
@@ -146,8 +90,8 @@ void all_reduce_v2_two_shot(Tensors buffers, Tensors signals, int64_t blocks) {
 // loads from the other GPU are issued first, since they take longest.
 template <int AHEAD, bool ADD, typename T, int N>
 __device__ void move_part(Chunk<T, N>* own, const Chunk<T, N>* from, int64_t begin, int64_t end) {
-  const int64_t step = int64_t{gridDim.x} * BLOCK;
-  int64_t i = begin + int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * PEER_BLOCK;
+  int64_t i = begin + int64_t{blockIdx.x} * PEER_BLOCK + threadIdx.x;
   for (; i + (AHEAD - 1) * step < end; i += AHEAD * step) {
     RawChunk<Chunk<T, N>> theirs[AHEAD], mine[AHEAD];
 #pragma unroll
@@ -168,7 +112,7 @@ __device__ void move_part(Chunk<T, N>* own, const Chunk<T, N>* from, int64_t beg
     }
   }
   if constexpr (AHEAD > 1) {
-    const int64_t done = i - int64_t{blockIdx.x} * BLOCK - threadIdx.x;
+    const int64_t done = i - int64_t{blockIdx.x} * PEER_BLOCK - threadIdx.x;
     move_part<1, ADD>(own, from, done, end);
   }
 }
@@ -201,7 +145,7 @@ __device__ void ring(const Peers& p) {
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK, 2)
+__global__ void __launch_bounds__(PEER_BLOCK, 2)
     all_reduce_v3_ring_kernel(const __grid_constant__ Peers p) {
   ring<T, N, 1>(p);
 }
@@ -219,7 +163,7 @@ void all_reduce_v3_ring(Tensors buffers, Tensors signals, int64_t blocks) {
 // thread are in flight before the first sum, so that few blocks are enough.
 
 template <typename T, int N>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(PEER_BLOCK)
     all_reduce_v4_in_flight_kernel(const __grid_constant__ Peers p) {
   ring<T, N, IN_FLIGHT>(p);
 }

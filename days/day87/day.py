@@ -17,30 +17,27 @@ EXTRA_SOURCES = ("peer_memory.cu", "peers.py", "proof.py", "ranks.py", "measure.
 INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel training")
 
 EQUIVALENT = {  # mutants that compute the same, and why
-    "all_reduce.cu: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
-        "a number in the message of a rank that does not come"
-    ),
     "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
         "how many chunks are in flight changes no result"
     ),
 }
 
 EXERCISE = Exercise(
-    function="meet",
+    function="all_reduce_v2_two_shot_kernel",
     task=(
-        "A barrier for the blocks of number blockIdx.x of all ranks. (p.signals[r]->*flags)"
-        "[blockIdx.x][i] is the flag by which rank i tells rank r that its block is here. "
-        "All flags are 0 before and after."
+        "Rank p.rank() adds chunks [p.part(rank), p.part(rank + 1)) of all buffers, in fp32, and "
+        "stores the sums in all of them. The blocks of equal number of all ranks share out the "
+        "same chunks; meet(p, &Signals::arrived) and meet(p, &Signals::finished) are barriers for "
+        "them."
     ),
     hints=(
-        "One thread per rank is enough, but it speaks for the whole block. What has to stand "
-        "before it, and what behind it?",
-        "Thread i stores 1 to rank i's memory, in the place of this rank, with release order and "
-        "system scope (Flag). Then it waits for the flag of rank i in this rank's own memory.",
-        "Between two __syncthreads(), for i < p.ranks: Flag((p.signals[i]->*flags)[blockIdx.x]"
-        "[p.rank()]).store(1, cuda::memory_order_release); then wait_for(mine, 1, p, i) and "
-        "Flag(mine).store(0, cuda::memory_order_relaxed) with mine = (p.signals[p.rank()]->*flags)"
-        "[blockIdx.x][i].",
+        "Which two things must a rank know of all others: before it reads, and before it returns?",
+        "meet(p, &Signals::arrived) comes first. The block's chunks are blockIdx.x * PEER_BLOCK + "
+        "threadIdx.x of the part, and every gridDim.x * PEER_BLOCK further. No barrier is needed "
+        "between the loads and the stores of a chunk. meet(p, &Signals::finished) comes last.",
+        "Chunk<float, N> sum = widened(load_raw(p.buffer<C>(rank) + i)); then for each other rank "
+        "add_to(sum, widened(load_raw(p.buffer<C>(other) + i))); then for each rank "
+        "store_narrowed(p.buffer<C>(any) + i, sum), with C = Chunk<T, N>.",
     ),
 )
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
-constexpr int BLOCK = 512;
+constexpr int PEER_BLOCK = 512;
 constexpr int MOST_RANKS = 8;                 // the GPUs of one host
 constexpr int MOST_BLOCKS = 128;              // per rank
 constexpr int64_t CYCLES_PER_MS = 2'000'000;  // of a multiprocessor's clock, about
@@ -70,17 +70,17 @@ void launch(const char* name, Peers p, const Tensor& own, int played, int64_t bl
       // Blocks that wait for each other must be resident at the same time. Ranks on GPUs of their
       // own wait for blocks of other launches, with the same grid: equal GPUs, and equal arguments.
       const int64_t resident =
-          resident_grid(own, kernel, BLOCK, 0, MOST_BLOCKS * MOST_RANKS) / played;
+          resident_grid(own, kernel, PEER_BLOCK, 0, MOST_BLOCKS * MOST_RANKS) / played;
       STD_TORCH_CHECK(resident >= 1, "buffers: ", played,
                       " ranks in one launch, more than the blocks that are resident");
-      const int64_t grid = std::min({blocks, resident, ceil_div<int64_t>(p.chunks, BLOCK)});
+      const int64_t grid = std::min({blocks, resident, ceil_div<int64_t>(p.chunks, PEER_BLOCK)});
 
       cudaLaunchAttribute attribute = {};
       attribute.id = cudaLaunchAttributeCooperative;  // refused unless all blocks are resident
       attribute.val.cooperative = 1;
       cudaLaunchConfig_t config = {};
       config.gridDim = dim3(static_cast<unsigned>(grid), static_cast<unsigned>(played));
-      config.blockDim = dim3(BLOCK);
+      config.blockDim = dim3(PEER_BLOCK);
       config.stream = current_stream(own);
       config.attrs = &attribute;
       config.numAttrs = played > 1;
