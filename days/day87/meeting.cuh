@@ -16,7 +16,7 @@ __device__ void wait_for(uint32_t& flag, uint32_t value, const Peers& p, int fro
   const long long begin = clock64();
   while (Flag(flag).load(cuda::memory_order_acquire) < value) {
     if (clock64() - begin > p.patience) {
-      printf("all-reduce: rank %d, block %d: rank %d did not arrive in time\n", p.rank(),
+      printf("rank %d, block %d: rank %d did not arrive in time\n", p.rank(),
              static_cast<int>(blockIdx.x), from);
       __trap();
     }
