@@ -18,6 +18,7 @@ INTRODUCES = ("megakernel", "tagged word")
 
 EXERCISE = Exercise(
     function="merge_splits",
+    source="megakernel.cuh",
     task=(
         "Each split of a head's positions gives value, its output divided by its own sum of "
         "exponentials, and log_sum, the log2 of that sum. Return the output of all positions. "
