@@ -35,15 +35,20 @@ __global__ void __launch_bounds__(PASS)
 }
 
 // Keys and values of all heads, from the rows of q, k and v (n, 3C) to a layer of the cache
-// (2, H, P, D).
+// (2, H, P, D). The values of a token whose keys are NaN become 0 in the rows: attention gives NaN
+// to each row that sees the key, and 0 · NaN must not reach the rows before.
 __global__ void __launch_bounds__(PASS)
-    fill_cache_kernel(const RawEight* __restrict__ qkv, RawEight* __restrict__ cache, int64_t all,
-                      int chunks, int per_head, int64_t P) {
+    fill_cache_kernel(RawEight* qkv, RawEight* __restrict__ cache, int64_t all, int chunks,
+                      int per_head, int64_t P) {
   const int64_t i = int64_t{blockIdx.x} * PASS + threadIdx.x;
   if (i >= all) return;
   const int64_t row = i / (2 * chunks);
   const int c = static_cast<int>(i % (2 * chunks));  // of k, then v
-  cache[(c / per_head * P + row) * per_head + c % per_head] = qkv[row * 3 * chunks + chunks + c];
+  const int64_t at = row * 3 * chunks + chunks + c;
+  cache[(c / per_head * P + row) * per_head + c % per_head] = qkv[at];
+  if (c < chunks) return;
+  const Chunk<float, 8> key = widened(qkv[at - chunks]);
+  if (isnan(key.at[0])) reinterpret_cast<Eight*>(qkv)[at] = Eight{};
 }
 
 __global__ void __launch_bounds__(PASS) gelu_kernel(RawEight* hidden, int64_t all) {
@@ -127,7 +132,7 @@ Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const
       projected = linear(first, weight(qkv), vector(2, 3));
     }
     Tensor filled = weight(cache);
-    pass(x, 2 * n * chunks, fill_cache_kernel, data<RawEight>(projected),
+    pass(x, 2 * n * chunks, fill_cache_kernel, mutable_data<RawEight>(projected),
          mutable_data<RawEight>(filled), 2 * n * chunks, static_cast<int>(chunks),
          static_cast<int>(D / 8), P);
     flash::forward(heads(projected, 0, H, D), heads(projected, 1, H, D), heads(projected, 2, H, D),
