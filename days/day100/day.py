@@ -39,13 +39,14 @@ ROUNDED = Tolerance(
 )
 
 # (layers, heads, channels, words, positions, position, steps, way)
-DECODED = [(2, 4, 64, 131, 40, 14, 4, way) for way in range(len(model.WAYS))]
-DECODED += [(1, 2, 64, 97, 70, 60, 6, 4), (0, 2, 32, 70, 9, 1, 4, 4), (1, 1, 8, 1, 5, 2, 2, 2)]
-DECODED += [(1, 2, 64, 900, 9, 0, 5, 2), (1, 9, 288, 50, 12, 9, 3, 3)]
+DECODED = [(1, 1, 16, 37, 9, 4, 2, 4)]
+DECODED += [(1, 2, 16, 131, 40, 14, 3, way) for way in range(len(model.WAYS))]
+DECODED += [(2, 2, 64, 97, 70, 62, 4, 4), (0, 2, 32, 70, 9, 1, 3, 4), (1, 1, 8, 1, 5, 2, 2, 2)]
+DECODED += [(1, 2, 16, 900, 9, 0, 3, 2)]
 # (layers, heads, channels, words, positions, tokens of the prompt)
-PROMPTS = [(1, 1, 64, 97, 40, 19), (1, 1, 64, 97, 9, 1), (2, 1, 64, 70, 40, 33)]
+PROMPTS = [(1, 1, 64, 29, 10, 5), (1, 1, 64, 97, 9, 1), (2, 1, 64, 70, 40, 18)]
 PROMPTS += [(0, 1, 64, 70, 4, 3)]
-LONG = [(2, 2, 128, 131, 200, 133), (2, 1, 128, 70, 80, 67), (1, 3, 192, 40, 260, 258)]
+LONG = [(1, 1, 128, 20, 6, 5), (2, 2, 128, 131, 200, 133), (2, 1, 128, 70, 80, 67)]
 GPT2 = (12, 12, 768, 50257, 1024)
 
 PROBLEMS = (

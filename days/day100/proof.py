@@ -14,7 +14,7 @@ from . import model
 from .generate import stream
 from .weights import Weights, from_checkpoint, read_safetensors
 
-WAYS = {"all": (1.5, 0, 1.0), "top-k 5": (1.5, 5, 1.0), "top-p 0.7": (1.5, 0, 0.7)}
+WAYS = {"all": (6.0, 0, 1.0), "top-k 5": (6.0, 5, 1.0), "top-p 0.7": (6.0, 0, 0.7)}
 # A chi-square with d degrees of freedom exceeds d + 8 sqrt(2 d) by chance less than once in 10^4
 # times, and with each seed of this proof either always or never.
 DEVIATIONS = 8
