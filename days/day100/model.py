@@ -149,19 +149,52 @@ def generate_by_pytorch(*arguments):
     return decoder.by_pytorch(*given, prompt[-1:], len(prompt) - 1, steps)[0]
 
 
-def generate_compiled(*arguments):
-    *given, prompt, steps, _, _, _, _ = arguments
-    compiled_prefill()(*given, prompt[:-1])
-    token, tokens = prompt[-1:], []
-    for at in range(len(prompt) - 1, len(prompt) - 1 + steps):
-        token, _ = compiled_decode()(*given, token, at, 1)
-        tokens.append(token)
-    return torch.cat(tokens)
+def step_at(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position):
+    """One token, at a position (1) that is a tensor: compiled once for all of them. Attention takes
+    the whole cache and a mask, as users of torch.compile write it."""
+    heads, positions, size = cache.shape[2:]
+    seen = (torch.arange(positions, device=cache.device) <= position).view(1, 1, 1, positions)
+    x = wte[token] + wpe[position]
+    for layer in range(len(qkv)):
+        norm1, qkv_bias, proj_bias, norm2, fc_bias, out_bias = decoder.parts_of(vectors[layer])
+        rows = F.linear(decoder.normed(x, norm1), qkv[layer], qkv_bias).view(3, heads, 1, size)
+        cache[layer].index_copy_(2, position, rows[1:])
+        keys, values = cache[layer, :, None]
+        attended = F.scaled_dot_product_attention(rows[0][None], keys, values, attn_mask=seen)
+        x = x + F.linear(attended.view(1, -1), proj[layer], proj_bias)
+        hidden = F.linear(decoder.normed(x, norm2), fc[layer], fc_bias)
+        x = x + F.linear(F.gelu(hidden, approximate="tanh"), out[layer], out_bias)
+    return F.linear(decoder.normed(x, last), wte).float().argmax(-1)
+
+
+@cache
+def compiled_step():
+    return torch.compile(step_at, dynamic=False)
 
 
 @cache
 def compiled_prefill():
     return torch.compile(prefill_by_pytorch, dynamic=False)
+
+
+def prefill_compiled(*arguments):
+    return compiled_prefill()(*arguments)
+
+
+def generate_compiled(*arguments):
+    return generate_stepwise(compiled_prefill(), compiled_step(), *arguments)
+
+
+def generate_stepwise(prefill_all, step, *arguments):
+    *given, prompt, steps, _, _, _, _ = arguments
+    given[-1].nan_to_num_()  # unused rows of the cache, which a mask multiplies by 0
+    prefill_all(*given, prompt[:-1])
+    first = len(prompt) - 1
+    positions = torch.arange(first, first + steps, device=prompt.device)
+    tokens = [prompt[-1:]]
+    for position in positions.split(1):
+        tokens.append(step(*given, tokens[-1], position))
+    return torch.cat(tokens[1:])
 
 
 # ---------------------------------------------------------------- costs
