@@ -16,7 +16,6 @@ INTRODUCES = ("prefill", "Gumbel-max trick")
 
 EXERCISE = Exercise(
     function="Sampler::is_kept",
-    source="sampling.cuh",
     task=(
         "A candidate has `count` words with larger logits, which have the mass `mass`; all words "
         "have `total`. Return whether both top-k and top-p keep it. top_k 0 and top_p 1 keep all "

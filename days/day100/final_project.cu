@@ -38,6 +38,10 @@ Sampler sampler_of(const Tensor& wte, SAMPLING) {
           static_cast<float>(top_p), static_cast<uint64_t>(seed)};
 }
 
+__device__ bool Sampler::is_kept(float count, float mass, float total) const {
+  return (top_k == 0 || count < top_k) && (top_p == 1 || mass < top_p * total);
+}
+
 // The model as it is at one of its steps, and as if that was the only one.
 Model only_step(Model m, int step) {
   if (step > 0) m.token = m.tokens + step - 1;

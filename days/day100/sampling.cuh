@@ -114,7 +114,5 @@ struct Sampler {
 
   // Whether top-k and top-p keep a word, by how many words have larger logits, the mass of those,
   // and the mass of all words. The word with the largest logit is always kept.
-  __device__ bool is_kept(float count, float mass, float total) const {
-    return (top_k == 0 || count < top_k) && (top_p == 1 || mass < top_p * total);
-  }
+  __device__ bool is_kept(float count, float mass, float total) const;
 };
