@@ -15,7 +15,7 @@ EXTRA_SOURCES = ("prefill.cu", "generate.py", "model.py", "proof.py", "weights.p
 INTRODUCES = ("prefill", "Gumbel-max trick")
 
 EXERCISE = Exercise(
-    function="Sampler::is_kept",
+    function="is_kept",
     task=(
         "A candidate has `count` words with larger logits, which have the mass `mass`; all words "
         "have `total`. Return whether both top-k and top-p keep it. top_k 0 and top_p 1 keep all "
@@ -25,7 +25,7 @@ EXERCISE = Exercise(
         "Number the words by their logits, from 0 on. Which numbers does top-k keep?",
         "top-p keeps the shortest prefix that has at least the share top_p. A word is in it if the "
         "words before it do not have that share yet.",
-        "count < top_k and mass < top_p * total, each unless it is switched off.",
+        "count < s.top_k and mass < s.top_p * total, each unless it is switched off.",
     ),
 )
 

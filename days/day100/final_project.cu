@@ -38,8 +38,12 @@ Sampler sampler_of(const Tensor& wte, SAMPLING) {
           static_cast<float>(top_p), static_cast<uint64_t>(seed)};
 }
 
-__device__ bool Sampler::is_kept(float count, float mass, float total) const {
-  return (top_k == 0 || count < top_k) && (top_p == 1 || mass < top_p * total);
+__device__ bool is_kept(const Sampler& s, float count, float mass, float total) {
+  const bool by_count = s.top_k != 0, by_mass = s.top_p != 1;
+  bool kept = true;
+  if (by_count) kept = count < s.top_k;
+  if (by_mass) kept = kept && mass < s.top_p * total;
+  return kept;
 }
 
 // The model as it is at one of its steps, and as if that was the only one.

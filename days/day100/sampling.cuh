@@ -10,6 +10,12 @@
 
 #include <climits>
 
+struct Sampler;
+
+// Whether top-k and top-p keep a word, by how many words have larger logits, the mass of those, and
+// the mass of all words. The word with the largest logit is always kept. In final_project.cu.
+__device__ bool is_kept(const Sampler& s, float count, float mass, float total);
+
 struct Sampler {
   float per_temperature;  // 0: the largest logit
   int top_k;              // 0: all words
@@ -107,12 +113,8 @@ struct Sampler {
         for (int i = 0; i < 3; ++i) of_all[i] += __uint_as_float(words[i]);
       });
       block_sums(of_all, shared.sums[1]);
-      if (is_kept(of_all[0], of_all[1], of_all[2])) return candidate.index;
+      if (is_kept(*this, of_all[0], of_all[1], of_all[2])) return candidate.index;
       rejected = candidate;  // and with it, all words behind it
     }
   }
-
-  // Whether top-k and top-p keep a word, by how many words have larger logits, the mass of those,
-  // and the mass of all words. The word with the largest logit is always kept.
-  __device__ bool is_kept(float count, float mass, float total) const;
 };
