@@ -221,8 +221,9 @@ def load_lesson(day: Day) -> Lesson:
         f"days.{day.name}", file, submodule_search_locations=[str(day.folder)]
     )
     assert spec and spec.loader
-    for name in [name for name in sys.modules if name.startswith(f"{spec.name}.")]:
-        del sys.modules[name]
+    for name in sys.modules.copy():  # other threads import meanwhile
+        if name.startswith(f"{spec.name}."):
+            del sys.modules[name]
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

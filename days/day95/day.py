@@ -38,7 +38,7 @@ EXERCISE = Exercise(
         "of_warps[i][lane] : identity[i], combine); } and one more barrier after the loop, before "
         "the next phase writes.",
     ),
-    rungs=("softmax_v4_wide",),
+    rungs=("softmax_by_hand",),
 )
 
 EAGER = Options("none", wide=False)
@@ -84,18 +84,45 @@ VALUES = tuple(
     for values in ("nonfinite", "extreme", "constant")
 )
 ROW_CASES = (
-    *grid(SHAPES, ["float32", "bfloat16"]),
-    *grid([(5, 24)], ["float16"]),
+    *grid(SHAPES, ["float32"]),
+    *grid(SHAPES[:3], ["bfloat16"]),
+    *grid(SHAPES[:1], ["float16"]),
     *grid(LONG, ["bfloat16"]),
     *VALUES,
 )
 
+BY_HAND = [(5, 24), (3, 1000), (2, 1003), (1, 1), (33, 128), (0, 8), (9, 66)]
+
 PROBLEMS = (
+    Problem(
+        "scale by hand",
+        e.scale_inputs,
+        e.scale,
+        rungs=(Rung("scale_by_hand", "element-wise skeleton"),),
+        cases=(*grid(BY_HAND, ["float32"]), Case((7, 40), values="nonfinite")),
+        timed=False,
+    ),
+    Problem(
+        "softmax by hand",
+        one_tensor,
+        e.torch_softmax,
+        rungs=(Rung("softmax_by_hand", "row skeleton"),),
+        cases=(
+            *grid(BY_HAND, ["float32"]),
+            *(Case((7, columns), values="nonfinite") for columns in (40, 200, 201)),
+        ),
+        timed=False,
+    ),
     problem(
         "chain",
         e.chain,
         (V1, V2, V4),
-        (*grid([*SHAPES, (3, 0)], ["float32", "bfloat16"]), *grid([(5, 24)], ["float16"]), *VALUES),
+        (
+            *grid([*SHAPES, (3, 0)], ["float32"]),
+            *grid(SHAPES[:3], ["bfloat16"]),
+            *grid(SHAPES[:1], ["float16"]),
+            *VALUES,
+        ),
         e.chain_inputs,
         dtype="bfloat16",
         pytorch=e.torch_chain,

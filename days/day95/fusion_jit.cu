@@ -224,10 +224,118 @@ cudaError_t launch_rows(const F& f, int64_t rows, int64_t cols, cudaStream_t str
   return cudaGetLastError();
 }
 
+#ifndef FUSION_JIT_GENERATED
+// ---------------------------------------------------------------------------------------------
+// By hand: what codegen.py prints behind this file, for two expressions. The skeletons are compiled
+// and checked with them before anything is generated.
+
+struct ScaleByHand {
+  const float* in;
+  float* out;
+  float factor;
+  static constexpr int PHASES = 0, SUMS = 1;
+  struct Row {};
+  template <int N>
+  struct Held {
+    Raw<float, N> in;
+  };
+
+  __device__ void begin(Row&, int64_t) const {}
+  template <int N>
+  __device__ void load(Held<N>& held, int64_t r, int64_t c, int64_t cols) const {
+    held.in = read<N>(in + r * cols + c);
+  }
+  template <int P, int N>
+  __device__ void visit(Held<N>& held, Row&, float (&)[SUMS], int64_t r, int64_t c,
+                        int64_t cols) const {
+    float values[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) values[k] = held.in.at(k) * factor;
+    write<N>(out + r * cols + c, values);
+  }
+};
+
+struct SoftmaxByHand {
+  const float* in;
+  float* out;
+  static constexpr int PHASES = 2, SUMS = 1;
+  struct Row {
+    float most, sum;
+  };
+  template <int N>
+  struct Held {
+    Raw<float, N> in;
+  };
+
+  __device__ void begin(Row&, int64_t) const {}
+  template <int N>
+  __device__ void load(Held<N>& held, int64_t r, int64_t c, int64_t cols) const {
+    held.in = read<N>(in + r * cols + c);
+  }
+  template <int P, int N>
+  __device__ void visit(Held<N>& held, Row& row, float (&part)[SUMS], int64_t r, int64_t c,
+                        int64_t cols) const {
+    float values[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if constexpr (P == 0) part[0] = larger(part[0], held.in.at(k));
+      if constexpr (P > 0) values[k] = expf(held.in.at(k) - row.most);
+      if constexpr (P == 1) part[0] += values[k];
+      if constexpr (P == 2) values[k] /= row.sum;
+    }
+    if constexpr (P == 2) write<N>(out + r * cols + c, values);
+  }
+
+  template <int P>
+  __device__ static void start(float (&part)[SUMS]) {
+    part[0] = P == 0 ? -INFINITY : 0.0f;
+  }
+  template <int P>
+  __device__ static float combine(int, float a, float b) {
+    return P == 0 ? larger(a, b) : a + b;
+  }
+  template <int P>
+  __device__ static void finish(Row& row, float (&part)[SUMS], int64_t) {
+    (P == 0 ? row.most : row.sum) = part[0];
+  }
+  __device__ void leave(const Row&, int64_t) const {}
+};
+
+// launch(rows, columns, whether rows are whole chunks of 16 bytes, stream) fills y.
+template <typename F>
+Tensor by_hand(const Tensor& x, const char* name, F&& launch) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
+  const DeviceGuard guard(x);
+  const Tensor y = torch::stable::empty_like(x);
+  if (x.numel() == 0) return y;
+  const bool wide = x.size(1) % 4 == 0 && is_aligned(x, 16);
+  check_cuda(launch(y, x.size(0), x.size(1), wide, current_stream(x)), name);
+  return y;
+}
+
+Tensor scale_by_hand(const Tensor& x, double factor) {
+  return by_hand(x, "scale_by_hand", [&](const Tensor& y, auto rows, auto cols, bool wide, auto s) {
+    const ScaleByHand f{data<float>(x), mutable_data<float>(y), static_cast<float>(factor)};
+    return wide ? launch_elementwise<4>(f, rows, cols, s) : launch_elementwise<1>(f, rows, cols, s);
+  });
+}
+
+Tensor softmax_by_hand(const Tensor& x) {
+  return by_hand(x, "softmax_by_hand",
+                 [&](const Tensor& y, auto rows, auto cols, bool wide, auto s) {
+                   const SoftmaxByHand f{data<float>(x), mutable_data<float>(y)};
+                   if (cols <= 64) return launch_rows<1, 32, 2>(f, rows, cols, s);
+                   if (wide && cols <= 1024) return launch_rows<4, 128, 2>(f, rows, cols, s);
+                   return launch_rows<1, 256, 0>(f, rows, cols, s);
+                 });
+}
+
+RUNG(day95, scale_by_hand, "(Tensor x, float factor) -> Tensor");
+RUNG(day95, softmax_by_hand, "(Tensor x) -> Tensor");
+
 // ---------------------------------------------------------------------------------------------
 // The operator: built once, it calls launchers that do not exist yet.
 
-#ifndef FUSION_JIT_GENERATED
 // A launcher of a generated source. operands: pointers to the elements of inputs, then outputs.
 using Launcher = cudaError_t (*)(void* const* operands, int64_t rows, int64_t cols,
                                  cudaStream_t stream);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,33 @@ def test_a_day_imports_files_of_its_folder(tmp_path: Path) -> None:
     for name in ("first", "second"):  # what was read before is not remembered
         (folder / "cases.py").write_text(declared.format(name) + "#" * len(name))
         assert [p.name for p in load_lesson(read_day(folder)).problems] == [name]
+
+
+def test_a_lesson_is_loaded_while_another_thread_imports(
+    root: Path,
+) -> None:
+    file = root / "day01" / "day.py"
+    lines = [
+        "from common.day import Case, Problem, Rung",
+        'PROBLEMS = (Problem("one", None, None, (Rung("v1", "i"),), (Case((1,)),), timed=False),)',
+    ]
+    file.write_text(file.read_text() + "\n".join(lines) + "\n")
+    day, stop, before = read_day(file.parent), threading.Event(), sys.getswitchinterval()
+
+    def imports() -> None:
+        while not stop.is_set():
+            for i in range(1000):
+                sys.modules[f"imported_meanwhile_{i}"] = sys
+            for i in range(1000):
+                del sys.modules[f"imported_meanwhile_{i}"]
+
+    sys.setswitchinterval(1e-6)
+    other = threading.Thread(target=imports)
+    other.start()
+    try:
+        for _ in range(50):
+            load_lesson(day)
+    finally:
+        stop.set()
+        other.join()
+        sys.setswitchinterval(before)
