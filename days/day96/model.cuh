@@ -130,49 +130,28 @@ __device__ inline void merge(float& max, float& sum, float (&out)[PER_CHUNK], fl
   max = most;
 }
 
-// Positions dealt to `splits` splits in groups of GROUP: which split has a position does not depend
-// on how many there will be, so nor do the bits of a sum.
-struct Dealt {
-  static constexpr int GROUP = 16;
-  int split, splits;
-
-  __device__ bool has_any(int last) const { return split * GROUP <= last; }
-  __device__ bool has(int position) const { return position / GROUP % splits == split; }
-  // Row `row` of this split's.
-  __device__ int position_of(int row) const {
-    return (row / GROUP * splits + split) * GROUP + row % GROUP;
-  }
-  // How many rows of this split's lie before a position.
-  __device__ int rows_before(int position) const {
-    const int turns = position / (GROUP * splits), rest = position % (GROUP * splits);
-    return turns * GROUP + min(max(rest - split * GROUP, 0), GROUP);
-  }
-};
-
-// Of head `head`: the positions of one split, up to `position`, the new one. fetch(which, j)
+// Of head `head`: positions [begin, end), the last of which may be the new one. fetch(which, j)
 // gives element j of q, k or v of the new position. Calls emit(j, output, log2 of the sum of all
 // exponentials) from thread j. The rows of the cache are loaded before anything is fetched.
 template <typename Fetch, typename Emit>
-__device__ void attend(const Model& m, AttendShared& shared, int layer, int head,
-                       const Dealt& dealt, int position, Fetch&& fetch, Emit&& emit) {
+__device__ void attend(const Model& m, AttendShared& shared, int layer, int head, int begin,
+                       int end, int position, Fetch&& fetch, Emit&& emit) {
   const int D = m.D, lanes = D / PER_CHUNK, groups = THREADS / lanes;
   const int sub = threadIdx.x % lanes, group = threadIdx.x / lanes;
-  const int old = dealt.rows_before(position);  // are in the cache
+  const int old = min(end, position);  // [begin, old) are in the cache
   const Raw* const keys = reinterpret_cast<const Raw*>(m.cached(layer, 0, head)) + sub;
   const Raw* const values = reinterpret_cast<const Raw*>(m.cached(layer, 1, head)) + sub;
   Raw k[AHEAD], v[AHEAD];
   const auto load = [&](int from) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-      const int row = from + group + i * groups;
-      if (row >= old) break;
-      const int64_t chunk = int64_t{dealt.position_of(row)} * lanes;
-      k[i] = keys[chunk], v[i] = values[chunk];
+      const int p = from + group + i * groups;
+      if (p < old) k[i] = keys[int64_t{p} * lanes], v[i] = values[int64_t{p} * lanes];
     }
   };
-  load(0);
+  load(begin);
 
-  const bool has_new = dealt.has(position);
+  const bool has_new = end > position;
   const int which = threadIdx.x / D, j = threadIdx.x % D;
   if (which < (has_new ? 3 : 1)) shared.rows[which][j] = fetch(which, j);
   __syncthreads();  // every thread waits for q, k and v
@@ -195,7 +174,7 @@ __device__ void attend(const Model& m, AttendShared& shared, int layer, int head
       for (int e = 0; e < PER_CHUNK; ++e) out[e] = shared.rows[2][PER_CHUNK * sub + e];
     }
   }
-  for (int from = 0; from < old; from += AHEAD * groups) {
+  for (int from = begin; from < old; from += AHEAD * groups) {
     float score[AHEAD], most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {

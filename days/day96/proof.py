@@ -55,6 +55,7 @@ def show(operators, device):
         text = bytes([*first.tolist(), *tokens.tolist()]).decode(errors="replace")
         if text != expected:
             raise RuntimeError(f"{name} says {text!r}")
+        # Up to 64 positions, v4 splits them at the same places whatever is requested.
         step_cache, token, differs = empty.clone(), first, 0
         for position in range(count):
             token, row = decode(*weights, step_cache, token, position, 1)
