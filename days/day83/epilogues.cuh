@@ -123,20 +123,26 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// epilogue(a · b), a: (M, K), b: (K, N), or stored as (N, K) where MAJOR is kK.
+// epilogue(a · b), a: (M, K), b: (K, N), or stored as (N, K) where MAJOR is kK. On the GPU of `on`.
 template <typename T, Major MAJOR, int COLUMNS = NARROW, typename Epilogue>
-void launch_product(const Tensor& a, const Tensor& b, const Epilogue& epilogue) {
+void launch_product(const Tensor& on, const T* a, const T* b, int64_t M, int64_t N, int64_t K,
+                    const Epilogue& epilogue) {
   using P = NetworkTile<T, MAJOR, COLUMNS>;
   constexpr size_t BYTES = SHARED<P, STAGES>;
   require_shared_memory(BYTES, "four pairs of tiles");
-  const int64_t M = a.size(0), K = a.size(1), N = b.size(MAJOR == Major::kK ? 0 : 1);
-  const Gemm<T> p{data<T>(a), data<T>(b), nullptr, nullptr, M, N, K, NONE};
+  const Gemm<T> p{a, b, nullptr, nullptr, M, N, K, NONE};
   const int64_t tiles = ceil_div<int64_t>(M, P::BM) * ceil_div<int64_t>(N, P::BN);
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessor_count(a)));
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessor_count(on)));
   const auto kernel = product_kernel<P, COLUMNS, Epilogue>;
   allow_shared(kernel, BYTES);
-  kernel<<<grid, THREADS, BYTES, current_stream(a)>>>(p, map_of_a<P>(p), map_of_b<P>(p), epilogue);
+  kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, map_of_a<P>(p), map_of_b<P>(p), epilogue);
   check_launch("product_kernel");
+}
+
+template <typename T, Major MAJOR, int COLUMNS = NARROW, typename Epilogue>
+void launch_product(const Tensor& a, const Tensor& b, const Epilogue& epilogue) {
+  launch_product<T, MAJOR, COLUMNS>(a, data<T>(a), data<T>(b), a.size(0),
+                                    b.size(MAJOR == Major::kK ? 0 : 1), a.size(1), epilogue);
 }
 
 // For the boxes that an epilogue stores and the producer prefetches.
@@ -161,6 +167,61 @@ void dispatch_half(const Tensor& t, F&& f) {
   if (t.scalar_type() == ScalarType::Half) return f(__half{});
   f(__nv_bfloat16{});
 }
+
+// ---------------------------------------------------------------------------------------------
+// Epilogues without a mask.
+
+// hidden = gelu(sums + bias); pre, what GELU was applied to, is stored only for a backward pass.
+template <typename T, bool KEEP>
+struct BiasGelu {
+  TensorMap pre, hidden;
+  const T* bias;
+
+  template <int>
+  __device__ __forceinline__ void prefetch(int, int) const {}
+
+  template <int H, typename Outbox>
+  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
+                                         Outbox& outbox) const {
+#pragma unroll
+    for (float* sums : strip.halves) {
+      add_bias(sums, bias, p, n);
+      if constexpr (KEEP) outbox.store(sums, pre, m, n);
+#pragma unroll
+      for (int i = 0; i < 4 * PAIRS; ++i) sums[i] = gelu<T>(sums[i]);
+      outbox.store(sums, hidden, m, n);
+      m += ROWS;
+    }
+  }
+};
+
+// out = residual + sums + bias
+template <typename T>
+struct BiasResidual {
+  TensorMap out, residuals;
+  const T *residual, *bias;
+
+  template <int COLUMNS>
+  __device__ __forceinline__ void prefetch(int m, int n) const {
+    prefetch_tile<COLUMNS>(residuals, m, n);
+  }
+
+  template <int H, typename Outbox>
+  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
+                                         Outbox& outbox) const {
+#pragma unroll
+    for (float* sums : strip.halves) {
+      const PartOf<T> added(residual, p, m, n);
+      add_bias(sums, bias, p, n);
+      added.each_pair(sums, [&](float2 r, float& left, float& right) {
+        left += r.x;
+        right += r.y;
+      });
+      outbox.store(sums, out, m, n);
+      m += ROWS;
+    }
+  }
+};
 
 // ---------------------------------------------------------------------------------------------
 // The mask, where wgmma leaves the sums: 8 columns of a row are in the four lanes of a quad, two

@@ -129,31 +129,8 @@ Outputs ffn_v2_fused(const Tensor& x, const Tensor& w1, const Tensor& b1, const 
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: no pass is left. Day 56's kernel multiplies, and its epilogues have the sums in
-// fp32 registers: one stores them before and after gelu, the other (epilogues.cuh) adds x.
-
-template <typename T>
-struct BiasGelu {
-  TensorMap pre, hidden;
-  const T* bias;
-
-  template <int>
-  __device__ __forceinline__ void prefetch(int, int) const {}
-
-  template <int H, typename Outbox>
-  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
-                                         Outbox& outbox) const {
-#pragma unroll
-    for (float* sums : strip.halves) {
-      add_bias(sums, bias, p, n);
-      outbox.store(sums, pre, m, n);
-#pragma unroll
-      for (int i = 0; i < 4 * PAIRS; ++i) sums[i] = gelu<T>(sums[i]);
-      outbox.store(sums, hidden, m, n);
-      m += ROWS;
-    }
-  }
-};
+// v3 against v2: no pass is left. Day 56's kernel multiplies, and its epilogues (epilogues.cuh)
+// have the sums in fp32 registers: one stores them before and after gelu, the other adds x.
 
 template <int COLUMNS>
 Outputs with_epilogues(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
@@ -172,7 +149,7 @@ Outputs with_epilogues(const Tensor& x, const Tensor& w1, const Tensor& b1, cons
   dispatch_half(x, [&](auto zero) {
     using T = decltype(zero);
     launch_product<T, Major::kK>(
-        x, w1, BiasGelu<T>{map_of_parts<T>(pre), map_of_parts<T>(hidden), data<T>(b1)});
+        x, w1, BiasGelu<T, true>{map_of_parts<T>(pre), map_of_parts<T>(hidden), data<T>(b1)});
     launch_product<T, Major::kK, COLUMNS>(
         hidden, w2,
         AddDropped<T, true>{map_of_parts<T>(out), map_of_parts<T>(x), data<T>(x), data<T>(b2),

@@ -1,14 +1,18 @@
 """Processes of several GPUs, one per rank, and the memory in which they reach each other."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from common.day import print_table
 
 SIGNAL_WORDS = 2176  # of int32 per rank: struct Signals of all_reduce.cu
 HANDLE_BYTES = 64
@@ -68,6 +72,47 @@ def run_ranks(world, module, *arguments, limit=200):
     if failed:
         raise RuntimeError("\n".join(failed))
     return said[0][0]
+
+
+def gpus_of(device):
+    return torch.cuda.device_count() if torch.device(device).type == "cuda" else 0
+
+
+def prove(module, device, column):
+    """Runs a day's proof as one process per GPU, or as two on the CPU backend, and prints the error
+    of each version, under the title `column`.
+
+    Returns the number of processes and what rank 0 found: with its "absent", what is said of a rank
+    that never comes. None in its place, where one GPU's time was too short for the CPU backend.
+    """
+    gpus = gpus_of(device)
+    if gpus == 1:
+        print("one GPU: several processes are tried on the CPU backend, and nothing is timed")
+    world, place = (min(gpus, 8), "cuda") if gpus > 1 else (2, "cpu")
+    try:
+        lines = run_ranks(world, module, place, limit=60 if gpus == 1 else 200).splitlines()
+    except subprocess.TimeoutExpired:
+        if gpus != 1:
+            raise
+        print("not tried: the CPU backend was not ready in time; run --device cpu")
+        return world, None
+    found = json.loads(next(line for line in lines if line.startswith("{")))
+    print_table(
+        [f"{world} processes", column],
+        [[title, f"{error:.2f}"] for title, error in found["errors"].items()],
+    )
+    said = [line for line in lines if "did not arrive" in line]
+    return world, {**found, "absent": (said or [found["absent"]])[0]}
+
+
+def measured_files(module, device, world, names):
+    """What `module` measures with several GPUs, which is printed, too: its files by name. None with
+    fewer."""
+    if gpus_of(device) < 2:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        print(run_ranks(world, module, "--into", folder).rstrip())
+        return {name: (Path(folder) / name).read_text() for name in names}
 
 
 class Peers:

@@ -1,16 +1,7 @@
 """What the day's `show` proves: several processes agree, and train as one process does."""
 
-import json
-import subprocess
-import tempfile
-from pathlib import Path
-
-import torch
-
-from common.day import print_table
-
 from .measure import FILES
-from .peers import run_ranks
+from .peers import measured_files, prove
 from .train import print_losses
 
 
@@ -19,27 +10,9 @@ def show(operators, device):
 
     With several GPUs, also times all rungs beside NCCL, and returns the figures and their plot.
     """
-    gpus = torch.cuda.device_count() if torch.device(device).type == "cuda" else 0
-    if gpus == 1:
-        print("one GPU: several processes are tried on the CPU backend, and nothing is timed")
-    world, place = (min(gpus, 8), "cuda") if gpus > 1 else (2, "cpu")
-    try:
-        lines = run_ranks(world, "days.day87.ranks", place, limit=60 if gpus == 1 else 200)
-    except subprocess.TimeoutExpired:
-        if gpus != 1:
-            raise
-        print("not tried: the CPU backend was not ready in time; run --device cpu")
+    world, found = prove("days.day87.ranks", device, "error of a sum, × eps")
+    if found is None:
         return None
-    found = json.loads(next(line for line in lines.splitlines() if line.startswith("{")))
-    print_table(
-        [f"{world} processes", "error of a sum, × eps"],
-        [[title, f"{error:.2f}"] for title, error in found["errors"].items()],
-    )
     print_losses(world, *found["losses"])
-    said = [line for line in lines.splitlines() if "did not arrive" in line]
-    print(f"a rank that never comes: {(said or [found['absent']])[0]}")
-    if gpus < 2:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        print(run_ranks(world, "days.day87.measure", "--into", folder).rstrip())
-        return {name: (Path(folder) / name).read_text() for name in FILES}
+    print(f"a rank that never comes: {found['absent']}")
+    return measured_files("days.day87.measure", device, world, FILES)

@@ -35,58 +35,6 @@ struct Bias {
   }
 };
 
-// out = residual + sums + bias
-template <typename T>
-struct BiasResidual {
-  TensorMap out, residuals;
-  const T *residual, *bias;
-
-  template <int COLUMNS>
-  __device__ __forceinline__ void prefetch(int m, int n) const {
-    prefetch_tile<COLUMNS>(residuals, m, n);
-  }
-
-  template <int H, typename Outbox>
-  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
-                                         Outbox& outbox) const {
-#pragma unroll
-    for (float* sums : strip.halves) {
-      const PartOf<T> added(residual, p, m, n);
-      add_bias(sums, bias, p, n);
-      added.each_pair(sums, [&](float2 r, float& left, float& right) {
-        left += r.x;
-        right += r.y;
-      });
-      outbox.store(sums, out, m, n);
-      m += ROWS;
-    }
-  }
-};
-
-// hidden = gelu(sums + bias); pre, what GELU was applied to, is stored only for a backward pass.
-template <typename T, bool KEEP>
-struct BiasGelu {
-  TensorMap pre, hidden;
-  const T* bias;
-
-  template <int>
-  __device__ __forceinline__ void prefetch(int, int) const {}
-
-  template <int H, typename Outbox>
-  __device__ __forceinline__ void finish(const Strip<H>& strip, const Gemm<T>& p, int m, int n,
-                                         Outbox& outbox) const {
-#pragma unroll
-    for (float* sums : strip.halves) {
-      add_bias(sums, bias, p, n);
-      if constexpr (KEEP) outbox.store(sums, pre, m, n);
-#pragma unroll
-      for (int i = 0; i < 4 * PAIRS; ++i) sums[i] = gelu<T>(sums[i]);
-      outbox.store(sums, hidden, m, n);
-      m += ROWS;
-    }
-  }
-};
-
 // g = sums · gelu'(pre), the sums of its columns, and hidden = gelu(pre) once more: it costs two
 // operations, as the sigmoid is there, and no load, so that the forward pass need not keep it.
 template <typename T>
