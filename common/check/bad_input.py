@@ -28,6 +28,7 @@ from common.check.expected import (
     Signature,
     evaluate,
     expectations,
+    map_tensors,
     message_of,
     rolled_samples,
     signature_of,
@@ -543,6 +544,10 @@ class Attempt:
     def _judge_accepted(self, bad: BadInput, number: int, done: Call) -> Failure | None:
         failure = side_effects(done, bad.args, self.signature)
         try:
+            if bad.index and self.backend.name == "cuda":
+                # On a GPU PyTorch's operators end the process instead of raising IndexError.
+                host = map_tensors(Tensor.cpu, bad.args)
+                evaluate(self.problem, host, self.signature.writes)
             expected = self._expected(bad.args, number)
         except ProblemError:
             raise

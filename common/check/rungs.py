@@ -101,6 +101,12 @@ class _CaseCheck:
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
         self.second = self._expected(1)
+        first, second = (_shapes(each.args) for each in (self.first, self.second))
+        if first != second:
+            raise ProblemError(
+                f"the inputs of {problem.name!r} must have the same shapes for every seed, got "
+                f"{first} and {second}"
+            )
         result.remark(self.first.remark)
 
     def _expected(self, draw: int) -> Expected:
@@ -546,6 +552,10 @@ def _with_habits(failure: Failure, seen: Behaviour) -> Failure:
     """The failure, with what the behaviour says of it in front."""
     said = [f"hint: {text}" for text in habits(seen)]
     return replace(failure, details=[*said, *failure.details])
+
+
+def _shapes(args: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
 
 
 def _fill(into: tuple[Any, ...], source: tuple[Any, ...]) -> None:

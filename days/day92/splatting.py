@@ -136,7 +136,7 @@ def project(means, quaternions, scales, opacities, view, fx, fy, width, height, 
         m, r = means.float(), view[2].float()
         single = fma(r[0], m[:, 0], fma(r[1], m[:, 1], fma(r[2], m[:, 2], r[3])))
     drawn = (single > NEAR) & (255 * opacities.float() > 1) & splats.isfinite().all(1)
-    nothing = splats.new_tensor([0, 0, 0, 0, 0, -1, -1, -1])
+    nothing = torch.cat([splats.new_zeros(5), splats.new_full((3,), -1)])
     return torch.where(drawn[:, None], splats, nothing), torch.where(drawn, z, 0.0)
 
 

@@ -42,6 +42,12 @@ __device__ __forceinline__ void add_pull(float3& a, float3 own, float4 other, fl
   a.z = fmaf(scale, dz, a.z);
 }
 
+__device__ __forceinline__ void add(float3& sum, float3 part) {
+  sum.x += part.x;
+  sum.y += part.y;
+  sum.z += part.z;
+}
+
 __device__ float3 position_of(const float* bodies, int64_t i) {
   return make_float3(bodies[4 * i], bodies[4 * i + 1], bodies[4 * i + 2]);
 }
@@ -81,9 +87,14 @@ __global__ void __launch_bounds__(BLOCK)
   if (i >= n) return;
   const float3 own = position_of(bodies, i);
   float3 sum = make_float3(0, 0, 0);
-  for (int64_t j = 0; j < n; ++j) {
-    const float* const b = bodies + 4 * j;
-    add_pull<Rsqrtf>(sum, own, make_float4(b[0], b[1], b[2], b[3]), eps2);
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    const int64_t end = min(first + BLOCK, n);
+    float3 part = make_float3(0, 0, 0);
+    for (int64_t j = first; j < end; ++j) {
+      const float* const b = bodies + 4 * j;
+      add_pull<Rsqrtf>(part, own, make_float4(b[0], b[1], b[2], b[3]), eps2);
+    }
+    add(sum, part);
   }
   store(a, i, sum);
 }
@@ -118,10 +129,12 @@ __global__ void __launch_bounds__(BLOCK)
     __syncthreads();  // all have used the last tile
     tile[threadIdx.x] = body_of(bodies, first + threadIdx.x, n);
     __syncthreads();  // the tile is there
+    float3 part = make_float3(0, 0, 0);
 #pragma unroll 8
     for (int j = 0; j < BLOCK; ++j) {
-      add_pull<Rsqrtf>(sum, make_float3(own.x, own.y, own.z), tile[j], eps2);
+      add_pull<Rsqrtf>(part, make_float3(own.x, own.y, own.z), tile[j], eps2);
     }
+    add(sum, part);
   }
   if (i < n) store(a, i, sum);
 }
@@ -166,12 +179,15 @@ __global__ void __launch_bounds__(TILE, 2)
     __syncthreads();                                        // the tile is there
     next = body_of(bodies, first + TILE + threadIdx.x, n);  // needed one tile later
     const float4* const mine = tile + group * GROUP;
+    float3 part[OWN]{};
 #pragma unroll 8
     for (int j = 0; j < GROUP; ++j) {
       const float4 other = mine[j];
 #pragma unroll
-      for (int k = 0; k < OWN; ++k) add_pull<Root>(sum[k], own[k], other, eps2);
+      for (int k = 0; k < OWN; ++k) add_pull<Root>(part[k], own[k], other, eps2);
     }
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) add(sum[k], part[k]);
   }
 #pragma unroll
   for (int k = 0; k < OWN; ++k) {
@@ -180,11 +196,7 @@ __global__ void __launch_bounds__(TILE, 2)
     const int64_t i = first_own + k * GROUP;
     if (group == 0 && i < n) {
       float3 total = sum[k];
-      for (int other = 1; other < GROUPS; ++other) {
-        total.x += sums[other][lane].x;
-        total.y += sums[other][lane].y;
-        total.z += sums[other][lane].z;
-      }
+      for (int other = 1; other < GROUPS; ++other) add(total, sums[other][lane]);
       store(a, i, total);
     }
     __syncthreads();  // before the next sums are stored
