@@ -33,7 +33,7 @@ struct Peers {
   __device__ int rank() const { return first + static_cast<int>(blockIdx.y); }
   __device__ int64_t part(int i) const { return chunks * i / ranks; }  // where part i begins
   template <typename C>
-  __device__ C* buffer(int r) const {
+  __host__ __device__ C* buffer(int r) const {
     return static_cast<C*>(buffers[r]);
   }
 };
