@@ -124,11 +124,12 @@ class Runner:
         self._free_gpus = list(range(self._workers()))
 
     def _workers(self) -> int:
-        """How many days run at a time: one per GPU. Where the user chose GPUs, one, on the first.
-        On the CPU one, whose kernels use all cores: what is printed is the same every time."""
+        """How many days run at a time: one per GPU; a single day has all GPUs. Where the user chose
+        GPUs, one, on the first. On the CPU one, whose kernels use all cores: what is printed is the
+        same every time."""
         if self._platform.device == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
             return 1
-        return max(1, self._platform.gpus)
+        return max(1, min(self._platform.gpus, len(self._tasks)))
 
     @property
     def outcomes(self) -> list[DayOutcome]:

@@ -159,6 +159,19 @@ def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
     assert len(fake.runner.outcomes) == 4
 
 
+def test_a_single_day_has_all_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        fake.note(f"given: {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+        channel.emit(Finished(passed("r")))
+        channel.emit(Over())
+
+    platform = SimpleNamespace(device="cuda", gpus=2)
+    assert fake.run(platform, step, days=1, jobs=1, ready=1) == ["given: None"]
+
+
 def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "abc"]))
