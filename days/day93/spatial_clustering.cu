@@ -363,8 +363,10 @@ Step spatial_em_v2_tiles(Tensor x, Tensor neighbours, Tensor q, Tensor weights, 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: as soon as a tile has its q', the block adds it to the sums, from shared memory.
 
+constexpr int RESIDENT = 640;  // threads per multiprocessor, at least: 96 registers for each
+
 template <int L>
-__global__ void __launch_bounds__(32 * L)
+__global__ void __launch_bounds__(32 * L, RESIDENT / (32 * L))
     spatial_em_v3_kernel(const Points p, const Table table, bool packs_x, bool packs_q,
                          int64_t tiles, float* q, float* rows) {
   extern __shared__ float4 shared[];
