@@ -17,19 +17,18 @@ EXTRA_SOURCES = ("model.py", "proof.py")
 INTRODUCES = ("megakernel", "tagged word")
 
 EXERCISE = Exercise(
-    function="merge_splits",
+    function="norm_kernel",
     task=(
-        "Each split of a head's positions gives value, its output divided by its own sum of "
-        "exponentials, and log_sum, the log2 of that sum. Return the output of all positions. "
-        "A split that does not exist has value 0 and log_sum -inf; at least one exists."
+        "One block normalises x (b.x, C numbers) with the norm that stands before the matrices of "
+        "`kind`, and stores it to b.normed. normalise() of phases.cuh works in shared memory."
     ),
     hints=(
-        "Multiplied by its sum of exponentials, a split's output is a plain sum, and sums can be "
-        "added. The total is divided by the sum of all exponentials.",
-        "A sum of exponentials may be too large for a float. Only the ratios of the sums matter, "
-        "so subtract the largest log_sum before the power of two.",
-        "most = the largest log_sum; weight = exp2f(log_sum[s] - most), which is 0 for -inf. Add "
-        "the weights, and weight * value[s]; return the second sum divided by the first.",
+        "All threads of the block copy x into a vector in dynamic shared memory first.",
+        "A barrier stands between the copy and normalise(), which every thread calls and which "
+        "ends with one. norm_before(m, kind, layer) gives the weights and biases.",
+        "extern __shared__ float vector[]; a loop over c from threadIdx.x in steps of THREADS "
+        "copies b.x[c]; __syncthreads(); normalise(vector, norm_before(m, kind, layer), m.C); the "
+        "same loop stores vector[c] to b.normed[c].",
     ),
 )
 

@@ -130,28 +130,46 @@ __device__ inline void merge(float& max, float& sum, float (&out)[PER_CHUNK], fl
   max = most;
 }
 
-// Of head `head`: positions [begin, end), the last of which may be the new one. fetch(which, j)
+// The positions of one split: `length` that lie side by side.
+struct Run {
+  int split, length;
+
+  __device__ bool has_any(int last) const { return split * length <= last; }
+  __device__ bool has(int position) const {
+    return split * length <= position && position - split * length < length;
+  }
+  // Row `row` of this split's.
+  __device__ int position_of(int row) const { return split * length + row; }
+  // How many rows of this split's lie before a position.
+  __device__ int rows_before(int position) const {
+    return min(max(position - split * length, 0), length);
+  }
+};
+
+// Of head `head`: the positions of one split, up to `position`, the new one. fetch(which, j)
 // gives element j of q, k or v of the new position. Calls emit(j, output, log2 of the sum of all
 // exponentials) from thread j. The rows of the cache are loaded before anything is fetched.
-template <typename Fetch, typename Emit>
-__device__ void attend(const Model& m, AttendShared& shared, int layer, int head, int begin,
-                       int end, int position, Fetch&& fetch, Emit&& emit) {
+template <typename Split, typename Fetch, typename Emit>
+__device__ void attend(const Model& m, AttendShared& shared, int layer, int head,
+                       const Split& split, int position, Fetch&& fetch, Emit&& emit) {
   const int D = m.D, lanes = D / PER_CHUNK, groups = THREADS / lanes;
   const int sub = threadIdx.x % lanes, group = threadIdx.x / lanes;
-  const int old = min(end, position);  // [begin, old) are in the cache
+  const int old = split.rows_before(position);  // are in the cache
   const Raw* const keys = reinterpret_cast<const Raw*>(m.cached(layer, 0, head)) + sub;
   const Raw* const values = reinterpret_cast<const Raw*>(m.cached(layer, 1, head)) + sub;
   Raw k[AHEAD], v[AHEAD];
   const auto load = [&](int from) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-      const int p = from + group + i * groups;
-      if (p < old) k[i] = keys[int64_t{p} * lanes], v[i] = values[int64_t{p} * lanes];
+      const int row = from + group + i * groups;
+      if (row >= old) break;
+      const int64_t chunk = int64_t{split.position_of(row)} * lanes;
+      k[i] = keys[chunk], v[i] = values[chunk];
     }
   };
-  load(begin);
+  load(0);
 
-  const bool has_new = end > position;
+  const bool has_new = split.has(position);
   const int which = threadIdx.x / D, j = threadIdx.x % D;
   if (which < (has_new ? 3 : 1)) shared.rows[which][j] = fetch(which, j);
   __syncthreads();  // every thread waits for q, k and v
@@ -174,7 +192,7 @@ __device__ void attend(const Model& m, AttendShared& shared, int layer, int head
       for (int e = 0; e < PER_CHUNK; ++e) out[e] = shared.rows[2][PER_CHUNK * sub + e];
     }
   }
-  for (int from = begin; from < old; from += AHEAD * groups) {
+  for (int from = 0; from < old; from += AHEAD * groups) {
     float score[AHEAD], most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {

@@ -67,6 +67,7 @@ def layer_of(x, vectors, qkv, proj, fc, out, cache, positions):
     scores = q @ keys.mT * size**-0.5
     later = torch.ones(end - first, end, dtype=torch.bool, device=x.device).triu(first + 1)
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    values = values.where(~values.isnan(), 0)  # where a later value is NaN, 0 · NaN would be, too
     x = x + F.linear((weights @ values).transpose(0, 1).flatten(1), proj, proj_bias)
     hidden = F.gelu(F.linear(normed(x, norm2), fc, fc_bias), approximate="tanh")
     return x + F.linear(hidden, out, out_bias)

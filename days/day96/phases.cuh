@@ -4,6 +4,8 @@
 #include "days/day83/elements.cuh"  // gelu: taught in day 83
 #include "days/day96/model.cuh"
 
+#include <climits>
+
 // A phase reads what an earlier one left in global memory. Block `blockIdx.x` of
 // `gridDim.x` does its part; all threads of the block call it.
 
@@ -34,17 +36,11 @@ __device__ inline void normalise(float* vector, const bf16* norm, int C) {
   __syncthreads();  // the vector is complete
 }
 
-// One matrix: a warp per row. NORM: of x, by every block; else of what was normalised before.
-template <int KIND, bool NORM>
-__device__ void multiply(const Model& m, const Buffers& b, int layer, int step, float* vector) {
-  const float* const from = KIND == PROJ  ? b.attended
-                            : KIND == OUT ? b.hidden
-                            : NORM        ? b.x
-                                          : b.normed;
-  const int n = m.C * m.units_per_row(KIND), chunks = n / PER_CHUNK;
-  for (int i = threadIdx.x; i < n; i += THREADS) vector[i] = from[i];
-  __syncthreads();  // the vector is complete
-  if (NORM) normalise(vector, norm_before(m, KIND, layer), m.C);
+// One matrix and a vector in shared memory, normalised where a norm stands before: a warp per row.
+template <int KIND>
+__device__ void multiply_rows(const Model& m, const Buffers& b, int layer, int step,
+                              const float* vector) {
+  const int chunks = m.C * m.units_per_row(KIND) / PER_CHUNK;
   const int place = KIND == QKV    ? QKV_BIAS
                     : KIND == PROJ ? PROJ_BIAS
                     : KIND == FC   ? FC_BIAS
@@ -67,6 +63,19 @@ __device__ void multiply(const Model& m, const Buffers& b, int layer, int step, 
   }
 }
 
+// The same of what the phase before left. NORM: of x, by every block; else normalised before.
+template <int KIND, bool NORM>
+__device__ void multiply(const Model& m, const Buffers& b, int layer, int step, float* vector) {
+  const float* const from = KIND == PROJ  ? b.attended
+                            : KIND == OUT ? b.hidden
+                            : NORM        ? b.x
+                                          : b.normed;
+  for (int i = threadIdx.x; i < m.C * m.units_per_row(KIND); i += THREADS) vector[i] = from[i];
+  __syncthreads();  // the vector is complete
+  if (NORM) normalise(vector, norm_before(m, KIND, layer), m.C);
+  multiply_rows<KIND>(m, b, layer, step, vector);
+}
+
 // One block per head. STORE: into the cache.
 template <bool STORE>
 __device__ void attend_heads(const Model& m, const Buffers& b, int layer, int step,
@@ -78,7 +87,7 @@ __device__ void attend_heads(const Model& m, const Buffers& b, int layer, int st
       return which == 0 ? value : append(m, layer, which, head, position, j, value, STORE);
     };
     const auto emit = [&](int j, float value, float) { b.attended[head * m.D + j] = value; };
-    attend(m, shared, layer, head, 0, position + 1, position, fetch, emit);
+    attend(m, shared, layer, head, Run{0, INT_MAX}, position, fetch, emit);
   }
 }
 

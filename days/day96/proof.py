@@ -41,7 +41,7 @@ def reciting_model(shape, text, device):
 def show(operators, device):
     """Raises RuntimeError where a rung says another text, or where one launch for all tokens and
     one launch per token differ in any bit."""
-    shape, expected = (GPT2, TEXT) if device == "cuda" else (TINY, TEXT[:BEGINNING])
+    shape, expected = (GPT2, TEXT) if device.type == "cuda" else (TINY, TEXT[:BEGINNING])
     weights, empty, codes = reciting_model(shape, expected, device)
     first, count = codes[:1], len(expected) - 1
     rows = []
@@ -63,7 +63,7 @@ def show(operators, device):
         filled = (cache[:, :, :, :count] != step_cache[:, :, :, :count]).sum()
         if differs + int(filled):
             raise RuntimeError(f"{name}: one launch per token gives other bits")
-        each = seconds(at_once, 3 if device == "cuda" else 1) / count
+        each = seconds(at_once, 3 if device.type == "cuda" else 1) / count
         rows.append([name, f"{1 / each:,.0f}", "the same bits"])
     print(expected)
     print_table(["rung", "tokens per second", "one launch per token"], rows)
