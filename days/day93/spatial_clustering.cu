@@ -363,7 +363,7 @@ Step spatial_em_v2_tiles(Tensor x, Tensor neighbours, Tensor q, Tensor weights, 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: as soon as a tile has its q', the block adds it to the sums, from shared memory.
 
-constexpr int RESIDENT = 640;  // threads per multiprocessor, at least: 96 registers for each
+constexpr int RESIDENT = 768;  // threads per multiprocessor, at least: 80 registers for each
 
 template <int L>
 __global__ void __launch_bounds__(32 * L, RESIDENT / (32 * L))
