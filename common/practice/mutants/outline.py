@@ -277,8 +277,8 @@ def outlines_of(day: Day) -> dict[Path, Outline]:
 def reached_together(
     outlines: Mapping[Path, Outline], operators: Iterable[str]
 ) -> dict[Path, list[Declaration]]:
-    """What these operators' launchers use in files that are linked together, by file; a file of
-    which nothing is used is left out."""
+    """What these operators' launchers use in files that are linked together, and in their headers,
+    by file; a file of which nothing is used is left out."""
     needed = set(operators)
     words = {word for read in outlines.values() for word in read.launchers(needed)}
     while True:
@@ -290,8 +290,14 @@ def reached_together(
     return {
         path: used
         for path, used in found.items()
-        if outlines[path].operators & needed or any(d.is_function for d in used)
+        if outlines[path].operators & needed or _has_code(path, used)
     }
+
+
+def _has_code(path: Path, used: Iterable[Declaration]) -> bool:
+    """Whether a file is needed for what is used of it. A type is its own in each file that is
+    linked, and that of a header is its includers'."""
+    return any(d.functions if path.suffix == ".cuh" else d.is_function for d in used)
 
 
 def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
