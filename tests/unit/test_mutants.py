@@ -318,6 +318,16 @@ def test_a_source_is_trimmed_to_some_operators() -> None:
     assert trimmed("int f() { return 1; }\n", ["g"]) == "int f() { return 1; }\n"
 
 
+def test_an_overloaded_operator_is_used_without_its_name() -> None:
+    source = (
+        "Half operator+=(Half a, Half b) { return b / a; }\n"
+        "Tensor f(const Tensor& x) { return x += x; }\n"
+        'RUNG(d, f, "(Tensor x) -> Tensor");\n'
+    )
+    assert trimmed(source, ["f"]) == source
+    assert {m.function for m in mutants_of(source)} == {"operator+=", "f"}
+
+
 def test_files_that_are_linked_together_use_each_other() -> None:
     launch = "Tensor first(const Tensor& x) { return helper(x); }"
     files = {
