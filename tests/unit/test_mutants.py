@@ -320,7 +320,7 @@ def test_a_source_is_trimmed_to_some_operators() -> None:
 
 def test_an_overloaded_operator_is_used_without_its_name() -> None:
     source = (
-        "Half operator+=(Half a, Half b) { return b + a; }\n"
+        "__device__ Half operator+=(Half a, Half b) { return b + a; }\n"
         "Tensor f(const Tensor& x) { return x += x; }\n"
         'RUNG(d, f, "(Tensor x) -> Tensor");\n'
     )
