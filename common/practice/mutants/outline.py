@@ -443,7 +443,7 @@ def _function(
 
 
 def _called(tokens: Sequence[Token], p: int) -> str:
-    """The name before the parenthesis at p: "store", "operator+="."""
+    """The name before the parenthesis at p: "store", "operator+"."""
     before = p - 1
     if not tokens[before].is_word():
         for q in range(max(0, before - 2), before):
