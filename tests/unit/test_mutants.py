@@ -417,6 +417,19 @@ def test_headers_have_mutants(tmp_path: Path) -> None:
     ]
 
 
+def test_a_verdict_depends_on_the_code_of_headers(tmp_path: Path) -> None:
+    campaign: Any = SimpleNamespace(day=with_headers(tmp_path), _key="")
+    campaign._texts = lambda: _DayCampaign._texts(campaign)
+    first, second = derive.mutants_of(campaign.day)[:2]
+    keys = [_DayCampaign._mutant_key(campaign, mutant, []) for mutant in (first, second)]
+    assert keys[0] != keys[1]
+    header = tmp_path / "outer.cuh"
+    header.write_text(f"// a comment more\n{header.read_text()}")
+    assert _DayCampaign._mutant_key(campaign, first, []) == keys[0]
+    header.write_text(header.read_text().replace("n + 3", "n + 4"))
+    assert _DayCampaign._mutant_key(campaign, first, []) != keys[0]
+
+
 def test_an_identity_does_not_depend_on_other_code() -> None:
     plain = device("y[n] = a + b; y[0] = a + b;")
     moved = "// a line more\n\nint before(int a) { return a + 1; }\n" + plain

@@ -33,7 +33,7 @@ from common.practice.mutants.derive import Mutant, headers_of, mutants_of, sampl
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
-from common.practice.mutants.workshop import Programs, Workshop
+from common.practice.mutants.workshop import Compiled, Programs, Workshop
 
 WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
@@ -338,13 +338,13 @@ class _DayCampaign:
         )
         try:
             began = time.monotonic()
-            same, library = self._build(self.shop(), mutant, operators, name)
+            built, library = self._build(self.shop(), mutant, operators, name)
             verdict.build_s = time.monotonic() - began
         except BuildError as error:
             verdict.status = STILLBORN
             verdict.reason, *verdict.details = str(error).splitlines()[:KEPT_DETAILS] or [""]
             return verdict
-        if same:
+        if self._is_original(built, mutant, operators):
             if mutant.kind.left_out:
                 verdict.reason = "the CPU backend's headers leave out what is changed"
             else:
@@ -399,16 +399,23 @@ class _DayCampaign:
 
     def _build(
         self, shop: Workshop, mutant: Mutant, operators: set[str], name: str
-    ) -> tuple[bool, Path]:
-        """Whether the mutant is the same machine code as the original, and the library of it and of
-        the sources that it needs."""
+    ) -> tuple[dict[Path, Compiled], Path]:
+        """The objects of the sources that the mutant changes, and the library of these and of the
+        others that it needs."""
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
         built = {s: shop.changed(s, change, mine, name) for s, mine in holding.items()}
-        others = {s: mine for s, mine in shop.needed(operators).items() if s not in built}
-        same = all(built[s].code == shop.original(s, mine).code for s, mine in holding.items())
-        objects = [*built.values(), *(shop.original(s, mine) for s, mine in others.items())]
-        return same, shop.library(objects, name)
+        needed = shop.needed(operators)
+        others = [shop.original(s, mine) for s, mine in needed.items() if s not in built]
+        return built, shop.library([*built.values(), *others], name)
+
+    def _is_original(
+        self, built: dict[Path, Compiled], mutant: Mutant, operators: set[str]
+    ) -> bool:
+        """Whether these objects are the same machine code as those of the original."""
+        shop = self.shop()
+        holding = shop.holding(mutant.source, operators)
+        return all(shop.original(s, mine).code == built[s].code for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
         """What the row "indices" of `--sanitize` says of the mutant, and not of the original."""
