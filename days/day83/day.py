@@ -24,11 +24,6 @@ TOPICS = ("MLP", "GELU", "dropout", "residual", "epilogue", "wgmma", "training",
 SOURCE = "ffn_residual.cu"
 EXTRA_SOURCES = ("ffn_backward.cu", "network.py", "proof.py")
 INTRODUCES = ("feed-forward network",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "gelu_backward.cuh: GeluBackward::finish: constant off by one: `32 < 4` -> `32 < 5`": (
-        "lane 4 has the sums of lane 0 and stores them once more"
-    ),
-}
 
 EXERCISE = Exercise(
     function="add_dropped_kernel",
