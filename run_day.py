@@ -167,8 +167,8 @@ def parser() -> Parser:
     what.add_argument(
         "--mutants",
         action="store_true",
-        help="change the source in one place at a time, on the CPU backend, and see whether the "
-        "day's own checks notice; goes on where an earlier run was ended",
+        help="change a source or header of the day in one place at a time, on the CPU backend, and "
+        "see whether the day's own checks notice; goes on where an earlier run was ended",
     )
     else_.add_argument(
         "--sample",

@@ -101,9 +101,9 @@ def _titled(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def candidates(day: Day) -> list[Mutant]:
-    """Mutants of the day's kernels, every kind and function among them, in the order in which they
-    are planted; of its launchers too where there are few. Whether the day's checks reject one is
-    seen when it is planted."""
+    """Mutants of the kernels in the day's sources, every kind and function among them, in the order
+    in which they are planted; of its launchers too where there are few. Whether the day's checks
+    reject one is seen when it is planted."""
     device = {
         (source, function.name)
         for source, read in outlines_of(day).items()
@@ -112,7 +112,11 @@ def candidates(day: Day) -> list[Mutant]:
         if function.on_device
     }
     every = [
-        m for m in mutants_of(day) if m.kind.name not in UNSEEN and m.identity not in day.equivalent
+        m
+        for m in mutants_of(day)
+        if m.source in day.library_sources
+        and m.kind.name not in UNSEEN
+        and m.identity not in day.equivalent
     ]
     found = [m for m in every if (m.source, m.function) in device]
     if len(found) < ENOUGH:

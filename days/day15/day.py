@@ -111,6 +111,7 @@ def timed(name, causal, rungs):
         reference,
         rungs,
         CASES,
+        refused=(Case((1, 1, 4, 129)),),
         bench=Case((1, 16, 4096, 64)),
         bench_cpu=Case((1, 1, 128, 64)),
         cost=partial(cost, 0.5 if causal else 1.0),

@@ -12,6 +12,9 @@ TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
 EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "prep.cuh: make_sizes: comparison: `S <= most` -> `S < most`": ("no case has 2^31 - 1 rows"),
+}
 
 EXERCISE = Exercise(
     function="backward_prep_v2_fused_kernel",

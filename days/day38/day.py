@@ -13,6 +13,13 @@ SOURCE = "merge_sort.cu"
 EXTRA_SOURCES = ("radix_sort.cu",)
 INTRODUCES = ("stable sort", "odd-even transposition", "merge path", "co-rank", "radix sort")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "one_sweep.cuh: OneSweep::words_bytes: 64-bit index in 32 bits: `int64_t{tiles_} * DIGITS` "
+    "-> `tiles_ * DIGITS`": (
+        "x has fewer than 2^32 elements, so that there are at most 2^28 words"
+    ),
+    "order.cuh: sort_by_passes: arithmetic operator: `1 - p` -> `1 + p`": (
+        "an even number more, of which only the parity counts"
+    ),
     "merge_sort.cu: merges_after: initial value: `int merges = 0` -> `int merges = 1`": (
         "one more pass merges everything with an empty run"
     ),

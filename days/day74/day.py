@@ -10,6 +10,11 @@ TOPICS = ("attention", "KV cache", "decoding", "inference", "int8", "online soft
 SOURCE = "kv_cache.cu"
 EXTRA_SOURCES = ("kv_cache_int8.cu",)
 INTRODUCES = ("KV cache",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "decode.cuh: decode_into: validation dropped: `STD_TORCH_CHECK(std::isfinite(scale) && "
+    'std::isfinite(static_cast<float>(scale)), "scale: expected a finite number of fp32, got '
+    '", scale)` -> ``': ("with such a scale, PyTorch's output in the inputs' dtype is NaN, too"),
+}
 
 EXERCISE = Exercise(
     function="quantise",

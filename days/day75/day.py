@@ -26,6 +26,11 @@ TEACHES = "Attention by TMA and wgmma: softmax under the products of two warpgro
 TOPICS = ("attention", "FlashAttention", "wgmma", "TMA", "warp specialisation", "ping-pong")
 SOURCE = "flash_attention_hopper.cu"
 INTRODUCES = ("intra-warpgroup pipelining",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "rows.cuh: softmax_step: initial value: `bool grown = false` -> `bool grown = true`": (
+        "a rescaling too many changes only the rounding"
+    ),
+}
 
 EXERCISE = Exercise(
     function="Roles::step_pipelined",

@@ -25,6 +25,13 @@ TEACHES = "A few heads and a long sequence on all multiprocessors: split, and me
 TOPICS = ("attention", "grouped-query attention", "Flash-Decoding", "KV cache", "mma", "cp.async")
 SOURCE = "gqa_flash_decoding.cu"
 INTRODUCES = ("grouped-query attention", "Flash-Decoding")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "split_decode.cuh: scale_log2_of: validation dropped: "
+    "`STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(static_cast<float>(scale)), "
+    '"scale: expected a finite number of fp32, got ", scale)` -> ``': (
+        "with such a scale, PyTorch's output in the inputs' dtype is NaN, too"
+    ),
+}
 
 EXERCISE = Exercise(
     function="range_of",

@@ -92,7 +92,7 @@ PROBLEMS = (
             V4,
         ),
         cases=(*CASES, *grid([(2, 9, 16, 72), (3, 4, 8, 300)], FLOATS, values="nonfinite")),
-        refused=(Case((2, 3, 7, 8)), Case((2, 3, 32, 8))),
+        refused=(Case((2, 3, 7, 8)), Case((2, 3, 32, 8)), Case((2, 3, 16, 8, 8))),
         bench=MODEL,
         bench_cpu=SMALL,
         cost=cost,

@@ -97,16 +97,16 @@ def by_segments(u, delta, A, B, C, D, z, bias):
 
 
 def inputs(case, draw):
-    """Shape of a case: batch, channels, states, length. "large": delta of about ±50, so that
-    softplus gives 0 for some steps and exp(delta · A) gives 0 for others. "nonfinite": one NaN each
-    in u, delta, B and z."""
-    batch, channels, states, length = case.shape
+    """Shape of a case: batch, channels, states, length and, to be refused, other states of B and C
+    than A's. "large": delta of about ±50, so that softplus gives 0 for some steps and
+    exp(delta · A) gives 0 for others. "nonfinite": one NaN each in u, delta, B and z."""
+    batch, channels, states, length, *others = case.shape
     values = "normal" if case.values == "nonfinite" else case.values
     ordinary = functools.partial(draw, values="normal")
     u, z = ordinary(batch, channels, length), ordinary(batch, channels, length)
     delta = draw(batch, channels, length, values=values)
     A = draw(channels, states, dtype="float32", low=-states, high=-0.05)
-    B, C = ordinary(batch, states, length), ordinary(batch, states, length)
+    B, C = (ordinary(batch, *(others or [states]), length) for _ in range(2))
     D = ordinary(channels, dtype="float32")
     bias = draw(channels, dtype="float32", low=-4, high=0)
     if case.values == "nonfinite":

@@ -16,6 +16,9 @@ EXTRA_SOURCES = ("embedding.cu", "embedding.py", "head.py", "proof.py")
 INTRODUCES = ("LM head", "tied weights", "Zipf's law")
 
 EQUIVALENT = {  # mutants that compute the same, and why
+    "sort_by_word.cuh: sort_by_word: min for max: `max<int64_t>(SHORTEST_TILE, "
+    "ceil_div<int64_t>(n, MOST_TILES))` -> `min<int64_t>(SHORTEST_TILE, ceil_div<int64_t>(n, "
+    "MOST_TILES))`": ("shorter tiles, hence more of them and more scratch, give the same order"),
     "embedding_lm_head.cu: lm_head_v1_plain: constant off by one: `1` -> `2`": (
         "no more rows are taken than there are"
     ),

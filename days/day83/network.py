@@ -53,13 +53,21 @@ def eager_with_all(x, w1, b1, w2, b2, p, state):
 
 
 def inputs(case, draw):
-    """Shape (rows, C, H). p follows from the shape, and is 0.1 where time is measured."""
+    """Shape (rows, C, H). p follows from the shape, and is 0.1 where time is measured.
+
+    Of a non-finite case with one row, weights are infinite instead of x: the rows of a tile behind
+    that row must add 0 to the gradient of b1, and 0 · inf is NaN. pre is 1 to 6 there: for other
+    values, autograd's own terms are NaN."""
     rows, C, H = case.shape
     p = 0.1 if draw.fast else (0.1, 0.5, 0.0, 0.9, 1.0, 0.3333)[(rows + C + H) % 6]
     w1, w2 = draw(H, C, values="normal").mul_(0.5), draw(C, H, values="normal").mul_(0.5)
     w1.mul_(max(C, 1) ** -0.5), w2.mul_(max(H, 1) ** -0.5)
     b1, b2 = draw(H, values="normal"), draw(C, values="normal")
-    return draw(rows, C), w1, b1, w2, b2, p, draw(2, dtype="int64", values="extreme")
+    infinite = case.values == "nonfinite" and rows == 1
+    x = draw(rows, C, values="normal") if infinite else draw(rows, C)
+    if infinite:
+        b1, w2[0], p = b1.abs().clamp(max=1) + 3, torch.inf, 0.0
+    return x, w1, b1, w2, b2, p, draw(2, dtype="int64", values="extreme")
 
 
 class Network(torch.autograd.Function):

@@ -13,6 +13,11 @@ TOPICS = ("GPT", "transformer", "training", "language model", "CUDA graph", "che
 SOURCE = "train_gpt.cu"
 EXTRA_SOURCES = ("attention.cu", "products.cu", "model.py", "proof.py")
 INTRODUCES = ("training checkpoint",)
+EQUIVALENT = {  # mutants that compute the same, and why
+    "norms.cuh: each_chunk: comparison: `k < CHUNKS` -> `k <= CHUNKS`": (
+        "CHUNKS of them have all columns of a row"
+    ),
+}
 
 EXERCISE = Exercise(
     function="cross_entropy_kernel",

@@ -13,6 +13,14 @@ TOPICS = ("tensor parallelism", "all-reduce", "NVLink", "overlap", "several GPUs
 SOURCE = "tensor_parallel.cu"
 EXTRA_SOURCES = ("network.py", "sharded.py", "proof.py", "ranks.py", "measure.py")
 INTRODUCES = ("tensor parallelism", "all-gather")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "products.cuh: launch_product: arithmetic operator: `multiprocessor_count(on) - spare` -> "
+    "`multiprocessor_count(on) + spare`": ("how many blocks share out the tiles changes no result"),
+    "shards.cuh: check_all: validation dropped: `STD_TORCH_CHECK(timeout_ms >= 1 && timeout_ms "
+    "<= 1'000'000'000, \"timeout_ms: expected 1 to 1000000000, got \", timeout_ms)` -> ``": (
+        "rungs play all ranks in one launch, whose timeout is a constant"
+    ),
+}
 
 EXERCISE = Exercise(
     function="add_parts",

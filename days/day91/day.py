@@ -13,6 +13,11 @@ TOPICS = ("audio", "FFT", "Fourier", "STFT", "spectrogram", "mel", "Whisper", "f
 SOURCE = "stft.cu"
 EXTRA_SOURCES = ("proof.py", "spectra.py")
 INTRODUCES = ("fast Fourier transform", "twiddle factor", "spectrogram", "mel filter")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "fft.cuh: sync_frame: constant off by one: `32 % P::T` -> `33 % P::T`": (
+        "a barrier of the block, which all its frames reach, takes the place of the warp's"
+    ),
+}
 
 EXERCISE = Exercise(
     function="unpack",

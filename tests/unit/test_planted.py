@@ -10,7 +10,7 @@ from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.toolchain import Platform
 from common.practice.journal import Journal
-from common.practice.mutants.derive import mutants
+from common.practice.mutants.derive import headers_of, mutants
 from common.practice.mutants.outline import outline
 from common.practice.natural import natural_text
 from common.practice.planted import BY_CHANCE, UNSEEN_ON_CPU, candidates, debug_challenge
@@ -257,3 +257,10 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
     second, began = desk.begin(desk.challenge(day, "debug"), report)
     assert began and second.file.read_text() == second.start != first.start
+
+
+def test_headers_are_not_planted() -> None:
+    """The learner is given one file."""
+    day = next(day for day in DAYS if headers_of(day))
+    found = candidates(day)
+    assert found and {mutant.source for mutant in found} <= set(day.library_sources)

@@ -29,7 +29,7 @@ from common.base.toolchain import Platform, Variant
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
 from common.cpu import findings
 from common.practice.mutants.arena import Arena
-from common.practice.mutants.derive import Mutant, mutants_of, sample, standard
+from common.practice.mutants.derive import Mutant, headers_of, mutants_of, sample, standard
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
@@ -241,7 +241,7 @@ class _DayCampaign:
     def _baseline(self) -> list[_Rung]:
         """The day's rungs that run here, from a quick check of the original. Raises DayUnfit where
         one does not pass."""
-        key = digest([self._key, "baseline", *self._texts()])
+        key = digest([self._key, "baseline", *self._texts().values()])
         data = self.ledger.get(key)
         if data is None:
             shop = self.shop()
@@ -276,10 +276,14 @@ class _DayCampaign:
         return sorted(found, key=lambda rung: rung.seconds)
 
     def _reached(self, rungs: Sequence[_Rung]) -> dict[Path, list[Declaration]]:
-        """What of each source the rungs use; everything, where a rung's operators are unknown."""
+        """What of each file the rungs use; where a rung's operators are unknown, all of the
+        sources, and what all operators use of the headers."""
+        shop = self.shop()
         if any(self._unknown(rung) for rung in rungs):
-            return {s: read.reached() for s, read in self.shop().outlines.items()}
-        return self.shop().reached({name for rung in rungs for name in rung.operators})
+            every = {name for bound in shop.operators.values() for name in bound}
+            whole = {source: shop.outlines[source].reached() for source in shop.operators}
+            return shop.reached(every) | whole
+        return shop.reached({name for rung in rungs for name in rung.operators})
 
     def _unknown(self, rung: _Rung) -> bool:
         """Whether the rung calls no operator of the sources, because it is built otherwise."""
@@ -340,7 +344,7 @@ class _DayCampaign:
             verdict.status = STILLBORN
             verdict.reason, *verdict.details = str(error).splitlines()[:KEPT_DETAILS] or [""]
             return verdict
-        if built.code == self._original(self.shop(), mutant.source, operators).code:
+        if self._is_original(built, mutant, operators):
             if mutant.kind.left_out:
                 verdict.reason = "the CPU backend's headers leave out what is changed"
             else:
@@ -395,23 +399,33 @@ class _DayCampaign:
 
     def _build(
         self, shop: Workshop, mutant: Mutant, operators: set[str], name: str
-    ) -> tuple[Compiled, Path]:
-        """The mutant's object, and the library of it and of the sources that it needs."""
+    ) -> tuple[dict[Path, Compiled], Path]:
+        """The objects of the sources that the mutant changes, and the library of these and of the
+        others that it needs."""
+        change = (mutant.source, mutant.text())
+        holding = shop.holding(mutant.source, operators)
+        built = {s: shop.changed(s, change, mine, name) for s, mine in holding.items()}
         needed = shop.needed(operators)
-        own = needed.get(mutant.source, frozenset())
-        built = shop.changed(mutant.source, mutant.text(), own, name)
-        others = [shop.original(s, mine) for s, mine in needed.items() if s != mutant.source]
-        return built, shop.library([built, *others], name)
+        others = [shop.original(s, mine) for s, mine in needed.items() if s not in built]
+        return built, shop.library([*built.values(), *others], name)
+
+    def _is_original(
+        self, built: dict[Path, Compiled], mutant: Mutant, operators: set[str]
+    ) -> bool:
+        """Whether these objects are the same machine code as those of the original."""
+        shop = self.shop()
+        holding = shop.holding(mutant.source, operators)
+        return all(shop.original(s, mine).code == built[s].code for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
         """What the row "indices" of `--sanitize` says of the mutant, and not of the original."""
         shop = self.shop()
-        own = shop.needed(operators).get(mutant.source, frozenset())
-        before = Counter(shop.original_narrowed(mutant.source, own))
-        return list((Counter(shop.narrowed(mutant.source, mutant.text(), own)) - before).elements())
-
-    def _original(self, shop: Workshop, source: Path, operators: set[str]) -> Compiled:
-        return shop.original(source, shop.needed(operators).get(source, frozenset()))
+        change = (mutant.source, mutant.text())
+        found = Counter[str]()
+        for source, mine in shop.holding(mutant.source, operators).items():
+            before = Counter(shop.original_narrowed(source, mine))
+            found |= Counter(shop.narrowed(source, change, mine)) - before
+        return list(found.elements())
 
     def _watched(
         self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
@@ -481,15 +495,15 @@ class _DayCampaign:
 
     # Keys -----------------------------------------------------------------------------------------
 
-    def _texts(self) -> list[str]:
-        """The day's sources without white space and comments, which change no verdict."""
-        return [_essence(path.read_text(encoding="utf-8")) for path in self.day.library_sources]
+    def _texts(self) -> dict[Path, str]:
+        """The day's sources and headers without white space and comments, which change no
+        verdict."""
+        own = (*self.day.library_sources, *headers_of(self.day))
+        return {path: _essence(path.read_text(encoding="utf-8")) for path in own}
 
     def _mutant_key(self, mutant: Mutant, rungs: list[_Rung]) -> str:
-        texts = self._texts()
-        changed = list(self.day.library_sources).index(mutant.source)
-        texts[changed] = _essence(mutant.text())
-        return digest([self._key, *texts, *(word for rung in rungs for word in rung.pair)])
+        texts = self._texts() | {mutant.source: _essence(mutant.text())}
+        return digest([self._key, *texts.values(), *(word for rung in rungs for word in rung.pair)])
 
     def _common_key(self) -> str:
         platform = self.campaign.platform
@@ -498,8 +512,10 @@ class _DayCampaign:
         files = [p for p in files if "__pycache__" not in p.parts and p.suffix != ".md"]
         files += [Path(__file__).with_name("trial.py"), Path(__file__)]
         for source in self.day.library_sources:
-            files += [path for path in sources_of(source) if path not in self.day.library_sources]
+            files += sources_of(source)
         files += list(self.day.other_sources)
+        own = {path.resolve() for path in (*self.day.library_sources, *headers_of(self.day))}
+        files = [path for path in files if path.resolve() not in own]
         texts = []
         for path in sorted(self.day.folder.glob("*.py")):
             texts += [path.name, _deciding(path.read_text(encoding="utf-8"))]

@@ -1,4 +1,5 @@
-"""The mutants of a day: derived from its `.cu` files, with names that survive other edits."""
+"""The mutants of a day: derived from its `.cu` files and the headers beside them, with names that
+survive other edits."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.cpu.lexer import tokenize
+from common.practice.mutants.inlined import own_headers
 from common.practice.mutants.kinds import DEVICE_CHECK, Edit, Kind, edits
 from common.practice.mutants.outline import (
     Code,
@@ -22,16 +24,17 @@ from common.practice.mutants.outline import (
     reached_together,
 )
 
-STANDARD = 40  # mutants per source of a full run, chosen where there are more
+STANDARD = 40  # mutants per file of a full run, chosen where there are more
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One single change of a day's source.
+    """One single change of a day's source, or of a header of its folder.
 
     identity: "function: kind: `original` -> `changed`", with ", 2nd" behind it where the function
-    has several such; it stays the same while other lines change. source: the file. line: of the
-    change. original, changed: the text around it, on one line.
+    has several such; it stays the same while other lines change. With "file: " before it, but for
+    the source of a day that has one. source: the file. line: of the change. original, changed: the
+    text around it, on one line.
     """
 
     identity: str
@@ -52,10 +55,10 @@ class Mutant:
 def mutants_of(
     day: Day, reached: Mapping[Path, Sequence[Declaration]] | None = None
 ) -> list[Mutant]:
-    """All mutants of the day's `.cu` files, in the order of their lines.
+    """All mutants of the day's `.cu` files, then of its headers, in the order of their lines.
 
-    reached: for each source, what of it the day's rungs use; by default, what all operators use
-    that the day binds. The rest is left alone.
+    reached: for each file, what of it the day's rungs use; by default, what all operators use that
+    the day binds. The rest is left alone.
     """
     read = outlines_of(day)
     if reached is None:
@@ -64,8 +67,9 @@ def mutants_of(
         reached = reached_together(read, operators) if operators else everything
     found = []
     refused = _refused_by_dispatcher(read)
-    for source in day.library_sources:
-        prefix = f"{source.name}: " if len(day.library_sources) > 1 else ""
+    sources = day.library_sources
+    for source in (*sources, *headers_of(day)):
+        prefix = "" if sources == (source,) else f"{source.name}: "
         used = {declared.start for declared in reached.get(source, ())}
         mine = [declared for declared in read[source].declarations if declared.start in used]
         made = mutants(source, read[source], mine)
@@ -75,6 +79,11 @@ def mutants_of(
             if not (m.kind.name == DEVICE_CHECK and m.function in refused[source])
         ]
     return found
+
+
+def headers_of(day: Day) -> list[Path]:
+    """The headers of the day's folder that its `.cu` files include."""
+    return sorted({header for source in day.library_sources for header in own_headers(source)})
 
 
 def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[str]]:
@@ -162,7 +171,7 @@ def ordinal(number: int) -> str:
 
 
 def standard(found: Sequence[Mutant]) -> list[Mutant]:
-    """What a full run tries: at most STANDARD per source, every kind and every function among
+    """What a full run tries: at most STANDARD per file, every kind and every function among
     them."""
     sources = list(dict.fromkeys(mutant.source for mutant in found))
     chosen: list[Mutant] = []

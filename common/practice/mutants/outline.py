@@ -1,7 +1,7 @@
 """What a `.cu` consists of: its declarations, its functions, and what each of them uses.
 
-The call graph is one of names: a function reaches all functions whose names stand in it. That keeps
-a function too many now and then, and never one too few.
+The call graph is one of names: a function reaches all functions whose names stand in it, and all
+overloaded operators. That keeps a function too many now and then, and never one too few.
 """
 
 from __future__ import annotations
@@ -198,6 +198,11 @@ class Declaration:
     operators: frozenset[str] = frozenset()
     schemas: Mapping[str, int] = field(default_factory=dict, hash=False)
 
+    @property
+    def is_overload(self) -> bool:
+        """Whether it is a function such as `operator+`, which is called without its name."""
+        return self.is_function and self.name.startswith("operator")
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -231,7 +236,7 @@ class Outline:
             fresh = {
                 i
                 for i, d in enumerate(self.declarations)
-                if d.name in words and i not in found and not d.operators
+                if (d.name in words or d.is_overload) and i not in found and not d.operators
             }
             if not fresh:
                 return [self.declarations[i] for i in sorted(found)]
@@ -277,8 +282,8 @@ def outlines_of(day: Day) -> dict[Path, Outline]:
 def reached_together(
     outlines: Mapping[Path, Outline], operators: Iterable[str]
 ) -> dict[Path, list[Declaration]]:
-    """What these operators' launchers use in files that are linked together, by file; a file of
-    which nothing is used is left out."""
+    """What these operators' launchers use in files that are linked together, and in their headers,
+    by file; a file of which nothing is used is left out."""
     needed = set(operators)
     words = {word for read in outlines.values() for word in read.launchers(needed)}
     while True:
@@ -290,8 +295,14 @@ def reached_together(
     return {
         path: used
         for path, used in found.items()
-        if outlines[path].operators & needed or any(d.is_function for d in used)
+        if outlines[path].operators & needed or _has_code(path, used)
     }
+
+
+def _has_code(path: Path, used: Iterable[Declaration]) -> bool:
+    """Whether a file is needed for what is used of it. A type is its own in each file that is
+    linked, and that of a header is its includers'."""
+    return any(d.functions if path.suffix == ".cuh" else d.is_function for d in used)
 
 
 def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -422,16 +433,25 @@ def _function(
     while p < body:
         words.add(tokens[p].text)
         if tokens[p].is_op("(") and not tokens[p - 1].is_word(*ATTRIBUTE_WORDS, "requires"):
-            before = p - 1
-            if tokens[before].is_op(">", ">>"):  # a specialisation's arguments
-                before = angle_opening(tokens, before) - 1
-            name = tokens[before].text
+            name = _called(tokens, p)
             break
         if tokens[p].is_op("("):
             p = closing(tokens, p)
         p += 1
     on_device = bool(words & {"__device__", "__global__"}) and "__host__" not in words
     return Function(prefix + name, start, body, end, on_device)
+
+
+def _called(tokens: Sequence[Token], p: int) -> str:
+    """The name before the parenthesis at p: "store", "operator+"."""
+    before = p - 1
+    if not tokens[before].is_word():
+        for q in range(max(0, before - 2), before):
+            if tokens[q].is_word("operator"):
+                return "".join(token.text for token in tokens[q:p])
+    if tokens[before].is_op(">", ">>"):  # a specialisation's arguments
+        before = angle_opening(tokens, before) - 1
+    return tokens[before].text
 
 
 def _type_name(tokens: Sequence[Token], p: int, end: int) -> tuple[str, int]:

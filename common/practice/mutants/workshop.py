@@ -26,6 +26,7 @@ from common.base.toolchain import Platform, Variant
 from common.build import narrowing
 from common.cpu import backend, libraries
 from common.cpu.rewrite import RewriteError, Variants
+from common.practice.mutants.inlined import inlined, own_headers
 from common.practice.mutants.outline import Declaration, outlines_of, reached_together, trimmed
 
 COMPILE_LIMIT = 180.0  # seconds; a constant expression of a mutant may take forever
@@ -101,6 +102,7 @@ class Compiled:
     code: str
 
 
+Change = tuple[Path, str]  # a file, source or header, and another text of it
 Made = TypeVar("Made")
 
 
@@ -126,7 +128,8 @@ class _Once(Generic[Made]):
 
 
 class Workshop:
-    """Builds versions of one day's `.cu` files in one variant of the CPU backend.
+    """Builds versions of one day's `.cu` files, the headers of its folder in them, in one variant
+    of the CPU backend.
 
     folder: for what is built; it must exist. programs: where compilers run. many: so many builds
     that precompiled headers pay, also for the variants.
@@ -147,7 +150,9 @@ class Workshop:
         self._folder = folder / variant
         self._folder.mkdir()
         self._many = many
-        self._texts = {s: s.read_text(encoding="utf-8") for s in day.library_sources}
+        self._files = {s: [s, *own_headers(s)] for s in day.library_sources}
+        own = {file for files in self._files.values() for file in files}
+        self._texts = {file: file.read_text(encoding="utf-8") for file in own}
         self.outlines = outlines_of(day)
         self.operators = {s: self.outlines[s].operators for s in day.library_sources}
         self._shared = {source: self._used_elsewhere(source) for source in day.library_sources}
@@ -174,27 +179,44 @@ class Workshop:
         return [self.platform.compiler, *flags, *objects, *after, *(f"-l{n}" for n in TORCH)]
 
     def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
-        """What these operators use, by source, without the sources of which they use nothing."""
+        """What these operators use, by source and header, without the files of which they use
+        nothing."""
         found = reached_together(self.outlines, operators)
-        return {source: found[source] for source in self.day.library_sources if source in found}
+        sources = [source for source in self.day.library_sources if source in found]
+        files = {file: None for source in sources for file in self._files[source]}
+        return {file: found[file] for file in files if file in found}
 
     def needed(self, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
         """For each source that these operators need, those of them that it binds."""
         mine = frozenset(operators)
-        return {source: mine & self.operators[source] for source in self.reached(mine)}
+        reached = self.reached(mine)
+        return {s: mine & bound for s, bound in self.operators.items() if s in reached}
+
+    def holding(self, file: Path, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
+        """The same, of the sources in which this file stands; of all these, without operators,
+        where none is needed."""
+        sources = [source for source, files in self._files.items() if file in files]
+        needed = self.needed(operators)
+        return {s: needed[s] for s in sources if s in needed} or dict.fromkeys(sources, frozenset())
 
     def original(self, source: Path, operators: frozenset[str]) -> Compiled:
         """The source as it is, with these of its operators alone. Raises BuildError."""
 
         def make() -> Compiled:
             digits = digest([source.stem, *sorted(operators)])
-            return self._object(source, self._texts[source], operators, f"original-{digits}")
+            return self._object(source, self._text(source), operators, f"original-{digits}")
 
         return self._originals.get((source, operators), make)
 
-    def changed(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
-        """Another text of the source, with these of its operators alone. Raises BuildError."""
-        return self._object(source, text, operators, name)
+    def changed(
+        self, source: Path, change: Change, operators: frozenset[str], name: str
+    ) -> Compiled:
+        """The source with a change, with these of its operators alone. Raises BuildError."""
+        return self._object(source, self._text(source, change), operators, f"{name}-{source.stem}")
+
+    def _text(self, source: Path, change: Change | None = None) -> str:
+        files = {file: self._texts[file] for file in self._files[source]}
+        return inlined(source, files | dict([change] if change else []))
 
     def library(self, objects: Iterable[Compiled], name: str) -> Path:
         """A library of these objects, named after the day as a day's own is. Raises BuildError."""
@@ -208,7 +230,8 @@ class Workshop:
     def remove(self, name: str) -> None:
         """Removes what was built under this name."""
         shutil.rmtree(self._folder / f"{name}-library", ignore_errors=True)
-        (self._folder / f"{name}.o").unlink(missing_ok=True)
+        for path in self._folder.glob(f"{name}-*.o"):
+            path.unlink()
 
     def _used_elsewhere(self, source: Path) -> set[str]:
         """The functions of a source that another one calls."""
@@ -229,10 +252,10 @@ class Workshop:
         except RewriteError as error:
             raise BuildError(str(error)) from None
 
-    def narrowed(self, source: Path, text: str, operators: frozenset[str]) -> list[str]:
-        """What `common.build.narrowing.narrowed` finds in a text of the source, with these of its
-        operators alone. Raises BuildError."""
-        rewritten = self._rewritten(source, text, operators)
+    def narrowed(self, source: Path, change: Change | None, operators: frozenset[str]) -> list[str]:
+        """What `common.build.narrowing.narrowed` finds in the source with a change, with these of
+        its operators alone. Raises BuildError."""
+        rewritten = self._rewritten(source, self._text(source, change), operators)
         prepared = narrowing.prepared(rewritten, str(source))
         command = [*self._front(), *narrowing.WARNINGS]
         warnings = self._programs.run(command, prepared.encode(), self._folder / source.stem)
@@ -241,9 +264,7 @@ class Workshop:
     def original_narrowed(self, source: Path, operators: frozenset[str]) -> list[str]:
         """The same of the source as it is."""
         key = (source, operators)
-        return self._narrowed.get(
-            key, lambda: self.narrowed(source, self._texts[source], operators)
-        )
+        return self._narrowed.get(key, lambda: self.narrowed(source, None, operators))
 
     def _digest(self, path: Path) -> str:
         bare = path.with_suffix(".bare")

@@ -1,0 +1,58 @@
+"""A day's source with the headers of the day's folder in it, each where it is first included.
+
+In such a text, a header's function is changed, and left out where nothing uses it, as one of the
+source itself is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.base.compiling import sources_of
+from common.base.paths import ROOT
+
+_LINE = re.compile(
+    r'^[ \t]*#[ \t]*(?:include[ \t]*"(?P<header>[^"\n]+)"|pragma[ \t]+once\b).*$', re.MULTILINE
+)
+
+
+def own_headers(source: Path) -> list[Path]:
+    """The headers beside a source that it includes, directly or through each other."""
+    folder = source.parent.resolve()
+    reached = [path for path in sources_of(source) if path.parent == folder]
+    return [source.parent / path.name for path in reached if path != source.resolve()]
+
+
+def inlined(source: Path, texts: Mapping[Path, str]) -> str:
+    """The source with headers in it; `#line` says for each line where it stands.
+
+    texts: of the source, and of the headers that are to stand in it.
+    """
+    known = {path.resolve(): path for path in texts}
+    seen: set[Path] = set()
+
+    def text_of(path: Path) -> str:
+        seen.add(path)
+
+        def put(match: re.Match[str]) -> str:
+            if match["header"] is None:
+                return ""
+            header = _found(match["header"], path)
+            if header not in known:
+                return match[0]
+            own = known[header]
+            if own in seen:
+                return ""
+            line = match.string.count("\n", 0, match.start()) + 2
+            return f'#line 1 "{own}"\n{text_of(own)}\n#line {line} "{path}"'
+
+        return _LINE.sub(put, texts[path])
+
+    return text_of(source)
+
+
+def _found(name: str, includer: Path) -> Path | None:
+    candidates = ((base / name).resolve() for base in (includer.parent, ROOT))
+    return next((path for path in candidates if path.is_file()), None)
