@@ -73,6 +73,13 @@ struct PartOf {
       }
     }
   }
+
+  __device__ __forceinline__ void add_to(float* sums) const {
+    each_pair(sums, [](float2 element, float& left, float& right) {
+      left += element.x;
+      right += element.y;
+    });
+  }
 };
 
 template <typename T>
@@ -213,10 +220,7 @@ struct BiasResidual {
     for (float* sums : strip.halves) {
       const PartOf<T> added(residual, p, m, n);
       add_bias(sums, bias, p, n);
-      added.each_pair(sums, [&](float2 r, float& left, float& right) {
-        left += r.x;
-        right += r.y;
-      });
+      added.add_to(sums);
       outbox.store(sums, out, m, n);
       m += ROWS;
     }
@@ -263,10 +267,7 @@ struct AddDropped {
         add_bias(sums, bias, p, n);
         mask(sums, p, m, n);
       }
-      added.each_pair(sums, [&](float2 r, float& left, float& right) {
-        left += r.x;
-        right += r.y;
-      });
+      added.add_to(sums);
       outbox.store(sums, out, m, n);
       m += ROWS;
     }
