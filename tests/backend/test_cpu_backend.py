@@ -501,8 +501,8 @@ def test_an_interrupt_ends_a_launch(libraries: Libraries) -> None:
         runtime = backend.Runtime(Path({str(library)!r}))
         torch.ops.load_library({str(kernels)!r})
         x = torch.zeros(1024)
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             try:
                 torch.ops.test_faults.run(x, 14)
             except RuntimeError:

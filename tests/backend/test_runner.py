@@ -144,9 +144,10 @@ def test_a_signal_ends_the_run_and_everything_it_started(
 
 def test_ctrl_c_while_starting(run_day: CommandLine) -> None:
     process = run_day.start("5")
-    time.sleep(0.3)  # PyTorch is being imported
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_for(lambda: "libtorch" in maps.read_text())  # PyTorch is being imported
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode in (130, -signal.SIGINT)
     wait_for(lambda: run_day.alive() == [], 5)
 
