@@ -9,6 +9,7 @@
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -103,6 +104,21 @@ void write_trace() {
 #endif
 }
 
+// What explains a wrong result afterwards.
+void print_hints() {
+  if (const char* text = cudacpu_unchecked_launch(); *text)
+    fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
+  if (const char* text = cudacpu_unset_in_copy(); *text) fprintf(stderr, "CUDA on CPU: %s\n", text);
+}
+
+// A program that checks its result by assert() ends here, and not in destructors.
+void aborted(int signal) {
+  print_hints();
+  write_trace();
+  std::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
 [[noreturn]] void end_with_message() {
   fflush(stdout);
   write_trace();
@@ -167,14 +183,12 @@ struct Start {
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
 #endif
     std::set_terminate(end_with_message);
+    std::signal(SIGABRT, aborted);
   }
   ~Start() {
     finish_work();
     write_trace();
-    if (const char* text = cudacpu_unchecked_launch(); *text)
-      fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
-    if (const char* text = cudacpu_unset_in_copy(); *text)
-      fprintf(stderr, "CUDA on CPU: %s\n", text);
+    print_hints();
   }
 } start;
 

@@ -301,6 +301,7 @@ def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -
 
 
 UNSET = """\
+#include <cassert>
 #include <cstdio>
 #include <cstdlib>
 template <class T>
@@ -316,6 +317,7 @@ void run(int n) {
   if (n < 0) cudaMemset(x, 0xff, sizeof h);
   fill<<<1, 64>>>(x, n);
   cudaMemcpy(h, x, sizeof h, cudaMemcpyDeviceToHost);
+  if (getenv("CHECK_RESULT")) assert(h[0] == 0);
 }
 int main(int argc, char** argv) {
   int n = atoi(argv[2]);
@@ -334,6 +336,9 @@ def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_t
         size = 256 if words[0] == "float" else 512
         assert done.returncode == 0
         assert f"some of the numbers that a copy of {size} bytes brought to the host" in done.stderr
+    done = _run(source, "--", "float", "3", CHECK_RESULT="1")
+    assert done.returncode == -signal.SIGABRT
+    assert "h[0] == 0" in done.stderr and "brought to the host" in done.stderr
     done = _run(source, "--sanitize", "--", "float", "3")
     assert "waits      PASS" in done.stdout and "unwritten  FAIL" in done.stdout, done.stdout
     for words in (("float", "0"), ("double", "0"), ("int", "0"), ("int", "3"), ("int", "-1")):
