@@ -36,6 +36,7 @@ void cudacpu_finish_work();
 const char* cudacpu_unchecked_launch();
 void cudacpu_look_for_unset(int on);
 const char* cudacpu_unset_in_copy();
+const char* cudacpu_warp_in_step();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
 const char* cudacpu_take_trace();
@@ -108,7 +109,8 @@ void write_trace() {
 void print_hints() {
   if (const char* text = cudacpu_unchecked_launch(); *text)
     fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
-  if (const char* text = cudacpu_unset_in_copy(); *text) fprintf(stderr, "CUDA on CPU: %s\n", text);
+  for (const char* text : {cudacpu_unset_in_copy(), cudacpu_warp_in_step()})
+    if (*text) fprintf(stderr, "CUDA on CPU: %s\n", text);
 }
 
 // A program that checks its result by assert() ends here, and not in destructors.

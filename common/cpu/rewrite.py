@@ -4,8 +4,9 @@ Four things in CUDA C++ are not C++. Each is replaced where it stands, so that e
 number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
 variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py).
 In addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
-lets that thread run (waiting_loops.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are
-decided (conditions.py). A feature that the backend does not have is refused with file and line
+lets that thread run (waiting_loops.py), code that needs the threads of a warp to run in step says
+so (warp_in_step.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are decided
+(conditions.py). A feature that the backend does not have is refused with file and line
 (features.py).
 """
 
@@ -25,6 +26,7 @@ from common.cpu import (
     names,
     shared_variables,
     waiting_loops,
+    warp_in_step,
 )
 from common.cpu.lexer import Token
 from common.cpu.stream import Edits, macro_streams, main_stream
@@ -131,6 +133,7 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
         launches.edit(stream)
     kernels.edit(code)
     waiting_loops.edit(code, project.volatile_readers)
+    warp_in_step.edit(code)
 
 
 def _text_of(path: Path) -> str:

@@ -50,7 +50,7 @@ def edit(stream: Stream, readers: set[str]) -> None:
     readers: functions of the project that read something volatile; this file's are added.
     """
     tokens = stream.tokens
-    names = _volatile_names(tokens)
+    names = volatile_names(tokens)
     bodies = (
         scope.start
         for outer, scope in itertools.pairwise(stream.scopes)
@@ -87,7 +87,7 @@ def _give_way(stream: Stream, loop: _Loop) -> None:
         stream.insert_before(end, ") && ::cudacpu::spin_wait()")
 
 
-def _volatile_names(tokens: Sequence[Token]) -> set[str]:
+def volatile_names(tokens: Sequence[Token]) -> set[str]:
     """Variables that are declared volatile, or point to what is."""
     names = set()
     for p, token in enumerate(tokens):
@@ -177,7 +177,7 @@ def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[s
         return False
     seen = set(names)
     for p in range(*body):
-        if _is_assignment(tokens, p) and tokens[p - 1].is_word():
+        if is_assignment(tokens, p) and tokens[p - 1].is_word():
             end = next(semicolons(tokens, p, body[1], or_last=True), body[1])
             if _reads(tokens, (p + 1, end), seen, readers):
                 seen.add(tokens[p - 1].text)
@@ -193,14 +193,15 @@ def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[s
     return False
 
 
-def _is_assignment(tokens: Sequence[Token], p: int) -> bool:
+def is_assignment(tokens: Sequence[Token], p: int) -> bool:
+    """Whether the operator at p assigns; of `+=` and its like, the `=` is a token of its own."""
     return tokens[p].is_op("=", "<<=", ">>=")
 
 
 def _writes(tokens: Sequence[Token], body: _Range) -> bool:
     """Whether something is assigned there that may be in memory: x[i], *x, or x->y."""
     for p in range(*body):
-        if _is_assignment(tokens, p):
+        if is_assignment(tokens, p):
             q = p - 2 if tokens[p - 1].is_op(*_COMPOUND) else p - 1
             if not tokens[q].is_word():
                 return True

@@ -496,6 +496,44 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     )
 
 
+LAST_WARP = """\
+#include <cstdio>
+__device__ void last_warp(volatile int* v, int t) {
+  v[t] += v[t + 2];
+  v[t] += v[t + 1];
+}
+__global__ void sum(int* x) {
+  extern __shared__ int s[];
+  s[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x < 2) last_warp(s, threadIdx.x);
+  __syncthreads();
+  if (threadIdx.x == 0) x[0] = s[0];
+}
+int main() {
+  int h[4] = {1, 2, 3, 4}, *x;
+  cudaMalloc(&x, sizeof h);
+  cudaMemcpy(x, h, sizeof h, cudaMemcpyHostToDevice);
+  sum<<<1, 4, sizeof h>>>(x);
+  cudaMemcpy(h, x, 4, cudaMemcpyDeviceToHost);
+  printf("%d\\n", h[0]);
+}
+"""
+
+
+def test_a_wrong_sum_of_a_warp_that_does_not_wait_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "sum.cu"
+    source.write_text(LAST_WARP)
+    done = _run(source)
+    assert (done.returncode, done.stdout) == (0, "6\n"), "GPUs before Volta print 10"
+    assert done.stderr.startswith(f"CUDA on CPU: {source}:4: ") and "__syncwarp()" in done.stderr
+    assert done.stderr.count("\n") == 1
+    waits = LAST_WARP.replace("v[t] += v[t + 1];", "__syncwarp(3);\n  v[t] += v[t + 1];")
+    source.write_text(waits)
+    done = _run(source)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 ASSERTS = """\
 #include <cassert>
 #include <cstdio>

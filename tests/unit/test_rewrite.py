@@ -297,6 +297,34 @@ def test_loops_that_wait_give_way() -> None:
     assert f"while ((*x) && {spin}) y();" in got
 
 
+_IN_STEP = "::cudacpu::warp_in_step(), "
+
+
+@pytest.mark.parametrize(
+    ("statements", "noted"),
+    [
+        ("v[t] += v[t + 2]; v[t] += v[t + 1];", 1),
+        ("if (n > 1) v[t] = max(v[t], v[t + 2]); if (n > 0) v[t] = max(v[t], v[t + 1]);", 1),
+        ("v[t] += v[t + 4]; v[t] += v[t + 2]; v[t] -= v[t + 1];", 2),
+        ("v[t] += v[t + 2];", 0),
+        ("v[t] += v[t + 2]; __syncwarp(); v[t] += v[t + 1];", 0),
+        ("v[t] += v[t + 2]; tile.sync(); v[t] += v[t + 1];", 0),
+        ("v[t] += v[t]; v[t] += 2 * v[t];", 0),  # nobody else's
+        ("p[t] += p[t + 2]; p[t] += p[t + 1];", 0),  # not volatile: the debugger names the race
+        ("n = v[t + 2]; v[t] = n; n = v[t + 1];", 0),
+    ],
+)
+def test_what_needs_a_warp_in_step_says_so(statements: str, noted: int) -> None:
+    got = _rewritten(
+        f"__global__ void f(int* p, int n) {{ int t = threadIdx.x; volatile int* v = p;"
+        f" {statements} }}"
+    )
+    assert got.count(_IN_STEP) == noted
+    assert got.replace(_IN_STEP, "").count(statements) == 1
+    host = f"void f(volatile int* v, int* p, int n, int t) {{ {statements} }}"
+    assert _IN_STEP not in _rewritten(host)
+
+
 @pytest.mark.parametrize(
     "loop",
     [

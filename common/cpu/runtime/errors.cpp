@@ -11,6 +11,8 @@ thread_local std::string last_text;          // of that code, with the reason, w
 std::atomic<cudaError_t> lost{cudaSuccess};  // why the context is lost, if it is
 std::mutex unchecked_mutex;
 std::string unchecked;  // the first launch that was refused since the last error was looked at
+std::atomic<bool> warp_in_step_noted{false};
+std::string warp_in_step_text;
 
 struct ErrorText {
   cudaError_t code;
@@ -137,11 +139,25 @@ void note_refused_launch(const LaunchSite& site, cudaError_t code) {
                      site.line);
 }
 
+void note_warp_in_step(Site site) {
+  if (warp_in_step_noted.exchange(true, std::memory_order_relaxed)) return;
+  warp_in_step_text = format(
+      "%s:%d: threads exchange numbers through volatile memory without __syncwarp(): since Volta "
+      "no GPU promises to run the threads of a warp in step, and here each runs on alone, so that "
+      "the numbers are others; --sanitize names the race",
+      site.file, site.line);
+}
+
 }  // namespace cudacpu
 
 using namespace cudacpu;
 
 extern "C" {
+
+// The first statement that needs the threads of a warp to run in step, or "".
+const char* cudacpu_warp_in_step() {
+  return warp_in_step_text.c_str();
+}
 
 // The first launch that was refused, if the last error was not looked at since, or "".
 const char* cudacpu_unchecked_launch() {

@@ -47,6 +47,12 @@ inline bool spin_wait(CUDACPU_HERE) {
   return true;
 }
 
+// A statement that needs the threads of a warp to run in step is executed (warp_in_step.py).
+void note_warp_in_step(Site site);
+inline void warp_in_step(CUDACPU_HERE) {
+  note_warp_in_step({file, line});
+}
+
 void nanosleep(unsigned nanoseconds, Site site);
 
 }  // namespace cudacpu

@@ -1,0 +1,56 @@
+"""Statements that are right only if the threads of a warp execute each instruction together.
+
+Code for GPUs before Volta ends a reduction without waiting,
+
+    volatile int* v = x;
+    v[t] += v[t + 16];
+    v[t] += v[t + 8];  // reads what another thread wrote one line above
+
+which no GPU since promises to work. Here each thread runs on alone, and the result is another. The
+second such statement notes its line when it is executed, and the program names it at its end.
+"""
+
+from collections.abc import Sequence
+
+from common.cpu.lexer import Token
+from common.cpu.stream import Stream
+from common.cpu.syntax import closing, flat, is_op_at, semicolons
+from common.cpu.waiting_loops import is_assignment, volatile_names
+
+_BEGINS_CODE = ("__global__", "__device__")
+
+
+def edit(stream: Stream) -> None:
+    """Lets such statements in device code call `cudacpu::warp_in_step`."""
+    tokens = stream.tokens
+    names = volatile_names(tokens)
+    earlier: set[str] = set()  # what a statement has exchanged, and no wait has followed
+    for p, token in enumerate(tokens):
+        if not token.is_word():
+            continue
+        if token.is_word(*_BEGINS_CODE) or "sync" in token.text or token.is_word("arrive_and_wait"):
+            earlier.clear()
+        elif token.text in names and stream.on_device(p) and _exchanges(tokens, p):
+            if token.text in earlier:
+                stream.insert_before(p, "::cudacpu::warp_in_step(), ")
+            earlier.add(token.text)
+
+
+def _exchanges(tokens: Sequence[Token], p: int) -> bool:
+    """Whether a statement begins at p that assigns to an element and reads another one of it."""
+    if not (tokens[p - 1].is_op(";", "{", "}", ")") or tokens[p - 1].is_word("else")):
+        return False
+    if not is_op_at(tokens, p + 1, "["):
+        return False
+    close = closing(tokens, p + 1, or_last=True)
+    begin = next((q for q in (close + 1, close + 2) if is_op_at(tokens, q, "=")), None)
+    if begin is None or not is_assignment(tokens, begin):
+        return False
+    written = flat(tokens[p + 1 : close])
+    end = next(semicolons(tokens, begin, len(tokens), or_last=True), len(tokens))
+    elements = (
+        flat(tokens[q + 1 : closing(tokens, q + 1, or_last=True)])
+        for q in range(begin, end)
+        if tokens[q].is_word(tokens[p].text) and is_op_at(tokens, q + 1, "[")
+    )
+    return any(element != written for element in elements)
