@@ -7,6 +7,7 @@
 //   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
 //   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
+//   CUDACPU_HINTS        0 leaves out what the debugger's rows say
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
 #include <csignal>
@@ -37,6 +38,7 @@ const char* cudacpu_unchecked_launch();
 void cudacpu_look_for_unset(int on);
 const char* cudacpu_unset_in_copy();
 const char* cudacpu_warp_in_step();
+const char* cudacpu_shuffle_outside();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
 const char* cudacpu_take_trace();
@@ -105,12 +107,18 @@ void write_trace() {
 #endif
 }
 
+bool hints = true;
+
 // What explains a wrong result afterwards.
 void print_hints() {
   if (const char* text = cudacpu_unchecked_launch(); *text)
     fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
-  for (const char* text : {cudacpu_unset_in_copy(), cudacpu_warp_in_step()})
-    if (*text) fprintf(stderr, "CUDA on CPU: %s\n", text);
+  if (hints) {
+    for (const char* text : {cudacpu_unset_in_copy(), cudacpu_warp_in_step()})
+      if (*text) fprintf(stderr, "CUDA on CPU: %s\n", text);
+  } else if (const char* text = cudacpu_shuffle_outside(); *text) {
+    fprintf(stderr, "note: %s\n", text);  // a fault only where the value is used
+  }
 }
 
 // A program that checks its result by assert() ends here, and not in destructors.
@@ -180,7 +188,8 @@ struct Start {
     cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
     cudacpu_set_asserts_lose_context(1);
     cudacpu_set_writes_beyond_throw(0);
-    cudacpu_look_for_unset(number("CUDACPU_UNSET", 0, 1) != 0);
+    hints = number("CUDACPU_HINTS", 0, 1) != 0;
+    cudacpu_look_for_unset(hints);
 #ifdef CUDACPU_TRACE
     cudacpu_set_trace(static_cast<int>(number("CUDACPU_TRACE", 0, 0)));
 #endif

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,8 @@ _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
 # Where the work of streams is late: what was submitted last runs first, and in random orders.
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1"}
-_OWN_ROWS = {"CUDACPU_UNSET": "0"}  # the row "unwritten" says more of it
+_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" say more than the program's hints
+_NOTE = re.compile(r"^note: (.+:\d+: lane \d+ reads lane .*)$", re.MULTILINE)  # of program.cpp
 STREAMS = "the same result, however late the work of streams runs"
 _UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
 _SHOWN = 40  # lines of a row's details
@@ -161,6 +163,7 @@ def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> R
         if run.code is None or (run.thrown() and not first.thrown()):
             continue  # the other rows are about that
         if _differs(row, first, repeats, run):
+            row.details += _NOTE.findall(run.errors)
             return row
     return row
 

@@ -593,6 +593,8 @@ __global__ void faulty(int* x, int n, char fault) {
   if (fault == 'o') sum = i;
   if (fault == 'w') while (atomicAdd(&sum, 0) == 0);
   if (fault == 'h') x[1 << 30] = 1;
+  const int next = fault == 'l' && i < n ? __shfl_down_sync(0xffff, i, 1) : 0;
+  if (fault == 'l' && i == n - 1) sum = next;  // from a lane that the mask leaves out
 }
 int main(int argc, char** argv) {
   int *x, h = 0;
@@ -623,6 +625,7 @@ FAULTS = {
         "faulty.cu:6 reads global memory, byte 0 of an allocation of 256 bytes, "
         "which nothing has written",
     ),
+    "lane": ("orders", "lane 15 reads lane 16 by __shfl_down_sync, and the mask 0x0000ffff leaves"),
     "pointer": ("addresses", "host code accessed device memory"),
 }
 

@@ -11,6 +11,15 @@ void each(uint32_t lanes, F f) {
   for (; lanes; lanes &= lanes - 1) f(static_cast<unsigned>(__builtin_ctz(lanes)));
 }
 
+// What an undefined value is: in another order of threads another one, so that a result shows that
+// it depends on it.
+uint64_t undefined() {
+  return worker->launch()->schedule.threads == Order::kForward ? ~uint64_t{0} : 0x4b4b4b4b4b4b4b4b;
+}
+
+std::atomic<bool> shuffle_noted{false};
+std::string shuffle_text;  // of the first lane that read one that its mask left out
+
 void compute_shuffle(Thread* lanes, uint32_t arrived) {
   each(arrived, [&](unsigned lane) {
     auto& mine = *static_cast<Shuffle*>(lanes[lane].exchange);
@@ -19,7 +28,7 @@ void compute_shuffle(Thread* lanes, uint32_t arrived) {
       mine.result[0] = theirs.value[0];
       mine.result[1] = theirs.value[1];
     } else {
-      mine.result[0] = mine.result[1] = ~uint64_t{0};  // undefined on the hardware
+      mine.result[0] = mine.result[1] = undefined();
     }
   });
 }
@@ -104,6 +113,14 @@ void complete(Warp& warp, Collective& entry) {
 
 }  // namespace
 
+void note_shuffle_outside(uint32_t mask, uint32_t source, const Operation& operation, Site site) {
+  if (shuffle_noted.exchange(true, std::memory_order_relaxed)) return;
+  shuffle_text = format(
+      "%s:%d: lane %u reads lane %u by %s, and the mask 0x%08x leaves that lane out: the value is "
+      "undefined",
+      site.file, site.line, current->lane, source, operation.name, mask);
+}
+
 const Operation kShuffle{"__shfl_sync", compute_shuffle};
 const Operation kShuffleUp{"__shfl_up_sync", compute_shuffle};
 const Operation kShuffleDown{"__shfl_down_sync", compute_shuffle};
@@ -171,3 +188,8 @@ void complete_collectives(Warp& warp) {
 }
 
 }  // namespace cudacpu
+
+// The first shuffle that read a lane outside of its mask, or "".
+extern "C" const char* cudacpu_shuffle_outside() {
+  return cudacpu::shuffle_text.c_str();
+}

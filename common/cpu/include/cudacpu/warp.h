@@ -66,6 +66,9 @@ extern const Operation kReduceAdd, kReduceMin, kReduceMax, kReduceMinUnsigned, k
 template <class T>
 inline constexpr bool kHasShuffle = std::is_arithmetic_v<T>;
 
+// A lane reads one that the mask leaves out: its value is undefined.
+void note_shuffle_outside(uint32_t mask, uint32_t source, const Operation& operation, Site site);
+
 template <class T>
 T shuffle(uint32_t mask, T value, int source, const Operation& operation, Site site) {
   static_assert(kHasShuffle<T>, "nvcc has no shuffle of this type: shuffle its members");
@@ -73,6 +76,7 @@ T shuffle(uint32_t mask, T value, int source, const Operation& operation, Site s
   memcpy(exchange.value, &value, sizeof value);
   exchange.source = static_cast<uint32_t>(source);
   collect(mask, operation, &exchange, site);
+  if (!(mask >> source & 1)) note_shuffle_outside(mask, exchange.source, operation, site);
   memcpy(&value, exchange.result, sizeof value);
   return value;
 }
