@@ -3,6 +3,9 @@
 k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) { k<T>(a...); },
                                                        grid, block)(x, n);
 
+An argument whose type its parameter decides is wrapped: `NULL` and `{a, b}` become objects that
+convert, and beside a `0` the kernel decides whether it takes an int.
+
 Launches by a function such as cudaLaunchKernel are in names.py: only the callee changes.
 """
 
@@ -42,6 +45,10 @@ def edit(stream: Stream) -> None:
         # stand for a template, or for several kernels, until the arguments are known.
         if _is_name(tokens, start, p):
             head, call = "[=](auto&... cudacpu_args) { ", "(cudacpu_args...); }, "
+            if _convert_arguments(stream, close + closing_tokens):
+                fits = f"[](auto&... cudacpu_args) -> decltype({kernel}(cudacpu_args...)) {{}}"
+                head = f"::cudacpu::int_or_zero({fits}, {head}"
+                call = "(cudacpu_args...); }), "
         else:
             head = "[cudacpu_kernel = "
             call = "](auto&... cudacpu_args) { cudacpu_kernel(cudacpu_args...); }, "
@@ -53,6 +60,23 @@ def edit(stream: Stream) -> None:
             stream.replace(q, "")
         stream.replace(p, call)
         stream.replace(close, ")")
+
+
+def _convert_arguments(stream: Stream, p: int) -> bool:
+    """Wraps the arguments between the parentheses that open at p; whether a `0` is among them."""
+    tokens = stream.tokens
+    zero = False
+    for begin, end in split(tokens, p + 1, closing(tokens, p)):
+        if tokens[begin].is_op("{") and closing(tokens, begin) == end - 1:
+            make = "::cudacpu::braced([=](auto cudacpu_type) { return typename decltype"
+            stream.insert_before(begin, f"{make}(cudacpu_type)::type")
+            stream.insert_after(end - 1, "; })")
+        elif end == begin + 1 and tokens[begin].is_word("NULL"):
+            stream.replace(begin, "::cudacpu::Null{}")
+        elif end == begin + 1 and tokens[begin].text == "0":
+            stream.replace(begin, "::cudacpu::Zero{}")
+            zero = True
+    return zero
 
 
 def _opening_tokens(tokens: Sequence[Token], p: int) -> int:

@@ -391,11 +391,18 @@ __global__ void fill(int* fill, const Pair& pair) {
   __syncthreads();
   fill[threadIdx.x] = numbers[threadIdx.x];
 }
+template <class T> __global__ void start(T* x, T first, const int* more) {
+  *x = first + (more == nullptr);
+}
 float lerp(float a) { return a; }
 int main() {
   int* x;
   cudaMallocManaged(&x, 32);
-  fill << <1, 8, 32, NULL >> >(x, Pair{0, SHIFT});
+  const int shift = SHIFT;
+  fill << <1, 8, 32, NULL >> >(x, {0, shift});
+  start<<<1, 1>>>(x + 1, 0, NULL);
+  start<int><<<1, 1>>>(x + 2, 0, 0);
+  start<int><<<1, 1>>>(x + 3, {7}, {});
   cudaSharedMemConfig banks;
   int mode = -1, missing = -1;
   cudaDeviceGetSharedMemConfig(&banks);
@@ -403,7 +410,7 @@ int main() {
   cudaStreamAttrValue window = {};
   printf("%d %d %d\\n", banks == cudaSharedMemBankSizeFourByte, cudaStreamAttachMemAsync(0, x),
          cudaStreamSetAttribute(0, cudaStreamAttributeAccessPolicyWindow, &window));
-  printf("%d %d %d %d %s\\n", x[0], x[7], mode, helper(int(lerp(2))),
+  printf("%d %d %d  %d %d %d %d %s\\n", x[1], x[2], x[3], x[0], x[7], mode, helper(int(lerp(2))),
          cudaGetErrorString(cudaDeviceGetAttribute(&missing, cudaDeviceAttr(9999), 0)));
   return;
 }
@@ -427,7 +434,7 @@ def test_spellings_that_nvcc_takes(tmp_path: Path) -> None:
     (tmp_path / "more.cpp").write_text("int helper(int x) {\n#ifdef _OPENMP\nreturn x;\n#endif\n}")
     words = [tmp_path / "main.cu", tmp_path / "more.cpp", "-I", tmp_path / "include", "-DSHIFT=100"]
     done = _run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
-    assert (done.stdout, done.stderr) == ("1 0 0\n107 100 0 2 invalid argument\n", "")
+    assert (done.stdout, done.stderr) == ("1 0 0\n1 1 8  107 100 0 2 invalid argument\n", "")
 
 
 SILENT = """\

@@ -178,6 +178,19 @@ def test_launches_written_with_blanks(launch: str) -> None:
     )
 
 
+def test_arguments_that_their_parameter_gives_a_type() -> None:
+    got = _rewritten("void f() { k<<<1, 2>>>(NULL, {1, {a}}, x ? 0 : 1, -0, g(0, {2})); }")
+    braced = "::cudacpu::braced([=](auto cudacpu_type) { return typename decltype(cudacpu_type)"
+    assert (
+        f"(::cudacpu::Null{{}}, {braced}::type{{1, {{a}}}}; }}), x ? 0 : 1, -0, g(0, {{2}}))" in got
+    )
+    assert "int_or_zero" not in got
+    got = _rewritten("void f() { k<T><<<1, 2>>>(x, 0); }")
+    fits = "[](auto&... cudacpu_args) -> decltype(k<T>(cudacpu_args...)) {}"
+    assert f"::cudacpu::int_or_zero({fits}, [=](auto&... cudacpu_args) {{ k<T>(" in got
+    assert "(cudacpu_args...); }), 1, 2)(x, ::cudacpu::Zero{})" in got
+
+
 def test_lines_of_launches() -> None:
     got = _rewritten("void f() {\n  k\n  <<<1, 2>>>(x);\n}\n#define L k<<<1, 2>>>(x)")
     assert "__FILE__, 2}" in got

@@ -170,6 +170,38 @@ struct Call {
                                     &find_arguments, types,        sizeof...(A)};
 };
 
+// Arguments of a launch whose type their parameter decides (launches.py).
+
+// NULL: a null pointer or the number.
+struct Null {
+  template <class T>
+  operator T*() const {
+    return nullptr;
+  }
+  operator int() const { return 0; }
+};
+// A literal 0.
+struct Zero : Null {};
+
+template <class T>
+struct TypeOf {
+  using type = T;
+};
+
+// {a, b}: `make` returns it as the type that it is given.
+template <class Make>
+struct Braced {
+  Make make;
+  template <class T>
+  operator T() const {
+    return make(TypeOf<T>{});
+  }
+};
+template <class Make>
+Braced<Make> braced(Make make) {
+  return {std::move(make)};
+}
+
 template <class Function>
 class Launcher {
  public:
@@ -199,6 +231,41 @@ Launcher<Function> launcher(const LaunchSite& site, Function function, dim3 grid
                             size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
   return Launcher<Function>(site, std::move(function),
                             Configuration{grid, block, shared_bytes, stream});
+}
+
+// Where a `0` is among the arguments: an int if the kernel `Fits` it, as a template does that
+// deduces a type, else a Zero, as a pointer needs it.
+inline int as_int(Zero) {
+  return 0;
+}
+template <class T>
+T&& as_int(T&& argument) {
+  return std::forward<T>(argument);
+}
+template <class Fits, class Function>
+struct ZeroLauncher {
+  Launcher<Function> launcher;
+  template <class... A>
+  void operator()(A&&... arguments) const {
+    if constexpr (std::is_invocable_v<Fits, std::decay_t<decltype(as_int(arguments))>&...>)
+      launcher(as_int(std::forward<A>(arguments))...);
+    else
+      launcher(std::forward<A>(arguments)...);
+  }
+};
+template <class Fits, class Function>
+struct IntOrZero {
+  Function function;
+};
+template <class Fits, class Function>
+IntOrZero<Fits, Function> int_or_zero(Fits, Function function) {
+  return {std::move(function)};
+}
+template <class Fits, class Function>
+ZeroLauncher<Fits, Function> launcher(const LaunchSite& site, IntOrZero<Fits, Function> kernel,
+                                      dim3 grid, dim3 block, size_t shared_bytes = 0,
+                                      cudaStream_t stream = nullptr) {
+  return {launcher(site, std::move(kernel.function), grid, block, shared_bytes, stream)};
 }
 
 // Why a GPU would refuse this cooperative launch, set as the last error; cudaSuccess if it would
