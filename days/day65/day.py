@@ -10,7 +10,7 @@ from .compiled import show
 __all__ = ["PROBLEMS", "show"]
 
 TITLE = "Norm twins"
-TEACHES = "The same statistics along rows and down columns: what becomes of tl.sum(x, 1) and (x, 0)"
+TEACHES = "The same statistics along rows and down columns, and what becomes of tl.sum in a loop"
 TOPICS = ("layer norm", "batch norm", "Triton", "reduction", "Welford", "bandwidth")
 SOURCE = "norm_twins.cu"
 EXTRA_SOURCES = ("norm_twins_triton.py", "compiled.py")

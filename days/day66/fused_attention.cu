@@ -14,7 +14,7 @@
 //   v1 masked   every tile of keys, every score masked
 //   v2 tiles    only tiles with a key that is seen; masks only where a tile also has hidden ones
 //
-// Run: python run_day.py 66
+// fused_attention_triton.py has the twins, v3 and v4. Run: python run_day.py 66
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/flash_attention.cuh"  // taught in days 26 and 28

@@ -14,9 +14,9 @@
 //   v2 shared      the row waits in shared memory, two blocks per multiprocessor
 //   v3 by_chunk    each chunk is used as soon as it has come
 //   v4 rows_ahead  blocks that stay: the next row comes chunk by chunk as this one leaves
-//   v5 cluster     rows too long for one block, in the shared memory of up to 16
+//   v5 cluster     rows too long for one block, in the shared memory of up to 16 blocks
 //
-// Run: python run_day.py 67
+// chunked_ce_triton.py has the twins, v6 and v7. Run: python run_day.py 67
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24

@@ -139,9 +139,9 @@ Tensor patterns_v1_sinf(const Tensor& waves, const Tensor& palette, int64_t fram
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: four pixels per thread, so that 12 bytes are three whole words (day 13), one
-// division per four pixels, and the hardware's sine and cosine. Their absolute error is about
-// 2^-21: it moves less than one channel in a thousand across an integer.
+// v2 against v1: four pixels per thread, so that 12 bytes are three whole words (day 13), and the
+// hardware's sine and cosine. Their absolute error is about 2^-21: it moves less than one channel
+// in a thousand across an integer.
 
 __global__ void __launch_bounds__(BLOCK) patterns_v2_words_kernel(const Movie p) {
   const int x = static_cast<int>(blockIdx.y * BLOCK + threadIdx.x) * PIXELS;
