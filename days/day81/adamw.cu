@@ -220,7 +220,8 @@ void adamw_v1_scalar(Tensors params, Tensors grads, Tensors exp_avgs, Tensors ex
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: a thread has two groups of four parameters, and loads them all before it computes.
-// Nothing is used twice, so the caches are told that it may go first (__ldcs, __stcs).
+// Nothing is used twice, so the caches are told that its lines may be evicted first (__ldcs,
+// __stcs).
 
 // Four elements by one access: 16 bytes of fp32, 8 of bf16.
 template <typename T>
