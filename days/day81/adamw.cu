@@ -220,7 +220,8 @@ void adamw_v1_scalar(Tensors params, Tensors grads, Tensors exp_avgs, Tensors ex
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: a thread has two groups of four parameters, and loads them all before it computes.
-// Nothing is used twice, so the caches are told that it may go first (__ldcs, __stcs).
+// Nothing is used twice, so the caches are told that its lines may be evicted first (__ldcs,
+// __stcs).
 
 // Four elements by one access: 16 bytes of fp32, 8 of bf16.
 template <typename T>
@@ -249,7 +250,7 @@ __device__ void store_group(T* to, int64_t group, const Chunk<T, GROUP>& chunk) 
 template <typename P, typename G>
 __device__ void update_chunk(const Slot<P, G>& t, int64_t chunk, const Coefficients& c) {
   const int64_t begin = chunk * CHUNK;
-  if (!t.packs || begin + CHUNK > t.n) {  // misaligned, or the last chunk of the tensor
+  if (!t.packs || begin + CHUNK > t.n) {  // misaligned, or an incomplete last chunk
     const int64_t end = t.n < begin + CHUNK ? t.n : begin + CHUNK;
 #pragma unroll 1
     for (int64_t i = begin + threadIdx.x; i < end; i += BLOCK) update_element(t, i, c);

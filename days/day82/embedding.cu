@@ -184,7 +184,7 @@ Tensor embedding_grad_v2_sorted(const Tensor& upstream, const Tensor& tokens, in
 }
 
 // ---------------------------------------------------------------------------------------------
-// embedding_grad v3 against v2: of natural text, one token in twenty is the same word. Its
+// embedding_grad v3 against v2: of the tokens that are timed, one in 16 is the same word. Its
 // segment is cut into a piece per warp of the block, and the sums of the pieces are added in order.
 // The kernel is in word_rows.cuh.
 

@@ -2,7 +2,7 @@
 //
 // A consumer has the sums of 128 rows × 192 columns in its registers, and finishes them while the
 // other consumer multiplies. It does so in parts of 64 × 64, which are stored one by one: what an
-// epilogue computes for a part is needed before the store, so few registers beside the sums are.
+// epilogue computes for a part ends with its store, so it needs few registers beside the sums.
 #pragma once
 
 #include "days/day56/persistent.cuh"  // taught in day 56

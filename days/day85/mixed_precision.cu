@@ -105,7 +105,7 @@ template <typename T>
 __device__ bool unscale_chunk(const Slot<T>& t, int64_t chunk, float inv_scale) {
   const int64_t begin = chunk * CHUNK<T>;
   bool bad = false;
-  if (!t.packs || begin + CHUNK<T> > t.n) {  // misaligned, or the last chunk of the tensor
+  if (!t.packs || begin + CHUNK<T> > t.n) {  // misaligned, or an incomplete last chunk
     const int64_t end = t.n < begin + CHUNK<T> ? t.n : begin + CHUNK<T>;
 #pragma unroll 1
     for (int64_t i = begin + threadIdx.x; i < end; i += BLOCK) {

@@ -141,7 +141,7 @@ class Peers:
                 for rank in range(self.world)
             ]
         )
-        rendezvous()  # nobody frees memory that another rank has not yet opened
+        rendezvous()  # no rank frees memory that another one has not yet opened
 
     def require_equal_gpus(self, device):
         if device.type != "cuda":

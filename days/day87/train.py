@@ -39,8 +39,8 @@ class Gradients:
     """The gradients of a model in the memory of `peers`, added up over the ranks.
 
     A hook per parameter says when its gradient is complete. A bucket is added up as soon as all of
-    its gradients are complete and the buckets before it are on the way, so that all ranks launch
-    the buckets in the same order.
+    its gradients are complete and the buckets before it have been launched, so that all ranks
+    launch the buckets in the same order.
     """
 
     def __init__(self, model, peers):

@@ -2,7 +2,7 @@
 //
 //   faults NAME           runs it as a program that looks at no error
 //   faults NAME codes     looks at what every call returns, and at cudaGetLastError() after each
-//                         launch; waits for nothing
+//                         launch, for whose kernel it does not wait
 //   faults NAME checked   waits after each launch as well, compares the result, and at last says
 //                         whether the context still works
 //
