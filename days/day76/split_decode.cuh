@@ -6,7 +6,7 @@
 #include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/mma_tiles.cuh"      // taught in day 26
 #include "common/cuda/ptx/cp_async.cuh"   // taught in day 20
-#include "common/cuda/ptx/exp2.cuh"       // taught in day 15
+#include "common/cuda/ptx/exp2.cuh"       // taught in day 20
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day74/decode.cuh"
 
