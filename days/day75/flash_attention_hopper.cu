@@ -118,7 +118,7 @@ struct Roles {
   }
 
   // -------------------------------------------------------------------------------------------
-  // A consumer. Keys come from the last to the first: those behind the diagonal are in the first
+  // A consumer. Keys come from the last to the first: those beyond the diagonal are in the first
   // steps, and the loop ends with tiles that need no mask.
 
   // This warp's products have read the tile, or q, that `empty` guards.
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();  // the mbarriers are there before any thread uses one
+  __syncthreads();  // the mbarriers are initialised before any thread uses one
   const Roles<P> roles{n, at, tile_memory()};
   if (threadIdx.x < WARPGROUP) {  // 128 · 24 + 256 · 240 = 64,512 registers
     ptx::setmaxnreg_dec<24>();

@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     ptx::mbarrier_init(&at.q_empty, WARPGROUP / 32);
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();  // the mbarriers are there before any thread uses one
+  __syncthreads();  // the mbarriers are initialised before any thread uses one
   const Roles<T, EVEN> roles{{tile_memory(), at}, n, static_cast<int>(blockIdx.x % n.tiles)};
   const int role = of_warp(threadIdx.x / WARPGROUP);
   if (EVEN) roles.store_empty();
