@@ -6,7 +6,7 @@
 //
 // x: (n) fp32, fp16 or bf16. codes: (⌈n / 2⌉) uint8, the first of two elements in the high nibble.
 // absmax: (⌈n / block⌉) fp32. y: (n) bf16. In bf16, with blocks of 64, each direction moves 2.5625
-// bytes per element: at 4.2 TB/s an H200 can execute 18 instructions per element and lane.
+// bytes per element: at 4.2 TB/s an H200's lanes can execute 18 instructions per element.
 //
 //   quantize v1 block_per_thread  x is read twice; the thresholds below a number are counted
 //   quantize v2 shuffles          16 bytes of x per thread, read once; absmax by shuffles
@@ -26,7 +26,7 @@
 
 constexpr int THREADS = 256;
 constexpr int CELLS = 32;       // as many as banks: lanes that read different cells never conflict
-constexpr float PER_UNIT = 15;  // cells are 1/15 wide, thresholds at least 0.0801 apart
+constexpr float PER_UNIT = 15;  // cells are 1/15 wide, thresholds at least 0.0804 apart
 constexpr float ROUND = 1 << 23;  // a float from 2^23 to 2^24 has no fraction
 
 // threshold t: halfway between levels t and t + 1, rounded to fp32.
@@ -45,7 +45,7 @@ __device__ uint32_t code_of(float v) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// quantize v1: thread b has block b. An element beyond the end counts as 0.
+// quantize v1: thread b handles block b. An element beyond the end counts as 0.
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -100,8 +100,9 @@ std::tuple<Tensor, Tensor> quantize_v1_block_per_thread(const Tensor& x, int64_t
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a thread has 16 bytes of x and keeps them in registers, so that x is read once. A
-// block is 4 to 32 neighbouring lanes, whose maxima meet by shuffles. Loads and stores coalesce.
+// v2 against v1: a thread loads 16 bytes of x and keeps them in registers, so that x is read once.
+// 4 to 32 neighbouring lanes hold a block, and shuffles find its maximum. Loads and stores are
+// coalesced.
 
 // Pack `index` of x; zeros beyond the end. aligned: whether x lies on a multiple of 16 bytes.
 template <typename T>
@@ -128,8 +129,8 @@ __device__ void store_codes(uint8_t* codes, int64_t index, int64_t bytes, uint32
   }
 }
 
-// What v2 and v3 share. PACKS: of each thread, THREADS packs apart. prepare(): called by all
-// threads while the loads are in flight. code(v) is the search.
+// What v2 and v3 share. Each thread has PACKS packs, THREADS packs apart. All threads call
+// prepare() while the loads are in flight. code(v) is the search.
 template <int BLOCK, int PACKS, typename T, typename Prepare, typename F>
 __device__ void quantize_packs(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
                                Prepare&& prepare, F&& code) {
@@ -188,9 +189,9 @@ std::tuple<Tensor, Tensor> quantize_v2_shuffles(const Tensor& x, int64_t block) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: the axis is cut into 32 cells, each with at most one threshold. The cell of v says
-// how many thresholds lie below the cell, and which one v still has to be compared with. A block
-// makes this table while its loads are in flight, once for all packs of its threads.
+// v3 against v2: the axis is cut into 32 cells, each with at most one threshold. A table gives the
+// number of thresholds below a cell, and the one threshold that v has to be compared with. A block
+// builds this table while its loads are in flight, once for all packs of its threads.
 
 constexpr int V3_PACKS = 2;
 
@@ -238,7 +239,7 @@ std::tuple<Tensor, Tensor> quantize_v3_cells(const Tensor& x, int64_t block) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// dequantize v1: thread i has byte i.
+// dequantize v1: thread i handles byte i.
 
 __global__ void __launch_bounds__(THREADS)
     dequantize_v1_one_byte_kernel(const uint8_t* __restrict__ codes,

@@ -7,7 +7,7 @@ constexpr int BLOCK_WEIGHTS = 64;  // that share an absmax
 constexpr int GROUP = 256;         // absmaxes that share a scale
 constexpr int LEVELS_8 = 256;      // of an absmax
 
-// What becomes of the absmaxes of a matrix. Absmax b is levels[q[b]] · scales[b / 256] + offset.
+// The quantised absmaxes of a matrix. Absmax b is levels[q[b]] · scales[b / 256] + offset.
 struct Absmaxes {
   const uint8_t* q;
   const float* levels;  // (256)

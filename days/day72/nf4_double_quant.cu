@@ -20,8 +20,8 @@ constexpr int THREADS = GROUP;
 constexpr int WARPS = THREADS / 32;
 constexpr int THRESHOLDS = LEVELS_8 - 1;
 
-// The number of thresholds below v, which are in ascending order; 0 for NaN. Each step doubles what
-// is known of the code: one more bit, from the highest.
+// The number of thresholds below v; 0 for NaN. The thresholds are in ascending order. Each step of
+// the binary search finds one more bit of the code, from the highest to the lowest.
 __device__ uint32_t code_of(const float* thresholds, float v) {
   uint32_t code = 0;
 #pragma unroll

@@ -5,7 +5,7 @@
 //
 // codes: (N, K / 2) uint8, the first of two weights in the high nibble. absmax: see part 1.
 // 16384 × 16384 weights take 138 MB, where bf16 takes 537 MB. At 4.2 TB/s an H200 reads 8.1 T
-// weights per second, and can execute 3.6 instructions per lane for each.
+// weights per second, and its lanes can execute 3.6 instructions per weight.
 //
 //   v1 two_steps     W is written as bf16, and cuBLAS multiplies: 4.5 bytes per weight
 //   v2 levels        one kernel, one warp per row; each code looks up its level
@@ -66,9 +66,9 @@ Tensor nf4_gemv_v1_two_steps(GEMV_ARGUMENTS) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: one kernel, one warp per row. A lane has the chunks l, l + 32 … of its row. Each
-// weight takes a shift, a mask, a load of its level, a product, and half of the work of making
-// floats of x.
+// v2 against v1: one kernel, one warp per row. Lane l has the chunks l, l + 32 … of its row. Each
+// weight takes a shift, a mask, a load of its level, a product, and half of the conversion of a
+// pair of x to fp32.
 
 // A pair of bf16 as two floats: bf16 is the upper half of fp32.
 __device__ __forceinline__ float2 floats_of(uint32_t pair) {
@@ -119,8 +119,8 @@ Tensor nf4_gemv_v2_levels(GEMV_ARGUMENTS) {
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: a byte is the index of two levels. Every lane has its own copy of the table, at
 // distances of 8 bytes, so lanes never conflict, and an entry lies at 256 · byte + 8 · lane: one
-// PRMT puts these two bytes beside each other. A lane has its chunk of 4 rows, for which it makes
-// floats of x once.
+// PRMT puts these two bytes side by side. A lane has the same chunk of 4 rows, for which it
+// converts x to fp32 once.
 
 // One row of W; beyond the last one, the last one again.
 struct Row {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(V3_THREADS, 2) nf4_gemv_v3_pairs_kernel(const 
   for (int r = 0; r < V3_ROWS; ++r) rows[r] = row_of(p, n0 + r);
   const float offset = *p.absmaxes.offset;
   float sums[V3_ROWS] = {};
-  for (uint32_t first = 0; first < chunks; first += 32) {  // as often in all lanes
+  for (uint32_t first = 0; first < chunks; first += 32) {  // as many iterations in all lanes
     const uint32_t c = min(first + lane, chunks - 1);
     Registers words[V3_ROWS];
     float parts[V3_ROWS] = {};

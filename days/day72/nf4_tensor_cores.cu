@@ -1,14 +1,15 @@
 // Day 72: NF4 with double quantisation, part 3: matrix-vector products on tensor cores
 //
-//   v4 tensor_cores  mma adds up, for each lane by itself: the columns of its result are the lanes
+//   v4 tensor_cores  mma keeps a separate sum per lane: each of its four has its own column
 //
 // v4 against v3: entries are pairs of bf16, as mma takes them. One mma replaces 8 multiply-adds per
-// lane, and no floats are made of x. Lane (g, t) has a chunk of the rows g and g + 8. The four
-// lanes of a row have different absmaxes, so their sums must stay apart: column 2t of b holds x for
-// the lanes t alone, and zeros for the others. Then d[0] and d[2] of lane (g, t) are its own sums.
+// lane, and x stays bf16. Lane (g, t) has a chunk of the rows g and g + 8. The four
+// lanes of a row have two different absmaxes, so their sums must stay apart: column 2t of b holds x
+// for the lanes t alone, and zeros for the others. Then d[0] and d[2] of lane (g, t) are its own
+// sums.
 //
 // What a warp's load costs in L1 is the number of lines that its lanes touch. So x is used for four
-// rows per lane, and q, a byte per lane and line, comes to shared memory first.
+// rows per lane, and q, a byte per lane and line, is copied to shared memory first.
 //
 // Run: python run_day.py 72
 
@@ -50,7 +51,7 @@ __device__ __forceinline__ void multiply_chunk(float (&d)[4], const Registers (&
   }
 }
 
-// Begins to copy q of the blocks first, first + 1 … of the block's rows to shared memory.
+// Starts to copy a tile of q, from block `first` on, to shared memory.
 __device__ void copy_q(char* to, const Product& p, int64_t n0, int64_t first) {
   const int64_t blocks = p.K / BLOCK_WEIGHTS;
   const int count = static_cast<int>(min(int64_t{TILE}, blocks - first));
@@ -95,11 +96,11 @@ __global__ void __launch_bounds__(V4_THREADS, 2) nf4_gemv_v4_tensor_cores_kernel
   const auto* q = reinterpret_cast<const uint8_t*>(tables + SHARED) + (warp_row + g) * Q_STRIDE;
   const float offset = *p.absmaxes.offset;
 
-  // Beyond the last chunk, lanes keep what they had loaded before, and do not add it up.
+  // Beyond the last chunk, lanes keep the values loaded before, and do not add their products.
   float sums[V4_ROWS] = {};
   Registers words[V4_ROWS / 2][2] = {};
   float scale[V4_ROWS] = {};
-  Registers elements[WORDS] = {};  // of x; they stay 0 in lanes whose column is another one's
+  Registers elements[WORDS] = {};  // of x; they stay 0 in lanes with g != 2t
   for (uint32_t tile = 0; tile < chunks; tile += TILE * BLOCK_CHUNKS) {
     if (tile > 0) {
       __syncthreads();  // all have read the tile before
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(V4_THREADS, 2) nf4_gemv_v4_tensor_cores_kernel
     ptx::cp_async_wait_all();
     __syncthreads();  // all wait for the copies of the others
     const uint32_t end = min(tile + TILE * BLOCK_CHUNKS, chunks);
-    for (uint32_t first = tile; first < end; first += STEP) {  // as often in all warps
+    for (uint32_t first = tile; first < end; first += STEP) {  // as many iterations in all warps
       const uint32_t c = first + own;
       const bool inside = c < end;
       if (inside) {

@@ -16,8 +16,8 @@ __device__ __forceinline__ T pair_of(const char* tables, uint32_t word, int at, 
   return *reinterpret_cast<const T*>(tables + entry);
 }
 
-// The tables of a block: 32 copies of each entry make(first, second), by stores of 16 bytes, and
-// behind them the 256 levels of absmaxes.
+// Fills the tables of a block: 32 copies of each entry make(first, second), by stores of 16 bytes,
+// and after them the 256 levels of absmaxes.
 template <typename T, typename Make>
 __device__ void fill_tables(char* tables, const float* levels_8, Make&& make) {
   constexpr int PACKS = 32 / Pack<T>::N;

@@ -38,8 +38,8 @@ EXERCISE = Exercise(
     hints=(
         "y = s · clamp(round(v)). Which of the two factors does s change, if the clamp cuts the "
         "level off? And which if not?",
-        "The straight-through estimator says that round has the derivative 1. Then y changes by "
-        "round(v) - v with s inside the levels, and by qmin or qmax outside; with x by 1 or by 0.",
+        "The straight-through estimator says that round has the derivative 1. Then dy/ds is "
+        "round(v) - v inside the levels, and qmin or qmax outside; dy/dx is 1 or 0.",
         "q = rintf(v). slope is q - v, or low if q < low, or high if q > high; sum += g * slope; "
         "return q >= low && q <= high ? g : 0. A NaN fails every comparison.",
     ),

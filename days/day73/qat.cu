@@ -6,7 +6,7 @@
 //
 // x, y, g, gx: (rows, cols) fp32, fp16 or bf16. s, gs: (rows) fp32, or (1) for the whole tensor,
 // which is then computed as one long row. In bf16 the forward pass moves 4 bytes per element, the
-// backward pass 6; at 4.2 TB/s an H200 can execute 28 and 41 instructions per element and lane.
+// backward pass 6; at 4.2 TB/s an H200's lanes can execute 28 and 42 instructions per element.
 //
 //   forward v1 elements     one element per thread, which divides to find its row
 //   forward v2 chunks       16 bytes per load, 4 loads in flight; a warp or blocks per row
@@ -59,7 +59,7 @@ Levels check_arguments(const Tensor& x, const Tensor& s, int64_t qmin, int64_t q
 }
 
 // ---------------------------------------------------------------------------------------------
-// forward v1: thread i has element i.
+// forward v1: thread i handles element i.
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
@@ -131,8 +131,8 @@ Tensor fake_quantize_v2_chunks(const Tensor& x, const Tensor& s, int64_t qmin, i
 }
 
 // ---------------------------------------------------------------------------------------------
-// backward v1: thread i has element i and stores its term of gs, in fp32. A block per row adds
-// the terms: 4 + 2 + 4 bytes per bf16 element, and 4 more.
+// backward v1: thread i handles element i and stores its term of gs, in fp32. A second kernel, with
+// a block per row, adds the terms. In bf16 the two move 4 + 2 + 4 and 4 bytes per element.
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(BLOCK)
   terms[i] = term;
 }
 
-// The sum over the threads of the block, in all of them. The order depends on nothing but BLOCK.
+// Returns the block's sum to all of its threads. The order of additions depends only on BLOCK.
 // All threads of the block must call it.
 __device__ float block_sum(float value) {
   __shared__ float sums[WARPS];
@@ -202,7 +202,7 @@ Gradients fake_quantize_backward_v1_terms(BACKWARD_ARGUMENTS) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: the block of a row also computes its gx, and its terms stay in registers.
+// v2 against v1: the block of a row also computes its gx, so the terms stay in registers.
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)

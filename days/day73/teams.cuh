@@ -1,4 +1,4 @@
-// Which threads have which part of a row: a warp has a short one, blocks share a long one.
+// Which threads handle which part of a row: one warp per short row, several blocks per long row.
 #pragma once
 
 #include "common/cuda/chunk.cuh"   // taught in days 35 and 42
@@ -9,9 +9,9 @@
 constexpr int BLOCK = 256;
 constexpr int WARPS = BLOCK / 32;
 constexpr int64_t SEGMENT = 2048;     // chunks per team: 8 per thread of a block
-constexpr int64_t WARP_CHUNKS = 512;  // rows of at most so many have a warp each
+constexpr int64_t WARP_CHUNKS = 512;  // a row of at most so many chunks gets a warp
 
-// With s for each row, the shape of x; with one s, a single row.
+// The shape of x if each row has a step; a single long row if the tensor has one step.
 struct Rows {
   int64_t rows, cols;
 };

@@ -23,7 +23,7 @@ def lengths_of(case, draw):
 
 
 def query_and_cache(case, draw):
-    """What lies behind the end of a sequence is NaN: no kernel may use it."""
+    """What lies beyond the end of a sequence is NaN: no kernel may use it."""
     B, H, T, D = case.shape
     q, keys, values, lengths = draw(B, H, D), draw(*case.shape), draw(*case.shape), None
     lengths = lengths_of(case, draw)

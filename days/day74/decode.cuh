@@ -59,10 +59,9 @@ __device__ T group_sum(T value) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// One block computes one head. A group of D / E lanes has one row at a time, and ROWS rows in
-// flight.
+// One block computes one head. The D / E lanes of a group share each row, with ROWS rows in flight.
 
-// What a lane has of the output so far, relative to 2^max: E elements, and the sum of the weights.
+// A lane's part of the output so far, relative to 2^max: E elements, and the sum of the weights.
 template <typename C>
 struct Running {
   static constexpr int E = C::E;
@@ -93,8 +92,8 @@ struct Running {
   }
 };
 
-// Merges the outputs of all groups and stores o. `outputs`, (GROUPS, D), may lie where other
-// threads have read before.
+// Merges the outputs of all groups and stores o. `outputs`, (GROUPS, D), may reuse memory that
+// other threads read before this call.
 template <int D, typename T, typename C>
 __device__ void store_merged(const Decode<T, C>& n, int64_t head, int length,
                              const Running<C>& mine, float* outputs) {

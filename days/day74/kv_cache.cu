@@ -9,7 +9,7 @@
 // sizeof(T) per token and head. Operations: 4 · D, one or two per byte: memory bandwidth is the
 // limit.
 //
-//   v1 rows     a thread per token: the lanes of a warp read 32 rows at a time
+//   v1 rows     one thread per token: the lanes of a warp read 32 rows at a time
 //   v2 lanes    D / 8 lanes per token, 16 bytes each: coalesced; the scores in shared memory
 //   v3 online   one pass: scores, softmax and sum together, eight rows in flight per lane
 //
@@ -21,7 +21,8 @@
 #include "days/day74/decode.cuh"
 
 // ---------------------------------------------------------------------------------------------
-// append: one warp per head. A position outside the cache stores nothing: a launcher cannot see it.
+// append: one warp per head. For a position outside the cache it stores nothing: the launcher does
+// not know the positions.
 
 constexpr int HEADS = 4;  // warps per block
 
@@ -62,7 +63,7 @@ void append(const Tensor& k, const Tensor& v, Tensor& keys, Tensor& values,
 // v1: one block per head, in three phases: all scores, their maximum and sum, the sum of the
 // values. v2 against v1: in the first phase, neighbouring lanes share a row.
 
-// What all threads hold as one value. `shared`: one float per warp.
+// The reduction of all threads' values, returned to each of them. `shared`: one float per warp.
 template <typename Op>
 __device__ float block_reduce(float value, float* shared, Op op) {
   value = warp_reduce(value, op);
@@ -113,7 +114,8 @@ __global__ void __launch_bounds__(BLOCK) decode_in_phases_kernel(Decode<T, Plain
   }
   sum = block_reduce(sum, of_warps, [](float a, float b) { return a + b; });
 
-  // Thread d adds up dimension d, of each BLOCK / D-th token: 32 lanes read 64 adjacent bytes.
+  // A thread sums dimension threadIdx.x % D of every (BLOCK / D)-th token: 32 lanes read 64
+  // adjacent bytes.
   __shared__ float parts[BLOCK];
   float part = 0;
   for (int t = threadIdx.x / D; t < length; t += BLOCK / D) {

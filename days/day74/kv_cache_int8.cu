@@ -40,7 +40,7 @@ __device__ float quantise(int8_t* to, const T* from) {
 #pragma unroll
   for (int i = 0; i < D / 32; ++i) {
     const float code = scale > 0 ? rintf(x[i] / scale) : 0.0f;
-    // A scale that is subnormal is so coarse that a quotient may be 128.
+    // A subnormal scale has few bits, so the quotient may round to 128.
     to[lane + 32 * i] = static_cast<int8_t>(fminf(fmaxf(code, -127), 127));
   }
   return scale;
@@ -89,7 +89,7 @@ void append_int8(const Tensor& k, const Tensor& v, Tensor& keys, Tensor& values,
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1: the loop of day 74's v3. A byte becomes fp32 by one PRMT and one subtraction.
+// v1: the loop of decode v3. A byte becomes fp32 by one PRMT and one subtraction.
 
 struct Int8Cache {
   static constexpr int E = 16;
@@ -142,17 +142,17 @@ Tensor decode_int8_v1_floats(const Tensor& q, const Tensor& keys, const Tensor& 
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: the scores are sums of integers: q in 24 bits times 8-bit codes is three dp4a per
-// four codes. The next rows are copied into shared memory while these are computed, so that bytes
-// in flight need no registers.
+// four codes. The next rows are copied into shared memory while the current ones are computed, so
+// bytes in flight need no registers.
 
 constexpr int STAGES = 2;
 
-// E elements of q as integers of 24 bits, of which each counts `unit`: as exact as fp32 is for the
-// largest one. Not finite: NaN.
+// E elements of q as 24-bit integers, in units of `unit`: the largest is as exact as in fp32.
+// `unit` is NaN if an element is not finite.
 template <int D>
 struct IntegerQuery {
   static constexpr int E = Int8Cache::E, WORDS = E / 4, MOST = (1 << 23) - 1;
-  // An integer is 65536 · high + 256 · middle + low, and four bytes of a kind are a word.
+  // An integer is 65536 · high + 256 · middle + low. A word holds this byte of four integers.
   int high[WORDS] = {};
   unsigned middle[WORDS] = {}, low[WORDS] = {};
   float unit;
@@ -168,7 +168,7 @@ struct IntegerQuery {
     unit = most < INFINITY ? most / MOST : NAN;
 #pragma unroll
     for (int e = 0; e < E; ++e) {
-      // A unit that is subnormal is so coarse that a quotient may be larger.
+      // A subnormal unit has few bits, so the quotient may exceed MOST.
       const float m = unit > 0 ? fminf(fmaxf(rintf(q[e] / unit), -MOST), MOST) : 0.0f;
       const int bits = static_cast<int>(m), shift = 8 * (e % 4);
       high[e / 4] |= (bits >> 16 & 0xff) << shift;

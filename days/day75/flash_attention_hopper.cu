@@ -5,16 +5,16 @@
 //   q, o: (B, H, S, D), k, v: (B, H, T, D), bf16 or fp16, D = 64 or 128; lse: (B, H, S), fp32.
 //   causal: row i sees the keys j <= i + T - S. A row that sees no key gets o = 0 and lse = -inf.
 //
-// 4 · B · H · S · T · D operations, half of them if causal: with long rows the tensor cores are the
-// limit, if they never wait. wgmma runs while the threads go on, so that they can compute the
-// exponentials meanwhile. Each rung finds more products to hide these under.
+// 4 · B · H · S · T · D operations, half of them if causal: compute-bound for long rows. wgmma is
+// asynchronous, so threads can compute exponentials while products run. Each rung lets more of the
+// exponentials overlap with products.
 //
 //   v1 warp_roles   a producer loads tiles of k and v by TMA, two warpgroups multiply by wgmma
 //   v2 ping_pong    they take turns: the softmax of one runs under the products of the other
 //   v3 pipelined    the next scores are computed before this tile's values: the softmax also runs
 //                   under products of its own warpgroup
-//   v4 persistent   one block per multiprocessor takes tickets: the next tiles are loaded under
-//                   the end of the ones before
+//   v4 persistent   one block per multiprocessor takes tickets: the next tiles are loaded while
+//                   the previous ones end
 //
 // Run: python run_day.py 75
 
@@ -31,8 +31,8 @@
 // ---------------------------------------------------------------------------------------------
 // Roles.
 
-// A number that all lanes have. The compiler learns it from the shuffle, and computes what follows,
-// such as descriptors, once per warp, in uniform registers.
+// x, which is the same in all lanes. The shuffle makes that known to the compiler, which computes
+// what depends on it, such as descriptors, once per warp, in uniform registers.
 __device__ __forceinline__ int of_warp(int x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ int of_warp(int x) {
 struct Barriers {
   uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];  // of each consumer's rows
   uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-  int tile[CONSUMERS];  // which one q_full announces; behind the last one there is no more work
+  int tile[CONSUMERS];  // the tile that q_full announces; count or more: no more work
 };
 
 constexpr int TURN = 1 + CONSUMERS;  // named barrier TURN + c: it is consumer c's turn
@@ -75,7 +75,7 @@ struct Roles {
       ptx::load_tensor(to + box * BOX_ROWS * ROW, map, {box * 64, row, head}, full);
   }
 
-  // The round-th tile of rows, for both consumers; if there is none, they learn that.
+  // Loads q of the round-th tile of rows for both consumers, or signals that there is none.
   __device__ __forceinline__ void announce(const TensorMap& q, int index, const Work& w,
                                            int round) const {
     for (int c = 0; c < CONSUMERS; ++c) {
@@ -118,7 +118,7 @@ struct Roles {
   }
 
   // -------------------------------------------------------------------------------------------
-  // A consumer. Keys come from the last to the first: those behind the diagonal are in the first
+  // A consumer. Keys come from the last to the first: those beyond the diagonal are in the first
   // steps, and the loop ends with tiles that need no mask.
 
   // This warp's products have read the tile, or q, that `empty` guards.
@@ -148,9 +148,9 @@ struct Roles {
     return softmax_step(r, n, rescale);
   }
 
-  // A step begins with its values of the step before, and ends when its own are there.
+  // When a step begins, the values of the step before have arrived; when it ends, its own have.
 
-  // v1, v2: both products, then the softmax. In v2 the other consumer's products run meanwhile.
+  // v1, v2: both products, then the softmax. In v2 the other consumer's products run during it.
   __device__ __forceinline__ void step(Rows<P>& r, const Work& w, int c, int before, int j) const {
     wait_for_keys(before + j);
     if constexpr (P::R >= PING_PONG) ptx::barrier_sync(TURN + c, CONSUMERS * WARPGROUP);
@@ -229,7 +229,7 @@ struct Roles {
     values_read(last);
   }
 
-  // o, divided by the sums, by TMA, which leaves out rows behind the last; and lse.
+  // Stores o, divided by the sums, by TMA, which leaves out rows beyond the last; and lse.
   __device__ __forceinline__ void store(Rows<P>& r, const Work& w, int c, const TensorMap& o,
                                         int& turn) const {
     const int thread = threadIdx.x % WARPGROUP, i0 = w.i0 + c * ROWS;
@@ -292,9 +292,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();  // the mbarriers are there before any thread uses one
+  __syncthreads();  // the mbarriers are initialised before any thread uses one
   const Roles<P> roles{n, at, tile_memory()};
-  if (threadIdx.x < WARPGROUP) {  // 65,536 registers: 128 · 24 + 256 · 240
+  if (threadIdx.x < WARPGROUP) {  // 128 · 24 + 256 · 240 = 64,512 registers
     ptx::setmaxnreg_dec<24>();
     if (threadIdx.x == 0) roles.produce(q, k, v);
   } else {
@@ -362,7 +362,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   n.heads = n.count / n.tiles;
   n.S = static_cast<int>(S), n.T = static_cast<int>(T), n.ahead = n.T - n.S;
   n.causal = causal;
-  // Without a mask, all tiles are equally long: one head after the other.
+  // Without a mask all tiles have the same number of steps: one head after the other.
   const int64_t bytes = 4 * std::max<int64_t>(T, 1) * D;
   n.group = causal ? static_cast<int>(std::clamp<int64_t>(IN_L2 / bytes, 1, n.heads)) : 1;
   n.scale_log2 = static_cast<float>(LOG2_E / std::sqrt(static_cast<double>(D)));

@@ -22,7 +22,7 @@ constexpr int64_t IN_L2 = 32 << 20;  // bytes of k and v used at one time
 constexpr float SLACK = 8;           // p is at most 2⁸ (day 26's lazy rescaling)
 constexpr float LOG2_E = 1.44269504f;
 
-// What a rung has, beside all that the ones before it have.
+// What each rung adds to the one before it.
 enum Rung { WARP_ROLES, PING_PONG, PIPELINED, PERSISTENT };
 
 template <typename Element, int COLS, int KEYS_PER_TILE, Rung RUNG_OF>
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_values(Rows<P>& r, const char* v) {
   }
 }
 
-// -inf for keys behind the last and behind the diagonal. i0, j0: the first row and key of s.
+// -inf for keys beyond the last one or beyond the diagonal. i0, j0: the first row and key of s.
 template <typename P>
 __device__ __forceinline__ void mask(Rows<P>& r, const Arguments& n, int i0, int j0) {
   const int thread = threadIdx.x % WARPGROUP, row = i0 + thread / 32 * 16 + thread % 32 / 4;
@@ -115,8 +115,8 @@ __device__ __forceinline__ void mask(Rows<P>& r, const Arguments& n, int i0, int
   }
 }
 
-// s becomes its exponentials, relative to the maximum. Where that grew by more than n.slack in a
-// row of the warp, the result is true, and o has to be multiplied by rescale.
+// s becomes its exponentials, relative to the maximum. Returns true if that grew by more than
+// n.slack in any row of the warp; then o has to be multiplied by rescale.
 template <typename P>
 __device__ __forceinline__ bool softmax_step(Rows<P>& r, const Arguments& n, float (&rescale)[2]) {
   float top[2][2] = {{r.max[0], r.max[0]}, {r.max[1], r.max[1]}};  // two chains per row
@@ -148,7 +148,7 @@ __device__ __forceinline__ bool softmax_step(Rows<P>& r, const Arguments& n, flo
   return grown;
 }
 
-// What the accumulator holds of 16 neighbouring keys is where a of a wgmma has to be.
+// A thread's part of the accumulator for 16 keys is its part of operand a, so rounding is enough.
 template <typename P>
 __device__ __forceinline__ void round_scores(Rows<P>& r) {
 #pragma unroll

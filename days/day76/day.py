@@ -57,7 +57,7 @@ SCALE = 0.1
 def inputs(case, draw):
     """Shape (B, H, G, T, D).
 
-    What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
+    What lies beyond the end of a sequence is NaN: no kernel may use it. Only q has the case's
     values: one NaN in a key makes every output of its head NaN.
     """
     B, H, G, T, D = case.shape

@@ -8,7 +8,7 @@
 // of keys; B = 1, H = 8, T = 131072, D = 128: 537 MB. Operations: G per byte. Memory bandwidth is
 // the limit, if there are enough blocks to reach it.
 //
-//   v1 one_block      a block per head of keys: 8 blocks, and the other multiprocessors are idle
+//   v1 one_block      one block per head of keys: 8 blocks, and the other multiprocessors are idle
 //   v2 split          the tokens of a head are split between blocks; a second kernel merges
 //   v3 tensor_cores   mma.sync for G queries at a time; each warp has a ring of tiles in flight
 //   v4 one_launch     the last block of a head to finish merges its parts
@@ -43,7 +43,7 @@ struct Grouped {
   }
 };
 
-// Tokens [begin, end) of a block. Units are shared out evenly: numbers differ by at most one.
+// Tokens [begin, end) of a block. The numbers of units of two blocks differ by at most one.
 struct Range {
   int64_t pair;
   int split, used, begin, end;
@@ -175,8 +175,7 @@ Tensor decode(const Tensor& q, const Tensor& keys, const Tensor& values, const T
   return o;
 }
 
-// As many splits per pair as fill the GPU with the blocks that are resident at one time, but none
-// without a token.
+// As many splits per pair as fill the GPU with resident blocks, but at most one per unit of tokens.
 template <typename Kernel>
 int splits_for(const Tensor& q, Kernel kernel, int block, int64_t bytes, int64_t pairs,
                int64_t room) {

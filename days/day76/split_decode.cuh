@@ -6,7 +6,7 @@
 #include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/mma_tiles.cuh"      // taught in day 26
 #include "common/cuda/ptx/cp_async.cuh"   // taught in day 20
-#include "common/cuda/ptx/exp2.cuh"       // taught in day 15
+#include "common/cuda/ptx/exp2.cuh"       // taught in day 20
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day74/decode.cuh"
 
@@ -17,7 +17,7 @@
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int TILE = 16;            // tokens of a warp's tile: k of the second product
-constexpr int UNIT = WARPS * TILE;  // tokens that a block has at a time; ranges begin at multiples
+constexpr int UNIT = WARPS * TILE;  // tokens per step of a block; ranges begin at multiples
 constexpr int STAGES = 3;           // tiles in a warp's ring: one is read, two are in flight
 constexpr int MAX_GROUP = 16;       // query heads per head of keys: the rows of a fragment
 constexpr int MAX_TOKENS = INT_MAX - 2 * UNIT;  // loops count up to two units beyond the last one
@@ -38,7 +38,7 @@ struct Merged {
   float out[E] = {}, max = -INFINITY, sum = 0;
 };
 
-// Merges `count` parts of one row; a part's row is `stride` rows behind that of the part before.
+// Merges `count` parts of one row; the rows of successive parts are `stride` rows apart.
 template <int D>
 __device__ Merged<D> merge(const float2* stats, const float* outputs, int count, int stride) {
   constexpr int E = Merged<D>::E;
@@ -108,8 +108,8 @@ __device__ void load_queries(uint32_t (&a)[D / 16][4], const T* q, int group) {
   }
 }
 
-// Starts the copies of TILE rows by a warp, zeros from `rows` on: whatever lies in memory behind
-// the last token, 0 · NaN is NaN.
+// Starts a warp's copies of TILE rows, with zeros from row `rows` on. What lies in memory beyond
+// the last token may be NaN, and 0 · NaN is NaN.
 template <int D, typename T>
 __device__ void copy_tile(T* tile, const T* from, int rows) {
   constexpr int CHUNKS = D / tiles::CHUNK, STEP = 32 / CHUNKS;  // rows per instruction
@@ -179,8 +179,8 @@ constexpr int ring_bytes() {
 }
 
 // The part of tokens [begin, end), for `group` query heads at q. begin is a multiple of UNIT.
-// row_of(t): the row of keys and values that token t has, for t = a multiple of TILE; the rows of
-// the next TILE - 1 tokens follow it. Below 0: there are none, and the part is NaN.
+// row_of(t): the row of keys and values of token t, for t = a multiple of TILE; the rows of the
+// next TILE - 1 tokens follow it. A row below 0 does not exist, and makes the part NaN.
 // `shared` has ring_bytes(). All threads of the block call it.
 template <int D, typename T, typename F>
 __device__ void attend_range(const T* q, const T* keys, const T* values, F&& row_of, int begin,
@@ -254,7 +254,7 @@ __device__ inline bool is_last(int* arrived, int count) {
 // ---------------------------------------------------------------------------------------------
 // What launchers check and allocate.
 
-// Of the kernels that use attend_range.
+// For the kernels that use attend_range.
 inline void require_tensor_cores(int64_t D) {
   require_capability(8, 0, "mma.sync of 16×8×16");
   const int64_t rings = D == 64 ? ring_bytes<__half, 64>() : ring_bytes<__half, 128>();
@@ -281,7 +281,7 @@ inline float scale_log2_of(double scale) {
   return static_cast<float>(scale * M_LOG2E);
 }
 
-// Memory for so many parts. It lives until the launches after it are enqueued, on this stream.
+// Memory for `parts` parts. It must live until the launches that use it are enqueued.
 struct PartsMemory {
   Tensor stats, outputs;
 

@@ -8,10 +8,10 @@
 // order. Bytes: 4 · D per token and head of keys, and 4 per page. As on day 76, memory bandwidth is
 // the limit.
 //
-//   v1 one_block   a block per sequence and head of keys: the longest sequence is the limit
-//   v2 split       day 76's splits: each sequence is cut in as many parts, short or long
+//   v1 one_block   one block per sequence and head of keys: the longest sequence is the limit
+//   v2 split       day 76's splits: each sequence has the same number of parts, short or long
 //   v3 even        all tokens of all sequences in one line, of which each block has an equal range
-//   v4 overhead    a sequence has more places on the line: what it costs a block to begin with it
+//   v4 overhead    a pair has more places on the line, for the time that a beginning costs a block
 //
 // Run: python run_day.py 77
 
@@ -44,8 +44,8 @@ __device__ inline int64_t units_of(int length) {
   return (int64_t{length} + UNIT - 1) / UNIT;
 }
 
-// Units [first, last) of a pair, whose length is given, as part `part`. `first_part` and `count`:
-// all parts of this pair. The block that completes them stores the output.
+// Computes units [first, last) of a pair of this length, as part `part`. The pair has `count` parts
+// from `first_part` on. The block that completes them stores the output.
 template <typename T, int D, int PAGE>
 __device__ void attend_pages(const Paged<T>& n, int64_t pair, int length, int64_t first,
                              int64_t last, int64_t part, int64_t first_part, int count, T* shared) {
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(THREADS, 2) paged_by_pairs_kernel(Paged<T> n, 
 constexpr int PLANNERS = 256;     // threads of the plan's only block
 constexpr int PAIR_OVERHEAD = 5;  // of v4, in units: measured, see README.md
 
-// starts[b] = the units of sequences [0, b), for one head, and `overhead` for each that has some.
+// starts[b] = the places of sequences [0, b), per head: the units of each, and `overhead` for each
+// that has any.
 // Sets `pairs` counters of arrived blocks to 0.
 __global__ void plan_kernel(const int* lengths, int64_t* starts, int B, int room, int overhead,
                             int* arrived, int pairs) {
@@ -159,8 +160,8 @@ __global__ void __launch_bounds__(THREADS, 2) paged_even_kernel(Paged<T> n) {
     const int64_t last = min(places, end - begin) - OVERHEAD;
     place = begin + OVERHEAD + last;
     if (first >= last) continue;  // nothing but overhead
-    // The parts are numbered along the line: from one to the next, the block or the pair is another
-    // one, or both.
+    // The parts are numbered along the line. From one part to the next, the block, the pair or both
+    // grow, so block + pair is different for each.
     const int64_t first_block = share_of(all, begin + OVERHEAD, shares);
     const int64_t last_block = share_of(all, begin + places - 1, shares);
     attend_pages<T, D, PAGE>(n, pair, n.length_of(b, PAGE), first, last, block + pair,

@@ -1,4 +1,4 @@
-// Places on a line that are shared out evenly, to a number of blocks that need not divide them.
+// Divides the places of a line evenly among any number of blocks.
 #pragma once
 
 #include <cstdint>

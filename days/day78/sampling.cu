@@ -15,7 +15,7 @@
 //   v1 bits      the element's key bit by bit: one pass over the row per bit
 //   v2 radix     10 bits per pass, by a histogram of counts and masses in shared memory
 //   v3 cluster   the row is read once and stays as keys in the shared memory of a cluster
-//   v4 bound     the maxima of the threads give a bound: what is below it is not looked at again
+//   v4 bound     the maxima of the threads give a bound, and elements below it are left out
 //
 // Run: python run_day.py 78
 
@@ -80,7 +80,7 @@ struct Weights {
   }
 };
 
-// Of some elements. Integers, so that the order of the additions does not matter.
+// The sums over some elements: integers, so that the order of the additions does not matter.
 struct Sums {
   uint64_t mass = 0;
   uint32_t count = 0;
@@ -139,7 +139,7 @@ struct GlobalRow {
   }
 };
 
-// The smallest of the threads' keys, in all threads of the block.
+// Returns the smallest of the threads' keys to all threads of the block.
 __device__ inline uint32_t block_least(uint32_t least, uint32_t* of_warp) {
   const auto smaller = [](uint32_t a, uint32_t b) { return min(a, b); };
   least = warp_reduce(least, smaller);
@@ -196,7 +196,7 @@ __device__ void sample(Search& search, uint32_t least, const Job& job, unsigned 
   }
 }
 
-// Two numbers of an element that a search may look for.
+// The numbers of an element by which a search may look for it: its key or its index.
 struct KeyNumber {
   __device__ uint32_t operator()(uint32_t key, uint32_t) const { return key; }
 };
@@ -342,8 +342,8 @@ struct Histogram {
   }
 };
 
-// CLUSTER: the blocks of a cluster share a row, and each of them finds the same. They have two
-// histograms in turns, so that one barrier of the cluster per histogram is enough.
+// CLUSTER: the blocks of a cluster share a row, and each of them finds the same. Two histograms
+// take turns, so one barrier of the cluster per histogram is enough.
 template <bool CLUSTER>
 struct alignas(16) Scratch {
   Histogram histograms[CLUSTER ? 2 : 1];
@@ -388,7 +388,7 @@ struct DigitSearch {
 
   __device__ void start() { first = histogram(0, FIRST_SHIFT, DIGIT_BITS, KeyNumber{}); }
 
-  // The digit at which the running sum exceeds t, appended to what is found already.
+  // Finds the digit at which the running sum exceeds t, and appends it to `found`.
   __device__ Found step(const Sums& own, By by, uint64_t t, int shift, const Found& found) {
     const Sums upto = {warp_inclusive_scan(own.mass), warp_inclusive_scan(own.count)};
     const int warp = threadIdx.x / 32;
@@ -452,10 +452,10 @@ Drawn sampling_v2_radix(ARGUMENTS) {
 // block counts its own part; the histograms are added up when they are read.
 //
 // v4 against v3 (BOUND): the k-th largest of the threads' maxima is a lower bound of the k-th
-// largest logit, since each of those k threads has a logit that is as large. Only what is not below
-// the bound goes into a list, and the searches look at nothing else.
+// largest logit, since each of those k threads has a logit that is as large. Only elements that are
+// not below the bound go into a list, and the searches look at nothing else.
 
-constexpr unsigned LIST = 2048;      // elements; a block with more of them takes its part as it is
+constexpr unsigned LIST = 2048;      // elements; a block with more of them searches its whole part
 constexpr int64_t MOST_CLUSTER = 8;  // blocks, what every card with clusters has
 static_assert(LIST >= BLOCK, "the list has the maxima of the threads first");
 

@@ -1,5 +1,5 @@
-// Decoding over a latent cache: how the tokens are cut into ranges, and what becomes of the part of
-// the output that a block computes from its range.
+// Decoding over a latent cache: how the tokens are cut into ranges, and how a block stores the part
+// of the output that it computes from its range.
 #pragma once
 
 #include "days/day76/split_decode.cuh"  // parts and their merge: taught in day 76
@@ -40,7 +40,7 @@ struct Range {
   int64_t part = 0, first = 0;
 };
 
-// Range `index` of B · splits: units are shared out evenly, at least one to each of `count` ranges.
+// Range `index` of B · splits. The units of a sequence are divided evenly among `count` ranges.
 template <typename T>
 __device__ Range split_range(const Latent<T>& n, int64_t index) {
   Range r;
@@ -55,9 +55,9 @@ __device__ Range split_range(const Latent<T>& n, int64_t index) {
   return r;
 }
 
-// Stores what a thread has of rows head and head + 8 (h = 0, 1): columns column + 8c and the next
-// one, in the elements 4c + 2h + [0, 2) of o. Of the only part of a sequence, o has been divided by
-// the sums already, and is the output.
+// Stores a thread's elements of rows head and head + 8 (h = 0, 1): columns column + 8c and the next
+// one are elements 4c + 2h + [0, 2) of o. If it is the only part of a sequence, o has been divided
+// by the sums already, and is the output.
 template <typename T, typename F>
 __device__ __forceinline__ void store_rows(const Latent<T>& n, const Range& r, int head, int column,
                                            F&& element) {
@@ -145,8 +145,8 @@ struct Walk<T, true> {
     r.b = b;
     r.begin = static_cast<int>((unit - before) * BN);
     r.end = static_cast<int>(min(last * BN, int64_t{length}));
-    // The parts are numbered along the line: from one to the next, the share or the sequence is
-    // another one, or both.
+    // The parts are numbered along the line. From one part to the next, the share, the sequence or
+    // both grow, so share + b is different for each.
     const int64_t first = share_of(all, before, shares);
     r.part = share + b, r.first = first + b;
     r.count = static_cast<int>(share_of(all, before + units - 1, shares) - first + 1);

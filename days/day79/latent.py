@@ -16,7 +16,7 @@ SCALE = 0.07  # DeepSeek-V3: about 1 / sqrt(192), of the keys before they are ab
 def inputs(case, draw):
     """Shape (B, H, T), with lengths as of day 76.
 
-    What lies behind the end of a sequence is NaN: no kernel may use it. Only q has the case's
+    What lies beyond the end of a sequence is NaN: no kernel may use it. Only q has the case's
     values: one NaN in the cache makes every output of its sequence NaN.
     """
     B, H, T = case.shape

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 1) mla_mma_kernel(Latent<T> n) {
   float o[SUMS][4] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   for (int t = range.begin, stage = 0; t < range.end; t += TOKENS, stage ^= 1) {
     ptx::cp_async_wait_all();
-    __syncthreads();  // the copies of all threads are there, and all have read the tile before
+    __syncthreads();  // all copies are complete, and all threads have read the tile before
     const int next = t + TOKENS;
     if (next < range.end) {
       copy_rows(ring + (stage ^ 1) * MMA_TILE, rows + int64_t{next} * KEY, TOKENS,
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 1) mla_mma_kernel(Latent<T> n) {
         *reinterpret_cast<uint32_t*>(to) = tiles::pack<T>(low, high);
       }
     }
-    __syncthreads();  // the exponentials of all 32 tokens are there
+    __syncthreads();  // all wait for the exponentials of the 32 tokens
 #pragma unroll
     for (int k = 0; k < TOKENS; k += 16) {
       uint32_t a[4];

@@ -12,7 +12,7 @@ constexpr int WARPGROUP = 128;                        // threads that issue a wg
 constexpr int CONSUMERS = 2 * WARPGROUP;              // the threads of both warpgroups
 constexpr int WGMMA_THREADS = CONSUMERS + WARPGROUP;  // and a warpgroup, of which a thread loads
 constexpr int BOX = 64;                               // columns that TMA loads at a time
-constexpr int BOXES = KEY / BOX;                      // per tile: 0 has the rope, 1 to 8 the values
+constexpr int BOXES = KEY / BOX;                      // per tile: 0 rotary, 1 to 8 the values
 constexpr int BOX_ROW = BOX * 2;                      // bytes
 constexpr int BOX_BYTES = BN * BOX_ROW;               // of 64 tokens, or 64 heads
 constexpr int SLOTS = 2 * BOXES;                      // boxes in shared memory: two tiles
@@ -30,8 +30,8 @@ struct Barriers {
   bool last;             // v4: whether this block merges
 };
 
-// A number that all lanes have. The compiler learns it from the shuffle, and computes descriptors
-// once per warp: see day 75.
+// x, which is the same in all lanes. The shuffle makes that known to the compiler, which computes
+// descriptors once per warp: see day 75.
 __device__ __forceinline__ int of_warp(int x) {
   return __shfl_sync(FULL_WARP, x, 0);
 }
@@ -96,7 +96,7 @@ struct Boxes {
     ptx::wgmma_commit();
   }
 
-  // Zeros instead of what lies behind the last token: 0 · NaN would be NaN. By the first warpgroup.
+  // The first warpgroup stores zeros beyond the last token, because 0 · NaN would be NaN.
   __device__ void clear_rows(int i, int tokens) const {
     for (int box = 0; box < BOXES; ++box) {
       wait_full(i + box);
@@ -108,8 +108,8 @@ struct Boxes {
   }
 };
 
-// s becomes its exponentials, relative to the maximum. Where that grew by more than SLACK in a
-// row of the warp, the result is true, and o has to be multiplied by rescale.
+// s becomes its exponentials, relative to the maximum. Returns true if that grew by more than SLACK
+// in any row of the warp; then o has to be multiplied by rescale.
 __device__ __forceinline__ bool softmax_step(float (&s)[BN / 2], float (&most)[2], float (&sum)[2],
                                              float scale_log2, int tokens, float (&rescale)[2]) {
   float top[2] = {most[0], most[1]};

@@ -6,8 +6,8 @@
 // q: (B, H, 576), cache: (B, T, 576), o: (B, H, 512), in fp16 or bf16. All H heads share the rows
 // of the cache: 512 elements are a token's key and its value, 64 more belong to its key. Bytes:
 // 1152 per token. Operations: 2 · H · (576 + 512) per token, or 1.9 · H per byte. With H = 128 that
-// is 242, about as many as an H100 does per byte: tensor cores and memory are limits at the same
-// time. With H = 16, the share of one of eight GPUs, it is 30, and memory is the limit.
+// is 242, close to the H100's 295: tensor cores and memory take about the same time. With H = 16,
+// the share of one of eight GPUs, it is 30, and the problem is memory-bound.
 //
 //   v1 warp_per_head  CUDA cores; each warp reads all tokens of its range for one head
 //   v2 mma            64 heads per block: a tile of tokens in shared memory serves both products
@@ -91,7 +91,7 @@ struct Roles : Boxes {
   const Latent<T>& n;
   int tile;  // of heads
 
-  // One thread loads: a tile's boxes in the order of their use, and q behind the first tile.
+  // One thread loads: a tile's boxes in the order of their use, and q after the first tile.
   __device__ void load(Walk<T, EVEN>& walk, const TensorMap& q, const TensorMap& cache) const {
     const auto column = [](int box) { return box == 0 ? RANK : (box - 1) * BOX; };
     Range r;
@@ -132,9 +132,9 @@ struct Roles : Boxes {
     ptx::barrier_arrive(P_FULL, CONSUMERS);
   }
 
-  // Scores and exponentials of the tile from token t on, whose first box is the i-th; the latter
-  // for both warpgroups. FIRST: of the range. Else products with the values of the tile before are
-  // under way, which come to their end here.
+  // Scores and exponentials of the tile from token t on, whose first box is the i-th. The
+  // exponentials are for both warpgroups. Unless it is the FIRST tile of the range, products with
+  // the values of the tile before are in flight, and are waited for here.
   template <bool FIRST>
   __device__ __forceinline__ void attend(Rows& rows, const Range& r, int t, int i) const {
     if (t + BN > r.end) clear_rows(i, r.end - t);
@@ -146,7 +146,7 @@ struct Roles : Boxes {
       }
     });
     ptx::wgmma_wait<0>(s);
-    release(&at.empty[i % SLOTS]);  // the rope
+    release(&at.empty[i % SLOTS]);  // the rotary box
     if (t + BN >= r.end) release(&at.q_empty);
     const bool grown = softmax_step(s, rows.most, rows.sum, n.scale_log2, r.end - t, factor);
 #pragma unroll
@@ -194,11 +194,11 @@ struct Roles : Boxes {
       hand_over(factor);
       store(rows.o, factor, r, 0);
     }
-    ptx::barrier_sync(P_EMPTY, CONSUMERS);  // the one that is left over
+    ptx::barrier_sync(P_EMPTY, CONSUMERS);  // completes the other warpgroup's last arrival
   }
 
-  // The second warpgroup: values [256, 512). A thread has the rows of the first one's thread with
-  // the same place, so that it needs just its exponentials.
+  // The second warpgroup: values [256, 512). Thread t has the rows of the first warpgroup's thread
+  // t, so it needs exactly that thread's exponentials.
   __device__ __forceinline__ void add_values(Walk<T, EVEN>& walk) const {
     const int thread = threadIdx.x - WARPGROUP, row = thread / 32 * 16 + thread % 32 / 4;
     ptx::barrier_arrive(P_EMPTY, CONSUMERS);
@@ -279,12 +279,12 @@ __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     ptx::mbarrier_init(&at.q_empty, WARPGROUP / 32);
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();  // the mbarriers are there before any thread uses one
+  __syncthreads();  // the mbarriers are initialised before any thread uses one
   const Roles<T, EVEN> roles{{tile_memory(), at}, n, static_cast<int>(blockIdx.x % n.tiles)};
   const int role = of_warp(threadIdx.x / WARPGROUP);
   if (EVEN) roles.store_empty();
   Walk<T, EVEN> walk(n);
-  if (role == 0) {  // 65,536 registers: 256 · 232 + 128 · 40
+  if (role == 0) {  // 256 · 232 + 128 · 40 = 64,512 registers
     ptx::setmaxnreg_inc<232>();
     roles.score(walk);
   } else if (role == 1) {
@@ -333,7 +333,7 @@ Tensor mla(const Tensor& q, const Tensor& cache, const Tensor& lengths, double s
   return o;
 }
 
-// Memory for `parts` parts of all heads. It lives until the launches after it are enqueued.
+// Memory for `parts` parts of all heads. It must live until the launches that use it are enqueued.
 struct LatentParts {
   Tensor stats, outputs;
 

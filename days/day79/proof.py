@@ -38,7 +38,7 @@ def plain(c, rotated, up_keys, up_values, q, q_rotated):
 
 
 def absorbed(c, rotated, up_keys, up_values, q, q_rotated, attend=None):
-    """With W_UK in the queries, and W_UV behind the sum: keys and values are made of no token.
+    """With W_UK applied to the queries and W_UV to the sum: no keys and values are computed.
     attend: (queries, cache) -> o (HEADS, RANK), by default in float64."""
     queries = torch.cat([(q[:, None] @ up_keys)[:, 0], q_rotated], -1)
     cache = torch.cat([c, rotated], -1)

@@ -5,12 +5,12 @@
 //
 // u, delta, z, y: (batch, channels, length) in T; B, C: (batch, N, length) in T; A: (channels, N),
 // D, bias: (channels) fp32. T: fp32, fp16, bf16; N: 8 or 16. Bytes: 4 · sizeof(T) per element of u.
-// Exponentials: N per element and 2 for the gates. An H200 has 16 per multiprocessor and clock,
-// 4.2 · 10^12 per second: they take twice the time of the bytes.
+// Special functions: N exponentials per element, and 4 for softplus and silu. An H200 computes 16
+// per multiprocessor and clock, 4.2 · 10^12 per second: more than twice the time of the bytes.
 //
 //   v1 thread_per_channel  a thread has a channel and all its states, and loads step by step
 //   v2 tiles               tiles of 32 steps in shared memory: coalesced, B and C once per block
-//   v3 warp_scan           a warp has a channel, a lane 8 steps; lanes meet in a scan per state
+//   v3 warp_scan           a warp has a channel, a lane 8 steps; one scan over the lanes per state
 //   v4 lanes               v2 with 4 lanes per channel; segments of time where channels are few
 //
 // The backward pass is in selective_scan_backward.cu.
@@ -24,8 +24,8 @@
 #include <algorithm>
 
 // ---------------------------------------------------------------------------------------------
-// v1: thread i has channel i of (batch · channels). Neighbours load elements that are `length`
-// apart, and each loads B and C for itself.
+// v1: thread i handles channel i of (batch · channels). Neighbouring threads load elements that are
+// `length` apart, and each loads B and C for itself.
 
 template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK)
@@ -70,11 +70,11 @@ Tensor selective_scan_v1_thread_per_channel(ARGUMENTS) {
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: a block has 32 channels of one batch entry. For every 32 steps, all its threads
-// load the tile with 16 bytes per load, compute Δ and Δ · u once per element, and leave them in
+// load the tile with 16 bytes per load, compute Δ and Δ · u once per element, and store them in
 // shared memory. Its 32 channels share B and C. WAYS = 1: one thread per channel.
 //
 // v4 against v2: WAYS = 4 threads per channel, each with 4 of its 16 states: four times as many
-// warps, whose latencies overlap. Their sums of C · h meet in a reduce-scatter per 4 steps.
+// warps, whose latencies overlap. A reduce-scatter per 4 steps adds their parts of C · h.
 
 template <typename T, int N, int E, int WAYS>
 __global__ void __launch_bounds__(CHANNELS* WAYS, BLOCKS_PER_SM)
@@ -273,8 +273,8 @@ Tensor selective_scan_v3_warp_scan(ARGUMENTS) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4: the kernel stands above, beside v2. Where its blocks do not fill the GPU, the length is cut
-// into segments: their end states are computed first, and the exponentials twice.
+// v4: its kernel is scan_tiles_kernel, above. Where its blocks do not fill the GPU, the length is
+// cut into segments: their last states are computed first, and the exponentials twice.
 
 constexpr int MIN_TILES = 4;  // of a segment: 128 steps
 

@@ -3,17 +3,18 @@
 // With a_t = exp(Δ_t A), g_t = gy_t silu(z_t) and the adjoint of the state, scanned from the end:
 //
 //   λ_t = C_t g_t + a_(t+1) λ_(t+1)          p_t = a_t λ_t h_(t-1)
-//   gu = Δ Σ_n λ B + D g                     gΔ = u Σ_n λ B + Σ_n A p        gz = gy (C·h + D u)
-//   silu'(z) gB = Σ_channels λ Δ u                    gC = Σ_channels g h gA = Σ_(batch, t) p Δ gD
-//   = Σ g u                      gbias = Σ gΔ sigmoid(…)
+//   gu = Δ Σ_n λ B + D g            gΔ = u Σ_n λ B + Σ_n A p       gdelta = gΔ (1 - exp(-Δ))
+//   gz = gy (C · h + D u) silu'(z)  gB = Σ_channels λ Δ u          gC = Σ_channels g h
+//   gA = Σ_(batch, t) p Δ           gD = Σ_(batch, t) g u          gbias = Σ_(batch, t) gdelta
 //
 // Bytes: u, delta, z and gy are read twice, three gradients are written: 11 · sizeof(T) per
-// element, and 16 N / 32 for the states between segments. Exponentials: 3 N per element.
+// element. The states, adjoints and parts of gA of each segment are 40 N bytes per channel and 32
+// steps. Exponentials: 3 N per element.
 //
 //   segment_states   each segment of 32 steps alone: its last state, its first adjoint
 //   carry            scans over the segments: what each starts from, from both sides
-//   gradients        each segment again: states forward, adjoints backward; no (…, length, N)
-//   tensor sum              adds up the partial sums of blocks, in a fixed order
+//   gradients        each segment again: states forward, adjoints backward
+//   sum              adds up the partial sums of blocks, in a fixed order
 //
 // Run: python run_day.py 80
 
@@ -23,8 +24,7 @@
 
 #include <tuple>
 
-constexpr int GROUPS =
-    8;  // of 32 channels that a block takes in turn: they share its sums of gB, gC
+constexpr int GROUPS = 8;  // of 32 channels that a block handles in turn; they share gB and gC
 constexpr int WARPS = BLOCK / 32;
 constexpr int WARP_CHANNELS = 32 / LANES;
 
@@ -37,12 +37,12 @@ struct Gradients {
 
 template <int N>
 struct Shared {
-  // Δ, u, g and gy · silu'(z); the gradients of delta, u and z replace the rows that they need.
+  // Δ, u, g and gy · silu'(z). In the end, delta, u and gate hold the gradients of delta, u and z.
   alignas(16) float delta[CHANNELS][STRIDE], u[CHANNELS][STRIDE], g[CHANNELS][STRIDE],
       gate[CHANNELS][STRIDE];
   Matrices<N> tile;
   alignas(16) float checkpoints[TILE / STEPS][BLOCK][N / LANES];  // the states before each 4 steps
-  float sums[WARPS][2][TILE][N + 4];                              // a warp's of gB and of gC
+  float sums[WARPS][2][TILE][N + 4];                              // of gB and gC, per warp
 };
 
 template <typename T, int N, int E>
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(BLOCK)
   const int batch = static_cast<int>(blockIdx.x / parts / segments);
   const int t0 = segment * TILE;
   const int c = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-  const int warp = threadIdx.x / 32, number = c % WARP_CHANNELS;  // the channel's in its warp
+  const int warp = threadIdx.x / 32, number = c % WARP_CHANNELS;  // of the channel within its warp
   shared.tile.template load<E>(in, batch, t0);
   for (int i = threadIdx.x; i < WARPS * 2 * TILE * (N + 4); i += BLOCK)
     (&shared.sums[0][0][0][0])[i] = 0;

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "common/cuda/chunk.cuh"     // taught in days 35 and 42
-#include "common/cuda/ptx/exp2.cuh"  // taught in day 26
+#include "common/cuda/ptx/exp2.cuh"  // taught in day 20
 #include "common/cuda/tensor.cuh"    // taught in days 6 and 12
 
 #include <type_traits>
 
-constexpr int CHANNELS = 32;             // of a block
+constexpr int CHANNELS = 32;             // per block
 constexpr int LANES = 4;                 // threads per channel: each has a quarter of its states
 constexpr int BLOCK = CHANNELS * LANES;  // 4 warps with 8 channels each
 constexpr int BLOCKS_PER_SM = 4;         // 4 warps per scheduler, and up to 128 registers
@@ -31,7 +31,7 @@ struct Segments {
 
 // log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), and log(1 + v) = 2 atanh(v / (2 + v)) as a power
 // series: its argument is at most 1/3. Exact to a few units of the last place, also where the
-// result is small. log1pf has branches, of which each element would take one.
+// result is small. log1pf has branches, which lanes would take differently.
 __device__ inline float softplus(float x) {
   const float v = exp2f(-LOG2_E * fabsf(x));  // may be subnormal: gradients are proportional to it
   const float s = __fdividef(v, 2 + v), s2 = s * s;
@@ -140,7 +140,7 @@ struct Matrices {
   }
 };
 
-// Which part of the problem a block has: 32 channels of a batch entry, in one segment of time.
+// The part of the problem that a block computes: 32 channels of a batch entry, in one segment.
 struct Part {
   int batch, segment, channel, channels;  // the first channel; how many of the 32 exist
   int64_t row;                            // the first channel's in (batch · channels, length)
@@ -155,15 +155,15 @@ struct Part {
     row = int64_t{batch} * in.channels + channel;
   }
 
-  // Of a segment and a channel of the part in (batch, segments, channels).
+  // The index of channel c of the part in (batch, segments, channels).
   template <typename T>
   __device__ int64_t index(const Inputs<T>& in, int segments, int c) const {
     return (int64_t{batch} * segments + segment) * in.channels + channel + c;
   }
 };
 
-// The states [first, first + K) of a channel of the part: A · log2(e), because a power of 2 is one
-// instruction. Channels that do not exist have 0.
+// Loads A · log2(e) of states [first, first + K) of channel c of the part, because a power of 2 is
+// one instruction. Channels that do not exist get 0.
 template <int N, int K, typename T>
 __device__ __forceinline__ void load_rates(const Inputs<T>& in, const Part& part, int c, int first,
                                            float (&rate)[K]) {
@@ -174,9 +174,9 @@ __device__ __forceinline__ void load_rates(const Inputs<T>& in, const Part& part
 }
 
 // ---------------------------------------------------------------------------------------------
-// Segments of time that are scanned independently, as if the states before them were 0. What a
-// segment makes of the states before it is h_end = h + exp(A · Σ delta) · h_start: the product of
-// all factors is one exponential. GRADIENT: also the adjoint at its start, from the segment alone.
+// Scans segments of time independently, as if the states before them were 0. The true last state is
+// then h + exp(A · Σ delta) · h_start: the product of all factors is one exponential. GRADIENT:
+// also computes the adjoint at the segment's start, from the segment alone.
 
 template <typename T, int N, int E, bool GRADIENT>
 __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
   }
 }
 
-// Replaces what segments computed alone by what each of them starts from: a scan over the
+// Replaces the last states that segments computed alone by the true start of each: a scan over the
 // segments, one thread per state. REVERSE: from the last segment to the first, for adjoints.
 template <int N, bool REVERSE>
 __global__ void __launch_bounds__(BLOCK)
@@ -319,7 +319,7 @@ void dispatch(std::initializer_list<const Tensor*> rows, const Tensor& A, F&& f)
   });
 }
 
-// Of a grid with one block per 32 channels, segment and batch entry.
+// The size of a grid with one block per 32 channels, segment and batch entry.
 inline unsigned part_grid(const Tensor& u, int64_t segments) {
   return grid_size(ceil_div<int64_t>(u.size(1), CHANNELS) * u.size(0) * segments, "u");
 }
