@@ -64,7 +64,8 @@ class TritonKernel:
     kernel: its name in the module. signature: the types of its arguments in their order, such as
     {"x": "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the
     arguments that are multiples of 16, which Triton finds at each launch: addresses and sizes.
-    stages: of the loops that load what a tl.dot multiplies.
+    stages: of the loops that load what a tl.dot multiplies. maxnreg: the most registers per thread
+    that the launch allows, where it says so.
     """
 
     kernel: str
@@ -73,6 +74,7 @@ class TritonKernel:
     multiples: Sequence[str] = ()
     warps: int = 4
     stages: int = 3
+    maxnreg: int | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ def _compile(module: Path, kernels: list[dict[str, Any]], capability: int, out: 
         attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
         source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
         options = {"num_warps": what["warps"], "num_stages": what["stages"]}
+        options["maxnreg"] = what["maxnreg"]
         built = compiler.compile(source, target=target, options=options)
         (out / f"{i}.cubin").write_bytes(built.asm["cubin"])
 

@@ -18,7 +18,8 @@ NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i32", "smoothing": "fp
 def in_triton(kernel, **parts):
     constants = {"SMOOTHED": False, **parts, "BLOCK": 4096}
     aligned = (*POINTERS, "rows", "cols")
-    return TritonKernel(kernel, {**POINTERS, **NUMBERS}, constants, aligned, 16)
+    types = {**POINTERS, **NUMBERS}  # and as chunked_ce_triton.py launches it:
+    return TritonKernel(kernel, types, constants, aligned, warps=16, maxnreg=64)
 
 
 HALF = "4RoomILi704ELi9ELi2EE"

@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(V3_THREADS, 2) nf4_gemv_v3_pairs_kernel(const 
 
 Tensor nf4_gemv_v3_pairs(GEMV_ARGUMENTS) {
   const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
+    STD_TORCH_CHECK(p.K <= MOST_K, "x: expected at most 2^30 elements, got ", p.K);
     launch_with_tables(nf4_gemv_v3_pairs_kernel, p, V3_BLOCK_ROWS, V3_THREADS, SHARED, stream);
   };
   return multiply(x, codes, q, levels, scales, offset, launch);

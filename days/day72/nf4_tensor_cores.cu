@@ -28,6 +28,7 @@ constexpr int V4_THREADS = 384;  // so that each may have 80 registers
 constexpr int V4_ROWS = 4;       // of a lane: g, g + 8, g + 16 and g + 24
 constexpr int K_WARPS = 6;       // warps that share 32 rows, each with a part of the columns
 constexpr int BLOCK_ROWS = 8 * V4_ROWS * V4_THREADS / 32 / K_WARPS;
+static_assert(BLOCK_ROWS * (MOST_K / CHUNK) + GROUP * BLOCK_CHUNKS <= int64_t{1} << 32);
 constexpr uint32_t STEP = 4 * K_WARPS;  // chunks from one of a lane to its next
 constexpr int TILE = 256;               // blocks of a row whose q are in shared memory
 constexpr int Q_STRIDE = TILE + 4;      // bytes: 8 rows lie in 8 banks
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(V4_THREADS, 2) nf4_gemv_v4_tensor_cores_kernel
 Tensor nf4_gemv_v4_tensor_cores(GEMV_ARGUMENTS) {
   const auto launch = [](const Product& p, Tensor&, cudaStream_t stream) {
     require_capability(8, 0, "mma of bf16");
-    STD_TORCH_CHECK(p.K < int64_t{1} << 31, "x: expected fewer than 2^31 elements, got ", p.K);
+    STD_TORCH_CHECK(p.K <= MOST_K, "x: expected at most 2^30 elements, got ", p.K);
     launch_with_tables(nf4_gemv_v4_tensor_cores_kernel, p, BLOCK_ROWS, V4_THREADS, V4_SHARED,
                        stream);
   };

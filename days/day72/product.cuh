@@ -11,6 +11,7 @@ constexpr int WORD = 8;    // weights per 32-bit word
 constexpr int CHUNK = 32;  // weights per 16 bytes: half a block
 constexpr int WORDS = CHUNK / WORD;
 constexpr int BLOCK_CHUNKS = BLOCK_WEIGHTS / CHUNK;
+constexpr int64_t MOST_K = int64_t{1} << 30;  // where chunks are counted in 32 bits
 
 // Four words: 32 weights, or 8 elements of bf16.
 using Registers = Pack<uint32_t>;

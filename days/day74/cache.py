@@ -25,7 +25,7 @@ def lengths_of(case, draw):
 def query_and_cache(case, draw):
     """What lies beyond the end of a sequence is NaN: no kernel may use it."""
     B, H, T, D = case.shape
-    q, keys, values, lengths = draw(B, H, D), draw(*case.shape), draw(*case.shape), None
+    q, keys, values = draw(B, H, D), draw(*case.shape), draw(*case.shape)
     lengths = lengths_of(case, draw)
     if not draw.fast:
         beyond = unused(lengths, T)[:, None, :, None]
@@ -50,7 +50,7 @@ def sdpa(q, keys, values, lengths, scale):
 
 def codes_and_scales(case, draw):
     B, H, T, D = case.shape
-    q, lengths = draw(B, H, D), None
+    q = draw(B, H, D)
     keys = draw(*case.shape, dtype="int8", low=-127, high=128)
     values = draw(*case.shape, dtype="int8", low=-127, high=128)
     scales = [draw(B, H, T, dtype="float32", low=0.005, high=0.02) for _ in range(2)]

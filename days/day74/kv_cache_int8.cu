@@ -70,7 +70,7 @@ void check_scales(const Tensor& scales, const char* name, const Tensor& keys, co
 void append_int8(const Tensor& k, const Tensor& v, Tensor& keys, Tensor& values, Tensor& key_scales,
                  Tensor& value_scales, const Tensor& positions) {
   const Sizes n = check_cache(k, "k", keys, values, positions, "positions");
-  check(v, "v").on_gpu().like(k, "k").contiguous();
+  check(v, "v").like(k, "k").contiguous();
   check(keys, "keys").dtype({ScalarType::Char});
   check_scales(key_scales, "key_scales", keys, n);
   check_scales(value_scales, "value_scales", keys, n);

@@ -7,7 +7,7 @@ from common.day import print_table
 
 from .network import FeedForward, Twin
 
-VERSIONS = ("v1_separate", "v2_fused", "v3_epilogues")
+VERSIONS = ("v1_separate", "v2_fused", "v3_epilogues", "v4_wide")
 FAR = 5  # standard deviations, from which a mean counts as biased: once in 1.7 million
 STEPS = 50
 

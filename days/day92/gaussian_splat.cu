@@ -21,7 +21,7 @@
 // Projection is in project.cu, lists are in tile_lists.cuh. Run: python run_day.py 92
 
 #include "common/cuda/binding.cuh"   // taught in day 6
-#include "common/cuda/ptx/exp2.cuh"  // taught in day 26
+#include "common/cuda/ptx/exp2.cuh"  // taught in day 20
 
 #include "days/day92/tile_lists.cuh"
 
