@@ -106,7 +106,7 @@ Step spatial_em_v1_separate(Tensor x, Tensor neighbours, Tensor q, Tensor weight
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: L lanes share a point, each with 4 clusters, and a thread has 4 points: 16 sums in
-// registers, as in a tiled matrix product (day 14). All K likelihoods of a point lie in its lanes,
+// registers, as in a tiled matrix product (day 8). All K likelihoods of a point lie in its lanes,
 // so that the same kernel adds the field and normalises. The M-step is a second kernel of tiles.
 
 // A tile in shared memory. row / 4 is odd, so that 8 rows of 16 bytes lie in 32 different banks.

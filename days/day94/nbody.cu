@@ -5,7 +5,7 @@
 // bodies: (n, 4) fp32, x, y, z and the mass m; a: (n, 3). G is 1. The softening eps > 0 keeps close
 // bodies from infinite accelerations, and makes the term j = i 0.
 //
-// Bytes: 28 per body, which is nothing. Instructions per pair: 3 subtractions, 3 fmaf for the
+// Bytes: 28 per body, which is little. Instructions per pair: 3 subtractions, 3 fmaf for the
 // squared distance, a reciprocal root by the special function unit, 3 products, 3 fmaf for the
 // sums. The 12 on the FMA units are 18 operations, as a multiply-add counts as two, in the time
 // of 24.

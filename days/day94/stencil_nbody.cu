@@ -15,9 +15,9 @@
 // Run: python run_day.py 94
 
 #include "common/cuda/binding.cuh"          // taught in day 6
-#include "common/cuda/capability.cuh"       // taught in day 26
+#include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx/cp_async.cuh"     // taught in day 23
+#include "common/cuda/ptx/cp_async.cuh"     // taught in day 20
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 

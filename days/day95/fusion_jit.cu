@@ -18,7 +18,7 @@
 //   python run_day.py 95
 
 #ifndef FUSION_JIT_GENERATED            // generated sources are built without PyTorch's headers
-#include "common/cuda/binding.cuh"      // taught in day 12
+#include "common/cuda/binding.cuh"      // taught in day 6
 #include "common/cuda/tensor_list.cuh"  // taught in day 81
 #endif
 #include <cuda_bf16.h>

@@ -53,7 +53,7 @@ __device__ inline float merge_splits(const float (&value)[SPLITS], const float (
   return result / sum;
 }
 
-// All blocks tell each other up to EXCHANGED words. Two sets of words take turns: a block that
+// Every block sends up to EXCHANGED words to all blocks. Two sets of words take turns: a block that
 // writes a set again has received the other one from all blocks, and they had received this one
 // before they sent that. For this, a barrier of the block's threads stands between two of its
 // exchanges.
@@ -230,7 +230,7 @@ void stream(const Tensor& wte, const Model& m, const Chooser& chooser) {
                           int64_t{4} * (m.C + ceil_div(m.C, blocks)) * sizeof(float);
     require_shared_memory(bytes + sizeof(AttendShared) + 2048, "the ring of weights");
     allow_shared(kernel, bytes);
-    // C words of each of 3 + 1 + 4 + 1, the parts, and two sets of those that blocks tell.
+    // C words of each of 3 + 1 + 4 + 1, the parts, and two sets of those that blocks exchange.
     const int64_t parts = int64_t{m.H} * SPLITS * (m.D + 1),
                   words = 9 * m.C + parts + 2 * EXCHANGED * blocks;
     Tensor memory = torch::stable::new_empty(wte, {words}, ScalarType::Long);

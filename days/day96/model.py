@@ -15,8 +15,8 @@ def model(case, draw):
 
     case.shape: (layers, heads, channels, words, positions, position, steps). The cache holds random
     rows before `position`, and NaN from there on, which no kernel may read. At a position, the
-    embedding of some word is added twice, which then has by far the largest logit: the tokens do
-    not hang on rounding.
+    embedding of some word is added twice, which then has by far the largest logit: rounding does
+    not decide a token.
     """
     layers, heads, channels, words, positions, position, steps = case.shape
     wte = draw(words, channels)

@@ -1,4 +1,4 @@
-// Day 96: what v4 puts in the place of barriers: words that say themselves whether they are there,
+// Day 96: what v4 has in place of barriers: words with a tag that shows whether they have arrived,
 // and a ring in shared memory through which the weights come, in the order of their use.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // A number and its tag travel in one word of 8 bytes, which a thread stores and loads as a whole.
-// Who sees the tag that it waits for has the number: no fence, no counter, no second load.
+// A thread that sees the tag has the number: no fence, no counter, no second load.
 
 using Word = unsigned long long;  // the tag in the upper half, the bits of the number in the lower
 

@@ -270,8 +270,8 @@ Tensor place_by_threads(const Tensor& trace, int64_t threads) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// For PyTorch: torch.cuda.memory.CUDAPluggableAllocator finds these by their names. What they
-// throw, PyTorch hands on to the caller.
+// For PyTorch: torch.cuda.memory.CUDAPluggableAllocator finds these by their names. PyTorch passes
+// their exceptions on to the caller.
 
 #define EXPORTED extern "C" __attribute__((visibility("default"), used))
 

@@ -71,7 +71,7 @@ class Paper : public Driver {
 };
 
 // ---------------------------------------------------------------------------------------------
-// Above: a trace is an int64 tensor (operations, 4). Its rows are (kind, id, bytes, stream):
+// A trace is an int64 tensor (operations, 4). Its rows are (kind, id, bytes, stream):
 //
 //   ALLOCATE     a block for work of this stream; its id is the number of its row
 //   FREE         block id, once the work that its stream was given is done
@@ -266,8 +266,8 @@ inline cudaStream_t paper_stream(int64_t stream) {
 
 // Carries out a trace on paper. Returns (address, allocated, reserved, calls of the driver) after
 // each row, and (segment, address, bytes, state) of each block at the end. An ALLOCATE for which
-// there is no memory has address -1, and the operations on its block are left out; so have the
-// other kinds.
+// there is no memory has address -1, and the operations on its block are left out. Rows of the
+// other kinds have address -1, too.
 template <typename Strategy>
 std::tuple<Tensor, Tensor> place(const Tensor& trace, int64_t limit) {
   const std::vector<Operation> rows = operations_of(trace);

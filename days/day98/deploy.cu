@@ -36,8 +36,8 @@ __device__ inline float sum(float (&partial)[BLOCK]) {
   return tree_reduce(partial, [](float a, float b) { return a + b; });
 }
 
-// No kernel runs on arguments that have not passed this. package.py says the same of tensors
-// without memory, so that an export fails where a call would.
+// No kernel runs on arguments that have not passed this. package.py checks the same shapes of
+// tensors without memory, so that an export fails where a call would.
 void check_arguments(const Tensor& x, const Tensor& z, const Tensor& weight, double eps) {
   check(x, "x").on_gpu().floating().contiguous();
   STD_TORCH_CHECK(x.dim() >= 1, "x: expected rows, got a tensor without dimensions");
