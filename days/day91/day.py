@@ -17,6 +17,23 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "fft.cuh: sync_frame: constant off by one: `32 % P::T` -> `33 % P::T`": (
         "a barrier of the block, which all its frames reach, takes the place of the warp's"
     ),
+    "fft.cuh: padded: constant off by one: `i / 16` -> `i / 17`": (
+        "other slots stay empty: bank conflicts, which no result shows"
+    ),
+    "fft.cuh: root_of_one: comparison: `2 * place > count` -> `2 * place >= count`": (
+        "half a turn to either side is -1"
+    ),
+    "fft.cuh: root_of_one: bounds check dropped: `2 * place > count ? place` -> `true ? place`": (
+        "the same root, from an angle whose rounding error is a bit larger, far below a tolerance"
+    ),
+    "fft.cuh: Roots::Roots: initial value: `int i = 0` -> `int i = 1`": (
+        "dft multiplies by no root of place 0"
+    ),
+    "fft.cuh: pass: bounds check dropped: `DONE > 1 && r > 0 ? v[c + C * r]` -> "
+    "`true ? v[c + C * r]`": "the root of place 0 is exactly 1",
+    "fill_tables: comparison: `i < P::R0 * P::R1` -> `i <= P::R0 * P::R1`, 3rd": (
+        "the first root behind the others has place 0, and is 1 whatever the count"
+    ),
 }
 
 EXERCISE = Exercise(
