@@ -65,16 +65,17 @@ class TritonKernel:
     {"x": "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the
     arguments that are multiples of 16, which Triton finds at each launch: addresses and sizes.
     stages: of the loops that load what a tl.dot multiplies. maxnreg: the most registers per thread
-    that the launch allows, where it says so.
+    that the launch allows, where it says so. A constant or a number may be the name of a variable
+    of the kernel's module, such as "BLOCK".
     """
 
     kernel: str
     signature: Mapping[str, str]
-    constants: Mapping[str, int]
+    constants: Mapping[str, int | str]
     multiples: Sequence[str] = ()
-    warps: int = 4
+    warps: int | str = 4
     stages: int = 3
-    maxnreg: int | None = None
+    maxnreg: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -208,14 +209,19 @@ def _compile(module: Path, kernels: list[dict[str, Any]], capability: int, out: 
     sys.modules[module.stem] = loaded  # where Triton looks for the source
     spec.loader.exec_module(loaded)
     target = backends.GPUTarget("cuda", capability, 32)
+
+    def value(given: Any) -> Any:
+        return getattr(loaded, given) if isinstance(given, str) else given
+
     for i, what in enumerate(kernels):
         kernel = getattr(loaded, what["kernel"])
         names = kernel.arg_names
         signature = {name: what["signature"].get(name, "constexpr") for name in names}
         attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in what["multiples"]}
-        source = compiler.ASTSource(kernel, signature, what["constants"], attributes)
-        options = {"num_warps": what["warps"], "num_stages": what["stages"]}
-        options["maxnreg"] = what["maxnreg"]
+        constants = {name: value(given) for name, given in what["constants"].items()}
+        source = compiler.ASTSource(kernel, signature, constants, attributes)
+        options = {"num_warps": value(what["warps"]), "num_stages": what["stages"]}
+        options["maxnreg"] = value(what["maxnreg"])
         built = compiler.compile(source, target=target, options=options)
         (out / f"{i}.cubin").write_bytes(built.asm["cubin"])
 

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent
 def triton(dtype, multiples=("x", "state", "y", "n")):
     tensors = {"x": f"*{dtype}", "state": "*i64", "y": f"*{dtype}"}
     numbers = {"n": "i32", "below": "i32", "scale": "fp32"}
-    return TritonKernel("dropout_kernel", {**tensors, **numbers}, {"BLOCK": 1024}, multiples)
+    return TritonKernel("dropout_kernel", {**tensors, **numbers}, {"BLOCK": "BLOCK"}, multiples)
 
 
 KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them

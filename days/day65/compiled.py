@@ -9,7 +9,7 @@ ROW = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "y": "*bf16", "cols": "
 SLICES = {"rows": "i32", "cols": "i32", "strips": "i32", "length": "i32"}
 PARTS = {"x": "*bf16", "means": "*fp32", "m2s": "*fp32"}
 APPLIED = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "scales": "*fp32", "y": "*bf16"}
-TILE = {"ROWS": 32, "COLS": 256}
+TILE = {"ROWS": "ROWS", "COLS": 256}
 ALIGNED = ("rows", "cols", "length")
 
 
@@ -25,8 +25,8 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
         TritonKernel("row_kernel", {**ROW, "eps": "fp32"}, {"BLOCK": 8192}, tuple(ROW), 8),
     ),
     ("batch norm v2, CUDA, reduce", "batch_norm_reduce_kernelI13__nv_bfloat16Li8E"),
-    ("batch norm v3, Triton, reduce", reduction("reduce_tiles_kernel", 32)),
-    ("batch norm v4, Triton, reduce", reduction("reduce_places_kernel", 8)),
+    ("batch norm v3, Triton, reduce", reduction("reduce_tiles_kernel", "ROWS")),
+    ("batch norm v4, Triton, reduce", reduction("reduce_places_kernel", "PLACES")),
     ("batch norm v2, CUDA, apply", "batch_norm_apply_kernelI13__nv_bfloat16Li8E"),
     (
         "batch norm v4, Triton, apply",

@@ -16,10 +16,11 @@ NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i32", "smoothing": "fp
 
 
 def in_triton(kernel, **parts):
-    constants = {"SMOOTHED": False, **parts, "BLOCK": 4096}
+    constants = {"SMOOTHED": False, **parts, "BLOCK": "CHUNK"}
     aligned = (*POINTERS, "rows", "cols")
-    types = {**POINTERS, **NUMBERS}  # and as chunked_ce_triton.py launches it:
-    return TritonKernel(kernel, types, constants, aligned, warps=16, maxnreg=64)
+    return TritonKernel(
+        kernel, {**POINTERS, **NUMBERS}, constants, aligned, warps=16, maxnreg="MOST_REGISTERS"
+    )
 
 
 HALF = "4RoomILi704ELi9ELi2EE"

@@ -10,11 +10,15 @@ TENSORS = {"codes": "*u8", "scales": "*fp32", "y": "*bf16"}
 
 def gelu(tanh):
     names = {**TENSORS, "cols": "i32"}
-    return TritonKernel("gelu_kernel", names, {"TANH": tanh, "COLS": 4096}, tuple(names))
+    return TritonKernel("gelu_kernel", names, {"TANH": tanh, "COLS": "COLS"}, tuple(names), "WARPS")
 
 
 SWIGLU = TritonKernel(
-    "swiglu_kernel", {**TENSORS, "groups": "i32"}, {"GROUPS": 16}, (*TENSORS, "groups")
+    "swiglu_kernel",
+    {**TENSORS, "groups": "i32"},
+    {"GROUPS": "GROUPS"},
+    (*TENSORS, "groups"),
+    "WARPS",
 )
 
 KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them

@@ -9,8 +9,8 @@ FOLDER = Path(__file__).parent
 
 def in_triton(chunks, dtype="fp32"):
     names = {"x": f"*{dtype}", "weights": "*fp32", "y": f"*{dtype}", "H": "i32", "W": "i32"}
-    constants = {"ROWS": 128, "COLS": 512, "CHUNKS": chunks}
-    return TritonKernel("blur_transpose_kernel", names, constants, tuple(names))
+    constants = {"ROWS": "ROWS", "COLS": "COLS", "CHUNKS": chunks}
+    return TritonKernel("blur_transpose_kernel", names, constants, tuple(names), "WARPS")
 
 
 KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc writes them
