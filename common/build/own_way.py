@@ -241,6 +241,7 @@ class Builder:
         if self.device == "cpu":
             self._not_watched("Numba's simulator")
             os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read where Numba is imported
+        os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # most cases are small on purpose
         try:
             # Compiles at once, so that a Numba that is older than its NumPy is found here.
             importlib.import_module("numba.cuda").jit("void()")(_nothing)
