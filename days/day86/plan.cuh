@@ -81,7 +81,8 @@ struct LayerActivations {
   float2 *stats1, *stats2;  // (rows): mean and 1 / standard deviation
 };
 
-constexpr int NORM_BLOCKS = 264;      // of the pass backward through a norm: two per multiprocessor
+constexpr int NORM_BLOCKS = 264;  // of the pass backward through a norm: two for each of an H200's
+                                  // 132 multiprocessors
 constexpr int64_t PARTIAL = 1 << 16;  // column sums of a pass over 64 · n columns, at most
 
 // The parts of one buffer. Without a base only `bytes` is of use.

@@ -9,7 +9,7 @@ from common.day import Case, launches_of, print_table
 from . import expressions as e
 from . import lazy
 from .compile import Compiler, Fused, Options, Program, realize, realize_all
-from .schedule import FUSIONS
+from .schedule import FUSIONS, ordered
 
 builders = []  # the last that a rung was loaded with
 
@@ -147,8 +147,6 @@ def check_random(compiler, device, count):
 
 
 def _leaves(outputs):
-    from .schedule import ordered
-
     return [node for node in ordered(outputs) if node.op == "leaf"]
 
 

@@ -116,7 +116,7 @@ def _joined(a, b, fusion, users, outputs):
         domain = a.domain
     elif not b.reduces and a.reduces and b.domain == (*a.domain[:-1], 1):
         domain = a.domain  # b computes with one value per row of a
-    elif not a.reduces and not a.outputs and _broadcasts(a.domain, b.domain):
+    elif not a.reduces and _broadcasts(a.domain, b.domain):
         # a is computed again for each element that it is broadcast to: nobody else may need it.
         own = set(nodes)
         needed = any(user not in own for node in a.nodes for user in users[node])
