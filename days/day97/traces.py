@@ -10,6 +10,8 @@ ALLOCATE, FREE, USE, SYNCHRONISE = range(4)
 STREAMS = 4
 MB = 1 << 20
 LARGEST = 1 << 40
+# Where strategies change their mind: a unit, a small block, a large one, a rest of a small block.
+BORDERS = (512, MB, 10 * MB, 11 * MB)
 LIVE, LATE = 1, 2  # states of a block; 0 is free
 
 # ---------------------------------------------------------------- traces
@@ -38,7 +40,9 @@ class Trace:
 
 
 def size_of(rng, largest):
-    """Log-uniform, often at a border of ROUND or of a power of two."""
+    """Log-uniform, often at a border of ROUND, of a power of two or of a strategy."""
+    if rng.random() < 0.2:
+        return rng.choice([border for border in BORDERS if border <= largest] or [largest])
     size = int(2 ** rng.uniform(0, largest.bit_length() - 1))
     near = rng.choice((0, 0, 512, 1 << size.bit_length()))
     return max(0, (near and size // near * near) + rng.choice((-1, 0, 1)) if near else size)
