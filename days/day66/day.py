@@ -24,6 +24,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "Pattern::any: comparison: `j0 <= last && j0 + BN - 1 > first - window` -> `j0 <= last || "
     "j0 + BN - 1 > first - window`": "a tile that no row sees is multiplied, and all of it hidden",
     "Pattern::all: arithmetic operator: `BN - 1` -> `BN + 1`": "more tiles are masked than need be",
+    "Pattern::all: arithmetic operator: `last - window` -> `last + window`": (
+        "more tiles are masked than need be"
+    ),
     "fused_attention_kernel: min for max: `min(n.T, i0 + BM + n.ahead)` -> `max(n.T, i0 + BM + "
     "n.ahead)`": "each warp skips the tiles behind its rows",
 }
@@ -50,7 +53,7 @@ TRITON = "fused_attention_triton"
 WHOLE = [(1, 2, 1, 1, 64, 0), (2, 1, 33, 33, 64, 0), (1, 1, 129, 129, 128, 0)]
 WINDOWS = [(1, 2, 130, 130, 64, 2), (1, 1, 200, 200, 64, 33), (1, 1, 192, 256, 128, 64)]
 LENGTHS = [(1, 2, 5, 70, 64, 1), (2, 1, 131, 20, 64, 7), (1, 1, 1, 129, 128, 65)]
-LONG = [(1, 1, 260, 320, 64, 123), (1, 1, 128, 192, 64, 10**9)]
+LONG = [(1, 1, 260, 320, 64, 123), (1, 1, 128, 192, 64, 10**9), (1, 1, 34, 96, 64, 0)]
 NO_KEYS = [(1, 2, 3, 0, 64, 0), (0, 1, 3, 4, 64, 0), (1, 1, 0, 4, 128, 2)]
 
 
