@@ -1,7 +1,8 @@
 """What a session of tests draws: its seed, and the days and modules whose turn it is.
 
-Costly tests take a few days of each date in turn, and some also those that were changed lately. Of
-the modules in tests/backend, a third is taken, and all where what they test was changed lately.
+Costly tests take a few days of each date in turn, or a fifth of them and those that were changed
+lately. Of the modules in tests/backend, a third is taken, and all where what they test was changed
+lately.
 HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 """
 
@@ -39,10 +40,10 @@ def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
 
 
 def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -> bool:
-    """Whether the day is in the third of `days` whose turn it is, or recent commits touched its
+    """Whether the day is in the fifth of `days` whose turn it is, or recent commits touched its
     sources; with `headers`, also if they touched a header that it includes."""
     recent = recently_touched()
-    if recent is None or day in in_turn(days, len(days) // 3, purpose):
+    if recent is None or day in in_turn(days, len(days) // 5, purpose):
         return True
     if any(path.is_relative_to(day.folder) for path in recent):
         return True

@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
-    due = "in_turn(purpose, headers=False): a third of the days will do: chance.py"
+    due = "in_turn(purpose, headers=False): a fifth of the days will do: chance.py"
     config.addinivalue_line("markers", due)
     compilations = Compilations()
     config.stash[_COMPILATIONS] = compilations
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skip_what_is_not_due(items: list[pytest.Item]) -> None:
-    """Marks the tests, of those that take a third of the days or modules in turn, that are not
+    """Marks the tests, of those that take a part of the days or modules in turn, that are not
     due."""
     days, _ = discover()
     modules = sorted({item.path for item in items if item.path.is_relative_to(chance.BACKEND)})

@@ -1,4 +1,4 @@
-"""Which days and modules the tests take that take a third of them in turn."""
+"""Which days and modules the tests take that take a part of them in turn."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _due(purpose: str = "stubs", headers: bool = False) -> list[str]:
     return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose, headers)]
 
 
-def test_a_third_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fifth_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     today = _due()
-    assert len(today) == len(DAYS) // 3 and today == _due() != _due("models")
+    assert len(today) == len(DAYS) // 5 and today == _due() != _due("models")
     monkeypatch.setattr(chance, "SEED", 20260201)
     assert _due() != today
 
