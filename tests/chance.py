@@ -8,6 +8,7 @@ HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import subprocess
@@ -20,6 +21,7 @@ from common.base import compiling
 from common.base.days import Day
 from common.base.paths import ROOT
 from common.check.random_case import SEED_VARIABLE
+from common.cpu.lexer import tokenize
 from common.run.mutate import today_as_seed
 
 GIVEN = SEED_VARIABLE in os.environ
@@ -75,19 +77,50 @@ def _sources(day: Day) -> set[Path]:
 
 @cache
 def recently_touched() -> set[Path] | None:
-    """The files that the last RECENT commits touched, and what is not committed yet; None without
-    git's history, where nothing is known to be old. Texts and pictures, which no test that takes
-    turns reads, are left out."""
-    log = ["git", "log", f"-{RECENT}", "--first-parent", "-m", "--format=", "--name-only"]
-    status = ["git", "status", "--porcelain", "--no-renames", "--untracked-files=all"]
-    paths: set[Path] = set()
-    for command in (log, status):
-        try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        paths |= {ROOT / line.split()[-1] for line in done.stdout.splitlines() if line}
-    return {path for path in paths if path.suffix not in (".md", ".svg")}
+    """The files that the last RECENT commits changed, and what is not committed yet; None without
+    git's history, where nothing is known to be old. Left out are texts and pictures, which no test
+    that takes turns reads, and sources of which only comments or docstrings are others."""
+    try:
+        commits = _git("log", f"-{RECENT + 1}", "--first-parent", "--format=%H").split()
+        before = commits[RECENT] if len(commits) > RECENT else _EMPTY_TREE
+        changed = _git("diff", "--name-only", "--no-renames", "-z", before).split("\0")
+        new = _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    names = [name for name in changed + new if name and not name.endswith((".md", ".svg"))]
+    return {ROOT / name for name in names if name in new or _code_differs(name, before)}
+
+
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # of git, which every repository knows
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _code_differs(name: str, before: str) -> bool:
+    """Whether a file has other code than at that commit."""
+    try:
+        then, now = _git("show", f"{before}:{name}"), (ROOT / name).read_text(encoding="utf-8")
+        return _code(name, then) != _code(name, now)
+    except (OSError, ValueError, SyntaxError, subprocess.CalledProcessError):
+        return True  # new, gone, no text, or not of its language
+
+
+def _code(name: str, text: str) -> object:
+    """A source without comments and docstrings, to compare; another file as it is."""
+    if name.endswith((".cu", ".cuh", ".h", ".cpp")):
+        return [token.text for token in tokenize(text) if token.is_code]
+    if not name.endswith(".py"):
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def hand_down() -> None:

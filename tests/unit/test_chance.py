@@ -102,9 +102,7 @@ def test_touched_is_what_recent_commits_changed_or_is_not_committed(
     assert TOUCHED() is None
     _git(tmp_path, "init", "-q")
     for number in range(1, chance.RECENT + 2):
-        _write(tmp_path / "days" / f"day{number:02d}" / "a.cu")
-        _git(tmp_path, "add", ".")
-        _git(tmp_path, "commit", "-q", "-m", "a day")
+        _commit(tmp_path, f"days/day{number:02d}/a.cu")
     uncommitted = ["days/day99/a.cu", "days/day99/tuned.json", "common/b.cuh"]
     for name in (*uncommitted, "days/day99/README.md"):
         _write(tmp_path / name)
@@ -112,9 +110,34 @@ def test_touched_is_what_recent_commits_changed_or_is_not_committed(
     assert TOUCHED() == {tmp_path / name for name in (*committed, *uncommitted)}
 
 
-def _write(path: Path) -> None:
+def test_a_source_with_another_comment_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chance, "ROOT", tmp_path)
+    monkeypatch.setattr(chance, "RECENT", 1)
+    _git(tmp_path, "init", "-q")
+    _commit(tmp_path, "a.cu", "int x;  // a\n")
+    _commit(tmp_path, "b.py", '"""A."""\nx = 1  # a\n')
+    assert TOUCHED() == {tmp_path / "b.py"}
+    _commit(tmp_path, "c.json", "{}")
+    assert TOUCHED() == {tmp_path / "c.json"}
+    (tmp_path / "a.cu").write_text("int x;  // another comment\n")
+    (tmp_path / "b.py").write_text('"""Another docstring."""\nx = 1\n')
+    assert TOUCHED() == {tmp_path / "c.json"}
+    (tmp_path / "a.cu").write_text("int y;  // a\n")
+    (tmp_path / "b.py").write_text('"""A."""\nx = 2  # a\n')
+    assert TOUCHED() == {tmp_path / name for name in ("a.cu", "b.py", "c.json")}
+
+
+def _write(path: Path, text: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("")
+    path.write_text(text)
+
+
+def _commit(folder: Path, name: str, text: str = "") -> None:
+    _write(folder / name, text)
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-q", "-m", "a file")
 
 
 def _git(folder: Path, *words: str) -> None:
