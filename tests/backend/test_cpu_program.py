@@ -345,6 +345,33 @@ def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_t
         assert _run(source, "--", *words).stderr == ""
 
 
+FORGOTTEN = """\
+#include <cstring>
+struct Arrays { int* at[2]; };
+__global__ void fill(int* x, Arrays arrays, int** array) {
+  x[threadIdx.x] = arrays.at[1][threadIdx.x] = array[1][threadIdx.x] = -1;
+}
+int main(int argc, char** argv) {
+  int *x[5], **array, h[32];
+  for (int*& each : x) cudaMalloc(&each, sizeof h);
+  cudaMalloc(&array, 16);
+  cudaMemcpy(array, x + 1, 16, cudaMemcpyHostToDevice);  // 1 and 2
+  fill<<<1, 32>>>(x[0], Arrays{nullptr, x[3]}, array);
+  cudaMemcpy(h, x[atoi(argv[1])], sizeof h, cudaMemcpyDeviceToHost);
+  return h[0] + 1;
+}
+"""
+
+
+def test_an_array_that_no_kernel_got_is_named_where_it_reaches_the_host(tmp_path: Path) -> None:
+    source = tmp_path / "forgotten.cu"
+    source.write_text(FORGOTTEN)
+    for array in "0234":
+        done = _run(source, "--", array)
+        said = "a copy of 128 bytes brought memory to the host that nothing has written"
+        assert (done.returncode, said in done.stderr) == (0, array == "4"), done.stderr
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_host_code_that_follows_a_device_pointer_is_named(when: str) -> None:
     done = _run(PROGRAMS / "host_access.cu", "--", when)

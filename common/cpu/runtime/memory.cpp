@@ -28,6 +28,7 @@ struct Allocation {
   size_t bytes;
   cudaMemoryType type;
   Owner owner = Owner::kProgram;
+  bool given = false;  // to a kernel, or to a copy or fill that wrote to it: see look_for_unset
 };
 
 struct Memory {
@@ -376,10 +377,26 @@ bool has_unset(const Word* words, size_t n, int exponent_bits) {
   return found && numbers;
 }
 
+// Whether the memory is that of an allocation which nothing can have written to.
+bool never_given(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  return holder && holder->second.type == cudaMemoryTypeDevice && !holder->second.given;
+}
+
 void look_for_unset(const Copy& copy) {
   constexpr size_t kMost = 4 << 20;  // bytes that are looked at
   if (copy.height != 1 || !is_device_memory(copy.from) || is_device_memory(copy.to)) return;
   const size_t bytes = std::min(copy.width, kMost);
+  const auto* got = static_cast<const unsigned char*>(copy.to);
+  if (never_given(copy.from) && std::all_of(got, got + bytes, [](int b) { return b == 0xff; })) {
+    if (looking_for_unset.exchange(false))
+      unset_in_copy = format(
+          "a copy of %zu bytes brought memory to the host that nothing has written: it was given "
+          "to no kernel, and to no copy or fill before",
+          copy.width);
+    return;
+  }
   const auto at = reinterpret_cast<uintptr_t>(copy.to);
   const bool found =
       (at % 4 == 0 && has_unset(static_cast<const uint32_t*>(copy.to), bytes / 4, 8)) ||
@@ -393,6 +410,14 @@ void look_for_unset(const Copy& copy) {
 
 }  // namespace
 
+void note_given(const void* data, size_t bytes) {
+  if (!looking_for_unset || reinterpret_cast<uintptr_t>(data) % sizeof(void*) != 0) return;
+  std::lock_guard lock(memory().mutex);
+  const auto* words = static_cast<void* const*>(data);
+  for (size_t i = 0; i < bytes / sizeof(void*); ++i)
+    if (const auto* holder = find(words[i])) memory().allocations.at(holder->first).given = true;
+}
+
 cudaError_t perform(const Copy& copy) {
   if (cudaError_t error = check(copy); error != cudaSuccess) return error;
   if (is_freed(copy.to) || is_freed(copy.from)) return set_error(cudaErrorInvalidValue, kFreed);
@@ -403,7 +428,12 @@ cudaError_t perform(const Copy& copy) {
     memmove(static_cast<char*>(copy.to) + y * copy.to_pitch,
             static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
   trace::written(copy.to, extent(copy.to_pitch, copy.width, copy.height));
-  if (looking_for_unset) look_for_unset(copy);
+  if (looking_for_unset) {
+    note_given(&copy.to, sizeof copy.to);
+    constexpr size_t kPointers = 4096;  // bytes: an array of pointers
+    if (copy.width <= kPointers && copy.height == 1) note_given(copy.from, copy.width);
+    look_for_unset(copy);
+  }
   return cudaSuccess;
 }
 
@@ -449,6 +479,7 @@ cudaError_t check(const Fill& fill) {
 cudaError_t perform(const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   if (is_freed(fill.to)) return set_error(cudaErrorInvalidValue, kFreed);
+  note_given(&fill.to, sizeof fill.to);
   count_work();
   const MemoryOpen open;
   for (size_t y = 0; y < fill.height; ++y) {
