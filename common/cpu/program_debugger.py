@@ -28,7 +28,8 @@ from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
 # Where the work of streams is late: what was submitted last runs first, and in random orders.
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
-_RACES = {"CUDACPU_TRACE": "1"}
+_RACES = {"CUDACPU_TRACE": "1", "CUDACPU_HINTS": "1"}  # of copies, which are not traced
+_NEVER_WRITTEN = "that nothing has written"
 _OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" say more than the program's hints
 _NOTE = re.compile(r"^note: (.+:\d+: lane \d+ reads lane .*)$", re.MULTILINE)  # of program.cpp
 STREAMS = "the same result, however late the work of streams runs"
@@ -118,7 +119,7 @@ def report(
         traced = run(built, arguments, "with every access traced", seconds, variables)
         text = trace.read_text(encoding="utf-8") if trace.is_file() else ""
     rows.append(judge_trace("races", traced, text, findings.RACES))
-    rows.append(judge_trace("unwritten", traced, text, ("unwritten",)))
+    rows.append(judge_unwritten(traced, text))
     return rows
 
 
@@ -266,6 +267,15 @@ def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungO
         return _row(name)
     lines = [line for f in found for line in (f.summary(), *f.details())]
     return _row(name, FAIL, lines[0], lines[1:_SHOWN])
+
+
+def judge_unwritten(run: Run, text: str) -> RungOutcome:
+    """The row "unwritten": what a kernel read, or what a copy brought to the host."""
+    row = judge_trace("unwritten", run, text, ("unwritten",))
+    copied = [said for said in run.thrown() if _NEVER_WRITTEN in said]
+    if row.status == PASS and copied:
+        row.status, row.reason = FAIL, copied[0]
+    return row
 
 
 def show(rows: Sequence[RungOutcome]) -> str:
