@@ -322,7 +322,7 @@ _IN_STEP = "::cudacpu::warp_in_step(), "
         ("v[t] += v[t + 2];", 0),
         ("v[t] += v[t + 2]; __syncwarp(); v[t] += v[t + 1];", 0),
         ("v[t] += v[t + 2]; tile.sync(); v[t] += v[t + 1];", 0),
-        ("v[t] += v[t]; v[t] += 2 * v[t];", 0),  # nobody else's
+        ("v[t] += v[t]; v[t] += 2 * v[t];", 0),  # of no other thread
         ("p[t] += p[t + 2]; p[t] += p[t + 1];", 0),  # not volatile: the debugger names the race
         ("n = v[t + 2]; v[t] = n; n = v[t + 1];", 0),
     ],
