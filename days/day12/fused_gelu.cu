@@ -24,7 +24,7 @@
 #include <cstdint>
 
 constexpr int BLOCK = 256;
-constexpr int ROWS = 4;  // rows per thread: four loads in flight, one load of the bias
+constexpr int ROWS = 4;  // rows per thread: one load of the bias serves four elements
 
 // Conversions by function, not by cast: PyTorch's cpp_extension removes the casts of half types
 // (-D__CUDA_NO_HALF_CONVERSIONS__), and a kernel should compile in every build.
