@@ -292,7 +292,7 @@ Tensor sum_v6_vectorised(const Tensor& x) {
   dispatch_summable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
     using Sum = decltype(zero_sum);
-    // A slice such as x[1:] can start up to 15 bytes before a 16-byte boundary.
+    // A slice such as x[1:] can start up to 12 bytes before a 16-byte boundary.
     const int64_t before = -reinterpret_cast<uintptr_t>(data<T>(x)) % 16 / sizeof(T);
     const int head = static_cast<int>(before < n ? before : n);
     const int64_t most = int64_t{multiprocessor_count(x)} * BLOCKS_PER_SM;
