@@ -16,7 +16,7 @@
 
 #include "common/cuda/binding.cuh"      // taught in day 6
 #include "common/cuda/pack.cuh"         // taught in day 2
-#include "common/cuda/tensor.cuh"       // taught in days 6 and 12
+#include "common/cuda/tensor.cuh"       // explained in days 6 and 12
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 
 // v1 and v2: one block of 8 warps per row. On sm_90 the registers of v1 (40 per thread in fp32)
