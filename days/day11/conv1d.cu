@@ -17,7 +17,7 @@
 
 #include "common/cuda/binding.cuh"  // taught in day 6
 #include "common/cuda/pack.cuh"     // taught in day 2
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+#include "common/cuda/tensor.cuh"   // explained in days 6 and 12
 
 #include <map>
 #include <mutex>
