@@ -5,7 +5,7 @@ import torch
 from common.day import Case, Cost, Exercise, Problem, Rung, grid
 
 TITLE = "Matrix multiplication from global memory"
-TEACHES = "Roofline and counted loads; coalesced against scattered: one letter of difference"
+TEACHES = "Roofline and counted loads; coalesced against scattered: which index is a thread's"
 TOPICS = ("matmul", "GEMM", "coalescing")
 SOURCE = "naive_matmul.cu"
 INTRODUCES = ("FLOP", "arithmetic intensity", "roofline", "leading dimension")
