@@ -18,7 +18,7 @@
 // Run: python run_day.py 32
 
 #include "common/cuda/binding.cuh"        // taught in day 6
-#include "common/cuda/capability.cuh"     // taught in day 26
+#include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/linear.cuh"         // taught in day 28
 #include "common/cuda/mma_tiles.cuh"      // taught in day 26
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
