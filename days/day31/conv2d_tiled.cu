@@ -1,16 +1,16 @@
 // Day 31: convolution in two dimensions
 //
-//   y[n, o, i, j] = sum over c, p, q of w[o, c, p, q] · x[n, c + g, i·s + p·d - pad, j·s + q·d -
-//   pad]
+//   y[n, o, i, j] = sum over c, p, q of w[o, c, p, q] · x[n, c + g, row, col]
+//   row = i·s + p·d - pad, col = j·s + q·d - pad
 //
 // x: (N, C, H, W), w: (O, C / groups, KH, KW), y: (N, O, OH, OW), all fp32. s is the stride, d the
 // dilation, g the first channel of o's group; outside of x there are zeros. Operations: 2 · C /
-// groups · KH · KW per output. For 3×3 and 128 channels that is 2304 per output and 576 per byte,
-// so arithmetic is the limit.
+// groups · KH · KW per output. For 3×3 and 128 channels that is 2304 per output. With 4 bytes of x
+// and 4 of y per output it is 288 per byte, so arithmetic is the limit.
 //
 //   v1 naive            one thread per output, all operands from global memory
-//   v2 tiled            a tile of x with its halo in shared memory: each input is loaded once
-//   v3 register_blocked 8 × 8 outputs per thread: 8 output channels share every loaded input
+//   v2 tiled            a tile of x with its halo in shared memory: a block loads an input once
+//   v3 register_blocked 4 × 14 or 8 × 8 outputs per thread: 4 or 8 channels share a loaded input
 //
 // Run: python run_day.py 31
 

@@ -116,7 +116,7 @@ def separate():
 
 
 def fused():
-    """The last rung of each day."""
+    """One kernel for each of them, of the same days."""
     day09, day30, day32 = torch.ops.day09, torch.ops.day30, torch.ops.day32
     return (
         day32.embed_v3_all_columns,

@@ -16,9 +16,9 @@
 // Run: python run_day.py 34
 
 #include "common/cuda/binding.cuh"        // taught in day 6
-#include "common/cuda/capability.cuh"     // taught in day 26
+#include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/pack.cuh"           // taught in day 2
-#include "common/cuda/ptx.cuh"            // clusters: day 35
+#include "common/cuda/ptx.cuh"            // clusters; new here
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"    // taught in day 23

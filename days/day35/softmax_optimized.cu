@@ -8,7 +8,7 @@
 //   v1 warp      one warp per row, the row in its registers: rows of up to 2 KB, no barrier
 //   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier
 //   v3 online    one block per row, the row read twice: rows of any length
-//   v4 shared    one block per row, the row in shared memory: up to 64 KB
+//   v4 shared    one block per row, the row in shared memory: up to 128 KB
 //   v5 cluster   up to 16 blocks per row, in the shared memory of all of them: up to 1 MB
 //   v6 chosen    the fastest of these for the shape, the alignment and the card
 //

@@ -7,7 +7,7 @@
 // Bytes, with indices of I bytes: nnz · (I + 4) + rows · (I + 4) + cols · 4. Operations: 2 per
 // entry.
 //
-//   hybrid           ELL for what all rows have, COO for what few have
+//   hybrid           ELL for what most rows have, COO for the rest
 //   csr_to_rest      the COO part of a hybrid matrix from CSR
 //   csr v1 warp      one warp per row, day 36's: the longest row decides
 //   merge v2 threads every thread takes equally many rows and entries together, from global memory
@@ -27,7 +27,7 @@ constexpr int WARPS = BLOCK / 32;
 
 // ---------------------------------------------------------------------------------------------
 // hybrid: two kernels on one stream. The first writes each row's sum over its ELL places, the
-// second adds to the few rows that are longer.
+// second adds to the rows that are longer.
 
 template <typename Index>
 __global__ void hybrid_ell_kernel(Ell<Index> a, const float* __restrict__ x, float* y) {

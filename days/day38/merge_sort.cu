@@ -4,8 +4,8 @@
 //   stable: of equal keys, the one that comes first in x comes first      indices: (n,) int64
 //
 // Sorted runs of one tile each are merged in passes, and each pass doubles their length: log2(n /
-// tile) passes, 15 for 2^26 elements. A pass reads and writes keys and places: 16 bytes per element
-// with 4-byte keys.
+// tile) passes, 15 in v2 for 2^26 elements. A pass reads and writes keys and places: 16 bytes per
+// element with 4-byte keys.
 //
 //   v1 odd_even    sorts tiles of 1024 by exchanging neighbours, 1024 steps; then each element
 //                  finds its place in the merged run by binary search

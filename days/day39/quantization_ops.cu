@@ -1,8 +1,9 @@
 // Day 39: quantisation, part 1: floats to int8 and int4
 //
-//   int8, one scale per row         q[r, k] = round(x[r, k] / s[r])     s[r] = max_k |x[r, k]| /
-//   127 int4, one scale per 128 weights q[n, k] = round(w[n, k] / s) + z    s = (max - min) / 15,
-//                                                                       z = round(-min / s)
+//   int8, one scale per row           q[r, k] = round(x[r, k] / s[r])
+//                                     s[r] = max_k |x[r, k]| / 127
+//   int4, one scale per 128 weights   q[n, k] = round(w[n, k] / s) + z
+//                                     s = (max - min) / 15, z = round(-min / s)
 //
 // x: (rows, cols), w: (N, K), in fp32, fp16 or bf16. Each is read once or, in int8, twice; the
 // result is a half or a quarter of a bf16 tensor.

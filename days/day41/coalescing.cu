@@ -2,8 +2,8 @@
 //
 //   strided    y[i] = x[i · stride]                           x: (n,), y: (⌈n / stride⌉,)
 //   shifted    y[i] = x[offset + i]                           x: (n,), y: (count,)
-//   particles  (x, y, z) += dt · (vx, vy, vz)                 8 floats per particle: (n, 8) or (8,
-//   n) swap       x[i], y[i] = y[i], x[i]  in place              x, y: (n,)
+//   particles  (x, y, z) += dt · (vx, vy, vz)                 8 floats each: (n, 8) or (8, n)
+//   swap       x[i], y[i] = y[i], x[i]  in place              x, y: (n,)
 //
 // Bytes per element of the result: 8, and 16 for an element pair of swap. Hardly any operations.
 // In brackets: sectors per request, loads and stores, as predicted from the addresses.

@@ -3,7 +3,7 @@
 //   y[m] = sum_k A[m, k] · x[k]        A: (M, K), x: (K,), y: (M,) in fp32, fp16 or bf16
 //
 // Bytes: (M · K + M + K) · sizeof(T). Operations: 2 · M · K, at most one per byte: memory-bound.
-// What decides is how many bytes are in flight at one time.
+// What decides is how many bytes are in flight at once.
 //
 //   v1 thread    one thread per row: the lanes of a warp read far apart
 //   v2 warp      one warp per row: coalesced, four packs of 16 bytes in flight per lane

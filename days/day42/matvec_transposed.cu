@@ -64,7 +64,7 @@ Tensor matvec_t_v1_thread(const Tensor& a, const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: LANES threads side by side take a chunk of columns each, and the BLOCK / LANES
-// groups of a block take different rows, STEPS at one time. Their sums meet in shared memory.
+// groups of a block take different rows, STEPS at a time. Their sums meet in shared memory.
 
 constexpr int STEPS = 8;
 
@@ -177,7 +177,7 @@ Tensor matvec_t_v3_split_m(const Tensor& a, const Tensor& x) {
       const int64_t M = a.size(0), K = a.size(1);
       const int64_t tiles = ceil_div<int64_t>(chunks, lanes);
       const auto kernel = matvec_t_v3_split_m_kernel<lanes, T, size>;
-      // As many blocks as are resident at one time, but none with less than one round of loads.
+      // As many blocks as are resident at once, but none with less than one round of loads.
       const int64_t resident = resident_grid(a, kernel, BLOCK, 0, INT32_MAX);
       const int64_t rounds = ceil_div<int64_t>(M, STEPS * BLOCK / lanes);
       const int64_t splits = std::max<int64_t>(1, std::min(resident / tiles, rounds));

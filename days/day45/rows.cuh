@@ -211,7 +211,7 @@ class RowLaunch {
   }
   RowLaunch(const RowLaunch&) = delete;
 
-  // The clusters that are resident on the GPU of `on` at one time, or `work` if that is less.
+  // The clusters that are resident on the GPU of `on` at once, or `work` if that is less.
   template <typename Kernel>
   int64_t resident(const Tensor& on, Kernel kernel, int64_t work) {
     if (config_.numAttrs == 0) {
