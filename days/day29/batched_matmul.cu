@@ -17,7 +17,7 @@
 #include "common/cuda/binding.cuh"       // taught in day 6
 #include "common/cuda/capability.cuh"    // what a card lacks
 #include "common/cuda/pack.cuh"          // taught in day 2
-#include "common/cuda/ptx/cp_async.cuh"  // this and the next two: taught in day 26
+#include "common/cuda/ptx/cp_async.cuh"  // this and the next two: taught in day 20
 #include "common/cuda/ptx/ldmatrix.cuh"
 #include "common/cuda/ptx/mma.cuh"
 #include "common/cuda/tensor.cuh"  // taught in days 6 and 12

@@ -18,7 +18,7 @@
 
 #include "common/cuda/binding.cuh"           // taught in day 6
 #include "common/cuda/pack.cuh"              // taught in day 2
-#include "common/cuda/ptx.cuh"               // approximations: day 26
+#include "common/cuda/ptx.cuh"               // approximations: day 20
 #include "common/cuda/resident_threads.cuh"  // taught in day 21
 #include "common/cuda/tensor.cuh"            // taught in days 6 and 12
 

@@ -19,7 +19,7 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // clusters: day 35
+#include "common/cuda/ptx.cuh"              // clusters: day 34
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "days/day48/channels.cuh"
 #include "days/day48/slices.cuh"

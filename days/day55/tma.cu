@@ -16,7 +16,7 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/matrix_map.cuh"       // new here
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // mbarriers: day 45; bulk and tensor copies: new here
+#include "common/cuda/ptx.cuh"              // mbarriers: day 35; bulk and tensor copies: new here
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 

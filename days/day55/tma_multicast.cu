@@ -13,7 +13,7 @@
 #include "common/cuda/binding.cuh"         // taught in day 6
 #include "common/cuda/cluster_launch.cuh"  // taught in day 35
 #include "common/cuda/matrix_map.cuh"      // new here
-#include "common/cuda/ptx.cuh"             // clusters: day 34; mbarriers: day 45; copies: new here
+#include "common/cuda/ptx.cuh"             // clusters: day 34; mbarriers: day 35; copies: new here
 #include "common/cuda/tensor.cuh"          // taught in days 6 and 12
 
 constexpr int COLS = 256;          // columns of a tile

@@ -15,7 +15,7 @@
 #include "common/cuda/matrix_map.cuh"       // new here
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/pack.cuh"             // taught in day 2
-#include "common/cuda/ptx.cuh"              // mbarriers: day 45; tensor copies: new here
+#include "common/cuda/ptx.cuh"              // mbarriers: day 35; tensor copies: new here
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 

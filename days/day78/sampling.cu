@@ -24,7 +24,7 @@
 #include "common/cuda/chunk.cuh"            // taught in days 35 and 42
 #include "common/cuda/cluster_launch.cuh"   // taught in day 35
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // clusters: day 35
+#include "common/cuda/ptx.cuh"              // clusters: day 34
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
 

@@ -3,7 +3,7 @@
 
 #include "common/cuda/chunk.cuh"    // taught in days 35 and 42
 #include "common/cuda/dropout.cuh"  // taught in day 62
-#include "common/cuda/ptx.cuh"      // ex2: taught in day 26
+#include "common/cuda/ptx.cuh"      // ex2: taught in day 20
 #include "common/cuda/tensor.cuh"   // taught in days 6 and 12
 
 #include <type_traits>
