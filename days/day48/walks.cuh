@@ -2,7 +2,7 @@
 // and their outputs.
 #pragma once
 
-#include "common/cuda/ptx/cp_async.cuh"  // taught in day 26
+#include "common/cuda/ptx/cp_async.cuh"  // taught in day 20
 #include "days/day48/channels.cuh"
 
 // A channel of NCHW is cut into slices of `length` chunks, without regard to its planes.
