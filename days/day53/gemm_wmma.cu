@@ -15,7 +15,7 @@
 
 #include "common/cuda/binding.cuh"       // taught in day 6
 #include "common/cuda/capability.cuh"    // taught in day 24
-#include "common/cuda/ptx/cp_async.cuh"  // taught in day 26
+#include "common/cuda/ptx/cp_async.cuh"  // taught in day 20
 #include "common/cuda/tensor.cuh"        // taught in days 6 and 12
 
 #include <mma.h>
