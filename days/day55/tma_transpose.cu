@@ -7,7 +7,7 @@
 //
 //   v1 tensor     one tile per block, in rows of 128 bytes: 8-way bank conflicts
 //   v2 swizzle    the same kernel; the tensor maps permute the tile by the swizzle of 128 bytes
-//   v3 pipeline   blocks that stay, and a ring of tiles
+//   v3 pipeline   two tiles or more per block, through a ring
 //
 // Run: python run_day.py 55
 
