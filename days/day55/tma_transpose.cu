@@ -29,7 +29,7 @@ constexpr int PER_BLOCK = 2;    // tiles that a block of v3 transposes at least
 constexpr int WAVES = 128;      // of blocks that are resident at most: above, they transpose more
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
-// A square tile: BOXES boxes, one behind the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
+// A square tile: BOXES boxes, one after the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
 // 128 in 16-bit types, 32 KB.
 template <typename T>
 struct Tile {
