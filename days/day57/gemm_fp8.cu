@@ -57,7 +57,7 @@ struct Shape {
   static constexpr int HALVES = M / SHARING / ROWS;
   static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
   static constexpr int FACTORS = S == Scales::kBlocks ? BM + 4 : 0;  // scales of a stage, v2
-  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, on the way to C
+  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, for stores to C
   static constexpr size_t SHARED = STAGES * (BYTES + FACTORS * sizeof(float)) +
                                    CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
   static_assert(M % (SHARING * ROWS) == 0 && N % PART == 0 && N <= 256);
@@ -135,7 +135,7 @@ struct Roles {
     });
   }
 
-  // v2: where the scales of stage s are: one per row of A's tile, and behind them that of B's.
+  // v2: where the scales of stage s are: one per row of A's tile, and after them that of B's.
   __device__ __forceinline__ float* factors(int s) const {
     char* behind = stages + STAGES * P::BYTES + CONSUMERS * P::BUFFERS * PART_BYTES;
     return reinterpret_cast<float*>(behind) + s * P::FACTORS;
