@@ -61,7 +61,7 @@ def inputs(interleaved, case, draw):
 
 
 def cost(passes, case):
-    """The rotated part of q and k, and one table row per position: 4 operations of each pair."""
+    """The rotated part of q and k, and a row of both tables per position; 6 operations per pair."""
     _, B, S, HQ, HK, _, R = case.shape
     elements = B * S * (HQ + HK) * R
     return Cost(

@@ -7,8 +7,8 @@
 //   The first R of D elements are rotated. Pair i is elements (2i, 2i + 1) if interleaved, else
 //   (i, i + R/2).
 //
-// Bytes, in place: q and k read and written, R/D of them. Operations: 6 per pair, so memory
-// decides.
+// Bytes, in place: the rotated R of the D elements of q and k, read and written. Operations: 6 per
+// pair, so memory-bound.
 //
 //   v1 naive        one launch per tensor, one pair per thread and step
 //   v2 fused        q and k in one launch

@@ -1,9 +1,9 @@
 // Day 48: batch normalisation
 //
 //   y = (x - mean[c]) · rstd[c] · weight[c] + bias[c]        x, y: (N, C, …), NCHW or channels_last
-//   mean, rstd: of all M elements of channel c of the batch; in inference, of the running
-//   statistics gx = weight · rstd · (gy - mean(gy) - n · mean(gy · n))  n = (x - mean) · rstd gw =
-//   sum of gy · n     gb = sum of gy                    weight, bias, gw, gb: (C,) in fp32
+//   mean, rstd: of all M elements of channel c of the batch; in inference, the running statistics
+//   gx = weight · rstd · (gy - mean(gy) - n · mean(gy · n))  n = (x - mean) · rstd
+//   gw = sum of gy · n     gb = sum of gy                    weight, bias, gw, gb: (C,) in fp32
 //
 // Bytes: training reads x twice, for the statistics and for y, and writes y: 3 passes of M · C ·
 // sizeof(T); its gradient reads x and gy twice and writes gx: 5. What stays on the chip between the

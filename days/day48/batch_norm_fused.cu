@@ -6,11 +6,9 @@
 // Bytes: 2 passes for training and 3 for its gradient, where the chip holds what is in work:
 //
 //   NCHW           one channel at a time: M · sizeof(T), 1.6 MB for 128 × 56 × 56 in fp32, fits
-//   into
-//                  the shared memory of a cluster of 16 blocks
-//   channels_last  rows of all channels: the whole tensor. 132 blocks of 200 KB hold 26 MB; the
-//   rest
-//                  is read again, the latest first, which is in L2
+//                  into the shared memory of a cluster of 16 blocks
+//   channels_last  rows of all channels: the whole tensor. 132 blocks of 200 KiB hold 27 MB; the
+//                  rest is read again, the latest first, much of which should be in L2
 //
 //   v3 fused     a cluster per channel (NCHW); a cooperative launch for all (channels_last)
 //
@@ -97,7 +95,7 @@ void launch_planes(const Tensor& x, const Sizes& s, const Arguments& p) {
 // ---------------------------------------------------------------------------------------------
 // v3 against v2, channels_last: one block per multiprocessor, all resident at once. They wait for
 // each other once. A thread keeps its first chunks and reads the others again from the last one
-// back: what was read last is in L2.
+// back: what was read last is most likely in L2.
 
 template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1) rows_fused_kernel(Arguments p, Rows g, int room) {

@@ -149,7 +149,7 @@ __device__ void add_loaded(Parts<COLUMNS>& parts, Walk& walk, int k, const Argum
 constexpr int AHEAD = 3;  // batches in flight
 
 // Adds the chunks that are kept: cp.async brings them to shared memory, several batches ahead of
-// the sums. Returns how many there were; `walk` is behind them.
+// the sums. Returns how many there were; `walk` is past them.
 template <class Pass, typename T, int N, int COLUMNS, class Walk>
 __device__ int add_kept(Parts<COLUMNS>& parts, Walk& walk, const Arguments& p,
                         const float (&origin)[COLUMNS], const Kept<T, N>& kept) {

@@ -256,7 +256,8 @@ Tensor sgemm_v3_vectorised(const Tensor& a, const Tensor& b, const std::optional
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: a warp has 4 × 8 lanes. Lanes l and l ^ 1 share their columns, l and l ^ 2 their
-// rows. At least on Volta and Turing, such a load of 16 bytes takes two wavefronts, not four.
+// rows. Such a load of 16 bytes takes two wavefronts, not four: so NVIDIA on Volta and Turing, and
+// so ncu on an H200.
 
 struct PairedLanes {
   static __device__ int2 place() {

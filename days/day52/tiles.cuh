@@ -94,7 +94,7 @@ class Share {
     }
   }
 
-  // The same of a tile that has only `left` values of k; the next tile begins behind them.
+  // The same of a tile that has only `left` values of k; the next tile begins after them.
   __device__ void copy(float* tile, const Operand& x, int left) {
 #pragma unroll
     for (int depth = 0; depth < T::BK; depth += DEPTH) {

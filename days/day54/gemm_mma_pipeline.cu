@@ -1,4 +1,4 @@
-// Day 54: matrix products by mma.sync, whose operands never have to be waited for
+// Day 54: matrix products by mma.sync, whose operands are loaded several steps ahead
 //
 //   C = A · B      A: (M, K), B: (K, N), C: (M, N); bf16 or fp16, sums in fp32, any sizes
 //

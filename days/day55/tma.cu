@@ -7,7 +7,7 @@
 // multiprocessor, moves the bytes. Bytes: 2 · rows · cols · sizeof(T). Operations: none.
 //
 //   v1 bulk       one piece of 16 KB per block: load, wait, store, wait
-//   v2 pipeline   blocks that stay; six pieces each, of which five are in flight
+//   v2 pipeline   two pieces or more per block, through a ring of six; up to five are loading
 //   v3 tensor     as v2, in boxes of a matrix that a tensor map describes; x may be a view
 //   add_slices    as v3, but a store adds to what is in memory
 //
@@ -82,7 +82,7 @@ Tensor copy_v1_bulk(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a block moves many pieces through a ring of STAGES buffers. While a piece is
+// v2 against v1: a block moves several pieces through a ring of STAGES buffers. While a piece is
 // stored, the next ones are loaded.
 
 // Moves pieces 0 … count - 1 of this block; piece k goes through stage k % STAGES. load(k, stage,

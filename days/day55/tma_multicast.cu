@@ -49,7 +49,7 @@ __global__ void repeat_kernel(const __grid_constant__ ptx::TensorMap x,
   ptx::store_tensor(y, {col, row, rank}, tile);
   ptx::bulk_commit();
   ptx::bulk_wait_read<0>();  // the block's memory may go
-  ptx::cluster_sync();       // no block returns while its part is on the way to another
+  ptx::cluster_sync();       // no block returns while its part is in flight to another
 #endif
 }
 

@@ -7,7 +7,7 @@
 //
 //   v1 tensor     one tile per block, in rows of 128 bytes: 8-way bank conflicts
 //   v2 swizzle    the same kernel; the tensor maps permute the tile by the swizzle of 128 bytes
-//   v3 pipeline   blocks that stay, and a ring of tiles
+//   v3 pipeline   two tiles or more per block, through a ring
 //
 // Run: python run_day.py 55
 
@@ -29,7 +29,7 @@ constexpr int PER_BLOCK = 2;    // tiles that a block of v3 transposes at least
 constexpr int WAVES = 128;      // of blocks that are resident at most: above, they transpose more
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
-// A square tile: BOXES boxes, one behind the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
+// A square tile: BOXES boxes, one after the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
 // 128 in 16-bit types, 32 KB.
 template <typename T>
 struct Tile {

@@ -11,7 +11,8 @@
 //   v2 pipeline        TMA copies the tiles of the next steps meanwhile
 //   v3 warp_roles      one warpgroup only copies, two only multiply, 64 × 128 each
 //   v4 wide_tiles      128 × 256: a quarter fewer bytes per operation
-//   v5, v6             gemm_persistent.cu
+//   v5 to v7           gemm_persistent.cu
+//   v8                 gemm_chosen.cu
 //
 // Run: python run_day.py 56
 

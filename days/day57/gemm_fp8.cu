@@ -8,10 +8,10 @@
 // 8192³ takes 1.1 · 10¹² operations on 0.27 GB: arithmetic is the limit. Hopper's tensor cores add
 // fp8 products with some 14 bits, so long sums lose digits.
 //
-//   v1 row_scales    day 56's pipeline on bytes: a scale per row of A and per row of B, at the end;
-//                    all of K is summed in the tensor cores
-//   v2 block_scales  a scale per 128 of K: sums of 128 products are scaled and added in registers,
-//                    which also keeps all digits of fp32 (promotion)
+//   v1 scaled_at_end   day 56's pipeline on bytes: a scale per row of A and per row of B, at the
+//                      end; all of K is summed in the tensor cores
+//   v2 promoted        a scale per 128 of K: sums of 128 products are scaled and added in
+//                      registers, in fp32 (promotion)
 //
 // Run: python run_day.py 57
 
@@ -33,7 +33,7 @@
 using E4m3 = __nv_fp8_e4m3;
 
 constexpr int DEPTH = 128;   // of K per step: a row of 128 bytes, and one block of the scales
-constexpr int STAGES = 4;    // of 48 KB
+constexpr int STAGES = 4;    // of 40 KB in v1, 48 KB in v2
 constexpr int CLUSTER = 2;   // blocks that share B's tile
 constexpr int GROUP = 8;     // rows of tiles that are computed together (day 54)
 constexpr int SCALED = 128;  // rows of B per scale
@@ -57,7 +57,7 @@ struct Shape {
   static constexpr int HALVES = M / SHARING / ROWS;
   static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
   static constexpr int FACTORS = S == Scales::kBlocks ? BM + 4 : 0;  // scales of a stage, v2
-  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, on the way to C
+  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, for stores to C
   static constexpr size_t SHARED = STAGES * (BYTES + FACTORS * sizeof(float)) +
                                    CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
   static_assert(M % (SHARING * ROWS) == 0 && N % PART == 0 && N <= 256);
@@ -135,7 +135,7 @@ struct Roles {
     });
   }
 
-  // v2: where the scales of stage s are: one per row of A's tile, and behind them that of B's.
+  // v2: where the scales of stage s are: one per row of A's tile, and after them that of B's.
   __device__ __forceinline__ float* factors(int s) const {
     char* behind = stages + STAGES * P::BYTES + CONSUMERS * P::BUFFERS * PART_BYTES;
     return reinterpret_cast<float*>(behind) + s * P::FACTORS;

@@ -200,7 +200,7 @@ void overlap(const Arrays& a, Pipes& p, float* buffers, F&& beside) {
   for (cudaStream_t s : p.stream) check_cuda(cudaStreamWaitEvent(s, p.fork, 0), "fork");
   int k = 0;
   for (int64_t i = 0; i < a.n; i += a.chunk) {
-    // Chunk c + STREAMS reuses the buffer of chunk c, and is behind it in the same stream.
+    // Chunk c + STREAMS reuses the buffer of chunk c, and comes after it in the same stream.
     solve(a.M + i, a.E + i, buffers + k * a.chunk, std::min(a.chunk, a.n - i), p.stream[k]);
     k = (k + 1) % STREAMS;
     beside();

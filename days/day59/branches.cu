@@ -9,7 +9,7 @@
 #include "common/cuda/binding.cuh"  // taught in day 6
 #include "days/day59/graphs.cuh"
 
-// All rings: x holds one behind the other, of `sizes` elements each.
+// All rings: x holds one after the other, of `sizes` elements each.
 struct Rings {
   Ring all;  // what they have in common, and n: the elements of all
   std::vector<int> sizes;

@@ -78,7 +78,7 @@ struct Graph {
   cudaGraphExec_t executable = nullptr;
   cudaEvent_t done = nullptr;  // the last call has finished with the arrays
   float* arrays[2] = {};
-  std::vector<cudaGraphNode_t> nodes;  // one per step, in v3
+  std::vector<cudaGraphNode_t> nodes;  // one per ring and step; none in a captured graph
   float k = 0;                         // what the executable graph has
 
   explicit Graph(int n) {
