@@ -48,7 +48,7 @@ EXERCISE = Exercise(
     hints=(
         "Three phases: all bins to 0, count, add up. Between them all threads wait: why?",
         "A grid-stride loop over blocks of BLOCK elements. All lanes have to take part in "
-        "Add::add, so a thread without an element passes `bins`, which no bin has.",
+        "Add::add, so a thread without an element passes `bins`, which is the number of no bin.",
         "Add::add(histogram, bin, bins) counts one element; bin_of(x[i], bins) is its bin. In "
         "the end add_to_count(counts, bin, histogram[bin]) for each bin that is not 0, BLOCK "
         "bins at a time.",

@@ -3,7 +3,8 @@
 //   max = the largest x[i], NaN if any x[i] is NaN      x: (n,) fp32
 //   sum = sum_i x[i]                                    x: (n,) fp32
 //
-// Bytes: read x once. Operations: one per element, and far fewer atomics.
+// Bytes: read x once. Operations: one per element. max v1 also loads the maximum once per element;
+// max v2 needs one atomic per warp, sum v1 one per thread and one per block.
 //
 //   max v1 compare_and_swap    the atomic that CUDA lacks, built from atomicCAS
 //   max v2 ordered_bits        floats as integers in the same order, for atomicMax

@@ -222,7 +222,8 @@ constexpr int TILE = 64;             // rows and columns; 64 bf16 are the 128 by
 constexpr int LANES = TILE / E;      // threads along a row of the tile, 8
 constexpr int ROWS = BLOCK / LANES;  // rows of the tile that the block loads at once, 32
 // Words (2 bf16) between two rows in shared memory: one more than a row has, so that the 4 rows × 8
-// lanes of a warp store to 32 different banks (no bank conflict, day 14).
+// lanes of a warp store to 32 different banks (no bank conflict, day 14). Reads down the columns
+// still meet two lanes in each of 16 banks.
 constexpr int STRIDE = TILE / 2 + 1;
 
 // 8 elements, 16 or 32 bytes; loaded and stored 16 bytes at a time.

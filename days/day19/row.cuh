@@ -17,8 +17,8 @@ inline bool fits_registers(const Tensor& x) {
   return row_bytes % 16 == 0 && row_bytes <= 16 * MAX_PACKS * BLOCK && is_aligned(x, 16);
 }
 
-// Calls launch(constant) with the number of packs per thread as a compile-time constant, 1 to 8:
-// registers cannot be indexed at run time, so the compiler must know how many a row takes.
+// Calls launch(constant) with the number of packs per thread as a compile-time constant, 1, 2, 4 or
+// 8: registers cannot be indexed at run time, so the compiler must know how many a row takes.
 template <typename F>
 void with_packs(int64_t row_bytes, F&& launch) {
   const int64_t packs = ceil_div<int64_t>(row_bytes, 16 * BLOCK);

@@ -32,9 +32,6 @@ def row_sum(x):
     return x.sum(dim=1)
 
 
-# ------------------------------------------------------------------ scan, votes, broadcast
-
-
 def row_sums(name, cases, bench):
     return Problem(
         name=name,

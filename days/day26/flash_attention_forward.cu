@@ -12,7 +12,7 @@
 //   v2 tensor_cores   both products by mma.sync; p stays in registers
 //   v3 swizzled       the same tiles in shared memory, without bank conflicts
 //   v4 pipelined      cp.async loads the next keys and values during the products
-//   v5 lazy_rescale   o is rescaled only where a maximum grew by a factor of more than 2⁸
+//   v5 lazy_rescale   o is rescaled only where p could exceed 2⁸
 //
 // Run: python run_day.py 26
 

@@ -6,7 +6,7 @@
 //   lse, glse, δ: (B, H, Sq), fp32
 //
 // Operations: five products, 10 · B · H · Sq · Sk · D; for 4×16×4096×128 that is 1.4 TFLOP. Bytes:
-// 1.1 GB for all inputs and outputs, so tensor cores are the limit.
+// 0.54 GB for all inputs and outputs, so tensor cores are the limit.
 //
 //   v1 two_passes   tensor cores; one pass for gk and gv, one for gq: seven products, equal bits
 //   v2 pipelined    each tile is loaded while the tile before it is multiplied

@@ -13,7 +13,7 @@ def heads_of(rows, heads):
 
 
 def by_formula(go, q, k, v, o, lse, padding):
-    """Gradients of q, k and v, (B, H, S, D) each, one tile of keys at a time, as in day 15."""
+    """Gradients of q, k and v, (B, H, S, D) each, by day 20's formulas, tile by tile of keys."""
     go, q, k, v, o = (tensor.to(WIDE) for tensor in (go, q, k, v, o))
     delta = (o * go).sum(-1, keepdim=True)
     seen = lse[..., None] > -torch.inf  # rows that see a key at all

@@ -1,13 +1,14 @@
 // Day 28: multi-head attention, as in nn.MultiheadAttention
 //
-//   [q k v] = x · Winᵀ + bin      o_h = softmax(q_h · k_hᵀ / sqrt(D)) · v_h      y = o · Woutᵀ +
-//   bout x, y: (B, S, E); Win: (3E, E), bin: (3E); Wout: (E, E), bout: (E); bf16 or fp16. Head h of
-//   H has the columns [h · D, (h + 1) · D) of q, k, v and o, D = E / H = 64 or 128. padding: (B,
-//   S), true for a key that no row of its batch sees.
+//   [q k v] = x · Winᵀ + bin     o_h = softmax(q_h · k_hᵀ / sqrt(D)) · v_h     y = o · Woutᵀ + bout
+//   x, y: (B, S, E); Win: (3E, E), bin: (3E); Wout: (E, E), bout: (E); bf16 or fp16
+//
+// Head h of H has the columns [h · D, (h + 1) · D) of q, k, v and o, D = E / H = 64 or 128.
+// padding: (B, S), true for a key that no row of its batch sees.
 //
 // Operations: 8 · B · S · E² for the projections, 4 · B · S² · E for attention; for 8×1024×1024
-// that is 69 + 34 GFLOP. Bytes: 42 MB for x, y and the weights, and as much again for each E
-// columns of an intermediate matrix that is written and read.
+// that is 69 + 34 GFLOP. Bytes: 42 MB for x, y and the weights, and 34 MB for each E columns of an
+// intermediate matrix that is written and read.
 //
 //   v1 per_head    a loop over the heads: three projections and one attention for each
 //   v2 batched     three projections, and one attention for all heads, which it finds by strides

@@ -4,7 +4,7 @@
 //
 // Operands have any strides, so a transposed one is not copied, and batch dimensions broadcast. For
 // 64×64 matrices of 16-bit elements a product moves 24 KB and takes 524 kFLOP: 21 FLOP per byte,
-// where the tensor cores of an H200 could do about 180, so memory bandwidth is the limit.
+// where the tensor cores of an H200 could do about 190, so memory bandwidth is the limit.
 //
 //   v1 grid_z         one thread per result, one layer of the grid per matrix, operands from memory
 //   v2 warp_tiles     one warp per small matrix, or per tile of a large one: operands from shared

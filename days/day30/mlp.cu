@@ -262,9 +262,9 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v2_one_pass(const Tensor& gy, cons
 
 #ifdef HAVE_CUBLAS
 // ---------------------------------------------------------------------------------------------
-// mlp v2 against v1: GELU, its derivative and the sum for the bias gradient run in the epilogues of
-// the products (cuBLASLt, day 25). For the backward pass the first epilogue also stores x · W1ᵀ +
-// b1 in an auxiliary matrix.
+// mlp v2 against v1: bias and GELU run in the epilogue of the first product (cuBLASLt, day 25),
+// which also stores x · W1ᵀ + b1 in an auxiliary matrix for the backward pass. The derivative has
+// an epilogue too, linear_gelu_backward: slower than product and kernel, so v2 does not call it.
 
 // c (M, N) = epilogue(a (M, K) · b), b stored as (K, N), or as (N, K) if b_transposed. bias: (N,),
 // read or written by the epilogue. aux: (M, N), likewise. In column-major terms (day 25): Cᵀ = Bᵀ
