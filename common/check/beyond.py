@@ -26,6 +26,7 @@ from common.check.refusal import GAVE_UP, names_one_of
 BEYOND = (1 << 31) + (1 << 12)  # elements
 MOST_WORK = 8.0  # operations per byte: what needs more is not limited by memory, and takes long
 ROOM = 3.0  # times the bytes of the case: of the outputs, PyTorch's and the random numbers' too
+MOST_BYTES = 1 << 50  # of about 2^31 elements
 NUMBERS = 4  # bytes per element, while random numbers are drawn
 PART = 1 << 20  # elements that are compared at a time
 # Why there is no such case, where nothing is missing.
@@ -59,6 +60,8 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     shape[longest] = -(-BEYOND // rest) + 1
     case = replace(problem.bench, shape=tuple(shape), dtype=dtype)
     needed = int(ROOM * problem.cost(case).bytes) + NUMBERS * rest * shape[longest]
+    if needed > MOST_BYTES:
+        return None, "its shape is a list of sizes, and no product"
     if needed > free:
         return None, f"it takes {needed / 1e9:.0f} GB, of which {free / 1e9:.0f} are free"
     return case, ""

@@ -237,6 +237,8 @@ def _in_child(
         faulthandler.enable(2)
         # Without a path of this machine: what a day prints is stored with its results.
         warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
+        # PyTorch makes the context at once, and says so where a backward pass begins with cuBLAS.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no")
         os.environ.update(environment)
         work(Pipe(events, control))
         code = 0

@@ -140,5 +140,5 @@ def show(ops, device):
     sums = [ops.sum_v1_shared_then_global(x).item() for _ in range(runs)]
     counts = [tuple(ops.histogram_v4_lane_copies(bins, 256).tolist()) for _ in range(runs)]
     print(f"{runs} runs on the same {n:,} numbers, with atomics in any order:")
-    print(f"fp32 sum    {len(set(sums))} different results, from {min(sums)} to {max(sums)}")
-    print(f"histogram   {len(set(counts))} different results")
+    print(f"fp32 sum    {len(set(sums))} different values, from {min(sums)} to {max(sums)}")
+    print(f"histogram   {'the same' if len(set(counts)) == 1 else 'another'} in every run")

@@ -399,6 +399,7 @@ std::tuple<Tensor, Tensor> add_norm_backward(const Tensor& gh, const Tensor& gy,
                                              const Tensor& weight, double eps) {
   check_add_norm_backward(gh, gy, h, weight, eps);
   if (!fits_registers({&gh, &gy, &h, &weight}, h.size(1)) || h.numel() == 0) {
+    if (h.numel() > 0) fell_back("add_norm_backward_v1_separate", UNFIT);
     return add_norm_backward_v1_separate(gh, gy, h, weight, eps);
   }
   const DeviceGuard guard(h);

@@ -242,6 +242,7 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v2_one_pass(const Tensor& gy, cons
   check_bias_gelu(x, bias);
   check(gy, "gy").on_gpu().like(x, "x").contiguous();
   if (!has_packs(x, bias) || !is_aligned(gy, 16) || x.numel() == 0) {
+    if (x.numel() > 0) fell_back("bias_gelu_backward_v1_two_passes", NO_PACKS);
     return bias_gelu_backward_v1_two_passes(gy, x, bias);
   }
   const DeviceGuard guard(x);

@@ -58,6 +58,8 @@ def test_what_is_left_out_says_why() -> None:
     assert "limited by memory" in large_case(multiplied, RUNG, 139 * GB)[1]
     assert "timed" in large_case(problem(timed=False), RUNG, 139 * GB)[1]
     assert "of its own" in large_case(problem(own_numbers=True), RUNG, 139 * GB)[1]
+    rings = problem(bench=Case((1024,) * 8), cost=lambda case: Cost(bytes=8 * sum(case.shape)))
+    assert "list of sizes" in large_case(rings, RUNG, 139 * GB)[1]
 
 
 def test_some_days_are_tried_on_a_large_card() -> None:
