@@ -105,7 +105,7 @@ class Rung:
     host_timed: True where the call itself waits for the GPU (copies to and from the host), so
         that the clock of the host is the right one.
     timed: False where a time says nothing (a rung that prints).
-    target: what this rung must reach.
+    target: what this rung must reach; several are met together.
     calls: PyTorch's operators that compute for it where that is the point, e.g. ("matmul",) for a
         launcher that takes the library's product. Any other but allocation, fill, copy and view
         fails its check.
@@ -127,13 +127,20 @@ class Rung:
     not_repeatable: str = ""
     host_timed: bool = False
     timed: bool = True
-    target: Target | None = None
+    target: Target | tuple[Target, ...] | None = None
     calls: tuple[str, ...] = ()
     backward: Callable[..., Any] | None = None
     saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     load: Callable[[Any], Callable[..., Any]] | None = None
     triton: str = ""
     numba: str = ""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All that it must reach."""
+        if self.target is None:
+            return ()
+        return self.target if isinstance(self.target, tuple) else (self.target,)
 
     @property
     def in_python(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from common.base.declaration import Cost, Problem, Rung
+from common.base.declaration import Cost, Problem, Rung, Target
 from common.base.outcome import Timing
 from common.bench.ceilings import Ceilings
 from common.bench.showing import wake_gpu
@@ -258,11 +258,17 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
 
 
 def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
-    """Whether `rung` reached its target in these results. Without a target or a time: False."""
+    """Whether `rung` reached its targets in these results. Without a target or a time: False."""
     mine = results.get(rung.name)
-    if rung.target is None or not isinstance(mine, Timing):
+    if not rung.targets or not isinstance(mine, Timing):
         return False
-    of = rung.target.of
+    return all(_is_met(target, mine, results, ceilings) for target in rung.targets)
+
+
+def _is_met(
+    target: Target, mine: Timing, results: dict[str, Timing | str], ceilings: Ceilings | None
+) -> bool:
+    of = target.of
     rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops, "fp32": mine.tflops}
     if of in rates:
         rate = rates[of]
@@ -277,7 +283,7 @@ def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings 
         if theirs is None:
             return False
         reached = theirs / mine.ms
-    return reached >= rung.target.at_least
+    return reached >= target.at_least
 
 
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same

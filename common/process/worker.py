@@ -216,9 +216,8 @@ def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
 def check_rung(
     run: Run, problem: Problem, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any] | None, RungOutcome]:
-    outcome = RungOutcome(
-        problem.name, rung.name, rung.idea, PASS, target=str(rung.target) if rung.target else ""
-    )
+    target = " and ".join(map(str, rung.targets))
+    outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS, target=target)
     if run.work.watched and run.backend.name == "cuda" and problem.unwatched:
         outcome.status, outcome.reason = SKIP, problem.unwatched
         return None, outcome
@@ -390,7 +389,7 @@ def _take_timing(
         outcome.remarks.append(f"not timed: {timing}")
     elif isinstance(timing, Timing):
         outcome.timing = timing
-        if rung.target and run.platform.device == "cuda":
+        if rung.targets and run.platform.device == "cuda":
             outcome.target_met = target_met(rung, timings, run.ceilings)
     else:
         first, *rest = timing.splitlines()

@@ -119,7 +119,11 @@ PROBLEMS = (
         libraries=(Library("compile", model.decode_compiled),),
         rungs=(
             Rung("decode_v1_launches", "a launch per token, one block draws"),
-            Rung("decode_v2_inside", "all blocks draw", target=Target(1.5, "compile")),
+            Rung(
+                "decode_v2_inside",
+                "all blocks draw",
+                target=(Target(1.5, "compile"), Target(0.7, "copy")),
+            ),
         ),
         cases=(
             *(Case(shape, "bfloat16") for shape in DECODED),

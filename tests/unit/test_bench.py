@@ -216,6 +216,10 @@ def test_targets(of: str, reached: float) -> None:
     for at_least, met in ((reached * 0.99, True), (reached * 1.01, False)):
         rung = Rung("fast", "", target=Target(at_least, of))
         assert bench.target_met(rung, results, CEILINGS) is met
+        both = dataclasses.replace(rung, target=(Target(at_least, of), Target(0.001, "copy")))
+        assert bench.target_met(both, results, CEILINGS) is met
+        missed = dataclasses.replace(rung, target=(Target(at_least, of), Target(2.0, "copy")))
+        assert not bench.target_met(missed, results, CEILINGS)
     assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)
 
 
