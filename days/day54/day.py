@@ -30,9 +30,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`max(all_tiles<P>(p).tiles(), multiprocessor_count(a))`": (
         "more blocks have less work each, or none: the result is the same"
     ),
-    "gemm_v4_stream_k: arithmetic operator: `s.steps / places` -> `s.steps * places`": (
-        "it decides which tiles are split: the result is the same"
-    ),
 }
 EXERCISE = Exercise(
     function="Pipeline::multiply_steps",

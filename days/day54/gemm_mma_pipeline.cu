@@ -301,12 +301,14 @@ Tensor gemm_v4_stream_k(const Tensor& a, const Tensor& b) {
   return pipelined(a, b, "gemm_v4_stream_k", [&]<typename P>(const Gemm<typename P::T>& p) {
     const Schedule s = all_tiles<P>(p);
     const int64_t places = multiprocessor_count(a), tiles = s.tiles(), rest = tiles % places;
-    if (tiles < places) {  // as many blocks as have LEAST steps each
+    const int64_t idle_steps = rest > 0 ? (places - rest) * s.steps / places : 0;
+    if (idle_steps < LEAST) {
+      launch_pipelined<P>(p, a, std::min(tiles, places));
+    } else if (tiles < places) {  // as many blocks as have LEAST steps each
       const int64_t blocks = std::min(places, tiles * s.steps / LEAST);
-      launch_pipelined<P>(p, a, std::max(blocks, tiles), blocks > tiles ? tiles : 0);
+      launch_pipelined<P>(p, a, blocks, tiles);
     } else {
-      const int64_t idle_steps = rest > 0 ? (places - rest) * s.steps / places : 0;
-      launch_pipelined<P>(p, a, places, idle_steps >= LEAST ? places + rest : 0);
+      launch_pipelined<P>(p, a, places, places + rest);
     }
   });
 }
