@@ -18,6 +18,11 @@ EXTRA_SOURCES = ("training.py",)
 INTRODUCES = ("fake quantisation", "straight-through estimator")
 
 EQUIVALENT = {  # mutants that compute the same, and why
+    "teams.cuh: dispatch_team: comparison: `chunks <= WARP_CHUNKS` -> `chunks < WARP_CHUNKS`": (
+        "a block computes such a row as well as a warp"
+    ),
+    "teams.cuh: dispatch_team: constant off by one: `Segments{n.rows, chunks, 1}` -> "
+    "`Segments{n.rows, chunks, 2}`": "a warp takes whole rows, and reads no number of segments",
     "level_of: comparison: `q < levels.low` -> `q <= levels.low`": "then q is this level",
     "level_of: comparison: `q > levels.high` -> `q >= levels.high`": "then q is this level",
     "fake_quantize_v2_chunks_kernel: comparison: `c < team.count` -> `c <= team.count`": (
