@@ -13,8 +13,10 @@ TOPICS = ("images", "animation", "GIF", "Numba", "sine", "special functions", "i
 SOURCE = "color_patterns.cu"
 EXTRA_SOURCES = ("patterns_numba.py", "formula.py", "movie.py")
 EQUIVALENT = {  # mutants that compute the same, and why
-    "patterns_v2_words: empty input not handled: `if (p.width % PIXELS == 0) return launch_words(p, "
-    "stream)` -> ``": "every movie is then v1's, which is right and said by fell_back()",
+    "patterns_v2_words: empty input not handled: `if (p.width % PIXELS == 0) return "
+    "launch_words(p, stream)` -> ``": (
+        "every movie is then v1's, which is right and said by fell_back()"
+    ),
     "patterns_v3_angle_sums: empty input not handled: `if (p.width % PIXELS == 0) return "
     "launch_tiles<false>(p, stream)` -> ``": (
         "every movie is then v1's, which is right and said by fell_back()"
