@@ -370,6 +370,7 @@ def test_an_array_that_no_kernel_got_is_named_where_it_reaches_the_host(tmp_path
         done = _run(source, "--", array)
         said = "a copy of 128 bytes brought memory to the host that nothing has written"
         assert (done.returncode, said in done.stderr) == (0, array == "4"), done.stderr
+    assert _run(source, "--", "0", CUDACPU_HOST_POINTERS="allow").stderr == ""
     done = _run("--sanitize", source, "--", "4")
     assert f"unwritten  FAIL  {said}" in done.stdout and done.stdout.count("FAIL") == 1
     assert "FAIL" not in _run("--sanitize", source, "--", "3").stdout

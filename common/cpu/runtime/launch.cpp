@@ -153,6 +153,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
   std::string beyond;
   {
     if (!probe) count_work();
+    note_given(work.call, work.call_bytes);
     const MemoryOpen open;
     Watch watch(launch);
     trace::launch_begins(launch);
@@ -212,7 +213,6 @@ void refuse_host_pointers(const LaunchSite& site, const CallType& type, void* ca
   std::vector<void*> arguments(type.count + 1);
   type.find_arguments(call, arguments.data());
   for (size_t i = 0; i < type.count; ++i) {
-    note_given(arguments[i], type.arguments[i].bytes);
     if (type.arguments[i].kind != ArgumentKind::kPointer) continue;
     const void* pointer = *static_cast<void**>(arguments[i]);
     if (!is_host_memory(pointer)) continue;

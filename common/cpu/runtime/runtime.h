@@ -748,7 +748,7 @@ bool refuses_host_pointers();
 // Whether an address is neither null, nor in or right behind what this runtime has allocated or
 // registered, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
-// Some of these bytes, of an argument or of an array of pointers, may be addresses of allocations,
+// Some of these bytes, of arguments or of an array of pointers, may be addresses of allocations,
 // which something else may write to from now on.
 void note_given(const void* data, size_t bytes);
 // Where in which allocation of the runtime API it lies, or "".
