@@ -88,7 +88,7 @@ def recently_touched() -> set[Path] | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     names = [name for name in changed + new if name and not name.endswith((".md", ".svg"))]
-    return {ROOT / name for name in names if name in new or _code_differs(name, before)}
+    return {ROOT / name for name in names if _code_differs(name, before)}
 
 
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # of git, which every repository knows

@@ -132,8 +132,9 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
         braced_pairs.edit(stream)
         launches.edit(stream)
     kernels.edit(code)
-    waiting_loops.edit(code, project.volatile_readers)
-    warp_in_step.edit(code)
+    volatile = waiting_loops.volatile_names(code.tokens)
+    waiting_loops.edit(code, volatile, project.volatile_readers)
+    warp_in_step.edit(code, volatile)
 
 
 def _text_of(path: Path) -> str:

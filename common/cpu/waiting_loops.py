@@ -44,13 +44,13 @@ class _Loop:
     body: _Range
 
 
-def edit(stream: Stream, readers: set[str]) -> None:
+def edit(stream: Stream, names: Set[str], readers: set[str]) -> None:
     """Lets loops in device code that wait for another thread call `cudacpu::spin_wait`.
 
-    readers: functions of the project that read something volatile; this file's are added.
+    names: what is volatile, by `volatile_names`. readers: functions of the project that read
+    something volatile; this file's are added.
     """
     tokens = stream.tokens
-    names = volatile_names(tokens)
     bodies = (
         scope.start
         for outer, scope in itertools.pairwise(stream.scopes)
@@ -177,7 +177,7 @@ def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[s
         return False
     seen = set(names)
     for p in range(*body):
-        if is_assignment(tokens, p) and tokens[p - 1].is_word():
+        if _is_assignment(tokens, p) and tokens[p - 1].is_word():
             end = next(semicolons(tokens, p, body[1], or_last=True), body[1])
             if _reads(tokens, (p + 1, end), seen, readers):
                 seen.add(tokens[p - 1].text)
@@ -193,15 +193,14 @@ def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[s
     return False
 
 
-def is_assignment(tokens: Sequence[Token], p: int) -> bool:
-    """Whether the operator at p assigns; of `+=` and its like, the `=` is a token of its own."""
+def _is_assignment(tokens: Sequence[Token], p: int) -> bool:
     return tokens[p].is_op("=", "<<=", ">>=")
 
 
 def _writes(tokens: Sequence[Token], body: _Range) -> bool:
     """Whether something is assigned there that may be in memory: x[i], *x, or x->y."""
     for p in range(*body):
-        if is_assignment(tokens, p):
+        if _is_assignment(tokens, p):
             q = p - 2 if tokens[p - 1].is_op(*_COMPOUND) else p - 1
             if not tokens[q].is_word():
                 return True

@@ -10,20 +10,21 @@ which no GPU since promises to work. Here each thread runs on alone, and the res
 second such statement notes its line when it is executed, and the program names it at its end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from common.cpu.lexer import Token
 from common.cpu.stream import Stream
 from common.cpu.syntax import closing, flat, is_op_at, semicolons
-from common.cpu.waiting_loops import is_assignment, volatile_names
 
 _BEGINS_CODE = ("__global__", "__device__")
 
 
-def edit(stream: Stream) -> None:
-    """Lets such statements in device code call `cudacpu::warp_in_step`."""
+def edit(stream: Stream, names: Set[str]) -> None:
+    """Lets such statements in device code call `cudacpu::warp_in_step`.
+
+    names: what is volatile, by waiting_loops.volatile_names.
+    """
     tokens = stream.tokens
-    names = volatile_names(tokens)
     earlier: set[str] = set()  # what a statement has exchanged, and no wait has followed
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -44,7 +45,7 @@ def _exchanges(tokens: Sequence[Token], p: int) -> bool:
         return False
     close = closing(tokens, p + 1, or_last=True)
     begin = next((q for q in (close + 1, close + 2) if is_op_at(tokens, q, "=")), None)
-    if begin is None or not is_assignment(tokens, begin):
+    if begin is None:
         return False
     written = flat(tokens[p + 1 : close])
     end = next(semicolons(tokens, begin, len(tokens), or_last=True), len(tokens))
