@@ -61,11 +61,11 @@ any_shape = Problem(
 
 problems = (
     any_shape,
-    timed(1 << 18, 1 << 10, WARP, BLOCK, ONLINE),
-    timed(1 << 16, 1 << 12, BLOCK, ONLINE, SHARED),
-    timed(1 << 14, 1 << 14, BLOCK, ONLINE, SHARED),
-    timed(1 << 13, 1 << 15, BLOCK, ONLINE, SHARED, CLUSTER),
-    timed(1 << 12, 1 << 16, ONLINE, CLUSTER),
-    timed(1 << 10, 1 << 18, ONLINE, CLUSTER),
+    timed(1 << 19, 1 << 10, WARP, BLOCK, ONLINE),  # 1 GiB, as the copy that it is compared with
+    timed(1 << 17, 1 << 12, BLOCK, ONLINE, SHARED),
+    timed(1 << 15, 1 << 14, BLOCK, ONLINE, SHARED),
+    timed(1 << 14, 1 << 15, BLOCK, ONLINE, SHARED, CLUSTER),
+    timed(1 << 13, 1 << 16, ONLINE, CLUSTER),
+    timed(1 << 11, 1 << 18, ONLINE, CLUSTER),
     timed(1 << 12, 1 << 16, ONLINE, CLUSTER, dtype="float32"),
 )

@@ -517,13 +517,13 @@ Tensor softmax_v5_cluster(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v6: one launcher that chooses: the fewest warps that hold the row in registers up to 32 KB,
+// v6: one launcher that chooses: registers up to 32 KB, of a warp up to 1 KB and of a block above,
 // shared memory up to 128 KB, a cluster above, and v3 where nothing holds the row.
 
 Tensor softmax_v6_chosen(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
-  if (fits_warp(x)) return softmax_v1_warp(x);
+  if (fits_warp(x) && (!fits_block(x) || packs_of(x) <= 64)) return softmax_v1_warp(x);
   if (fits_block(x) && packs_of(x) <= 2048) return softmax_v2_block(x);
   if (has_capability(8, 0) && fits_block_memory(x)) return softmax_v4_shared(x);
   if (has_capability(9, 0) && fits_cluster(x)) return softmax_v5_cluster(x);

@@ -64,8 +64,9 @@ Tensor dyt_v1_naive(const Tensor& x, const Tensor& alpha, const Tensor& weight,
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a thread takes a chunk of columns and the rows row, row + step …, four at one
-// time. It loads weight and bias once.
+// v2 against v1: a thread takes a chunk of columns of four rows at one time, and loads weight and
+// bias once. The 32 rows of a block follow each other, so that the resident blocks work in one
+// window of the matrix, which moves on, as in a copy.
 //
 // v3 against v2: tanh.approx (day 10) is one instruction of the special function unit, where tanhf
 // computes a polynomial and also an exponential and a reciprocal, and selects one of the results.
@@ -87,11 +88,11 @@ __global__ void __launch_bounds__(BLOCK, RESIDENT)
                Chunk<T, N>* __restrict__ y, int64_t rows, int64_t chunks) {
   const int64_t c = int64_t{blockIdx.x} * LANES + threadIdx.x % LANES;
   if (c >= chunks) return;
-  const int64_t row = int64_t{blockIdx.y} * (BLOCK / LANES) + threadIdx.x / LANES;
-  const int64_t step = int64_t{gridDim.y} * (BLOCK / LANES);
+  constexpr int step = BLOCK / LANES, BLOCK_ROWS = ROWS * step;
+  const int64_t row = int64_t{blockIdx.y} * BLOCK_ROWS + threadIdx.x / LANES;
   const float a = static_cast<float>(*alpha);
   const RawChunk<Chunk<T, N>> weights = load_raw(weight + c), biases = load_raw(bias + c);
-  for (int64_t r = row; r < rows; r += ROWS * step) {
+  for (int64_t r = row; r < rows; r += int64_t{gridDim.y} * BLOCK_ROWS) {
     RawChunk<Chunk<T, N>> from[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; ++k) {
@@ -129,7 +130,9 @@ Tensor dyt_in_chunks(const Tensor& x, const Tensor& alpha, const Tensor& weight,
     dispatch_chunk<T>(x.size(1), {&x, &weight, &bias}, [&](auto size) {
       using C = Chunk<T, size>;
       const int64_t chunks = x.size(1) / size, columns = ceil_div<int64_t>(chunks, LANES);
-      const dim3 grid(grid_size(columns, "x"), row_blocks(x, columns, 8 * RESIDENT, ROWS));
+      const int64_t along = ceil_div<int64_t>(x.size(0), BLOCK / LANES * ROWS);
+      const dim3 grid(grid_size(columns, "x"),
+                      static_cast<unsigned>(std::clamp<int64_t>(along, 1, max_grid_y())));
       dyt_kernel<APPROXIMATE><<<grid, BLOCK, 0, current_stream(x)>>>(
           data<C>(x), data<T>(alpha), data<C>(weight), data<C>(bias), reinterpret_cast<C*>(y),
           x.size(0), chunks);

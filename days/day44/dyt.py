@@ -59,7 +59,7 @@ problems = (
             *grid([(8, 304)], FLOATS, values="nonfinite"),
             *grid([(8, 304)], FLOATS, values="large"),
         ),
-        bench=Case((1 << 16, 1 << 12), "bfloat16"),
+        bench=Case((1 << 17, 1 << 12), "bfloat16"),
         bench_cpu=Case((4, 4096), "bfloat16"),
         cost=streamed(2, 15),
         pytorch=dyt,

@@ -170,10 +170,11 @@ def unit_problem(name, p):
             *grid([(1, 16392), (1, 65536)], ["bfloat16"]),
             *grid([(8, 304)], FLOATS, values="nonfinite"),
         ),
-        bench=Case((1 << 16, 1 << 12), "bfloat16"),
+        bench=Case((1 << 17, 1 << 12), "bfloat16"),
         bench_cpu=Case((4, 4096), "bfloat16"),
         cost=streamed(2, 4),
         pytorch=by_normalize(p),
+        libraries=(COMPILE,),
     )
 
 
@@ -223,11 +224,11 @@ backward = Problem(
 
 problems = (
     any_shape,
-    timed(1 << 18, 1 << 10, NAIVE, WARP, VECTOR),
-    timed(1 << 16, 1 << 12, WARP, VECTOR, SHARED),
-    timed(1 << 14, 1 << 14, VECTOR, SHARED),
-    timed(1 << 13, 1 << 15, VECTOR, SHARED),
-    timed(1 << 12, 1 << 16, WARP, VECTOR, SHARED),
+    timed(1 << 19, 1 << 10, NAIVE, WARP, VECTOR),  # 1 GiB, as the copy that it is compared with
+    timed(1 << 17, 1 << 12, WARP, VECTOR, SHARED),
+    timed(1 << 15, 1 << 14, VECTOR, SHARED),
+    timed(1 << 14, 1 << 15, VECTOR, SHARED),
+    timed(1 << 13, 1 << 16, WARP, VECTOR, SHARED),
     unit_problem("L1", 1),
     unit_problem("L2", 2),
     backward,

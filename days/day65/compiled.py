@@ -22,7 +22,14 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
     ("layer norm v2, CUDA", "layer_norm_v2_row_kernelI13__nv_bfloat16Li8E"),
     (
         "layer norm v3, Triton",
-        TritonKernel("row_kernel", {**ROW, "eps": "fp32"}, {"BLOCK": 8192}, tuple(ROW), 8),
+        TritonKernel(
+            "row_kernel",
+            {**ROW, "eps": "fp32"},
+            {"BLOCK": 8192},
+            tuple(ROW),
+            warps=8,
+            maxnreg="MOST_REGISTERS",
+        ),
     ),
     ("batch norm v2, CUDA, reduce", "batch_norm_reduce_kernelI13__nv_bfloat16Li8E"),
     ("batch norm v3, Triton, reduce", reduction("reduce_tiles_kernel", "ROWS")),

@@ -8,6 +8,8 @@ from common.day import require, require_float
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST_ROW = 16384  # that a program keeps in registers
+MOST_REGISTERS = 64  # per thread: with 78, which the compiler takes by itself, 3 programs of 8192
+# columns are resident per multiprocessor, with 64 they are 4
 ROWS = 32  # of a tile of batch norm
 PLACES = 8  # rows of a tile where each place has its moments
 STAGES = tl.constexpr(4)  # tiles of that kind that are in flight or in use
@@ -102,7 +104,17 @@ def layer_norm_v3_triton(x, weight, bias, eps):
             if cols <= LONGEST_ROW:
                 block = triton.next_power_of_2(cols)
                 warps = min(16, max(4, block // 1024))
-                row_kernel[(rows,)](x, weight, bias, y, cols, eps, block, num_warps=warps)
+                row_kernel[(rows,)](
+                    x,
+                    weight,
+                    bias,
+                    y,
+                    cols,
+                    eps,
+                    block,
+                    num_warps=warps,
+                    maxnreg=MOST_REGISTERS,
+                )
             else:
                 long_row_kernel[(rows,)](x, weight, bias, y, cols, eps, 4096, num_warps=8)
     return y
