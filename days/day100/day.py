@@ -59,9 +59,10 @@ PROBLEMS = (
         rungs=(
             Rung("prefill_v1_tokens", "token by token through the decoder"),
             Rung("prefill_v2_separate", "all at once, cuBLAS and passes", calls=PRODUCTS),
+            Rung("prefill_v3_epilogues", "passes in the products' epilogues", calls=PRODUCTS),
             Rung(
-                "prefill_v3_epilogues",
-                "passes in the products' epilogues",
+                "prefill_v4_by_size",
+                "so where tiles fill the card",
                 calls=PRODUCTS,
                 target=Target(1.0, "pytorch"),
             ),
@@ -71,7 +72,7 @@ PROBLEMS = (
             Case((1, 1, 64, 20, 9, 5), "bfloat16", "offset"),
         ),
         refused=(Case((1, 1, 64, 20, 9, 10), "bfloat16"), Case((1, 1, 64, 20, 9, 0), "bfloat16")),
-        bench=Case((*GPT2, 512), "bfloat16"),
+        bench=Case((*GPT2, 1024), "bfloat16"),
         bench_cpu=Case((1, 1, 64, 300, 64, 32), "bfloat16"),
         cost=model.prefill_cost,
         tolerance=ROUNDED,
@@ -84,6 +85,7 @@ PROBLEMS = (
         rungs=(
             Rung("prefill_v2_separate", "all at once, cuBLAS and passes", calls=PRODUCTS),
             Rung("prefill_v3_epilogues", "passes in the products' epilogues", calls=PRODUCTS),
+            Rung("prefill_v4_by_size", "so where tiles fill the card", calls=PRODUCTS),
         ),
         cases=tuple(Case(shape, "bfloat16") for shape in LONG),
         timed=False,

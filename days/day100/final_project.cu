@@ -12,7 +12,8 @@
 //   prefill v3 epilogues  bias, GELU and additions in the products' registers (prefill.cu)
 //   decode v1 launches    a launch per token, and one block that draws it
 //   decode v2 inside      all blocks draw the token, and one launch decodes many
-//   generate v1, v2       prefill v1 and decode v1; prefill v3 and decode v2
+//   prefill v4 by size    so where the product has enough tiles for the card, else as v2
+//   generate v1, v2       prefill v1 and decode v1; prefill v4 and decode v2
 //
 // Run: python run_day.py 100
 
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // All positions at once.
-Tensor prefill_at_once(WEIGHTS, const Tensor& prompt, bool epilogues, const char* name) {
+Tensor prefill_at_once(WEIGHTS, const Tensor& prompt, prefill::Products products,
+                       const char* name) {
   const int64_t n = length_of(prompt, wpe, wte), V = wte.size(0);
   const auto logits =
       std::get<1>(decode(GIVEN, part_of(prompt, n - 1, 1), n - 1, 1, name, [&](const Model& m) {
@@ -145,7 +147,7 @@ Tensor prefill_at_once(WEIGHTS, const Tensor& prompt, bool epilogues, const char
                         "cache: expected 64 or 128 elements per head for a prefill at once, got ",
                         m.D);
         const Tensor x =
-            prefill::layers(wte, wpe, vectors, qkv, proj, fc, out, cache, prompt, epilogues);
+            prefill::layers(wte, wpe, vectors, qkv, proj, fc, out, cache, prompt, products);
         const size_t bytes = m.C * sizeof(float);
         const unsigned grid = resident_grid(wte, head_kernel, THREADS, bytes, ceil_div(m.V, WARPS));
         head_kernel<<<grid, THREADS, bytes, current_stream(wte)>>>(m, data<bf16>(x));
@@ -155,12 +157,17 @@ Tensor prefill_at_once(WEIGHTS, const Tensor& prompt, bool epilogues, const char
 
 // v2 against v1: each weight is read once, for all positions.
 Tensor prefill_v2_separate(WEIGHTS, const Tensor& prompt) {
-  return prefill_at_once(GIVEN, prompt, false, "prefill_v2_separate");
+  return prefill_at_once(GIVEN, prompt, prefill::Products::LIBRARY, "prefill_v2_separate");
 }
 
 // v3 against v2: GELU has no pass, and x is added in the products' epilogues instead of the norms.
 Tensor prefill_v3_epilogues(WEIGHTS, const Tensor& prompt) {
-  return prefill_at_once(GIVEN, prompt, true, "prefill_v3_epilogues");
+  return prefill_at_once(GIVEN, prompt, prefill::Products::OWN, "prefill_v3_epilogues");
+}
+
+// v4 against v3: our products only where their tiles are enough for the card.
+Tensor prefill_v4_by_size(WEIGHTS, const Tensor& prompt) {
+  return prefill_at_once(GIVEN, prompt, prefill::Products::BY_SIZE, "prefill_v4_by_size");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ Tensor generate_v1_tokens(WEIGHTS, const Tensor& prompt, int64_t steps, SAMPLING
 
 Tensor generate_v2_at_once(WEIGHTS, const Tensor& prompt, int64_t steps, SAMPLING) {
   const int64_t n = length_of(prompt, wpe, wte);
-  if (n > 1) prefill_v3_epilogues(GIVEN, part_of(prompt, 0, n - 1));
+  if (n > 1) prefill_v4_by_size(GIVEN, part_of(prompt, 0, n - 1));
   return std::get<0>(decode_v2_inside(GIVEN, part_of(prompt, n - 1, 1), n - 1, steps, temperature,
                                       top_k, top_p, seed));
 }
@@ -196,5 +203,6 @@ RUNG(day100, decode_v2_inside, DECODES);
 RUNG(day100, prefill_v1_tokens, PREFILLS);
 RUNG(day100, prefill_v2_separate, PREFILLS);
 RUNG(day100, prefill_v3_epilogues, PREFILLS);
+RUNG(day100, prefill_v4_by_size, PREFILLS);
 RUNG(day100, generate_v1_tokens, GENERATES);
 RUNG(day100, generate_v2_at_once, GENERATES);

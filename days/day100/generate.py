@@ -40,7 +40,7 @@ def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=C
     given = torch.tensor(prompt, device=device)
     if len(prompt) > 1:
         at_once = cache.shape[-1] in (64, 128)
-        name = "prefill_v3_epilogues" if at_once else "prefill_v1_tokens"
+        name = "prefill_v4_by_size" if at_once else "prefill_v1_tokens"
         getattr(operators, name)(*weights.tensors, cache, given[:-1])
     token, launched, in_flight = given[-1:], 0, deque()
 

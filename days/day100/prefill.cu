@@ -85,13 +85,18 @@ void product(const Tensor& a, const Tensor& weight, const Epilogue& epilogue) {
 
 Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const Tensor& qkv,
               const Tensor& proj, const Tensor& fc, const Tensor& out, const Tensor& cache,
-              const Tensor& prompt, bool epilogues) {
+              const Tensor& prompt, Products products) {
   const int64_t n = prompt.size(0), C = wte.size(1), L = qkv.size(0), H = cache.size(2);
   const int64_t P = cache.size(3), D = cache.size(4), chunks = C / 8;
-  if (epilogues && compute_capability() != 90) {
+  if (products != Products::LIBRARY && compute_capability() != 90) {
     fell_back("prefill_v2_separate", "a card without wgmma, which only those of 9.0 have");
-    epilogues = false;
+    products = Products::LIBRARY;
   }
+  const auto is_own = [&](int64_t cols) {
+    if (products != Products::BY_SIZE) return products == Products::OWN;
+    const int64_t tiles = ceil_div<int64_t>(n, 2 * ROWS) * ceil_div<int64_t>(cols, NARROW * PART);
+    return 2 * tiles >= multiprocessor_count(wte);
+  };
   const auto matrix = [&](int64_t cols) { return torch::stable::new_empty(wte, {n, cols}); };
   // x is the sum of x and *branch, where a branch has not been added yet.
   Tensor x = matrix(C), branch;
@@ -113,7 +118,7 @@ Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const
       return made.y;
     };
     const auto add_product = [&](const Tensor& a, const Tensor& of, const Tensor& bias) {
-      if (!epilogues) {
+      if (!is_own(C)) {
         branch = linear(a, of, bias), has_branch = true;
         return;
       }
@@ -126,7 +131,7 @@ Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const
 
     Tensor projected = rows, up = hidden;
     const Tensor first = norm(0);
-    if (epilogues) {
+    if (products == Products::OWN) {
       product(first, weight(qkv), Bias<bf16>{map_of_parts<bf16>(rows), data<bf16>(vector(2, 3))});
     } else {
       projected = linear(first, weight(qkv), vector(2, 3));
@@ -139,7 +144,7 @@ Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const
                    nullptr, heads(o, 0, H, D), lse, true);
     add_product(o, weight(proj), vector(5, 1));
     const Tensor second = norm(6);
-    if (epilogues) {
+    if (is_own(4 * C)) {
       product(second, weight(fc),
               BiasGelu<bf16, false>{{}, map_of_parts<bf16>(hidden), data<bf16>(vector(8, 4))});
     } else {
