@@ -31,7 +31,12 @@ static_assert(BLOCK == BN, "the tiles of a block of the transforms are of one ch
 // has no edges.
 struct Sizes {
   int down, across, tiles;  // along an image, and in all images
-  int64_t C, O, P;
+  int C, O, P;
+
+  // Elements from one of the 16 places to the next.
+  __host__ __device__ int64_t U() const { return int64_t{C} * O; }
+  __host__ __device__ int64_t V() const { return int64_t{C} * P; }
+  __host__ __device__ int64_t M() const { return int64_t{O} * P; }
 };
 
 struct Two {
@@ -73,7 +78,7 @@ __global__ void __launch_bounds__(BLOCK)
   for (int i = 0; i < 4; ++i) {
     const Four row = filter_transform(columns[0].at[i], columns[1].at[i], columns[2].at[i]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) U[(i * 4 + j) * s.C * s.O + index] = row.at[j];
+    for (int j = 0; j < 4; ++j) U[(i * 4 + j) * s.U() + index] = row.at[j];
   }
 }
 
@@ -81,7 +86,7 @@ __global__ void __launch_bounds__(BLOCK)
 __global__ void __launch_bounds__(BLOCK)
     transform_inputs_kernel(const float* __restrict__ x, float* __restrict__ V, Conv conv,
                             Sizes s) {
-  const unsigned blocks = s.P / BLOCK;
+  const int blocks = s.P / BLOCK;
   const int c = blockIdx.x / blocks, tile = blockIdx.x % blocks * BLOCK + threadIdx.x;
   const int left = tile % s.across * 2 - conv.padding;
   const int top = tile / s.across % s.down * 2 - conv.padding;
@@ -100,13 +105,13 @@ __global__ void __launch_bounds__(BLOCK)
     }
     columns[q] = input_transform(d[0], d[1], d[2], d[3]);
   }
-  float* to = V + c * s.P + tile;
+  float* to = V + int64_t{c} * s.P + tile;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const Four row =
         input_transform(columns[0].at[i], columns[1].at[i], columns[2].at[i], columns[3].at[i]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) to[(i * 4 + j) * s.C * s.P] = row.at[j];
+    for (int j = 0; j < 4; ++j) to[(i * 4 + j) * s.V()] = row.at[j];
   }
 }
 
@@ -143,12 +148,12 @@ __global__ void __launch_bounds__(BM* BN / 64, 2)
   constexpr int THREADS = BM * BN / 64;
   __shared__ __align__(16) float a[2][BK][BM], b[2][BK][BN];
   // Blocks that follow each other read the same tile of V.
-  const unsigned strips = s.O / BM, across = s.P / BN;
+  const int strips = s.O / BM, across = s.P / BN;
   const int64_t o0 = blockIdx.x % strips * BM, p0 = blockIdx.x / strips % across * BN;
   const int64_t place = blockIdx.x / strips / across;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int m = warp / 2 * 32 + lane / 8 * 4, n = warp % 2 * 64 + lane % 8 * 4;
-  const float *from_u = U + place * s.C * s.O + o0, *from_v = V + place * s.C * s.P + p0;
+  const float *from_u = U + place * s.U() + o0, *from_v = V + place * s.V() + p0;
 
   Staged<BM, THREADS> next_a;
   Staged<BN, THREADS> next_b;
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(BM* BN / 64, 2)
     const bool more = step + 1 < steps;
     if (more) {  // these loads are in flight during the multiplications
       next_a.load(from_u += BK * s.O, s.O);
-      next_b.load(from_v += BK * s.P, s.P);
+      next_b.load(from_v += int64_t{BK} * s.P, s.P);
     }
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
@@ -191,7 +196,7 @@ __global__ void __launch_bounds__(BM* BN / 64, 2)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    float* row = M + (place * s.O + o0 + m + i / 4 * 16 + i % 4) * s.P + p0 + n;
+    float* row = M + place * s.M() + (o0 + m + i / 4 * 16 + i % 4) * s.P + p0 + n;
     *reinterpret_cast<float4*>(row) = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
     *reinterpret_cast<float4*>(row + 32) =
         make_float4(sums[i][4], sums[i][5], sums[i][6], sums[i][7]);
@@ -202,18 +207,17 @@ __global__ void __launch_bounds__(BM* BN / 64, 2)
 __global__ void __launch_bounds__(BLOCK)
     transform_outputs_kernel(const float* __restrict__ M, float* __restrict__ y, Conv conv,
                              Sizes s) {
-  const unsigned blocks = s.P / BLOCK;
+  const int blocks = s.P / BLOCK;
   const int o = blockIdx.x / blocks, tile = blockIdx.x % blocks * BLOCK + threadIdx.x;
   if (tile >= s.tiles) return;
   const int j = tile % s.across * 2, i = tile / s.across % s.down * 2;
   const int64_t n = tile / s.across / s.down;
-  const float* from = M + o * s.P + tile;
-  const int64_t next = s.O * s.P;  // elements from one place in the tile to the next
+  const float* from = M + int64_t{o} * s.P + tile;
   Two columns[4];
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
-    columns[q] = output_transform(from[q * next], from[(4 + q) * next], from[(8 + q) * next],
-                                  from[(12 + q) * next]);
+    columns[q] = output_transform(from[q * s.M()], from[(4 + q) * s.M()], from[(8 + q) * s.M()],
+                                  from[(12 + q) * s.M()]);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -236,15 +240,15 @@ Sizes sizes_of(const Conv& conv) {
   s.across = ceil_div(conv.OW, 2);
   s.tiles = bounded(conv.N * s.down * s.across, 1, std::numeric_limits<int>::max() - BN,
                     "x, its number of 2 × 2 outputs per channel");
-  s.C = ceil_div(std::max(conv.C, 1), BK) * int64_t{BK};
-  s.O = ceil_div(conv.O, 64) * int64_t{64};
-  s.P = ceil_div(s.tiles, BN) * int64_t{BN};
+  s.C = ceil_div(std::max(conv.C, 1), BK) * BK;
+  s.O = ceil_div(conv.O, 64) * 64;
+  s.P = ceil_div(s.tiles, BN) * BN;
   return s;
 }
 
 template <int BM>
 void launch_products(const Tensor& U, const Tensor& V, Tensor& M, const Sizes& s) {
-  const int64_t blocks = 16 * (s.O / BM) * (s.P / BN);
+  const int64_t blocks = int64_t{16} * (s.O / BM) * (s.P / BN);
   winograd_products_kernel<BM><<<grid_size(blocks, "x"), BM * BN / 64, 0, current_stream(V)>>>(
       data<float>(U), data<float>(V), mutable_data<float>(M), s);
   check_launch("winograd_products");
@@ -269,11 +273,11 @@ Tensor conv2d_v4_winograd(const Tensor& x, const Tensor& w, int64_t stride, int6
   Tensor M = torch::stable::new_empty(x, {16, s.O, s.P});
   const cudaStream_t stream = current_stream(x);
 
-  // s.C · s.O is a multiple of BLOCK.
-  transform_filters_kernel<<<grid_size(s.C * s.O / BLOCK, "w"), BLOCK, 0, stream>>>(
+  // C · O is a multiple of BLOCK.
+  transform_filters_kernel<<<grid_size(s.U() / BLOCK, "w"), BLOCK, 0, stream>>>(
       data<float>(w), mutable_data<float>(U), conv, s);
   check_launch("transform_filters");
-  transform_inputs_kernel<<<grid_size(s.C * (s.P / BLOCK), "x"), BLOCK, 0, stream>>>(
+  transform_inputs_kernel<<<grid_size(s.V() / BLOCK, "x"), BLOCK, 0, stream>>>(
       data<float>(x), mutable_data<float>(V), conv, s);
   check_launch("transform_inputs");
   if (s.O % 128 == 0) {
@@ -281,7 +285,7 @@ Tensor conv2d_v4_winograd(const Tensor& x, const Tensor& w, int64_t stride, int6
   } else {
     launch_products<64>(U, V, M, s);
   }
-  transform_outputs_kernel<<<grid_size(conv.O * (s.P / BLOCK), "x"), BLOCK, 0, stream>>>(
+  transform_outputs_kernel<<<grid_size(int64_t{conv.O} * (s.P / BLOCK), "x"), BLOCK, 0, stream>>>(
       data<float>(M), mutable_data<float>(y), conv, s);
   check_launch("transform_outputs");
   return y;
