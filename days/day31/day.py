@@ -7,9 +7,19 @@ from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, gri
 
 TITLE = "Convolution in two dimensions"
 TEACHES = "Tiles with a halo in two dimensions, and register blocking over output channels"
-TOPICS = ("convolution", "conv2d", "halo", "shared memory", "register tile", "NCHW", "cuDNN")
+TOPICS = (
+    "convolution",
+    "conv2d",
+    "halo",
+    "shared memory",
+    "register tile",
+    "NCHW",
+    "cuDNN",
+    "Winograd",
+)
 SOURCE = "conv2d_tiled.cu"
-INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM")
+EXTRA_SOURCES = ("winograd.cu",)
+INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM", "minimal filtering")
 
 EXERCISE = Exercise(
     function="Halo::load",
@@ -57,11 +67,19 @@ def cost(case):
     )
 
 
-RUNGS = (
-    Rung("conv2d_v1_naive", "one thread per output"),
-    Rung("conv2d_v2_tiled", "tile with halo in shared memory"),
-    Rung("conv2d_v3_register_blocked", "56 or 64 sums per thread", target=Target(0.6, "pytorch")),
-)
+V1 = Rung("conv2d_v1_naive", "one thread per output")
+V2 = Rung("conv2d_v2_tiled", "tile with halo in shared memory")
+
+
+def v3(target=None):
+    return Rung("conv2d_v3_register_blocked", "56 or 64 sums per thread", target=target)
+
+
+def v4(target=None):
+    return Rung("conv2d_v4_winograd", "4/9 of the multiplications", target=target)
+
+
+TARGET = Target(0.6, "pytorch")
 # Around tiles of 16 × 16, 8 × 16 and 4 × 28, 64 output and 16 input channels per step.
 SHAPES = [
     (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
@@ -79,14 +97,30 @@ SHAPES = [
     (1, 1, 200, 150, 1, 3, 2, 1, 1, 90, 1),
     (0, 3, 5, 5, 4, 3, 3, 1, 1, 1, 1),
 ]
+# For v4: around 64 and 128 output channels, 128 tiles of 2 × 2 outputs and 8 input channels.
+FILTERS_3X3 = [
+    (40, 5, 1, 1, 3, 3, 3, 1, 1, 1, 1),
+    (1, 3, 4, 3, 2, 3, 3, 1, 1, 1, 1),
+    (1, 20, 2, 2, 30, 3, 3, 1, 1, 1, 1),
+    (2, 9, 17, 19, 130, 3, 3, 1, 0, 1, 1),
+    (3, 8, 7, 30, 200, 3, 3, 1, 3, 1, 1),
+    (1, 25, 16, 32, 64, 3, 3, 1, 1, 1, 1),
+    (0, 3, 5, 5, 4, 3, 3, 1, 1, 1, 1),
+]
+NOT_FOR_V4 = [
+    (1, 4, 6, 7, 4, 3, 5, 1, 1, 1, 1),
+    (1, 4, 6, 7, 4, 3, 3, 2, 1, 1, 1),
+    (1, 4, 6, 7, 4, 3, 3, 1, 2, 2, 1),
+    (1, 4, 6, 7, 4, 3, 3, 1, 1, 1, 2),
+]
 
 
-def timed(N, channels, size):
+def timed(N, channels, size, v3, v4):
     return Problem(
         name=f"3×3, {channels} channels, {size}×{size}",
         inputs=inputs,
         reference=reference,
-        rungs=RUNGS,
+        rungs=(V1, V2, v3, v4),
         cases=(Case((1, 16, 12, 20, 16, 3, 3, 1, 1, 1, 1)),),
         bench=Case((N, channels, size, size, channels, 3, 3, 1, 1, 1, 1)),
         bench_cpu=Case((1, 16, 14, 18, 16, 3, 3, 1, 1, 1, 1)),
@@ -101,7 +135,7 @@ PROBLEMS = (
         name="any filter",
         inputs=inputs,
         reference=reference,
-        rungs=RUNGS,
+        rungs=(V1, V2, v3()),
         cases=(
             *grid(SHAPES, ["float32"]),
             *grid([(8, 3, 6, 7, 8, 3, 3, 1, 1, 1, 1)], ["float32"], values="nonfinite"),
@@ -109,7 +143,16 @@ PROBLEMS = (
         ),
         timed=False,
     ),
-    timed(16, 64, 112),
-    timed(32, 256, 28),
-    timed(32, 128, 56),
+    Problem(
+        name="3×3, any size",
+        inputs=inputs,
+        reference=reference,
+        rungs=(v4(),),
+        cases=grid(FILTERS_3X3, ["float32"]),
+        refused=grid(NOT_FOR_V4, ["float32"]),
+        timed=False,
+    ),
+    timed(16, 64, 112, v3(TARGET), v4()),
+    timed(32, 256, 28, v3(), v4(TARGET)),
+    timed(32, 128, 56, v3(TARGET), v4()),
 )
