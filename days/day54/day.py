@@ -8,6 +8,7 @@ TITLE = "GEMM with mma.sync"
 TEACHES = "ldmatrix, swizzled tiles and a cp.async pipeline of several stages; persistent, stream-K"
 TOPICS = ("GEMM", "mma", "ldmatrix", "cp.async", "pipeline", "swizzle", "stream-K", "persistent")
 SOURCE = "gemm_mma_pipeline.cu"
+EXTRA_SOURCES = ("gemm_mma_tma.cu",)
 INTRODUCES = ("stream-K",)
 EQUIVALENT = {  # mutants that compute the same, and why
     "Loads::advance: bounds check dropped: `left == 0 || --left > 0` -> `--left > 0`": (
