@@ -8,26 +8,25 @@ TITLE = "GEMM with mma.sync"
 TEACHES = "ldmatrix, swizzled tiles and a cp.async pipeline of several stages; persistent, stream-K"
 TOPICS = ("GEMM", "mma", "ldmatrix", "cp.async", "pipeline", "swizzle", "stream-K", "persistent")
 SOURCE = "gemm_mma_pipeline.cu"
+EXTRA_SOURCES = ("gemm_mma_tma.cu",)
 INTRODUCES = ("stream-K",)
 EQUIVALENT = {  # mutants that compute the same, and why
-    "Loads::advance: bounds check dropped: `left == 0 || --left > 0` -> `--left > 0`": (
-        "behind the last part there is no next one: the copies end once more"
-    ),
-    "add_published: other dimension: `threadIdx.x` -> `threadIdx.y`": (
+    "gemm_mma_pipeline.cu: Loads::advance: bounds check dropped: `left == 0 || --left > 0` -> "
+    "`--left > 0`": ("behind the last part there is no next one: the copies end once more"),
+    "stream_k.cuh: add_published: other dimension: `threadIdx.x` -> `threadIdx.y`": (
         "all threads wait for the flag, each by itself"
     ),
-    "gemm_pipelined_kernel: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
+    "stream_k.cuh: range_of_block: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
         "any one thread may take the ticket"
     ),
-    "launch_pipelined: comparison: `stream_tiles > 0 && stream_tiles * s.steps < INT32_MAX` -> "
-    "`stream_tiles > 0 || stream_tiles * s.steps < INT32_MAX`": (
+    "stream_k.cuh: split_tiles: comparison: `stream_tiles > 0 && stream_tiles * s.steps < "
+    "INT32_MAX` -> `stream_tiles > 0 || stream_tiles * s.steps < INT32_MAX`": (
         "where no tile is split, all ranges are empty; 2^31 steps are those of a matrix of 256 GB"
     ),
-    "pipelined: comparison: `shared_limit(a) >= Deep::BYTES` -> `shared_limit(a) > Deep::BYTES`": (
-        "no card has exactly 192 KB"
-    ),
-    "gemm_v3_persistent: min for max: `min(all_tiles<P>(p).tiles(), multiprocessor_count(a))` -> "
-    "`max(all_tiles<P>(p).tiles(), multiprocessor_count(a))`": (
+    "gemm_mma_pipeline.cu: pipelined: comparison: `shared_limit(a) >= Deep::BYTES` -> "
+    "`shared_limit(a) > Deep::BYTES`": ("no card has exactly 192 KB"),
+    "gemm_mma_pipeline.cu: gemm_v3_persistent: min for max: `min(all_tiles<P>(p).tiles(), "
+    "multiprocessor_count(a))` -> `max(all_tiles<P>(p).tiles(), multiprocessor_count(a))`": (
         "more blocks have less work each, or none: the result is the same"
     ),
 }

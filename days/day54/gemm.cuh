@@ -62,9 +62,10 @@ __device__ __forceinline__ void transpose_in_four_lanes(uint32_t (&words)[4]) {
   }
 }
 
-// Rounds and stores a warp's sums: ROWS fragments of 16 rows from m on, COLS of 8 columns from n
-// on. Four fragments beside each other give each lane 8 adjacent columns, 16 bytes.
-template <typename T, int ROWS, int COLS>
+// Rounds and stores a warp's sums: ROWS fragments of 16 rows from m on, COLS of 8 columns. Its
+// first 32 columns begin at n, the next STRIDE columns further. Four fragments beside each other
+// give each lane 8 adjacent columns, 16 bytes.
+template <int STRIDE, typename T, int ROWS, int COLS>
 __device__ __forceinline__ void store_sums(const Gemm<T>& p, const float (&sums)[ROWS][COLS][4],
                                            int m, int n) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
@@ -83,14 +84,14 @@ __device__ __forceinline__ void store_sums(const Gemm<T>& p, const float (&sums)
           words[k] = tiles::pack<T>(of[half], of[half + 1]);
         }
         transpose_in_four_lanes(words);
-        const int col = n + 8 * (j + quad);
+        const int col = n + j / 4 * STRIDE + 8 * quad;
         const uint4 eight = make_uint4(words[0], words[1], words[2], words[3]);
         if (row < p.M && col < p.N) *reinterpret_cast<uint4*>(to + col) = eight;
       }
     } else if (row < p.M) {
 #pragma unroll
       for (int j = 0; j < 2 * COLS; ++j) {
-        const int col = n + 8 * (j / 2) + 2 * quad + j % 2;
+        const int col = n + j / 8 * STRIDE + 8 * (j / 2 % 4) + 2 * quad + j % 2;
         if (col < p.N) to[col] = static_cast<T>(sums[i / 2][j / 2][half + j % 2]);
       }
     }

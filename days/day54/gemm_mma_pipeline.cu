@@ -11,16 +11,15 @@
 //   v2 pipelined    cp.async fills three stages ahead, ldmatrix one fragment ahead
 //   v3 persistent   a block per multiprocessor; the next tile's copies run during the last products
 //   v4 stream_k     equal shares of the last tiles, so that all blocks finish together
+//   v5 tma          tiles of 256 × 192, copied by TMA (day 55): gemm_mma_tma.cu
 //
 // Run: python run_day.py 54
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
-#include "days/day54/schedule.cuh"
+#include "days/day54/stream_k.cuh"
 #include "days/day54/tiles.cuh"
-
-#include <cuda/atomic>
 
 #include <algorithm>
 
@@ -38,7 +37,7 @@ __global__ void __launch_bounds__(P::THREADS)
 #ifdef HAS_BF16_MMA
   extern __shared__ uint4 shared[];  // uint4, so that it is aligned to 16 bytes
   auto* stage = reinterpret_cast<typename P::T*>(shared);
-  const Corner tile = tile_at(blockIdx.x, s.tiles_m, s.tiles_n);
+  const Corner tile = tile_at<P>(blockIdx.x, s);
   const int m = tile.m * P::BM, n = tile.n * P::BN;
   StageCopy<P> copies(p, m, n, 0);
   const Places<P> places;
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(P::THREADS)
       for (int i = 0; i < P::PIECES; ++i) fragments.multiply_piece(sums, i);
     }
   }
-  store_sums(p, sums, m + warp_row<P>(), n + warp_col<P>());
+  store_sums<P::GROUP_COLS>(p, sums, m + warp_row<P>(), n + warp_col<P>());
 #endif
 }
 
@@ -81,7 +80,7 @@ struct Loads {
 
   __device__ __forceinline__ StageCopy<P> of_part(const Gemm<typename P::T>& p,
                                                   const Schedule& s) const {
-    const Corner tile = tile_at(work.tile, s.tiles_m, s.tiles_n);
+    const Corner tile = tile_at<P>(work.tile, s);
     return StageCopy<P>(p, tile.m * P::BM, tile.n * P::BN, work.first * P::BK);
   }
 
@@ -147,71 +146,13 @@ struct Pipeline {
   }
 };
 
-// ---------------------------------------------------------------------------------------------
-// v4: sums of a tile that several blocks share. Its first part belongs to the last part of a
-// block's range. That block adds the sums of the ranges behind it, which begin with this tile.
-
-using Flag = cuda::atomic_ref<unsigned, cuda::thread_scope_device>;
-
-// A range's sums, as four floats per fragment: those of a warp are adjacent.
-template <typename P>
-__device__ __forceinline__ float4* partial_sums(const Schedule& s, int range) {
-  return reinterpret_cast<float4*>(s.partial + int64_t{range} * P::BM * P::BN) + threadIdx.x;
-}
-
-template <typename P>
-__device__ __forceinline__ void publish(const Sums<P>& sums, const Schedule& s, int range) {
-  float4* to = partial_sums<P>(s, range);
-#pragma unroll
-  for (const auto& row : sums) {
-#pragma unroll
-    for (const auto& of : row) {
-      *to = make_float4(of[0], of[1], of[2], of[3]);
-      to += P::THREADS;
-    }
-  }
-  // All threads have stored their sums, and what thread 0 releases comes after these stores too.
-  __syncthreads();
-  if (threadIdx.x == 0) Flag(s.ticket[1 + range]).store(1, cuda::memory_order_release);
-}
-
-// Adds the sums of the ranges after `range` that begin before `end`.
-template <typename P>
-__device__ __forceinline__ void add_published(Sums<P>& sums, const Schedule& s, int range,
-                                              int end) {
-  while (s.begin(++range) < end) {
-    if (threadIdx.x == 0) {
-      while (Flag(s.ticket[1 + range]).load(cuda::memory_order_acquire) == 0);
-    }
-    __syncthreads();  // all threads wait for the flag that thread 0 has seen
-    const float4* from = partial_sums<P>(s, range);
-#pragma unroll
-    for (auto& row : sums) {
-#pragma unroll
-      for (auto& of : row) {
-        const float4 four = __ldcg(from);
-        of[0] += four.x, of[1] += four.y, of[2] += four.z, of[3] += four.w;
-        from += P::THREADS;
-      }
-    }
-  }
-}
-
 template <typename P>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     gemm_pipelined_kernel(const Gemm<typename P::T> p, const Schedule s) {
 #ifdef HAS_BF16_MMA
   extern __shared__ uint4 shared[];
   auto* stages = reinterpret_cast<typename P::T*>(shared);
-  int range = blockIdx.x;
-  if (s.ticket) {
-    // Ranges from the last to the first, in the order in which blocks start: those that a block
-    // waits for belong to blocks that are running, and that wait for nothing before they publish.
-    __shared__ int my_range;
-    if (threadIdx.x == 0) my_range = static_cast<int>(gridDim.x - 1 - atomicAdd(s.ticket, 1u));
-    __syncthreads();  // all threads wait for the ticket of thread 0
-    range = my_range;
-  }
+  const int range = range_of_block(s);
   Work work(s, range);
   Loads<P> loads(p, s, work);
   for (int i = 0; i < P::STAGES - 1; ++i) {
@@ -224,13 +165,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     Sums<P> sums;
     clear<P>(sums);
     pipeline.multiply_steps(sums, work.count, loads, p, s);
-    if (work.first > 0) {
-      publish<P>(sums, s, range);
-      continue;
-    }
-    if (work.count < s.steps) add_published<P>(sums, s, range, (work.tile + 1) * s.steps);
-    const Corner tile = tile_at(work.tile, s.tiles_m, s.tiles_n);
-    store_sums(p, sums, tile.m * P::BM + warp_row<P>(), tile.n * P::BN + warp_col<P>());
+    finish_part<P>(sums, p, s, work, range);
   }
 #endif
 }
@@ -255,13 +190,7 @@ void launch_pipelined(const Gemm<typename P::T>& p, const Tensor& a, int64_t blo
                       int64_t stream_tiles = 0) {
   require_shared_memory(P::BYTES, "the stages");
   Schedule s = all_tiles<P>(p);
-  Tensor partial, ticket;
-  if (stream_tiles > 0 && stream_tiles * s.steps < INT32_MAX) {
-    s.stream_tiles = static_cast<int>(stream_tiles);
-    partial = torch::stable::new_empty(a, {blocks * P::BM * P::BN}, ScalarType::Float);
-    ticket = torch::stable::new_zeros(a, {blocks + 1}, ScalarType::Int);
-    s.partial = mutable_data<float>(partial), s.ticket = mutable_data<unsigned>(ticket);
-  }
+  const Exchange exchange = split_tiles<P>(s, a, blocks, stream_tiles);
   const auto kernel = gemm_pipelined_kernel<P>;
   allow_shared(kernel, P::BYTES);
   kernel<<<grid_size(blocks, "a, b"), P::THREADS, P::BYTES, current_stream(a)>>>(p, s);
@@ -292,24 +221,11 @@ Tensor gemm_v3_persistent(const Tensor& a, const Tensor& b) {
 }
 
 // v4 against v3: in v3, the last tiles % blocks tiles keep as few blocks busy for a whole tile.
-// Here these, and one more tile per block, are split into equal ranges. To write and to read the
-// sums of a tile takes about as long as LEAST steps, we think; where less is gained, nothing is
-// split.
-constexpr int LEAST = 8;
-
+// Here these, and one more tile per block, are split into equal ranges (stream_k.cuh).
 Tensor gemm_v4_stream_k(const Tensor& a, const Tensor& b) {
   return pipelined(a, b, "gemm_v4_stream_k", [&]<typename P>(const Gemm<typename P::T>& p) {
-    const Schedule s = all_tiles<P>(p);
-    const int64_t places = multiprocessor_count(a), tiles = s.tiles(), rest = tiles % places;
-    const int64_t idle_steps = rest > 0 ? (places - rest) * s.steps / places : 0;
-    if (idle_steps < LEAST) {
-      launch_pipelined<P>(p, a, std::min(tiles, places));
-    } else if (tiles < places) {  // as many blocks as have LEAST steps each
-      const int64_t blocks = std::min(places, tiles * s.steps / LEAST);
-      launch_pipelined<P>(p, a, blocks, tiles);
-    } else {
-      launch_pipelined<P>(p, a, places, places + rest);
-    }
+    const Shares shares = stream_k_shares(all_tiles<P>(p), multiprocessor_count(a));
+    launch_pipelined<P>(p, a, shares.blocks, shares.stream_tiles);
   });
 }
 

@@ -8,10 +8,12 @@ RUNGS = (
     Rung("gemm_v1_one_stage", "ldmatrix and mma.sync, swizzled tiles"),
     Rung("gemm_v2_pipelined", "cp.async, four stages, fragments one ahead"),
     Rung("gemm_v3_persistent", "a block per multiprocessor"),
-    Rung("gemm_v4_stream_k", "the last tiles in equal shares", target=Target(0.6, "pytorch")),
+    Rung("gemm_v4_stream_k", "the last tiles in equal shares"),
+    Rung("gemm_v5_tma", "TMA fills tiles of 256 × 192", target=Target(0.6, "pytorch")),
 )
 TYPES = ["bfloat16", "float16"]
-# (M, N, K): a whole tile; less than one; parts of tiles; 36 steps of two tiles, which v4 splits.
+# (M, N, K): a whole tile; less than one; parts of tiles; 36 steps of two tiles, which v4 splits,
+# and 18 of one, which v5 does.
 SHAPES = [(128, 256, 64), (8, 8, 8), (1, 8, 16), (200, 264, 392), (130, 16, 1100)]
 # Rows of A, or of B, or of both, that are not multiples of 16 bytes; columns that are odd.
 ODD = [(1, 1, 1), (129, 257, 65), (33, 40, 7), (64, 31, 136)]
@@ -25,6 +27,14 @@ VARIANTS = [
     *((300, 264, 200, 128, 64, 3, 5, True), (130, 16, 1, 256, 64, 4, 4, True)),
     *((2100, 264, 64, 256, 64, 4, 3, False), (130, 40, 1100, 128, 64, 3, 0, True)),
 ]
+# M, N, K, blocks, stream-K, B stored as (N, K): the same for v5, whose tiles are 256 × 192.
+TMA_VARIANTS = [
+    *((300, 400, 200, blocks, True, False) for blocks in (1, 2, 4, 7, 9, 40)),
+    *((300, 400, 200, blocks, True, True) for blocks in (4, 7)),
+    *((520, 200, 130, 4, False, False), (520, 200, 130, 4, False, True)),
+    *((2100, 200, 64, 5, False, False), (130, 16, 1, 4, True, True)),
+]
+TMA_REFUSED = [(8, 8, 8, 0, False, False), (8, 8, 8, 1 << 32, True, True)]
 REFUSED = [(8, 8, 8, 256, 64, 5, 0, False), (8, 8, 8, 64, 64, 4, 0, False)]
 REFUSED += [(8, 8, 8, 256, 64, 4, -1, False), (8, 8, 8, 256, 64, 4, 1 << 32, True)]
 REFUSED += [(8, 8, 8, 256, 64, 4, 0, False, True)]  # one more: B is stored as (N, K)
@@ -78,8 +88,29 @@ VARIANT = Problem(
     timed=False,
 )
 
+
+def tma_inputs(case, draw):
+    M, N, K, blocks, stream, transposed = case.shape
+    return draw(M, K), draw(N, K).t() if transposed else draw(K, N), blocks, bool(stream)
+
+
+def tma_reference(a, b, blocks, stream):
+    return a @ b
+
+
+TMA_VARIANT = Problem(
+    name="A · B by TMA, other schedules",
+    inputs=tma_inputs,
+    reference=tma_reference,
+    rungs=(Rung("gemm_tma_variant", "for the checks"),),
+    cases=grid(TMA_VARIANTS, TYPES[:1]),
+    refused=grid(TMA_REFUSED, TYPES[:1]),
+    timed=False,
+)
+
 problems = (
     product("A · B", False),
     product("A · B, B stored as (N, K)", True),
     VARIANT,
+    TMA_VARIANT,
 )

@@ -3,29 +3,12 @@
 
 #include "days/day54/gemm.cuh"
 
-#include <algorithm>
-
-// The order of tiles. Tiles that are computed at the same time should share rows of A and columns
-// of B: groups of GROUP rows of tiles, within a group column by column. 132 blocks then compute
-// about 16 × 8 tiles of 128 × 256, 2048 × 2048 elements, at a time.
-
-constexpr int GROUP = 16;
-
-struct Corner {
-  int m, n;  // of a tile, in tiles
-};
-__device__ inline Corner tile_at(int i, int tiles_m, int tiles_n) {
-  const int group = i / (GROUP * tiles_n), first = group * GROUP;
-  const int rows = min(GROUP, tiles_m - first), within = i % (GROUP * tiles_n);
-  return {first + within % rows, within / rows};
-}
-
 // What the blocks compute. The first stream_tiles tiles, stream_tiles · steps steps of k, are split
 // into equal ranges, one per block. Of the others, each block computes every gridDim.x-th.
 struct Schedule {
   int tiles_m, tiles_n, steps, stream_tiles;
-  float* partial;    // v4: BM · BN sums per range, of a tile that another block finishes
-  unsigned* ticket;  // v4: a counter, then per range whether `partial` is there; null else
+  float* partial;    // stream-K: BM · BN sums per range, of a tile that another block finishes
+  unsigned* ticket;  // stream-K: a counter, and per range whether `partial` is there; or null
 
   __host__ __device__ int tiles() const { return tiles_m * tiles_n; }
   // The first step of a range; that of range gridDim.x is the end.
@@ -33,6 +16,23 @@ struct Schedule {
     return static_cast<int>(int64_t{stream_tiles} * steps * range / gridDim.x);
   }
 };
+
+// The order of tiles. Tiles that are computed at the same time should share rows of A and columns
+// of B: groups of GROUP rows of C, within a group column by column. 132 blocks then compute about
+// 16 × 8 tiles of 128 × 256, 2048 × 2048 elements, at a time.
+
+constexpr int GROUP = 2048;
+
+struct Corner {
+  int m, n;  // of a tile, in tiles
+};
+template <typename P>
+__device__ Corner tile_at(int i, const Schedule& s) {
+  constexpr int TALL = GROUP / P::BM;
+  const int group = i / (TALL * s.tiles_n), first = group * TALL;
+  const int rows = min(TALL, s.tiles_m - first), within = i % (TALL * s.tiles_n);
+  return {first + within % rows, within / rows};
+}
 
 // A block's work, part by part: `count` steps from `first` on of a tile.
 struct Work {

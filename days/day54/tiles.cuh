@@ -13,7 +13,9 @@ struct Tile {
   static constexpr bool B_IS_NK = B_BY_COLUMNS;  // B is stored as (N, K)
   static constexpr int BM = M, BN = N, BK = K, STAGES = COUNT;
   static constexpr int WM = 64, WN = 64, WARPS_N = BN / WN;
-  static constexpr int PIECES = 4;  // of 16 rows of A and 16 columns of B, per warp
+  static constexpr int WARP_COLS = WN;   // from a warp's first column to the next warp's
+  static constexpr int GROUP_COLS = 32;  // from a warp's first 32 columns to its next 32
+  static constexpr int PIECES = 4;       // of 16 rows of A and 16 columns of B, per warp
   static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
   static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1;            // per multiprocessor
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
@@ -122,7 +124,7 @@ __device__ __forceinline__ int warp_row() {
 }
 template <typename P>
 __device__ __forceinline__ int warp_col() {
-  return threadIdx.x / 32 % P::WARPS_N * P::WN;
+  return threadIdx.x / 32 % P::WARPS_N * P::WARP_COLS;
 }
 
 // Where this lane's rows for ldmatrix begin, in elements from the beginning of a stage. Two chunks
