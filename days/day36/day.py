@@ -41,6 +41,8 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "spmv_ell.cu: csr_v3_sub_warp: arithmetic operator: `a.nnz / a.rows` -> `a.nnz * a.rows`": (
         "more lanes per row leave some of them idle"
     ),
+    "spmv_ell.cu: csr_v4_shared_products: arithmetic operator: "
+    "`a.nnz / a.rows` -> `a.nnz * a.rows`": ("more lanes per row leave some of them idle"),
     "spmv_ell.cu: dispatch_lanes: rounded down: "
     "`ceil_div<int64_t>(mean + mean / 4, DEPTH)` -> `((mean + mean / 4) / (DEPTH))`": (
         "fewer lanes per row pass over it more often"

@@ -293,8 +293,8 @@ __global__ void merge_v3_shared_kernel(Csr<Index> a, const int64_t* __restrict__
     const int64_t end = a.start(first_row + i + 1) - first_entry;
     ends[i] = end < 0 ? 0 : end < TILE ? static_cast<int>(end) : TILE;
   }
-  // All loads of a kind are issued before the first is used. A store to `products` in between would
-  // be a barrier to the compiler, which cannot know that a.col is not in shared memory.
+  // One loop per kind of access: a store to `products` between loads would be a barrier to the
+  // compiler, which cannot know that a.col is not in shared memory.
   Index col[ITEMS];
   float value[ITEMS];
 #pragma unroll
