@@ -139,7 +139,7 @@ def product(name, format, values, cases):
         rungs=rungs,
         cases=cases,
         bench=Case((1 << 20, 1 << 20, 32), "int32", values),
-        bench_cpu=Case((1 << 12, 1 << 12, 32), "int32", values),  # as many lanes per row
+        bench_cpu=Case((1 << 12, 1 << 12, 32), "int32", values),  # rows as long as timed
         cost=cost,
         pytorch=pytorch,
         tolerance=CANCELLING,
