@@ -72,7 +72,7 @@ __device__ inline float segmented_scan(float sum, unsigned heads) {
   return sum;
 }
 
-constexpr int COO_PER_WARP = 1024;  // entries
+constexpr int COO_PER_WARP = 256;  // entries: the loop below runs twice
 
 // Adds to y the entries [COO_PER_WARP · warp, COO_PER_WARP · (warp + 1)): one atomic for each row
 // among 32 of them. All 32 lanes must call it.

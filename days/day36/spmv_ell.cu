@@ -10,6 +10,7 @@
 //   csr v1 scalar        one thread per row: the lanes of a warp read far apart
 //   csr v2 warp          one warp per row: coalesced, but lanes of short rows idle
 //   csr v3 sub_warp      2 to 32 lanes per row, five entries per lane in flight
+//   csr v4 shared        a warp loads its rows' entries as one aligned run, and adds up from shared
 //   ell v1 padded        one thread per row, coalesced, because entries of a column are neighbours
 //   ell v2 until_padding stops where the row has ended, so that most padding is never read
 //   csr_to_ell           from the one to the other
@@ -25,7 +26,7 @@
 #include <type_traits>
 
 constexpr int BLOCK = 256;
-constexpr int DEPTH = 5;  // entries that a lane of csr v3 loads before it uses the first
+constexpr int DEPTH = 5;  // entries that a lane of csr v3 and v4 loads before it uses the first
 
 // A matrix in CSR, in memory of the GPU.
 template <typename Index>
@@ -170,6 +171,75 @@ Tensor csr_v3_sub_warp(const Tensor& row_ptr, const Tensor& col, const Tensor& v
 }
 
 // ---------------------------------------------------------------------------------------------
+// csr v4 against v3: there, one load instruction reads a piece of each row of the warp, from a line
+// of its own. Rows of a warp are neighbours, so their entries are one run: here the warp loads it
+// from the line in which it begins, 32 neighbouring entries per instruction. The products go to
+// shared memory, where each row's lanes add up those of their row.
+
+template <int LANES, typename Index>
+__global__ void csr_v4_shared_products_kernel(Csr<Index> a, const float* __restrict__ x, float* y) {
+  using Offset = std::make_unsigned_t<Index>;
+  constexpr int PASS = 32 * DEPTH;  // entries that a warp loads together
+  __shared__ float products[BLOCK / 32][PASS];
+  float* own = products[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const int64_t row = (int64_t{blockIdx.x} * BLOCK + threadIdx.x) / LANES;
+  const bool is_row = row < a.rows;
+  const Offset start = is_row ? a.start(row) : a.nnz;
+  const Offset end = is_row ? a.start(row + 1) : 0;
+  // The run [first, last) holds all rows of the warp, even if row pointers decrease.
+  Offset first = start, last = end;
+#pragma unroll
+  for (int distance = LANES; distance < 32; distance *= 2) {
+    const Offset other_first = __shfl_xor_sync(FULL_WARP, first, distance);
+    const Offset other_last = __shfl_xor_sync(FULL_WARP, last, distance);
+    first = other_first < first ? other_first : first;
+    last = other_last > last ? other_last : last;
+  }
+  float sum = 0;
+  for (Offset base = first / 32 * 32; base < last; base += PASS) {
+    Index col[DEPTH];
+    float value[DEPTH], of_x[DEPTH];
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+      const Offset at = base + i * 32 + lane;
+      const bool is_loaded = at >= first && at < last;
+      col[i] = is_loaded ? a.col[at] : -1;
+      value[i] = is_loaded ? a.value[at] : 0.0f;
+    }
+    __syncwarp();  // keeps the compiler from issuing a gather, which waits, between these loads
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+      const bool is_entry = is_index(col[i], a.cols);
+      of_x[i] = is_entry ? x[col[i]] : 0.0f;
+      value[i] = is_entry ? value[i] : 0.0f;
+    }
+    __syncwarp();  // keeps it from multiplying, which waits for a gather, before all are issued
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) own[i * 32 + lane] = value[i] * of_x[i];
+    __syncwarp();  // the products of all lanes are complete
+    const Offset to = end < base + PASS ? end : base + PASS;
+    for (Offset k = (start > base ? start : base) + lane % LANES; k < to; k += LANES) {
+      sum += own[k - base];
+    }
+    __syncwarp();  // all lanes have read: the next pass may overwrite them
+  }
+  for (int half = LANES / 2; half > 0; half /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, half);
+  if (is_row && lane % LANES == 0) y[row] = sum;
+}
+
+Tensor csr_v4_shared_products(const Tensor& row_ptr, const Tensor& col, const Tensor& value,
+                              const Tensor& x) {
+  return multiply_csr(
+      row_ptr, col, value, x, "csr_v4_shared_products", [&](auto a, auto* from, auto* y) {
+        dispatch_lanes(a.nnz / a.rows, [&](auto lanes) {
+          csr_v4_shared_products_kernel<lanes>
+              <<<grid_for(a.rows, lanes), BLOCK, 0, current_stream(x)>>>(a, from, y);
+        });
+      });
+}
+
+// ---------------------------------------------------------------------------------------------
 // ELL. All rows have `width` places, and the first places of all rows come first, so that one
 // thread per row reads coalesced. What a shorter row leaves is padding.
 
@@ -298,6 +368,8 @@ std::tuple<Tensor, Tensor> csr_to_ell(const Tensor& row_ptr, const Tensor& col, 
 RUNG(day36, csr_v1_scalar, "(Tensor row_ptr, Tensor col, Tensor value, Tensor x) -> Tensor");
 RUNG(day36, csr_v2_warp, "(Tensor row_ptr, Tensor col, Tensor value, Tensor x) -> Tensor");
 RUNG(day36, csr_v3_sub_warp, "(Tensor row_ptr, Tensor col, Tensor value, Tensor x) -> Tensor");
+RUNG(day36, csr_v4_shared_products,
+     "(Tensor row_ptr, Tensor col, Tensor value, Tensor x) -> Tensor");
 RUNG(day36, ell_v1_padded, "(Tensor ell_col, Tensor ell_value, Tensor x) -> Tensor");
 RUNG(day36, ell_v2_until_padding, "(Tensor ell_col, Tensor ell_value, Tensor x) -> Tensor");
 RUNG(day36, csr_to_ell,

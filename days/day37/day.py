@@ -54,7 +54,7 @@ EXERCISE = Exercise(
 INDICES = ["int32", "int64"]
 SHAPES = [(1, 1, 1), (37, 41, 3), (129, 700, 13), (300, 257, 30), (2100, 90, 1)]
 EMPTY = [(0, 8, 0), (8, 0, 0), (40, 33, 0)]
-LONG = [(3, 9000, 3000)]  # rows that span several blocks
+LONG = [(3, 9000, 8000)]  # rows that span three blocks and more
 KINDS = ("banded", "power law", "empty rows", "full row", "nonfinite")
 OTHERS = [case for kind in KINDS for case in grid([(300, 257, 9)], INDICES, values=kind)]
 CASES = (

@@ -14,12 +14,12 @@ from common.day import (
     sparse_matrix,
 )
 
-PRICE = 3  # of an entry in COO, in places of ELL
+PRICE = 1.5  # of an entry in COO, in places of ELL
 
 
 def best_width(length):
-    """The largest width that one row in PRICE fills: a further column would cost more than COO."""
-    return int(length.sort(descending=True).values[len(length) // PRICE]) if len(length) else 0
+    """The largest width that 1 / PRICE of the rows fill: a further column costs more than COO."""
+    return int(length.sort(descending=True).values[int(len(length) / PRICE)]) if len(length) else 0
 
 
 def rest_pointers(row_ptr, width):

@@ -22,7 +22,7 @@
 
 #include <tuple>
 
-constexpr int BLOCK = 128;
+constexpr int BLOCK = 256;
 constexpr int WARPS = BLOCK / 32;
 
 // ---------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ Tensor csr_v1_warp(const Tensor& row_ptr, const Tensor& col, const Tensor& value
 // entries gives one list of rows + nnz steps: "entry k" and "row r ends". Every thread takes
 // ITEMS steps of it, and finds by binary search where they begin.
 
-constexpr int ITEMS = 7;  // steps per thread; odd, so that lanes which walk use different banks
+constexpr int ITEMS = 9;  // steps per thread; odd, so that lanes which walk use different banks
 
 // The number of row ends among the first `diagonal` steps; the others are entries. ends(r) is where
 // row r ends, for r in [0, rows). The result and `diagonal` minus it stay in [0, rows] and [0,
@@ -234,32 +234,23 @@ Tensor merge_v2_threads(const Tensor& row_ptr, const Tensor& col, const Tensor& 
 
 constexpr int TILE = BLOCK * ITEMS;  // steps per block
 
-// merge_path by a warp, which looks at 32 places at a time: 4 rounds instead of 20 for 2^20 rows.
-template <typename Ends>
-__device__ int64_t merge_path_by_warp(Ends ends, int64_t rows, int64_t entries, int64_t diagonal) {
-  int64_t low = diagonal > entries ? diagonal - entries : 0;
-  int64_t high = diagonal < rows ? diagonal : rows;
-  while (low < high) {
-    const int64_t stride = ceil_div<int64_t>(high - low, 32);
-    const int64_t place = low + (threadIdx.x % 32) * stride;
-    const bool is_before = place < high && ends(place) <= diagonal - 1 - place;
-    const int count = __popc(__ballot_sync(FULL_WARP, is_before));  // of the places from low on
-    const int64_t next = low + count * stride;
-    if (count > 0) low = next - stride + 1;
-    high = next < high ? next : high;
-  }
-  return low;
-}
-
-// The number of row ends before each tile; one warp per tile, all searches at the same time.
+// The number of row ends before each tile, without a search. Row r ends in step f(r) = ends(r) + r,
+// so r ends come before every tile that begins after step f(r - 1) and not after f(r). With f(-1) =
+// -1 and f(rows) = all steps, every tile gets a row, whatever row_ptr holds. Also makes y 0.
 template <typename Index>
-__global__ void merge_v3_search_kernel(Csr<Index> a, int64_t tiles, int64_t* tile_row) {
-  const int64_t tile = (int64_t{blockIdx.x} * BLOCK + threadIdx.x) / 32;
-  if (tile > tiles) return;  // the whole warp
-  const int64_t steps = a.rows + a.nnz, diagonal = tile * TILE;
-  const auto ends = [&](int64_t r) { return a.start(r + 1); };
-  const int64_t row = merge_path_by_warp(ends, a.rows, a.nnz, diagonal < steps ? diagonal : steps);
-  if (threadIdx.x % 32 == 0) tile_row[tile] = row;
+__global__ void merge_v3_prepare_kernel(Csr<Index> a, int64_t tiles, int64_t* tile_row, float* y) {
+  const int64_t r = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (r > a.rows) return;
+  const int64_t before = r == 0 ? -1 : a.start(r) + r - 1;
+  const int64_t own = r == a.rows ? a.rows + a.nnz : a.start(r + 1) + r;
+  for (int64_t tile = ceil_div<int64_t>(before + 1, TILE); tile * TILE <= own; ++tile) {
+    tile_row[tile] = r;
+  }
+  if (r < a.rows) {
+    y[r] = 0;
+  } else {
+    tile_row[tiles] = r;  // the last tile may have fewer steps
+  }
 }
 
 // What the threads before this one have of a row that is still open, where `sum` is a thread's own
@@ -287,21 +278,23 @@ __device__ float open_before(float sum, bool ended, float& total) {
 template <typename Index>
 __global__ void merge_v3_shared_kernel(Csr<Index> a, const int64_t* __restrict__ tile_row,
                                        const float* __restrict__ x, float* y) {
-  __shared__ float products[TILE];
-  __shared__ int ends[TILE];  // of the rows that end in this tile, counted from its first entry
+  // A step has a product or a row's end, so both together need one word per step.
+  __shared__ int words[TILE];
   const int64_t diagonal = int64_t{blockIdx.x} * TILE, left = a.rows + a.nnz - diagonal;
   const int steps = left < TILE ? static_cast<int>(left) : TILE;
   const int64_t first_row = tile_row[blockIdx.x], first_entry = diagonal - first_row;
   const int64_t found = tile_row[blockIdx.x + 1] - first_row;
   const int rows = found < 0 ? 0 : found < steps ? static_cast<int>(found) : steps;
   const int entries = steps - rows;
+  float* products = reinterpret_cast<float*>(words);
+  int* ends = words + entries;  // of the rows that end in this tile, counted from its first entry
 
   for (int i = threadIdx.x; i < rows; i += BLOCK) {
     const int64_t end = a.start(first_row + i + 1) - first_entry;
     ends[i] = end < 0 ? 0 : end < TILE ? static_cast<int>(end) : TILE;
   }
-  // All loads of a kind are issued before the first is used. A store to `products` in between would
-  // be a barrier to the compiler, which cannot know that a.col is not in shared memory.
+  // One loop per kind of access: a store to `products` between loads would be a barrier to the
+  // compiler, which cannot know that a.col is not in shared memory.
   Index col[ITEMS];
   float value[ITEMS];
 #pragma unroll
@@ -313,7 +306,10 @@ __global__ void merge_v3_shared_kernel(Csr<Index> a, const int64_t* __restrict__
 #pragma unroll
   for (int j = 0; j < ITEMS; ++j) value[j] = product(value[j], col[j], x, a.cols);
 #pragma unroll
-  for (int j = 0; j < ITEMS; ++j) products[j * BLOCK + threadIdx.x] = value[j];
+  for (int j = 0; j < ITEMS; ++j) {
+    const int i = j * BLOCK + threadIdx.x;
+    if (i < entries) products[i] = value[j];
+  }
   __syncthreads();  // products and ends are complete
 
   const int begin = min(static_cast<int>(threadIdx.x) * ITEMS, steps);
@@ -350,14 +346,14 @@ Tensor merge_v3_shared(const Tensor& row_ptr, const Tensor& col, const Tensor& v
   const auto launch = [&](auto a, auto* from, auto* y) {
     const int64_t tiles = ceil_div<int64_t>(a.rows + a.nnz, TILE);
     const Tensor tile_row = torch::stable::new_empty(x, {tiles + 1}, ScalarType::Long);
-    const unsigned search_grid = grid_size(ceil_div<int64_t>(tiles + 1, WARPS), "row_ptr");
-    merge_v3_search_kernel<<<search_grid, BLOCK, 0, current_stream(x)>>>(
-        a, tiles, mutable_data<int64_t>(tile_row));
-    check_launch("merge_v3_search");
+    const unsigned prepare_grid = grid_size(ceil_div<int64_t>(a.rows + 1, BLOCK), "row_ptr");
+    merge_v3_prepare_kernel<<<prepare_grid, BLOCK, 0, current_stream(x)>>>(
+        a, tiles, mutable_data<int64_t>(tile_row), y);
+    check_launch("merge_v3_prepare");
     merge_v3_shared_kernel<<<grid_size(tiles, "row_ptr"), BLOCK, 0, current_stream(x)>>>(
         a, data<int64_t>(tile_row), from, y);
   };
-  return multiply_csr(row_ptr, col, value, x, true, "merge_v3_shared", launch);
+  return multiply_csr(row_ptr, col, value, x, false, "merge_v3_shared", launch);
 }
 
 // ---------------------------------------------------------------------------------------------
