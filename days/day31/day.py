@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
 
 TITLE = "Convolution in two dimensions"
-TEACHES = "Tiles with a halo in two dimensions, and register blocking over output channels"
+TEACHES = "Halos in two dimensions, register blocking over channels, and Winograd's filtering"
 TOPICS = (
     "convolution",
     "conv2d",
