@@ -1,4 +1,4 @@
-// Day 31, v4: 3 × 3 filters by Winograd's minimal filtering F(2×2, 3×3). The other rungs stand in
+// Day 31, v4: 3 × 3 filters by Winograd's minimal filtering F(2×2, 3×3). The ladder stands in
 // conv2d_tiled.cu.
 //
 //   Y = Aᵀ · [(G · g · Gᵀ) ⊙ (Bᵀ · d · B)] · A
@@ -46,8 +46,8 @@ struct Four {
   float at[4];
 };
 
-// F(2, 3): two outputs of a filter with three taps from four inputs. The result is
-// outputs_of(filter(g) ⊙ inputs(d)), by 4 multiplications instead of 6.
+// F(2, 3): two outputs of a filter with three taps from four inputs, by 4 multiplications instead
+// of 6: output_transform(filter_transform(g) ⊙ input_transform(d)).
 __device__ Four filter_transform(float g0, float g1, float g2) {  // G
   const float even = (g0 + g2) / 2, odd = g1 / 2;
   return {g0, even + odd, even - odd, g2};
