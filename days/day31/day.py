@@ -57,15 +57,25 @@ def pytorch(*arguments):
         return reference(*arguments)
 
 
-def cost(case):
-    """Of 3×3 filters with padding 1: the products of v4, the fewest operations of all rungs. They
-    are 8 per output and input channel, those of the direct form 18."""
+def elements(case):
+    """Of x, w and y for 3×3 filters with padding 1."""
+    N, C, H, W, outputs = case.shape[:5]
+    return N * C * H * W + outputs * C * 9 + N * outputs * H * W
+
+
+def direct_cost(case):
+    N, C, H, W, outputs = case.shape[:5]
+    return Cost(bytes=4 * elements(case), flops=2 * N * outputs * H * W * C * 9)
+
+
+def minimal_cost(case):
+    """The products of v4: 8 operations per output and input channel, not 18."""
     N, C, H, W, outputs = case.shape[:5]
     tiles = N * -(-H // 2) * -(-W // 2)
-    elements = N * C * H * W + outputs * C * 9 + N * outputs * H * W
-    return Cost(bytes=4 * elements, flops=2 * 16 * C * outputs * tiles)
+    return Cost(bytes=4 * elements(case), flops=2 * 16 * C * outputs * tiles)
 
 
+TARGET = Target(0.6, "pytorch")
 V1 = Rung("conv2d_v1_naive", "one thread per output")
 V2 = Rung("conv2d_v2_tiled", "tile with halo in shared memory")
 
@@ -74,11 +84,7 @@ def v3(target=None):
     return Rung("conv2d_v3_register_blocked", "56 or 64 sums per thread", target=target)
 
 
-def v4(target=None):
-    return Rung("conv2d_v4_winograd", "4/9 of the multiplications", target=target)
-
-
-TARGET = Target(0.6, "pytorch")
+V4 = Rung("conv2d_v4_winograd", "4/9 of the multiplications", target=TARGET)
 # Around tiles of 16 × 16, 8 × 16 and 4 × 28, 64 output and 16 input channels per step.
 SHAPES = [
     (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
@@ -114,12 +120,12 @@ NOT_FOR_V4 = [
 ]
 
 
-def timed(N, channels, size, v3, v4):
+def timed(name, N, channels, size, cost, *rungs):
     return Problem(
-        name=f"3×3, {channels} channels, {size}×{size}",
+        name=f"{name}, {channels} channels, {size}×{size}",
         inputs=inputs,
         reference=reference,
-        rungs=(V1, V2, v3, v4),
+        rungs=rungs,
         cases=(Case((1, 16, 12, 20, 16, 3, 3, 1, 1, 1, 1)),),
         bench=Case((N, channels, size, size, channels, 3, 3, 1, 1, 1, 1)),
         bench_cpu=Case((1, 16, 14, 18, 16, 3, 3, 1, 1, 1, 1)),
@@ -127,6 +133,14 @@ def timed(N, channels, size, v3, v4):
         pytorch=pytorch,
         libraries=(COMPILE,),
     )
+
+
+def direct(N, channels, size, target=None):
+    return timed("3×3", N, channels, size, direct_cost, V1, V2, v3(target))
+
+
+def minimal(N, channels, size):
+    return timed("3×3, minimal filtering", N, channels, size, minimal_cost, V4)
 
 
 PROBLEMS = (
@@ -146,12 +160,15 @@ PROBLEMS = (
         name="3×3, any size",
         inputs=inputs,
         reference=reference,
-        rungs=(v4(),),
+        rungs=(V4,),
         cases=grid(FILTERS_3X3, ["float32"]),
         refused=grid(NOT_FOR_V4, ["float32"]),
         timed=False,
     ),
-    timed(16, 64, 112, v3(TARGET), v4()),
-    timed(32, 256, 28, v3(), v4(TARGET)),
-    timed(32, 128, 56, v3(TARGET), v4()),
+    direct(16, 64, 112, TARGET),
+    direct(32, 256, 28),
+    direct(32, 128, 56, TARGET),
+    minimal(16, 64, 112),
+    minimal(32, 256, 28),
+    minimal(32, 128, 56),
 )
