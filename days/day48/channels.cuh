@@ -20,10 +20,11 @@ struct Part {
   float count, a, b;
 };
 
-// The same for COLUMNS channels of which a thread has equally many elements each.
+// The same for COLUMNS channels of which a thread has equally many elements each. base: what a pass
+// subtracts from the elements until all are added.
 template <int COLUMNS>
 struct Parts {
-  float count = 0, a[COLUMNS] = {}, b[COLUMNS] = {};
+  float count = 0, a[COLUMNS] = {}, b[COLUMNS] = {}, base[COLUMNS] = {};
 
   __device__ Part at(int c) const { return {count, a[c], b[c]}; }
 };
@@ -46,8 +47,8 @@ __device__ inline float inverse_deviation(float variance, float eps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A pass reads IN tensors for its statistics, merges parts, makes four coefficients per channel,
-// and computes each output element from them.
+// A pass reads IN tensors for its statistics, adds and finishes a thread's parts, merges parts,
+// makes four coefficients per channel, and computes each output element from them.
 
 // y = (x - mean) · rstd · weight + bias. A part is the count, the mean, and the sum of squared
 // distances from the mean (day 9), all of x - origin.
@@ -65,54 +66,61 @@ struct Forward {
   // Chan, Golub and LeVeque, 1983.
   __device__ static Part merge(Part x, Part y) {
     if (y.count == 0) return x;  // if x has no elements either, share would be 0 / 0
-    const float count = x.count + y.count, share = y.count / count, distance = y.a - x.a;
+    const float count = x.count + y.count, distance = y.a - x.a;
+    const float share = __fdividef(y.count, count);  // to 2 ulps, for counts below 2^126
     // An infinite mean stays infinite; by the formula, inf - inf would be NaN.
     const float mean = isfinite(distance) ? x.a + distance * share : x.a + y.a;
     return {count, mean, x.b + y.b + distance * distance * (x.count * share)};
   }
 
-  // Adds `valid` chunks at once: sums of the distances from the mean so far and of their squares,
-  // then one division for all. Welford's update (day 9) would divide once per element. The first
-  // chunks have no mean so far; one of their own elements is as good, as its distance from the
-  // mean is a part of what is summed.
+  // Adds `valid` chunks: sums of the distances from the base, and of their squares. The base is the
+  // thread's first element, whose distance from the mean is a part of what is summed. Welford's
+  // update (day 9) would divide once per element.
   template <int COLUMNS, typename T, int N, int U>
   __device__ static void add(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
-                             int valid, const float (&origin)[COLUMNS]) {
+                             int valid, const float (&)[COLUMNS]) {
     if (valid == U) {  // without a comparison per chunk
-      add_some(parts, in, Number<U>{}, origin);
+      add_some(parts, in, Number<U>{});
     } else {
-      add_some(parts, in, valid, origin);
+      add_some(parts, in, valid);
     }
   }
 
   template <int COLUMNS, typename T, int N, int U, typename Count>
   __device__ static void add_some(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
-                                  Count valid, const float (&origin)[COLUMNS]) {
+                                  Count valid) {
     constexpr int EACH = N / COLUMNS;  // elements of a chunk per channel
-    const float count = parts.count + valid * EACH, inverse = 1.0f / count;
+    const bool first = parts.count == 0;
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
       const auto element = [&](int u, int i) {
-        return static_cast<float>(in[0][u].chunk().at[c * EACH + i]) - origin[c];
+        return static_cast<float>(in[0][u].chunk().at[c * EACH + i]);
       };
-      float mean = parts.count > 0 ? parts.a[c] : element(0, 0);
-      if (!isfinite(mean)) mean = 0;
-      float sum = 0, squares = 0;
+      if (first) parts.base[c] = isfinite(element(0, 0)) ? element(0, 0) : 0;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
           if (u >= valid) break;
-          const float distance = element(u, i) - mean;
-          sum += distance, squares += distance * distance;
+          const float distance = element(u, i) - parts.base[c];
+          parts.a[c] += distance, parts.b[c] += distance * distance;
         }
       }
-      const float distance = sum * inverse, more = squares - sum * distance;
-      // The first difference is 0, unless the mean so far is infinite: then it stays so.
-      parts.a[c] = (parts.a[c] - mean) * (parts.count * inverse) + mean + distance;
-      parts.b[c] += more < 0 ? 0 : more;
     }
-    parts.count = count;
+    parts.count += valid * EACH;
+  }
+
+  // The sums become the mean of x - origin, and the squared distances from the mean.
+  template <int COLUMNS>
+  __device__ static void finish(Parts<COLUMNS>& parts, const float (&origin)[COLUMNS]) {
+    if (parts.count == 0) return;
+    const float inverse = 1.0f / parts.count;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const float distance = parts.a[c] * inverse, more = parts.b[c] - parts.a[c] * distance;
+      parts.a[c] = parts.base[c] - origin[c] + distance;
+      parts.b[c] = more < 0 ? 0 : more;
+    }
   }
 
   // writer: whether this thread stores what the channel's statistics change.
@@ -130,11 +138,17 @@ struct Forward {
         p.running_var[c] = p.momentum * unbiased + old * p.running_var[c];
       }
     }
-    return {all.a, rstd * p.weight[c], p.bias[c], origin};
+    // One subtraction per element needs origin + all.a as one number. What its rounding loses
+    // goes into the bias: Knuth's TwoSum, whose operations the compiler must not reorder.
+    const float mean = __fadd_rn(origin, all.a), back = __fadd_rn(mean, -origin);
+    const float lost =
+        __fadd_rn(__fadd_rn(origin, __fadd_rn(back, -mean)), __fadd_rn(all.a, -back));
+    const float scale = rstd * p.weight[c];
+    return {mean, scale, p.bias[c] - lost * scale, 0};
   }
 
   // x · scale + (bias - mean · scale) would be one operation, and cancel where the mean is large.
-  __device__ static float result(float4 k, float x, float) { return (x - k.w - k.x) * k.y + k.z; }
+  __device__ static float result(float4 k, float x, float) { return (x - k.x) * k.y + k.z; }
 };
 
 // The same with the running statistics: nothing has to be known of x.
@@ -177,6 +191,10 @@ struct Backward {
     }
     parts.count += valid * EACH;
   }
+
+  // The sums are parts as they are.
+  template <int COLUMNS>
+  __device__ static void finish(Parts<COLUMNS>&, const float (&)[COLUMNS]) {}
 
   __device__ static float4 coefficients(Part all, float mean, int64_t c, const Arguments& p,
                                         bool writer) {

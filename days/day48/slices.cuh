@@ -62,7 +62,7 @@ __device__ void rows_coefficients(const Arguments& p, const Rows& g, int strip, 
                                   bool writer, RowsMemory<N>& memory, float4 (&mine)[N]) {
   const int channels = g.width * N, groups = BLOCK / channels, t = threadIdx.x;
   const int64_t channel = int64_t{strip} * channels + t % channels;
-  constexpr int AT_ONCE = 8;  // loads in flight
+  constexpr int AT_ONCE = 17;  // loads in flight: all of 132 slices in 8 groups of 64 threads
   Part all{};
   float origin = 0;
   if (channel < g.channels) {

@@ -199,6 +199,7 @@ __device__ Parts<COLUMNS> reduce(Walk walk, const Arguments& p, const float (&or
   for (; k < walk.count; k += batch<Walk>(Pass::IN, N)) {
     add_loaded<Pass, T, N>(parts, walk, k, p, origin, kept);
   }
+  Pass::finish(parts, origin);
   return parts;
 }
 

@@ -20,6 +20,15 @@ __device__ __forceinline__ Pixel corner_of(const Box& box, int index) {
           index % box.across * box.cols};
 }
 
+// Moves `at` to the first pixel of the next box. No division, unlike corner_of.
+__device__ __forceinline__ void advance(const Box& box, Pixel& at) {
+  at.col += box.cols;
+  if (at.col < box.across * box.cols) return;
+  at.col = 0, at.row += box.rows;
+  if (at.row < box.down * box.rows) return;
+  at.row = 0, at.n += box.images;
+}
+
 // The box of `pixels` pixels, a power of two, of which the fewest cover all outputs.
 inline Box best_box(const Axis& rows, const Axis& cols, int N, int pixels) {
   const auto span = [](int outputs, const Axis& axis) { return (outputs - 1) * axis.scale + 1; };

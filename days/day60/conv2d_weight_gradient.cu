@@ -26,16 +26,26 @@ struct Sums {
 // ---------------------------------------------------------------------------------------------
 // The second kernel: dw = the sum of all parts.
 
-constexpr int ADD_THREADS = 256, PACK = 4;  // a float4 per thread and part
+// A thread adds a float4 of every part. Blocks are small, so that a small filter has many of them.
+constexpr int BATCH = 11, ADD_THREADS = 64, PACK = 4;  // BATCH: loads in flight per thread
 
 __global__ void __launch_bounds__(ADD_THREADS)
     add_parts_kernel(const float* __restrict__ parts, bf16* __restrict__ dw, int count, int n) {
   const int64_t at = (int64_t{blockIdx.x} * ADD_THREADS + threadIdx.x) * PACK;
   if (at >= count) return;
   float4 sum = *reinterpret_cast<const float4*>(parts + at);
-  for (int i = 1; i < n; ++i) {
-    const float4 part = *reinterpret_cast<const float4*>(parts + i * int64_t{count} + at);
-    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  for (int i = 1; i < n; i += BATCH) {
+    float4 batch[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) {
+      if (i + j >= n) break;
+      batch[j] = *reinterpret_cast<const float4*>(parts + (i + j) * int64_t{count} + at);
+    }
+#pragma unroll
+    for (int j = 0; j < BATCH; ++j) {
+      if (i + j >= n) break;
+      sum.x += batch[j].x, sum.y += batch[j].y, sum.z += batch[j].z, sum.w += batch[j].w;
+    }
   }
   const uint2 packed{tiles::pack<bf16>(sum.x, sum.y), tiles::pack<bf16>(sum.z, sum.w)};
   *reinterpret_cast<uint2*>(dw + at) = packed;
@@ -89,12 +99,12 @@ __global__ void __launch_bounds__(GATHER_THREADS, 2)
 // v2 against v1: a step is a box of 64 pixels. TMA loads it of dy, 64 channels at a time, and of x,
 // moved by a tap. Both tiles have their channels along a row (kMN), which wgmma reads as they are.
 
-constexpr int CHUNKS = 4;  // of 64 columns of the result, each of one tap, per tile
 constexpr int CHUNK_BYTES = DEPTH * ROW, WEIGHT_STAGES = 4;
 
-// A tile of the result: WIDE · 64 output channels. With WIDE = 2 a consumer has 64 of them and all
-// chunks, with WIDE = 1 both have the same 64 and half of the chunks.
-template <int WIDE>
+// A tile of the result: WIDE · 64 output channels × CHUNKS · 64 columns, where a chunk of 64
+// columns has one tap. With WIDE = 2 a consumer has 64 of the channels and all chunks, with WIDE =
+// 1 both have the same 64 and half of the chunks.
+template <int WIDE, int CHUNKS>
 struct WeightTile {
   static constexpr int BM = WIDE * ROWS, CONSUMER_CHUNKS = CHUNKS * WIDE / CONSUMERS;
   static constexpr int BYTES = (WIDE + CHUNKS) * CHUNK_BYTES;
@@ -120,14 +130,14 @@ __device__ __forceinline__ void multiply_pixels(float (&sums)[COUNT], const char
   }
 }
 
-template <int WIDE>
+template <int WIDE, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 1)
     conv2d_weight_gradient_v2_kernel(const __grid_constant__ Sums g,
                                      const __grid_constant__ WeightPlan plan,
                                      const __grid_constant__ TensorMap dy,
                                      const __grid_constant__ TensorMap x) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using P = WeightTile<WIDE>;
+  using P = WeightTile<WIDE, CHUNKS>;
   __shared__ uint64_t full[WEIGHT_STAGES], empty[WEIGHT_STAGES];
   char* stages = tile_memory();
   const int m = blockIdx.x / plan.groups * P::BM, group = blockIdx.x % plan.groups * CHUNKS;
@@ -145,22 +155,34 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   if (threadIdx.x / WARPGROUP == 0) {
     ptx::setmaxnreg_dec<40>();
-    for (int step = 0; threadIdx.x == 0 && step < steps; ++step) {
-      const int s = step % WEIGHT_STAGES;
-      char* stage = stages + s * P::BYTES;
-      const Pixel at = corner_of(plan.box, first + step);
-      ptx::mbarrier_wait(&empty[s], 1 - step / WEIGHT_STAGES % 2);
-      ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);
-      for (int i = 0; i < WIDE; ++i) {
-        ptx::load_tensor(stage + i * CHUNK_BYTES, dy, {m + i * ROWS, at.col, at.row, at.n},
-                         &full[s]);
-      }
+    if (threadIdx.x == 0) {
+      // One thread starts all loads. It divides before the loop, so that the consumers, which
+      // multiply in the meantime, do not wait for it.
+      int c[CHUNKS], row[CHUNKS], col[CHUNKS];  // of each chunk, for the pixel (0, 0) of dy
+#pragma unroll
       for (int i = 0; i < CHUNKS; ++i) {
         const int chunk = group + i, tap = chunk / per_tap;
-        const int c = chunk < chunks ? chunk % per_tap * DEPTH : per_tap * DEPTH;  // beyond: zeros
-        const int row = at.row * g.rows.scale + g.rows.first + tap / g.S * g.rows.step;
-        const int col = at.col * g.cols.scale + g.cols.first + tap % g.S * g.cols.step;
-        ptx::load_tensor(stage + (WIDE + i) * CHUNK_BYTES, x, {c, col, row, at.n}, &full[s]);
+        c[i] = chunk < chunks ? chunk % per_tap * DEPTH : per_tap * DEPTH;  // beyond: zeros
+        row[i] = g.rows.first + tap / g.S * g.rows.step;
+        col[i] = g.cols.first + tap % g.S * g.cols.step;
+      }
+      Pixel at = corner_of(plan.box, first);
+      for (int step = 0; step < steps; ++step, advance(plan.box, at)) {
+        const int s = step % WEIGHT_STAGES;
+        char* stage = stages + s * P::BYTES;
+        ptx::mbarrier_wait(&empty[s], 1 - step / WEIGHT_STAGES % 2);
+        ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) {
+          ptx::load_tensor(stage + i * CHUNK_BYTES, dy, {m + i * ROWS, at.col, at.row, at.n},
+                           &full[s]);
+        }
+        const int row0 = at.row * g.rows.scale, col0 = at.col * g.cols.scale;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) {
+          ptx::load_tensor(stage + (WIDE + i) * CHUNK_BYTES, x,
+                           {c[i], col0 + col[i], row0 + row[i], at.n}, &full[s]);
+        }
       }
     }
   } else {
@@ -245,9 +267,9 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
                          });
 }
 
-template <int WIDE>
+template <int WIDE, int CHUNKS>
 Tensor weight_gradient_by_boxes(const Tensor& dy, const Tensor& x, const Conv& v) {
-  using P = WeightTile<WIDE>;
+  using P = WeightTile<WIDE, CHUNKS>;
   require_shared_memory(P::SHARED, "four pairs of tiles");
   WeightPlan boxes{};
   const auto plan = [&](const Sums& g) {
@@ -259,7 +281,7 @@ Tensor weight_gradient_by_boxes(const Tensor& dy, const Tensor& x, const Conv& v
       dy, x, v, "conv2d_weight_gradient_v2", plan, [&](const Sums& g, int per_part, dim3 grid) {
         boxes.per_part = per_part;
         const Axis rows{v.P, v.P, 1, 0, 0, 1, 0, 1}, cols{v.Q, v.Q, 1, 0, 0, 1, 0, 1};
-        const auto kernel = conv2d_weight_gradient_v2_kernel<WIDE>;
+        const auto kernel = conv2d_weight_gradient_v2_kernel<WIDE, CHUNKS>;
         allow_shared(kernel, P::SHARED);
         kernel<<<grid, THREADS, P::SHARED, current_stream(dy)>>>(
             g, boxes, map_of_inputs(g.dy, rows, cols, g.N, g.K, boxes.box),
@@ -277,7 +299,12 @@ Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t heig
     fell_back("conv2d_weight_gradient_v1", "a stride of more than 8, which TMA does not have");
     return conv2d_weight_gradient_v1(dy, x, height, width, stride, padding, dilation);
   }
-  return v.K > ROWS ? weight_gradient_by_boxes<2>(dy, x, v) : weight_gradient_by_boxes<1>(dy, x, v);
+  if (v.K <= ROWS) return weight_gradient_by_boxes<1, 4>(dy, x, v);
+  // The tile that leaves fewer chunks empty: 18 are six tiles of 3, or five of 4 with two empty.
+  const int chunks = v.R * v.S * ceil_div(v.C, DEPTH);
+  const bool three = ceil_div(chunks, 3) * 3 < ceil_div(chunks, 4) * 4;
+  return three ? weight_gradient_by_boxes<2, 3>(dy, x, v)
+               : weight_gradient_by_boxes<2, 4>(dy, x, v);
 }
 
 RUNG(day60, conv2d_weight_gradient_v1, WEIGHT_GRADIENT);
