@@ -58,6 +58,19 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
         "at a stride of 8 the other kernel computes the same"
     ),
+    "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: comparison: "
+    "`ceil_div(chunks, 3) * 3 < ceil_div(chunks, 4) * 4` -> "
+    "`ceil_div(chunks, 3) * 3 <= ceil_div(chunks, 4) * 4`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: arithmetic operator: "
+    "`ceil_div(chunks, 3) * 3` -> `ceil_div(chunks, 3) / 3`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: arithmetic operator: "
+    "`ceil_div(chunks, 4) * 4` -> `ceil_div(chunks, 4) / 4`": (
+        "another tile size is chosen, which computes the same"
+    ),
     "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: "
     "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
         "at a stride of 8 the other kernel computes the same"
