@@ -365,11 +365,13 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
 
 
 def kills(day: Day, scores: dict[int, Score]) -> list[str]:
-    """The cell of the column for mutants: "97 % of 38"; no cell where no day has a score."""
+    """The cell of the column for mutants: "97 % of 38, 2026-01-31", where the date tells what state
+    of the day was tried; no cell where no day has a score."""
     if not scores:
         return []
-    score = scores.get(day.number)
-    return [f"{100 * score.rate:.0f} % of {score.counted}" if score else ""]
+    if (score := scores.get(day.number)) is None:
+        return [""]
+    return [f"{100 * score.rate:.0f} % of {score.counted}, {score.date}"]
 
 
 def _letter(index: int) -> str:

@@ -228,7 +228,7 @@ def test_the_page_has_mutants_and_exercises() -> None:
     survivor = "f: barrier removed: `__syncthreads();` -> ``, in a <template>"
     score = Score(number, 21, {"result": 17, "bad input": 2}, 1, [survivor], True, "2026-01-31")
     shown = page(days, [day(number, rung("a", 1.0))], ["NVIDIA X"], None, {number: score})
-    assert "95 % of 20" in shown and "mutants killed" in shown
+    assert "95 % of 20, 2026-01-31" in shown and "mutants killed" in shown
     assert "19 of 20 mutants killed: 17 by result, 2 by bad input; 1 more compute" in shown
     assert "in a &lt;template&gt;" in shown
     assert "exercises</th>" not in shown, "the learner has begun none"
