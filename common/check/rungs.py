@@ -772,7 +772,7 @@ def _largest(cases: Sequence[Case], most: int) -> list[Case]:
     return sorted(fitting, key=lambda case: math.prod(case.shape))[-3:]
 
 
-TRACED_ELEMENTS = 8192  # of all arguments: a product of larger ones takes minutes to trace
+TRACED_ELEMENTS = 8400  # of all arguments: a product of larger ones takes minutes to trace
 
 
 def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -> list[Case]:

@@ -26,6 +26,15 @@ TOPICS = ("attention", "grouped-query attention", "Flash-Decoding", "KV cache", 
 SOURCE = "gqa_flash_decoding.cu"
 INTRODUCES = ("grouped-query attention", "Flash-Decoding")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "decode_by_lanes_kernel: initial value: `part = 0` -> `part = 1`": (
+        "the same number is added to all scores of a head, which softmax takes off again"
+    ),
+    "splits_for: 64-bit index in 32 bits: `int64_t resident` -> `int resident`": (
+        "a card has room for some thousand blocks"
+    ),
+    "decode_by_tiles_kernel: bounds check dropped: `range.begin < range.end` -> `true`": (
+        "a split without tokens stores a part that nobody reads"
+    ),
     "split_decode.cuh: scale_log2_of: validation dropped: "
     "`STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(static_cast<float>(scale)), "
     '"scale: expected a finite number of fp32, got ", scale)` -> ``': (
@@ -110,6 +119,7 @@ SHAPES = [
     (4, 1, 16, 64, 64),
     (1, 1, 9, 16, 128),
     (1, 1, 4, 1330, 128),  # on a small card, several units per split
+    (1, 1, 1, 65, 64),  # the smallest with two splits, whose accesses are traced
 ]
 EMPTY = [(0, 2, 4, 8, 64), (2, 0, 1, 8, 64), (2, 1, 3, 0, 64), (2, 3, 0, 8, 64)]
 
