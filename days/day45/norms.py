@@ -25,6 +25,9 @@ FLOATS = ["float32", "float16", "bfloat16"]
 SHORT = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (7, 1025), (37, 264), (0, 8)]
 LONG = [(2, 4104), (3, 16384), (2, 16392), (5, 32776), (1, 65544), (2, 131080)]
 UNALIGNED = [(2, 16383), (2, 16385), (1, 40001)]
+# Four packs for each thread of 2, 4, 8 or 16 warps, and of 2, 4, 8 or 16 blocks.
+EVEN = [(3, 2048), (2, 4096), (3, 8192), (2, 16384), (2, 32768)]
+EVEN_ONCE = [(2, 1024), (2, 65536), (2, 131072)]
 EPS = 1e-5
 
 
@@ -118,7 +121,10 @@ ODD = (
     *grid([(2, 16392), (8, 33)], ["float32"], values="offset"),  # 33: one lane of a warp has some
     *grid([(3, 104), (2, 2100)], FLOATS, values="constant"),
     *grid([(4, 1000)], FLOATS, values="large"),
-    *grid([(8, 304), (8, 301)], FLOATS, values="nonfinite"),
+    *grid([(8, 304), (8, 301), (8, 2048)], FLOATS, values="nonfinite"),
+    *grid([(2, 4096)], FLOATS, values="constant"),
+    *grid([(2, 16384)], FLOATS, values="offset"),
+    *grid([(2, 4096)], FLOATS, values="large"),
 )
 
 any_shape = Problem(
@@ -126,7 +132,7 @@ any_shape = Problem(
     inputs=inputs,
     reference=normed,
     rungs=(REREAD, REGISTERS, CLUSTER, CHOSEN),
-    cases=(*grid(SHORT, FLOATS), *grid([*LONG, *UNALIGNED], ["bfloat16"]), *ODD,
+    cases=(*grid([*SHORT, *EVEN], FLOATS), *grid([*LONG, *UNALIGNED], ["bfloat16"]), *ODD,
            *grid([(3, 4100), (1, 16388)], ["float32"])),
     refused=EMPTY_ROWS,
     timed=False,
