@@ -1,6 +1,6 @@
-// v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread, no
-// thread with fewer. The number of packs is a constant then, so the kernels have no branches: all
-// loads are issued before the first of them is waited for. Warps exchange moments once per row.
+// v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread. No
+// pack needs a branch then, so the compiler issues loads of several packs before it waits for the
+// first. Warps take distances from an element of their own, and exchange moments once per row.
 #pragma once
 
 #include "days/day45/forward.cuh"
@@ -19,8 +19,8 @@ struct Distances {
     }
   }
 
-  // The moments of the warp's `count` elements. With a base far from all others, the subtraction
-  // cancels: d2 is up to count + 1 times m2.
+  // The moments of the warp's `count` elements. If the base is far from all other elements, the
+  // subtraction cancels: the squares are up to count + 1 times m2, which costs 10 bits of it.
   __device__ Moments of_warp(float base, float count) const {
     const float sum = warp_sum(d[0] + d[1]), squares = warp_sum(d2[0] + d2[1]);
     const float mean = sum * (1.0f / count);
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(WIDTH, RESIDENT_THREADS / WIDTH)
       memcpy(&x[k], &sum, sizeof sum);
     }
   }
-  // The first packs of w and b come while the moments are computed. The registers have no room for
-  // all four, and the compiler would move a load_constant below the barrier.
+  // In flight while the warps wait for each other. 64 registers have no room for more packs of w
+  // and b, and the compiler would move a load_constant below the barrier.
   const RawChunk<C> weight = load_raw(m.weight + threadIdx.x);
   const RawChunk<C> bias = load_raw(m.bias + threadIdx.x);
   const float base = __shfl_sync(FULL_WARP, widened(x[0]).at[0], 0);
@@ -119,8 +119,8 @@ bool launch_v2_even(const Rows<T, N>& m, cudaStream_t stream) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3: a cluster per row. Only warp 0 of a block merges the moments of its warps, and sends them to
-// all blocks. The others wait for those of the cluster at once.
+// v3: a cluster per row. Warp 0 of a block merges the moments of its warps, and sends them to all
+// blocks. The other warps wait for the moments of all blocks at once.
 
 template <bool RESIDUAL, typename T, int N>
 __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)

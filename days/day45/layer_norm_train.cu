@@ -13,6 +13,7 @@
 //   v4 chosen     the best of these for the shape, the alignment and the card
 //   add + norm    v1 with two kernels, v2 fused: h is not read again
 //
+// Where a row has four packs for each thread, v2 and v3 launch kernels of even_rows.cuh.
 // Run: python run_day.py 45
 
 #include "common/cuda/binding.cuh"  // taught in day 6
@@ -22,9 +23,9 @@
 #include <tuple>
 
 // ---------------------------------------------------------------------------------------------
-// Those of the union of 32 lanes' elements, in every lane, relative to the base of lane 0. The
-// difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane 0
-// has elements if any lane has.
+// The moments of the union of 32 lanes' elements, in every lane, relative to the base of lane 0.
+// The difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane
+// 0 has elements if any lane has.
 __device__ inline Moments merge_lanes(Moments mine) {
   const float base = __shfl_sync(FULL_WARP, mine.base, 0);
   const float from_base = mine.base - base + mine.mean;
