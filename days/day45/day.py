@@ -18,7 +18,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "EACH<1>)`": "the longest row that fits is computed by v1",
     "layer_norm_train.cu: layer_norm_v3_cluster_kernel: comparison: `k < PACKS` -> "
     "`k <= PACKS`, 3rd": "a thread has at most PACKS packs: the loop ends before",
-    "layer_norm_train.cu: ring_bytes: constant off by one: `(residual ? 2 : 1)` -> "
+    "forward.cuh: ring_bytes: constant off by one: `(residual ? 2 : 1)` -> "
     "`(residual ? 2 : 2)`": "more shared memory than is used",
     "layer_norm_train.cu: fits_cluster: 64-bit index in 32 bits: `int64_t shared` -> "
     "`int shared`": "at most 98 KB",

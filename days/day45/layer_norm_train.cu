@@ -13,26 +13,19 @@
 //   v4 chosen     the best of these for the shape, the alignment and the card
 //   add + norm    v1 with two kernels, v2 fused: h is not read again
 //
+// Where a row has four packs for each thread, v2 and v3 launch kernels of even_rows.cuh.
 // Run: python run_day.py 45
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day45/rows.cuh"
+#include "days/day45/even_rows.cuh"
 
 #include <cfloat>
 #include <tuple>
 
 // ---------------------------------------------------------------------------------------------
-// Count, mean and m2 (the sum of squared distances from the mean) of some elements, as in day 9.
-// The mean is base + mean, and base is one of the elements: rounding that sum would lose digits of
-// a row far from 0.
-
-struct Moments {
-  float count, base, mean, m2;
-};
-
-// Those of the union of 32 lanes' elements, in every lane, relative to the base of lane 0. The
-// difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane 0
-// has elements if any lane has.
+// The moments of the union of 32 lanes' elements, in every lane, relative to the base of lane 0.
+// The difference of two bases is nearly exact, so no step rounds to the size of the elements. Lane
+// 0 has elements if any lane has.
 __device__ inline Moments merge_lanes(Moments mine) {
   const float base = __shfl_sync(FULL_WARP, mine.base, 0);
   const float from_base = mine.base - base + mine.mean;
@@ -61,36 +54,6 @@ struct Sums {
     return {count, base, d / count, d2 - d * (d / count)};
   }
 };
-
-// Mean and 1 / sqrt(variance + eps). A variance below 0 can only come from rounding; the comparison
-// passes NaN on. A row with an infinity gets a mean of NaN, or it would depend on the infinity's
-// place whether distances from it are NaN.
-__device__ inline Statistics statistics_of(const Moments& row, float eps) {
-  const float variance = __fdividef(row.m2, row.count);
-  const float rstd = rsqrtf((variance < 0 ? 0.0f : variance) + eps);
-  return {isnan(rstd) ? rstd : row.base + row.mean, rstd};
-}
-
-// What a kernel reads and writes, as chunks of N elements.
-template <typename T, int N>
-struct Rows {
-  const Chunk<T, N>*x, *residual, *weight, *bias;  // residual may be null: then h is not written
-  Chunk<T, N>*h, *y;
-  float *mean, *rstd;  // (rows,)
-  int64_t rows, chunks;
-  float eps;
-};
-
-// x + residual, rounded to T as an addition before the norm would round it.
-template <typename T, int N>
-__device__ Chunk<T, N> added(const Chunk<T, N>& x, const Chunk<T, N>& residual) {
-  Chunk<T, N> h;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    h.at[i] = static_cast<T>(static_cast<float>(x.at[i]) + static_cast<float>(residual.at[i]));
-  }
-  return h;
-}
 
 // Calls f(element) for the elements of the first `count` chunks, of up to EACH; at(k) is chunk k in
 // fp32.
@@ -146,29 +109,6 @@ __device__ Moments moments_of_block(int count, float elements, At at, WarpSums& 
   }
   const float mean = elements > 0 ? __fdividef(d, elements) : 0;
   return {elements, base, mean, d2 - d * mean};
-}
-
-// What turns an element into its normal form, (x - base) · rstd + shift: the same as
-// (x - mean) · rstd with one operation less, and with base + `beyond` for a mean that has more
-// digits than a float.
-struct Normal {
-  float base, rstd, shift;
-
-  __device__ Normal(float base, float beyond, float rstd)
-      : base(base), rstd(rstd), shift(-beyond * rstd) {}
-};
-
-template <typename T, int N>
-__device__ Chunk<T, N> normalised(const Chunk<float, N>& h, const Normal& to,
-                                  const RawChunk<Chunk<T, N>>& weight,
-                                  const RawChunk<Chunk<T, N>>& bias) {
-  const Chunk<float, N> w = widened(weight), b = widened(bias);
-  Chunk<T, N> y;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    y.at[i] = static_cast<T>(fmaf(h.at[i] - to.base, to.rstd, to.shift) * w.at[i] + b.at[i]);
-  }
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -354,6 +294,9 @@ Normed norm_v2(const NormInputs& a) {
   }
   return normalise(a, "layer_norm_v2_registers", [&](const auto& m, auto residual) {
     constexpr int N = sizeof(m.x->at) / sizeof(m.x->at[0]);
+    if constexpr (N > 1) {
+      if (launch_v2_even<residual>(m, current_stream(a.x))) return;
+    }
     const Split split = registers_split(m.rows, m.chunks, EACH<N>);
     const unsigned grid = grid_size(ceil_div<int64_t>(m.rows, split.teams), "x");
     layer_norm_v2_registers_kernel<residual>
@@ -367,10 +310,6 @@ Normed norm_v2(const NormInputs& a) {
 // one is computed; a thread reads only what it copied itself. A row above 16 KB is shared by the
 // blocks of a cluster. Three blocks are resident, so that the others compute while one waits for
 // its cluster.
-
-constexpr int RING_BLOCK = 256;
-constexpr int PACKS = 4;   // per thread
-constexpr int STAGES = 3;  // of 16 KB, or of 32 KB with a residual: 96 KB fit into an RTX card
 
 template <bool RESIDUAL, bool CLUSTER, typename T, int N>
 __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
@@ -440,10 +379,6 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
 #endif
 }
 
-constexpr int ring_bytes(bool residual) {
-  return STAGES * PACKS * RING_BLOCK * 16 * (residual ? 2 : 1);
-}
-
 bool fits_cluster(const NormInputs& a) {
   const Chunks chunks(a);
   const int64_t shared = ring_bytes(a.residual) + sizeof(Merging<Moments>);
@@ -470,8 +405,13 @@ Normed norm_v3(const NormInputs& a) {
     constexpr int N = sizeof(m.x->at) / sizeof(m.x->at[0]);
     using T = std::decay_t<decltype(m.x->at[0])>;
     if constexpr (N > 1) {
-      split.blocks > 1 ? launch(layer_norm_v3_cluster_kernel<residual, true, T, N>)
-                       : launch(layer_norm_v3_cluster_kernel<residual, false, T, N>);
+      if (split.blocks == 1) {
+        launch(layer_norm_v3_cluster_kernel<residual, false, T, N>);
+      } else if (m.chunks == int64_t{split.blocks} * RING_BLOCK * PACKS) {
+        launch(layer_norm_v3_even_kernel<residual, T, N>);
+      } else {
+        launch(layer_norm_v3_cluster_kernel<residual, true, T, N>);
+      }
     }
   });
 }

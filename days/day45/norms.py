@@ -23,8 +23,10 @@ FLOATS = ["float32", "float16", "bfloat16"]
 # Around the lanes of a warp, the packs of a thread, the teams and threads of a block, the blocks of
 # a cluster and the limits of each rung, with and without rows of whole packs.
 SHORT = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (7, 1025), (37, 264), (0, 8)]
-LONG = [(2, 4104), (3, 16384), (2, 16392), (5, 32776), (1, 65544), (2, 131080)]
+LONG = [(2, 4104), (2, 16392), (5, 32776), (1, 65544), (2, 131080)]
 UNALIGNED = [(2, 16383), (2, 16385), (1, 40001)]
+# Four packs for each thread of 2, 4, 8 or 16 warps, and of 2, 4, 8 or 16 blocks.
+EVEN = [(3, 2048), (2, 4096), (3, 8192), (3, 16384), (2, 32768)]
 EPS = 1e-5
 
 
@@ -118,7 +120,10 @@ ODD = (
     *grid([(2, 16392), (8, 33)], ["float32"], values="offset"),  # 33: one lane of a warp has some
     *grid([(3, 104), (2, 2100)], FLOATS, values="constant"),
     *grid([(4, 1000)], FLOATS, values="large"),
-    *grid([(8, 304), (8, 301)], FLOATS, values="nonfinite"),
+    *grid([(8, 304), (8, 301), (8, 2048)], FLOATS, values="nonfinite"),
+    *grid([(2, 4096)], FLOATS, values="constant"),
+    *grid([(2, 16384)], FLOATS, values="offset"),
+    *grid([(2, 4096)], FLOATS, values="large"),
 )
 
 any_shape = Problem(
@@ -126,7 +131,8 @@ any_shape = Problem(
     inputs=inputs,
     reference=normed,
     rungs=(REREAD, REGISTERS, CLUSTER, CHOSEN),
-    cases=(*grid(SHORT, FLOATS), *grid([*LONG, *UNALIGNED], ["bfloat16"]), *ODD,
+    cases=(*grid([*SHORT, *EVEN], FLOATS), *grid([*LONG, *UNALIGNED], ["bfloat16"]), *ODD,
+           *grid([(2, 65536)], ["bfloat16"]), *grid([(2, 1024), (2, 65536)], ["float32"]),
            *grid([(3, 4100), (1, 16388)], ["float32"])),
     refused=EMPTY_ROWS,
     timed=False,
@@ -159,8 +165,10 @@ residual = Problem(
     cases=(
         *grid([(1, 1), (5, 31), (9, 136), (70, 264), (0, 8)], FLOATS),
         *grid([(2, 4104), (3, 16392), (2, 65544), (2, 16385)], ["bfloat16"]),
-        *grid([(35, 32772)], ["float32"]),  # three rows for some of the 16 clusters of 16 blocks
-        *grid([(8, 304)], FLOATS, values="nonfinite"),
+        *grid([(3, 2048), (2, 4096), (3, 8192), (2, 16384)], FLOATS),
+        # Three rows for some of the 16 clusters of 16 blocks.
+        *grid([(35, 32772), (35, 65536)], ["float32"]),
+        *grid([(8, 304), (8, 2048), (2, 32768)], FLOATS, values="nonfinite"),
     ),
     refused=EMPTY_ROWS,
     bench=Case((1 << 16, 1 << 12), "bfloat16"),

@@ -105,6 +105,33 @@ __device__ Value merge_warps(Value value, Merging<Value>& shared, int round, con
   return value;
 }
 
+#ifdef HAS_CLUSTERS
+// Sends a block's value of a round to all blocks of its cluster, which has `blocks`. Warp 0 calls
+// it, with equal values in its lanes.
+template <typename Value>
+__device__ void send_to_blocks(const Value& value, Merging<Value>& shared, int round, int rank,
+                               int blocks) {
+  const int lane = threadIdx.x, half = round % 2;
+  uint64_t* arrived = &shared.arrived[half];
+  if (lane == 0) ptx::mbarrier_arrive_expect_bytes(arrived, blocks * sizeof(Value));
+  if (lane < blocks) {  // lane l sends to block l
+    uint32_t words[sizeof(Value) / 4];
+    memcpy(words, &value, sizeof value);
+    auto* to = reinterpret_cast<uint32_t*>(&shared.blocks[half][rank]);
+    for (int i = 0; i < sizeof(Value) / 4; ++i) {
+      ptx::store_async_to_rank(to + i, lane, words[i], arrived);
+    }
+  }
+}
+
+// Waits for the values that the blocks of the cluster sent in a round: that of block b at [b].
+template <typename Value>
+__device__ const Value* receive(Merging<Value>& shared, int round) {
+  ptx::mbarrier_wait(&shared.arrived[round % 2], round / 2 % 2);
+  return shared.blocks[round % 2];
+}
+#endif
+
 // One value for all threads of the cluster, from a value of each block, equal in its threads; as
 // above. All threads of the cluster must call it, in rounds 0, 1, 2 …
 template <bool CLUSTER, typename Value>
@@ -112,19 +139,10 @@ __device__ Value merge_blocks(Value value, [[maybe_unused]] Merging<Value>& shar
                               [[maybe_unused]] int round, [[maybe_unused]] const Place& p) {
 #ifdef HAS_CLUSTERS
   if constexpr (CLUSTER) {
-    const int lane = threadIdx.x % 32, half = round % 2;
-    uint64_t* arrived = &shared.arrived[half];
-    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_bytes(arrived, p.blocks * sizeof(Value));
-    if (threadIdx.x < p.blocks) {  // lane l of warp 0 sends to block l
-      uint32_t words[sizeof(Value) / 4];
-      memcpy(words, &value, sizeof value);
-      auto* to = reinterpret_cast<uint32_t*>(&shared.blocks[half][p.rank]);
-      for (int i = 0; i < sizeof(Value) / 4; ++i) {
-        ptx::store_async_to_rank(to + i, lane, words[i], arrived);
-      }
-    }
-    ptx::mbarrier_wait(arrived, round / 2 % 2);  // the values of all blocks have come
-    value = merge_lanes(lane < p.blocks ? shared.blocks[half][lane] : Value{});
+    if (threadIdx.x < 32) send_to_blocks(value, shared, round, p.rank, p.blocks);
+    const int lane = threadIdx.x % 32;
+    const Value* values = receive(shared, round);
+    value = merge_lanes(lane < p.blocks ? values[lane] : Value{});
   }
 #endif
   return value;

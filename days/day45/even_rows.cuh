@@ -1,0 +1,203 @@
+// v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread. No
+// pack needs a branch then, so the compiler issues loads of several packs before it waits for the
+// first. Warps take distances from an element of their own, and exchange moments once per row.
+#pragma once
+
+#include "days/day45/forward.cuh"
+
+// Sums of a thread's distances from its warp's base, its first element. Two of each: an addition
+// does not wait for the one before it.
+template <int N>
+struct Distances {
+  float d[2] = {}, d2[2] = {};
+
+  __device__ void add(const Chunk<float, N>& from_base) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      d[i % 2] += from_base.at[i];
+      d2[i % 2] = fmaf(from_base.at[i], from_base.at[i], d2[i % 2]);
+    }
+  }
+
+  // The moments of the warp's `count` elements. If the base is far from all other elements, the
+  // subtraction cancels: the squares are up to count + 1 times m2, which costs 10 bits of it.
+  __device__ Moments of_warp(float base, float count) const {
+    const float sum = warp_sum(d[0] + d[1]), squares = warp_sum(d2[0] + d2[1]);
+    const float mean = sum * (1.0f / count);
+    return {count, base, mean, squares - sum * mean};
+  }
+};
+
+// The sum over groups of LANES lanes, in every lane of the group.
+template <int LANES>
+__device__ float group_sum(float value) {
+#pragma unroll
+  for (int half = LANES / 2; half > 0; half /= 2) value += __shfl_xor_sync(FULL_WARP, value, half);
+  return value;
+}
+
+// The moments of the union of `of` sets with equally many elements, in every lane. Lane l has those
+// of set l % of, and `of` divides LANES: the sums over LANES lanes count each set LANES / of times.
+template <int LANES>
+__device__ Moments merge_equal(const Moments& mine, float base, int of) {
+  const float from_base = mine.base - base + mine.mean;
+  const float mean = group_sum<LANES>(from_base) * (1.0f / LANES);
+  const float d = from_base - mean;
+  const float m2 = group_sum<LANES>(mine.m2 + mine.count * d * d);
+  return {mine.count * of, base, mean, m2 * (of * (1.0f / LANES))};
+}
+
+// ---------------------------------------------------------------------------------------------
+// v2: one block of WIDTH threads per row.
+
+constexpr int EVEN_EACH = 4;            // packs per thread
+constexpr int RESIDENT_THREADS = 1024;  // per multiprocessor: 64 registers each
+
+template <bool RESIDUAL, int WIDTH, typename T, int N>
+__global__ void __launch_bounds__(WIDTH, RESIDENT_THREADS / WIDTH)
+    layer_norm_v2_even_kernel(Rows<T, N> m) {
+  using C = Chunk<T, N>;
+  constexpr int WARPS = WIDTH / 32;
+  __shared__ Moments warps[WARPS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t start = int64_t{blockIdx.x} * (EVEN_EACH * WIDTH) + threadIdx.x;
+  RawChunk<C> x[EVEN_EACH], residual[RESIDUAL ? EVEN_EACH : 1];
+#pragma unroll
+  for (int k = 0; k < EVEN_EACH; ++k) {
+    x[k] = load_raw(m.x + start + k * WIDTH);
+    if constexpr (RESIDUAL) residual[k] = load_raw(m.residual + start + k * WIDTH);
+  }
+  if constexpr (RESIDUAL) {
+#pragma unroll
+    for (int k = 0; k < EVEN_EACH; ++k) {
+      const C sum = added(x[k].chunk(), residual[k].chunk());
+      m.h[start + k * WIDTH] = sum;
+      memcpy(&x[k], &sum, sizeof sum);
+    }
+  }
+  // In flight while the warps wait for each other. 64 registers have no room for more packs of w
+  // and b, and the compiler would move a load_constant below the barrier.
+  const RawChunk<C> weight = load_raw(m.weight + threadIdx.x);
+  const RawChunk<C> bias = load_raw(m.bias + threadIdx.x);
+  const float base = __shfl_sync(FULL_WARP, widened(x[0]).at[0], 0);
+  Chunk<float, N> distances[EVEN_EACH];
+  Distances<N> sums;
+#pragma unroll
+  for (int k = 0; k < EVEN_EACH; ++k) {
+    distances[k] = from_base(widened(x[k]), base);
+    sums.add(distances[k]);
+  }
+  const Moments mine = sums.of_warp(base, 32.0f * EVEN_EACH * N);
+  if (lane == 0) warps[warp] = mine;
+  __syncthreads();  // every warp waits for the moments of all warps
+  const Moments row = merge_equal<WARPS>(warps[lane % WARPS], warps[0].base, WARPS);
+  const Statistics s = statistics_of(row, m.eps);
+  const Normal to(base, row.base - base + row.mean, s.rstd);
+#pragma unroll
+  for (int k = 0; k < EVEN_EACH; ++k) {
+    const int c = threadIdx.x + k * WIDTH;
+    m.y[start + k * WIDTH] = scaled(distances[k], to, k == 0 ? weight : load_constant(m.weight + c),
+                                    k == 0 ? bias : load_constant(m.bias + c));
+  }
+  if (threadIdx.x == 0) {
+    m.mean[blockIdx.x] = s.mean;
+    m.rstd[blockIdx.x] = s.rstd;
+  }
+}
+
+// Whether it was launched: whether the row has four packs for each thread of 2, 4, 8 or 16 warps.
+template <bool RESIDUAL, typename T, int N>
+bool launch_v2_even(const Rows<T, N>& m, cudaStream_t stream) {
+  const auto with = [&](auto width) {
+    constexpr int WIDTH = decltype(width)::value;
+    if (m.chunks != EVEN_EACH * WIDTH) return false;
+    layer_norm_v2_even_kernel<RESIDUAL, WIDTH><<<grid_size(m.rows, "x"), WIDTH, 0, stream>>>(m);
+    return true;
+  };
+  return with(std::integral_constant<int, 64>{}) || with(std::integral_constant<int, 128>{}) ||
+         with(std::integral_constant<int, 256>{}) || with(std::integral_constant<int, 512>{});
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3: a cluster per row. Warp 0 of a block merges the moments of its warps, and sends them to all
+// blocks. The other warps wait for the moments of all blocks at once.
+
+template <bool RESIDUAL, typename T, int N>
+__global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
+    layer_norm_v3_even_kernel(Rows<T, N> m, Split split) {
+#ifdef HAS_CLUSTERS
+  using C = Chunk<T, N>;
+  constexpr int TENSORS = RESIDUAL ? 2 : 1, WARPS = RING_BLOCK / 32;
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Merging<Moments> shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int blocks = split.blocks, rank = ptx::cluster_block_rank();
+  const int first = rank * (RING_BLOCK * PACKS) + threadIdx.x;
+  const int step = gridDim.x / blocks;
+  // Pack k of tensor t (0: x, later h; 1: residual) of a stage.
+  auto* const ring = reinterpret_cast<C*>(memory) + threadIdx.x;
+  const auto at = [&](int stage, int t, int k) {
+    return ring + ((stage * TENSORS + t) * PACKS + k) * RING_BLOCK;
+  };
+  const auto copy = [&](int64_t row, int stage) {
+    const int64_t start = row * m.chunks + first;
+    if (row < m.rows) {
+#pragma unroll
+      for (int k = 0; k < PACKS; ++k) {
+        ptx::cp_async<16>(at(stage, 0, k), m.x + start + k * RING_BLOCK);
+        if (RESIDUAL) ptx::cp_async<16>(at(stage, 1, k), m.residual + start + k * RING_BLOCK);
+      }
+    }
+    ptx::cp_async_commit();  // also an empty group, so that each row is one
+  };
+  int64_t row = blockIdx.x / blocks;
+  for (int s = 0; s < STAGES - 1; ++s) copy(row + s * step, s);
+  RawChunk<C> weight[PACKS], bias[PACKS];
+#pragma unroll
+  for (int k = 0; k < PACKS; ++k) {
+    weight[k] = load_raw(m.weight + first + k * RING_BLOCK);
+    bias[k] = load_raw(m.bias + first + k * RING_BLOCK);
+  }
+  begin_merging<true>(shared);
+
+  for (int stage = 0, round = 0; row < m.rows; ++round, row += step) {
+    copy(row + (STAGES - 1) * step, (stage + STAGES - 1) % STAGES);
+    ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
+    const int64_t start = row * m.chunks + first;
+#pragma unroll
+    for (int k = 0; RESIDUAL && k < PACKS; ++k) {
+      const C sum = added(load_whole(at(stage, 0, k)), load_whole(at(stage, 1, k)));
+      m.h[start + k * RING_BLOCK] = *at(stage, 0, k) = sum;
+    }
+    const auto part = [&](int k) { return widened(load_raw(at(stage, 0, k))); };
+    const float base = __shfl_sync(FULL_WARP, part(0).at[0], 0);
+    Distances<N> sums;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) sums.add(from_base(part(k), base));
+    const Moments mine = sums.of_warp(base, 32.0f * PACKS * N);
+    Moments* const warps = shared.warps[round % 2];
+    if (lane == 0) warps[warp] = mine;
+    __syncthreads();  // warp 0 waits for the moments of all warps
+    if (warp == 0) {
+      const Moments block = merge_equal<WARPS>(warps[lane % WARPS], warps[0].base, WARPS);
+      send_to_blocks(block, shared, round, rank, blocks);
+    }
+    const Moments* const theirs = receive(shared, round);
+    const Moments all =
+        merge_equal<MAX_CLUSTER>(theirs[lane & (blocks - 1)], theirs[0].base, blocks);
+    const Statistics s = statistics_of(all, m.eps);
+    const Normal to(all.base, all.mean, s.rstd);
+    keep_as_bits(weight);
+    keep_as_bits(bias);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      m.y[start + k * RING_BLOCK] = normalised(part(k), to, weight[k], bias[k]);
+    }
+    if (rank == 0 && threadIdx.x == 0) {
+      m.mean[row] = s.mean;
+      m.rstd[row] = s.rstd;
+    }
+    stage = (stage + 1) % STAGES;
+  }
+#endif
+}
