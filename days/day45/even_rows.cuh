@@ -1,12 +1,12 @@
 // v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread. No
 // pack needs a branch then, so the compiler issues loads of several packs before it waits for the
-// first. Warps take distances from an element of their own, and exchange moments once per row.
+// first. Warps take distances from a mean of their own, and exchange moments once per row.
 #pragma once
 
 #include "days/day45/forward.cuh"
 
-// Sums of a thread's distances from its warp's base, its first element. Two of each: an addition
-// does not wait for the one before it.
+// Sums of a thread's distances from its warp's base, the mean of an element per lane. Two of each:
+// an addition does not wait for the one before it.
 template <int N>
 struct Distances {
   float d[2] = {}, d2[2] = {};
@@ -19,8 +19,9 @@ struct Distances {
     }
   }
 
-  // The moments of the warp's `count` elements. If the base is far from all other elements, the
-  // subtraction cancels: the squares are up to count + 1 times m2, which costs 10 bits of it.
+  // The moments of the warp's `count` elements. The base is a mean of 32 of them, so the square of
+  // its distance from their mean is at most m2 / 32, and the squares are at most 1 + count / 32
+  // times m2: the subtraction cancels 5 bits at most where count is 1024.
   __device__ Moments of_warp(float base, float count) const {
     const float sum = warp_sum(d[0] + d[1]), squares = warp_sum(d2[0] + d2[1]);
     const float mean = sum * (1.0f / count);
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(WIDTH, RESIDENT_THREADS / WIDTH)
   // and b, and the compiler would move a load_constant below the barrier.
   const RawChunk<C> weight = load_raw(m.weight + threadIdx.x);
   const RawChunk<C> bias = load_raw(m.bias + threadIdx.x);
-  const float base = __shfl_sync(FULL_WARP, widened(x[0]).at[0], 0);
+  const float base = warp_sum(widened(x[0]).at[0] * (1.0f / 32));
   Chunk<float, N> distances[EVEN_EACH];
   Distances<N> sums;
 #pragma unroll
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
       m.h[start + k * RING_BLOCK] = *at(stage, 0, k) = sum;
     }
     const auto part = [&](int k) { return widened(load_raw(at(stage, 0, k))); };
-    const float base = __shfl_sync(FULL_WARP, part(0).at[0], 0);
+    const float base = warp_sum(part(0).at[0] * (1.0f / 32));
     Distances<N> sums;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) sums.add(from_base(part(k), base));
