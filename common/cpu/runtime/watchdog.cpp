@@ -7,6 +7,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -19,10 +20,12 @@ namespace {
 constexpr useconds_t kTick = 10'000;     // µs
 constexpr double kInterruptible = 0.05;  // s; launches that take longer can be interrupted
 constexpr int kIdleTicks = 200;          // with nothing to watch, until it goes to sleep
+constexpr double kPatience = 4;          // times the limit, by the clock
 
 struct Watched {
   Launch* launch;
   double first_seen = 0;  // 0: not yet
+  double cpu_before = 0;  // s of CPU time that the process had used then
   double progress_after = settings().progress_after;
 };
 
@@ -83,14 +86,29 @@ void show_progress(Watched& watched, double taken) {
   watched.progress_after *= 2;
 }
 
+// Of all threads of this process, in seconds.
+double cpu_seconds() {
+  struct timespec used;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+// Whether a launch has had its time. On a busy machine the clock alone would end one that is right,
+// so CPU time counts too; a launch that waits without using any ends after kPatience limits.
+bool is_over(const Watched& watched, double now, double limit) {
+  const double taken = now - watched.first_seen;
+  if (taken <= limit) return false;
+  return taken > kPatience * limit || cpu_seconds() - watched.cpu_before > limit;
+}
+
 void look_at(Watched& watched, double now) {
   Launch& launch = *watched.launch;
-  if (watched.first_seen == 0) watched.first_seen = now;
+  if (watched.first_seen == 0) watched.first_seen = now, watched.cpu_before = cpu_seconds();
   double limit = settings().time_limit.load();
   if (now - watched.first_seen > kInterruptible && !watchdog->handles_interrupt) take_interrupts();
   if (watchdog->handles_interrupt && interrupted.load())
     launch.fail(Stop::kInterrupted, "the launch was interrupted\n");
-  if (now - watched.first_seen > limit)
+  if (is_over(watched, now, limit))
     launch.fail(
         Stop::kTimeLimit,
         format("the launch did not finish within %g s: an endless loop, a loop that waits for "
