@@ -81,6 +81,26 @@ def test_a_fault_in_a_kernel_is_explained() -> None:
     assert " s so far, 1 of 1 blocks begun, in kernel spin, launched at " in done.stderr
 
 
+def test_the_time_limit_counts_what_a_launch_got_of_the_cpu() -> None:
+    """A busy machine, which the stopped process stands for, must not end a launch that is right."""
+    _run(PROGRAMS / "order.cu")  # built
+    command = [sys.executable, "-m", "common.cpu", str(PROGRAMS / "order.cu")]
+    command += ["--time-limit", "2", "--", "spin"]
+    child = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "0123\n"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    child.send_signal(signal.SIGCONT)
+    went_on = time.monotonic()
+    _, message = child.communicate(timeout=60)
+    assert child.returncode == 1 and "did not finish within 2 s" in message
+    assert time.monotonic() - went_on > 1
+
+
 def test_ctrl_c_ends_a_program() -> None:
     _run(PROGRAMS / "order.cu")  # built
     command = [sys.executable, "-m", "common.cpu", str(PROGRAMS / "order.cu"), "--", "spin"]
