@@ -4,8 +4,8 @@
 #include "days/day45/rows.cuh"
 
 // Count, mean and m2 (the sum of squared distances from the mean) of some elements, as in day 9.
-// The mean is base + mean, and base is one of the elements: rounding that sum would lose digits of
-// a row far from 0.
+// The mean is base + mean, and base is one of the elements, or the mean of a few: rounding that sum
+// would lose digits of a row far from 0.
 struct Moments {
   float count, base, mean, m2;
 };

@@ -29,27 +29,13 @@ struct WideTile {
   static constexpr bool B_IS_NK = B_BY_COLUMNS;  // B is stored as (N, K)
   static constexpr int BM = 256, BN = 192, BK = 64, STAGES = 3;
   static constexpr int WM = 64, WN = 96, WARPS_N = 2;
-  static constexpr int WARP_COLS = BOX / WARPS_N, GROUP_COLS = BOX;
+  static constexpr int WARP_COLS = BOX / WARPS_N, GROUP_COLS = BOX, ROW_B = BOX;
   static constexpr int PIECES_A = WM / 16, PIECES_B = WN / 16;  // of 16 rows, and of 16 columns
   static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
   static constexpr int BOX_SIZE = BK * BOX;                        // elements of a box of B
   static constexpr int BYTES = STAGES * SIZE * 2 + TILE_ALIGNMENT;
   static_assert(WN == BN / WARPS_N && WARP_COLS == 32, "a piece is within 32 columns of a box");
-};
-
-// Where this lane's rows for ldmatrix begin: as Places (tiles.cuh), but B stored as (K, N) consists
-// of boxes. The swizzle is that of place() for rows of 128 bytes.
-template <typename P>
-struct WidePlaces {
-  int a, b;
-
-  __device__ WidePlaces() {
-    const int lane = threadIdx.x % 32, low = lane % 8, second = lane / 8 % 2, upper = lane / 16;
-    a = place<P::BK>(warp_row<P>() + lane % 16, upper);
-    b = P::A_SIZE + (P::B_IS_NK ? place<P::BK>(warp_col<P>() + 8 * upper + low, second)
-                                : place<BOX>(lane % 16, warp_col<P>() / 8 + upper));
-  }
 };
 
 // The rows of A for 16 values of k, and two times 16 columns of B: while one piece of B is
@@ -60,13 +46,13 @@ struct WideFragments {
   uint32_t b[2][2][2];
 
   // Piece i of the rows; k: which 16 values of the stage's.
-  __device__ __forceinline__ void load_a(const typename P::T* stage, const WidePlaces<P>& at, int k,
+  __device__ __forceinline__ void load_a(const typename P::T* stage, const Places<P>& at, int k,
                                          int i) {
     ptx::ldmatrix_x4(a[i], stage + (at.a ^ 16 * k) + 16 * i * P::BK);
   }
 
   // Piece j of the columns: two pieces in each box.
-  __device__ __forceinline__ void load_b(const typename P::T* stage, const WidePlaces<P>& at, int k,
+  __device__ __forceinline__ void load_b(const typename P::T* stage, const Places<P>& at, int k,
                                          int j) {
     uint32_t r[4];
     if constexpr (P::B_IS_NK) {
@@ -79,7 +65,7 @@ struct WideFragments {
   }
 
   // All rows, and the first piece of the columns.
-  __device__ __forceinline__ void load(const typename P::T* stage, const WidePlaces<P>& at, int k) {
+  __device__ __forceinline__ void load(const typename P::T* stage, const Places<P>& at, int k) {
 #pragma unroll
     for (int i = 0; i < P::PIECES_A; ++i) load_a(stage, at, k, i);
     load_b(stage, at, k, 0);
@@ -144,7 +130,7 @@ struct BoxPipeline {
   typename P::T* stages;
   uint64_t* full;
   int stage, parity;
-  WidePlaces<P> places;
+  Places<P> places;
   WideFragments<P> fragments;
 
   __device__ __forceinline__ void wait() const {

@@ -78,17 +78,6 @@ def variant_reference(a, b, columns, depth, stages, blocks, stream):
     return a @ b
 
 
-VARIANT = Problem(
-    name="A · B, other tiles, stages and schedules",
-    inputs=variant_inputs,
-    reference=variant_reference,
-    rungs=(Rung("gemm_variant", "for the tables"),),
-    cases=grid(VARIANTS, TYPES[:1]),
-    refused=grid(REFUSED, TYPES[:1]),
-    timed=False,
-)
-
-
 def tma_inputs(case, draw):
     M, N, K, blocks, stream, transposed = case.shape
     return draw(M, K), draw(N, K).t() if transposed else draw(K, N), blocks, bool(stream)
@@ -98,19 +87,36 @@ def tma_reference(a, b, blocks, stream):
     return a @ b
 
 
-TMA_VARIANT = Problem(
-    name="A · B by TMA, other schedules",
-    inputs=tma_inputs,
-    reference=tma_reference,
-    rungs=(Rung("gemm_tma_variant", "for the checks"),),
-    cases=grid(TMA_VARIANTS, TYPES[:1]),
-    refused=grid(TMA_REFUSED, TYPES[:1]),
-    timed=False,
-)
+def checked(name, rung, inputs, reference, cases, refused):
+    """A problem of one rung that is not timed."""
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=(rung,),
+        cases=grid(cases, TYPES[:1]),
+        refused=grid(refused, TYPES[:1]),
+        timed=False,
+    )
+
 
 problems = (
     product("A · B", False),
     product("A · B, B stored as (N, K)", True),
-    VARIANT,
-    TMA_VARIANT,
+    checked(
+        "A · B, other tiles, stages and schedules",
+        Rung("gemm_variant", "for the tables"),
+        variant_inputs,
+        variant_reference,
+        VARIANTS,
+        REFUSED,
+    ),
+    checked(
+        "A · B by TMA, other schedules",
+        Rung("gemm_tma_variant", "for the checks"),
+        tma_inputs,
+        tma_reference,
+        TMA_VARIANTS,
+        TMA_REFUSED,
+    ),
 )

@@ -15,6 +15,7 @@ struct Tile {
   static constexpr int WM = 64, WN = 64, WARPS_N = BN / WN;
   static constexpr int WARP_COLS = WN;   // from a warp's first column to the next warp's
   static constexpr int GROUP_COLS = 32;  // from a warp's first 32 columns to its next 32
+  static constexpr int ROW_B = BN;       // elements per row of a stage's B, where it is (K, N)
   static constexpr int PIECES = 4;       // of 16 rows of A and 16 columns of B, per warp
   static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
   static constexpr int BLOCKS = THREADS <= 128 ? 2 : 1;            // per multiprocessor
@@ -137,7 +138,7 @@ struct Places {
     const int lane = threadIdx.x % 32, low = lane % 8, second = lane / 8 % 2, upper = lane / 16;
     a = place<P::BK>(warp_row<P>() + lane % 16, upper);
     b = P::A_SIZE + (P::B_IS_NK ? place<P::BK>(warp_col<P>() + 8 * upper + low, second)
-                                : place<P::BN>(lane % 16, warp_col<P>() / 8 + upper));
+                                : place<P::ROW_B>(lane % 16, warp_col<P>() / 8 + upper));
   }
 };
 

@@ -33,7 +33,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "a card has room for some thousand blocks"
     ),
     "decode_by_tiles_kernel: bounds check dropped: `range.begin < range.end` -> `true`": (
-        "a split without tokens stores a part that nobody reads"
+        "a split without tokens stores a part that no thread reads"
     ),
     "split_decode.cuh: scale_log2_of: validation dropped: "
     "`STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(static_cast<float>(scale)), "
