@@ -20,6 +20,17 @@ TOPICS = (
 SOURCE = "conv2d_tiled.cu"
 EXTRA_SOURCES = ("winograd.cu",)
 INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM", "minimal filtering")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t low` -> `int low`": (
+        "every bound that is passed fits 32 bits"
+    ),
+    "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t high` -> `int high`": (
+        "every bound that is passed fits 32 bits"
+    ),
+    "winograd.cu: sizes_of: min for max: `max()` -> `min()`": (
+        "min() - BN wraps around to max() - BN + 1"
+    ),
+}
 
 EXERCISE = Exercise(
     function="Halo::load",
@@ -100,8 +111,10 @@ SHAPES = [
     (1, 2, 40, 41, 8, 11, 11, 4, 5, 1, 1),
     (1, 1, 70, 64, 8, 33, 31, 1, 2, 2, 1),
     (1, 1, 200, 150, 1, 3, 2, 1, 1, 90, 1),
+    (1, 1, 3, 4, 1, 1, 1, 1024, 0, 1024, 1),
     (0, 3, 5, 5, 4, 3, 3, 1, 1, 1, 1),
 ]
+NOT_DIVISIBLE = [(1, 5, 6, 7, 4, 3, 3, 1, 1, 1, 2), (1, 4, 6, 7, 5, 3, 3, 1, 1, 1, 2)]
 # For v4: around 64 and 128 output channels, 128 tiles of 2 × 2 outputs and 8 input channels.
 FILTERS_3X3 = [
     (40, 5, 1, 1, 3, 3, 3, 1, 1, 1, 1),
@@ -154,6 +167,7 @@ PROBLEMS = (
             *grid([(8, 3, 6, 7, 8, 3, 3, 1, 1, 1, 1)], ["float32"], values="nonfinite"),
             *grid([(1, 8, 9, 8, 8, 3, 3, 1, 1, 1, 1)], ["float32"], values="large"),
         ),
+        refused=grid(NOT_DIVISIBLE, ["float32"]),
         timed=False,
     ),
     Problem(

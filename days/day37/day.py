@@ -25,6 +25,13 @@ TOPICS = ("sparse", "SpMV", "CSR", "hybrid", "load balance", "merge path", "bina
 SOURCE = "spmv_hybrid.cu"
 INTRODUCES = ("hybrid format", "load balance", "merge path")
 EQUIVALENT = {  # mutants that compute the same, and why
+    'hybrid: validation dropped: `check(ell_col, "ell_col").on_gpu().dtype({ScalarType::Int, '
+    'ScalarType::Long})` -> `check(ell_col, "ell_col").on_gpu()`': (
+        "row must have the same dtype, and is checked for these two"
+    ),
+    "csr_v1_warp_kernel: constant off by one: `32 == 0` -> `32 == 1`": (
+        "warp_sum leaves the sum in all lanes, so any of them may write it"
+    ),
     'hybrid: device check dropped: `check(ell_col, "ell_col").on_gpu()` -> `check(ell_col, '
     '"ell_col")`': (
         "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
@@ -125,6 +132,7 @@ PROBLEMS = (
         reference=h.csr_to_rest,
         rungs=(Rung("csr_to_rest", "a search in rest_ptr per entry"),),
         cases=CASES,
+        refused=grid([(37, 41, 3, -1), (37, 41, 3, 37 * 41 + 1)], INDICES),
         timed=False,
         outputs_exact=True,
     ),

@@ -1,5 +1,6 @@
 """The hybrid format in PyTorch: its width, its COO part, and cuSPARSE on the same matrix."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -64,8 +65,11 @@ def hybrid_matrix(case, draw):
 
 
 def rest_inputs(case, draw):
+    """Case.shape: as of a sparse matrix and, where it is not the best, the width."""
+    *shape, width = (*case.shape, None)[:4]
+    case = replace(case, shape=tuple(shape))
     row_ptr, col, value, _ = sparse_matrix(case, draw)
-    width = best_width(row_lengths(case))
+    width = best_width(row_lengths(case)) if width is None else width
     rest_ptr = rest_pointers(row_ptr, width)
     return row_ptr, col, value, rest_ptr, width, int(rest_ptr[-1])
 
