@@ -40,6 +40,13 @@ EQUIVALENT = {  # mutants that compute the same, and why
     '"scale: expected a finite number of fp32, got ", scale)` -> ``': (
         "with such a scale, PyTorch's output in the inputs' dtype is NaN, too"
     ),
+    "split_decode.cuh: scale_log2_of: comparison: `std::isfinite(scale) && "
+    "std::isfinite(static_cast<float>(scale))` -> `std::isfinite(scale) || "
+    "std::isfinite(static_cast<float>(scale))`": (
+        "with such a scale, PyTorch's output in the inputs' dtype is NaN, too"
+    ),
+    'split_decode.cuh: check_groups: device check dropped: `check(q, "q").on_gpu()` -> '
+    '`check(q, "q")`': "keys on another device than q fail same_device",
 }
 
 EXERCISE = Exercise(

@@ -311,7 +311,9 @@ class _DayCampaign:
             try:
                 verdict = self._try_with_enough(mutant, tried, name)
             finally:
-                for shop in self._shops.values():
+                with self._building:
+                    shops = list(self._shops.values())
+                for shop in shops:
                     shop.remove(name)
             self.ledger.put(key, verdict.to_json())
         reason = self.day.equivalent.get(mutant.identity)
