@@ -24,6 +24,10 @@ UNREFUSED = (
     'limit: validation dropped: `require_capability(8, 0, "sums of a warp in one instruction")` '
     "-> ``"
 )
+REFUSED_TOO = (
+    'limit: constant off by one: `require_capability(8, 0, "sums of a warp in one instruction")` '
+    '-> `require_capability(9, 0, "sums of a warp in one instruction")`'
+)
 READS_BEYOND = "limit_kernel: bounds check dropped: `i < n ? x[i]` -> `true ? x[i]`"
 
 
@@ -75,6 +79,14 @@ def test_a_read_beyond_a_tensor_is_seen_where_no_result_depends_on_it(
 def test_a_card_that_is_no_longer_refused_is_seen(whole: tuple[int, dict[str, Any], str]) -> None:
     found = verdicts(whole[1])[UNREFUSED]
     assert (found["status"], found["by"]) == ("killed", "another card")
+
+
+def test_a_card_that_is_refused_without_a_reason_is_seen(
+    whole: tuple[int, dict[str, Any], str],
+) -> None:
+    found = verdicts(whole[1])[REFUSED_TOO]
+    assert (found["status"], found["by"]) == ("killed", "another card")
+    assert "on a card of compute capability 8.0" in found["reason"]
 
 
 def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, Any], str]) -> None:

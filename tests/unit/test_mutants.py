@@ -24,7 +24,7 @@ from common.practice.mutants.inlined import inlined, own_headers
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
-from common.practice.mutants.tried import Result
+from common.practice.mutants.tried import Result, Trial
 
 DAYS, _ = discover()
 
@@ -505,6 +505,22 @@ def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:
     )
     mutant: Any = None
     with pytest.raises(Unwatched, match="where v1 as it is does not pass: two runs differ"):
+        _DayCampaign._watched(day, "trace", mutant, [rung], {"v1"}, "mutant")  # type: ignore[list-item]
+
+
+def test_a_watched_build_that_is_too_slow_kills_no_mutant() -> None:
+    rung = SimpleNamespace(pair=("problem", "v1"), operators=frozenset({"v1"}))
+    day: Any = SimpleNamespace(
+        campaign=SimpleNamespace(
+            arena=lambda variant: SimpleNamespace(run=lambda trial: Result("late", "v1"))
+        ),
+        shop=lambda variant: None,
+        _check_original=lambda *_: Result("passed", seconds=2.0),
+        _build=lambda *_: ({}, Path("library.so")),
+        _trial=lambda library, pairs, limit: Trial("day", str(library), pairs, limit=limit),
+    )
+    mutant: Any = None
+    with pytest.raises(Unwatched, match="no end after 80 s"):
         _DayCampaign._watched(day, "trace", mutant, [rung], {"v1"}, "mutant")  # type: ignore[list-item]
 
 

@@ -43,7 +43,8 @@ LONGEST = 900.0  # seconds of a check; kernels without an end are noticed sooner
 
 BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 
-OTHER_CARDS = ("7.5", "10.0")  # the one that lacks the most, and one without wgmma
+# The one that lacks the most, the first with mma of bf16 and cp.async, and one without wgmma.
+OTHER_CARDS = ("7.5", "8.0", "10.0")
 _NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
 
 # What decides a verdict beside the mutant itself.
@@ -56,7 +57,8 @@ _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two ru
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
-_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str]]  # of the original, and its operators
+# Of the original: its rungs, their operators, and the card that is played, "" for the usual one.
+_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str]
 
 
 class DayUnfit(Exception):
@@ -372,6 +374,12 @@ class _DayCampaign:
                 result = plain.run(replace(other, folder=folder))
                 if result.status in BAD:
                     return _killed(verdict, result, "another card")
+                usual_there = self._check_original("plain", pairs, operators, model)
+                skipped = _no_longer_run(usual_there, result)
+                if skipped:
+                    why = f"on a card of compute capability {model}, {_SKIPPED}"
+                    result = replace(result, rung=skipped, reason=why)
+                    return _killed(verdict, result, "another card")
         result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
         verdict.check_s = result.seconds
         if result.status in BAD:
@@ -450,13 +458,19 @@ class _DayCampaign:
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
         trial = replace(self._trial(library, pairs, limit), quick=_few_cases(variant), watched=True)
         result = arena.run(trial)
+        if result.status == "late":  # the plain check came to its end
+            raise Unwatched(f"which has no end after {limit:.0f} s")
         return result if result.status in BAD else None
 
     def _check_original(
-        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str]
+        self,
+        variant: Variant,
+        pairs: tuple[Pair, ...],
+        operators: Collection[str],
+        model: str = "",
     ) -> Result:
-        """What a check gives of the original, built as mutants are in this variant."""
-        key = (variant, pairs, frozenset(operators))
+        """What a check of the original, built as mutants are, gives in this variant and card."""
+        key = (variant, pairs, frozenset(operators), model)
         with self._lock:
             future = self._baselines.get(key)
             mine = future is None
@@ -464,20 +478,20 @@ class _DayCampaign:
                 future = self._baselines[key] = Future()
         if mine:
             try:
-                future.set_result(self._try_original(variant, pairs, operators))
+                future.set_result(self._try_original(variant, pairs, operators, model))
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
 
     def _try_original(
-        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str]
+        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str], model: str
     ) -> Result:
         shop = self.shop(variant)
         objects = [shop.original(s, mine) for s, mine in shop.needed(operators).items()]
         objects = objects or [shop.original(s, frozenset()) for s in self.day.library_sources]
         words = [word for pair in pairs for word in pair]
-        library = shop.library(objects, f"original-{digest([*words, *sorted(operators)])}")
-        trial = self._trial(library, pairs, 300.0)
+        library = shop.library(objects, f"original-{digest([*words, *sorted(operators), model])}")
+        trial = replace(self._trial(library, pairs, 300.0), model=model)
         return self.campaign.arena(variant).run(
             replace(trial, quick=_few_cases(variant), watched=variant != "plain")
         )
