@@ -17,6 +17,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "paged_by_pairs: constant off by one: `1` -> `2`": (
         "with more pairs than resident blocks, each pair then has two splits: the same values"
     ),
+    "units_of: 64-bit index in 32 bits: `int64_t{length}` -> `length`": (
+        "a length is at most MAX_TOKENS, two units below 2^31"
+    ),
 }
 
 EXERCISE = Exercise(

@@ -102,6 +102,24 @@ STEP = (
     *grid([(12, 16, 40), (130, 72, 200), *MANY], ["bfloat16"]),
     *grid([(1, 16, 72)], ["bfloat16"], values="nonfinite"),
 )
+SMALL = [(5, 16, 72)]
+
+
+def alone(name, operator, inputs, reference):
+    """An operator of 16 bits with arguments that the problems above do not give it."""
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=(Rung(operator, "no tiles for fp32", calls=PRODUCTS),),
+        cases=grid(SMALL, HALVES[:1]),
+        refused=grid(SMALL, FLOATS[:1]),
+        timed=False,
+        tolerance=Tolerance(factor=8, why=WHY),
+        unwatched=CUBLAS_UNWATCHED,
+    )
+
+
 PROBLEMS = (
     problem(
         "forward",
@@ -151,5 +169,12 @@ PROBLEMS = (
         pytorch=network.eager,
         gradients=True,
         unwatched=CUBLAS_UNWATCHED,
+    ),
+    alone("forward of 16 bits", "ffn_v3_epilogues", network.inputs, network.forward),
+    alone(
+        "backward of 16 bits",
+        "ffn_backward_v3_epilogues",
+        network.backward_inputs,
+        network.gradients,
     ),
 )

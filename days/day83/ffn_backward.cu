@@ -28,7 +28,7 @@ Drop check_backward(const Tensor& gy, const Tensor& x, const Tensor& pre, const 
   check_weights(x, w1, w2);
   check(gy, "gy").on_gpu().like(x, "x").contiguous();
   check_beside(pre, "pre", x).rank(2).size(0, x.size(0)).size(1, w1.size(0));
-  check(hidden, "hidden").on_gpu().like(pre, "pre").contiguous();
+  check(hidden, "hidden").on_gpu().like(pre, "pre");  // of any strides: only cuBLAS reads it
   return dropout::check_arguments(p, state, x, "x");
 }
 

@@ -40,6 +40,16 @@ def out_alone(*arguments):
     return forward(*arguments)[0]
 
 
+def gradients(gy, x, pre, hidden, w1, w2, p, state):
+    """Of x, w1, b1, w2 and b2, from what the forward pass has left."""
+    g2 = dropped(gy, p, state)
+    with torch.enable_grad():
+        at = pre.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(gelu(at).sum(), at)
+    g1 = (g2 @ w2) * slope
+    return gy + g1 @ w1, g1.T @ x, g1.sum(0), g2.T @ hidden, g2.sum(0)
+
+
 def eager(x, w1, b1, w2, b2, p, state):
     """As nn.Sequential runs it; its numbers come from a generator of PyTorch's own."""
     hidden = F.gelu(F.linear(x, w1, b1), approximate="tanh")
@@ -68,6 +78,12 @@ def inputs(case, draw):
     if infinite:
         b1, w2[0], p = b1.abs().clamp(max=1) + 3, torch.inf, 0.0
     return x, w1, b1, w2, b2, p, draw(2, dtype="int64", values="extreme")
+
+
+def backward_inputs(case, draw):
+    x, w1, b1, w2, _, p, state = inputs(case, draw)
+    pre = F.linear(x, w1, b1)
+    return draw(*x.shape), x, pre, gelu(pre), w1, w2, p, state
 
 
 class Network(torch.autograd.Function):

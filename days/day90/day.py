@@ -26,6 +26,12 @@ INTRODUCES = ("pre-norm",)
 EQUIVALENT = {  # mutants that compute the same, and why
     "epilogues.cuh: prefers_wide: comparison: `time(WIDE) < time(NARROW)` -> `time(WIDE) <= "
     "time(NARROW)`": ("where both tiles take as long, either will do"),
+    "full_transformer_block.cu: check_parameter: 64-bit index in 32 bits: `int64_t dim` -> "
+    "`int dim`": ("it is at most 2"),
+    'full_transformer_block.cu: check_block: device check dropped: `check(a.x, "x").on_gpu()` -> '
+    '`check(a.x, "x")`': ("every parameter must be on the GPU, and on the one of x"),
+    "full_transformer_block.cu: attend_by_strides: 64-bit index in 32 bits: `int64_t part` -> "
+    "`int part`": ("it is at most 2, and n.C has 64 bits"),
 }
 
 EXERCISE = Exercise(
@@ -50,10 +56,14 @@ EXERCISE = Exercise(
 HALVES = ["bfloat16", "float16"]
 # (B, S, heads, D, F): around tiles of 128 rows, 192 columns, 64 values of k and 128 keys
 SHAPES = [(1, 1, 1, 64, 8), (3, 17, 2, 64, 72), (1, 130, 1, 128, 200), (2, 67, 3, 64, 264)]
+MANY = 1 << 30  # sequences, and rows of each, at most
 EMPTY = [(0, 5, 1, 64, 16), (2, 0, 1, 64, 16)]
+FULL = [(MANY, 0, 1, 64, 16)]
+TOO_MANY = [(MANY + 1, 0, 1, 64, 16), (0, MANY + 1, 1, 64, 16)]
 GPT2 = (8, 1024, 12, 64, 3072)  # the smallest GPT-2
 GPT2_XL = (8, 1024, 25, 64, 6400)  # the largest
 WHY = "four products, attention and two norms, each of which rounds its result"
+ROUNDED = Tolerance(factor=8, why=WHY)
 UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)"
 PRODUCTS = ("linear", "matmul")
 ATOMIC = "day 27's kernel adds to the gradient of q by atomicAdd"
@@ -77,16 +87,15 @@ def problem(name, rungs, cases, training, bench, inputs, reference, pytorch, **o
         cost=partial(network.cost, training),
         pytorch=pytorch,
         libraries=(COMPILE,),
-        tolerance=Tolerance(factor=8, why=WHY),
+        tolerance=ROUNDED,
         unwatched=UNWATCHED,
         **options,
     )
 
 
-def forward(name, cases, bench):
-    return problem(
-        name, RUNGS, cases, False, bench, network.inputs, network.reference, network.by_pytorch
-    )
+def forward(name, cases, bench, **options):
+    given, expected, pytorch = network.inputs, network.reference, network.by_pytorch
+    return problem(name, RUNGS, cases, False, bench, given, expected, pytorch, **options)
 
 
 def step(version, idea, **options):
@@ -100,13 +109,22 @@ def step(version, idea, **options):
     )
 
 
-def part(name, rung, idea, cases, inputs, reference, **options):
+def part(name, rung, idea, cases, inputs, reference, refused=(), tolerance=None, **options):
     """A part of the block alone, on more shapes than the block is checked with."""
-    rungs = (Rung(rung, idea, **options),)
-    return Problem(name, inputs, reference, rungs, cases, timed=False)
+    return Problem(
+        name=name,
+        inputs=inputs,
+        reference=reference,
+        rungs=(Rung(rung, idea, **options),),
+        cases=cases,
+        refused=refused,
+        timed=False,
+        tolerance=tolerance or Tolerance(),
+    )
 
 
 ROWS = [(1, 8), (5, 264), (70, 768), (3, 1032), (9, 2056), (2, 4096)]
+TOO_WIDE = (Case((1, 4104), "bfloat16"),)
 LENGTHS = [(1, 1, 1, 64), (2, 65, 2, 64), (1, 130, 1, 128), (3, 300, 2, 64), (1, 400, 1, 128)]
 PARTS = (
     part(
@@ -116,6 +134,7 @@ PARTS = (
         (*grid([*ROWS, (0, 64)], HALVES), *grid([(9, 264)], HALVES, "nonfinite")),
         network.norm_inputs,
         network.norm,
+        TOO_WIDE,
     ),
     part(
         "norm backward",
@@ -124,14 +143,20 @@ PARTS = (
         grid([*ROWS, (150, 72)], HALVES),
         network.norm_backward_inputs,
         network.norm_backward,
+        TOO_WIDE,
     ),
     part(
         "packed attention",
         "attention_alone",
         "heads as columns of a plane",
-        (*grid([*LENGTHS, (0, 3, 1, 64)], HALVES), *grid([(2, 70, 1, 64)], HALVES, "large")),
+        (
+            *grid([*LENGTHS, (0, 3, 1, 64)], HALVES),
+            *grid([(2, 70, 1, 64)], HALVES, "large"),
+            *grid([sizes[:4] for sizes in FULL], HALVES[:1]),
+        ),
         network.packed_inputs,
         network.packed_attention,
+        grid([sizes[:4] for sizes in TOO_MANY], HALVES[:1]),
     ),
     part(
         "packed attention backward",
@@ -140,6 +165,18 @@ PARTS = (
         grid(LENGTHS[1:], HALVES),
         network.packed_backward_inputs,
         network.packed_backward,
+        not_repeatable=ATOMIC,
+    ),
+    part(
+        "block backward",
+        "block_backward_v2_fused",
+        "with any gradient",
+        grid([(2, 5, 1, 64, 72)], HALVES[:1]),
+        network.backward_inputs,
+        network.backward,
+        grid([(2, 5, 1, 64, 12), TOO_MANY[0]], HALVES[:1]),
+        ROUNDED,
+        calls=PRODUCTS,
         not_repeatable=ATOMIC,
     ),
 )
@@ -169,7 +206,9 @@ PROBLEMS = (
             *grid([*SHAPES, *EMPTY], HALVES),
             *grid([(9, 1, 1, 64, 16)], HALVES, values="nonfinite"),  # a row sees itself alone
             *grid([(1, 33, 1, 64, 72)], HALVES, values="large"),
+            *grid(FULL, HALVES[:1]),
         ),
         GPT2,
+        refused=grid(TOO_MANY, HALVES[:1]),
     ),
 )

@@ -61,8 +61,6 @@ Sizes check_block(const Block& a) {
   STD_TORCH_CHECK(a.heads > 0 && (C == 64 * a.heads || C == 128 * a.heads),
                   "x, heads: expected 64 or 128 columns per head, got ", C, " columns and ",
                   a.heads, " heads");
-  STD_TORCH_CHECK(C <= block::MOST_COLUMNS, "x: expected at most ", block::MOST_COLUMNS,
-                  " columns, got ", C);
   STD_TORCH_CHECK(B <= (1 << 30) && S <= (1 << 30) && B * S <= (1 << 30),
                   "x: expected at most 2^30 rows, got shape ", shape_of(a.x));
   check(a.up_weight, "up_weight").rank(2);

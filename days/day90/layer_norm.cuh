@@ -96,6 +96,8 @@ void dispatch_16_bits(const Tensor& t, F f) {
 
 Normed layer_norm(const Tensor& x, const Tensor* branch, const Tensor& gain, const Tensor& shift,
                   double eps) {
+  STD_TORCH_CHECK(x.size(1) <= MOST_COLUMNS, "x: expected at most ", MOST_COLUMNS, " columns, got ",
+                  x.size(1));
   const int64_t rows = x.size(0);
   Normed made{branch ? torch::stable::empty_like(x) : x, torch::stable::empty_like(x),
               torch::stable::new_empty(x, {rows, 2}, ScalarType::Float)};

@@ -1,11 +1,13 @@
 """The transformer block in PyTorch: its formula, inputs and cost."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional as F
 
 from common.day import Cost, attention
 
-from .module import EPS, eager, with_gradients
+from .module import EPS, PARAMETERS, eager, with_gradients
 
 
 def gelu(v):
@@ -175,3 +177,38 @@ def packed_backward(go, qkv, o, lse):
     gradients = gs @ k * scale, gs.mT @ q * scale, p.mT @ up
     gqkv = torch.cat([g.transpose(1, 2).flatten(2) for g in gradients], -1)
     return gqkv.flatten(0, 1).to(dtype), gqkv.flatten(0, 1).sum(0).to(dtype)
+
+
+def statistics_of(rows):
+    """Mean and inverse deviation, in fp32."""
+    wide = rows.float()
+    rstd = (wide.var(1, correction=0) + EPS).rsqrt()
+    return torch.stack([wide.mean(1), rstd], 1)
+
+
+def backward_inputs(case, draw):
+    """Shape (B, S, heads, D, F). What the forward pass has kept is any, too, but for what follows
+    from other arguments."""
+    *sizes, hidden = case.shape
+    gy, qkv, o, lse = packed_backward_inputs(replace(case, shape=tuple(sizes)), draw)
+    x, heads, *both = step_inputs(case, draw)
+    weights = [p for name, p in zip(PARAMETERS, both, strict=True) if "bias" not in name]
+    rows = x.flatten(0, 1)
+    h, pre = draw(*rows.shape), draw(len(rows), hidden)
+    kept = qkv.flatten(0, 1), o.flatten(0, 1), lse, h, pre, statistics_of(rows), statistics_of(h)
+    return gy, x, heads, *weights, *kept
+
+
+def backward(gy, x, heads, *others):
+    gain1, shift1, qkv_w, proj_w, gain2, shift2, up_w, down_w, qkv, o, lse, h, pre, *_ = others
+    up, rows = gy.flatten(0, 1), x.flatten(0, 1)
+    with torch.enable_grad():
+        at = pre.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(gelu(at).sum(), at)
+    g1 = up @ down_w * slope
+    gh, *norm2, y2, sum_gh, sum_top = norm_backward(g1 @ up_w, up, h, gain2, shift2)
+    packed = (each.view(*x.shape[:2], -1) for each in (gh @ proj_w, qkv, o))
+    gqkv, qkv_bias = packed_backward(*packed, lse)
+    gx, *norm1, y1, _, _ = norm_backward(gqkv @ qkv_w, gh, rows, gain1, shift1)
+    first = *norm1, gqkv.T @ y1, qkv_bias, gh.T @ o, sum_gh
+    return gx.view_as(x), *first, *norm2, g1.T @ y2, g1.sum(0), up.T @ gelu(pre), sum_top

@@ -4,7 +4,7 @@ from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one
 
 from . import expressions as e
 from .compile import Options
-from .proof import fused, show
+from .proof import fused, launched, show
 
 __all__ = ["PROBLEMS", "show"]
 
@@ -22,6 +22,14 @@ EXTRA_SOURCES = (
     "proof.py",
 )
 INTRODUCES = ("lazy evaluation", "just-in-time compilation", "rematerialisation")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "launch_rows: grid or block size: `block` -> `dim3(block.x, 1, block.z)`": (
+        "the kernel strides over rows by the grid's and the block's size"
+    ),
+    "softmax_by_hand: comparison: `cols <= 64` -> `cols < 64`": (
+        "the kernels for longer rows take one of 64 columns, too"
+    ),
+}
 
 EXERCISE = Exercise(
     function="combine_threads",
@@ -91,7 +99,8 @@ ROW_CASES = (
     *VALUES,
 )
 
-BY_HAND = [(5, 24), (3, 1000), (2, 1003), (1, 1), (33, 128), (0, 8), (9, 66)]
+BY_HAND = [(5, 24), (3, 1000), (2, 1003), (1, 1), (1, 33), (33, 128), (0, 8), (9, 66)]
+LAUNCH = Case((5, 24))
 
 PROBLEMS = (
     Problem(
@@ -111,6 +120,15 @@ PROBLEMS = (
             *grid(BY_HAND, ["float32"]),
             *(Case((7, columns), values="nonfinite") for columns in (40, 200, 201)),
         ),
+        timed=False,
+    ),
+    Problem(
+        "launch",
+        e.launch_inputs,
+        e.launch,
+        rungs=(Rung("launch", "a kernel by its address", load=launched(e.gelu, LAUNCH)),),
+        cases=(Case((*LAUNCH.shape, 1)),),
+        refused=(Case((*LAUNCH.shape, 0)),),
         timed=False,
     ),
     problem(

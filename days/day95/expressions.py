@@ -44,11 +44,21 @@ def scale(x, factor):
     return x * factor
 
 
+def launch(inputs, outputs, kernel):
+    outputs.copy_(gelu(inputs))
+
+
 # ---------------------------------------------------------------- inputs and their cost
 
 
 def scale_inputs(case, draw):
     return draw(*case.shape), 0.75
+
+
+def launch_inputs(case, draw):
+    """Case.shape: rows, columns, and whether there is a kernel."""
+    *shape, kernel = case.shape
+    return draw(*shape), draw(*shape), bool(kernel)
 
 
 def chain_inputs(case, draw):

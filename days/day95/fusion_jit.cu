@@ -132,11 +132,18 @@ cudaError_t launch_elementwise(const F& f, int64_t rows, int64_t cols, cudaStrea
 // THREADS threads have a row: a warp, or a block. A thread keeps CHUNKS times N elements of it in
 // registers, so that no phase reads memory again. CHUNKS = 0: the row is too long, each phase does.
 
+// The results of the row's warps: one place for all phases.
+template <int WARPS, typename F>
+__device__ auto shared_results() -> float (&)[F::SUMS][WARPS] {
+  __shared__ float of_warps[F::SUMS][WARPS];
+  return of_warps;
+}
+
 // Combines all threads' partial results of phase P, for every thread of the row.
 template <int P, int THREADS, typename F>
 __device__ void combine_threads(float (&part)[F::SUMS]) {
   constexpr int WARPS = THREADS / 32;
-  __shared__ float of_warps[F::SUMS][WARPS];
+  auto& of_warps = shared_results<WARPS, F>();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int i = 0; i < F::SUMS; ++i) {
@@ -301,31 +308,32 @@ struct SoftmaxByHand {
   __device__ void leave(const Row&, int64_t) const {}
 };
 
-// launch(rows, columns, whether rows are whole chunks of 16 bytes, stream) fills y.
+// launch(y, rows, columns, whether x lies on a multiple of 16 bytes, stream) fills y.
 template <typename F>
 Tensor by_hand(const Tensor& x, const char* name, F&& launch) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   const DeviceGuard guard(x);
   const Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
-  const bool wide = x.size(1) % 4 == 0 && is_aligned(x, 16);
-  check_cuda(launch(y, x.size(0), x.size(1), wide, current_stream(x)), name);
+  check_cuda(launch(y, x.size(0), x.size(1), is_aligned(x, 16), current_stream(x)), name);
   return y;
 }
 
 Tensor scale_by_hand(const Tensor& x, double factor) {
-  return by_hand(x, "scale_by_hand", [&](const Tensor& y, auto rows, auto cols, bool wide, auto s) {
+  return by_hand(x, "scale_by_hand", [&](const Tensor& y, auto rows, auto cols, bool on16, auto s) {
     const ScaleByHand f{data<float>(x), mutable_data<float>(y), static_cast<float>(factor)};
-    return wide ? launch_elementwise<4>(f, rows, cols, s) : launch_elementwise<1>(f, rows, cols, s);
+    if (on16 && (cols % 4 == 0 || rows == 1)) return launch_elementwise<4>(f, rows, cols, s);
+    return launch_elementwise<1>(f, rows, cols, s);
   });
 }
 
 Tensor softmax_by_hand(const Tensor& x) {
   return by_hand(x, "softmax_by_hand",
-                 [&](const Tensor& y, auto rows, auto cols, bool wide, auto s) {
+                 [&](const Tensor& y, auto rows, auto cols, bool on16, auto s) {
                    const SoftmaxByHand f{data<float>(x), mutable_data<float>(y)};
                    if (cols <= 64) return launch_rows<1, 32, 2>(f, rows, cols, s);
-                   if (wide && cols <= 1024) return launch_rows<4, 128, 2>(f, rows, cols, s);
+                   const bool whole = on16 && cols % 4 == 0;  // chunks of 16 bytes
+                   if (whole && cols <= 1024) return launch_rows<4, 128, 2>(f, rows, cols, s);
                    return launch_rows<1, 256, 0>(f, rows, cols, s);
                  });
 }

@@ -41,6 +41,30 @@ def fused(expression, options, inputs, cases, bench):
     return load
 
 
+def launched(expression, case):
+    """A Rung's `load`: the operator with the expression's kernel for a tensor like the case's; or
+    with none, where its argument `kernel` is False."""
+
+    def load(builder):
+        compiler = Compiler(builder)
+        x = e.like(case.dtype)(*case.shape)
+        printed = Fused(expression, compiler).trace((x,), aligned=False)[0].launches[0].printed
+        compiler.build([printed])
+        address = compiler.functions[printed.function]
+
+        def launch(inputs, outputs, kernel):
+            for name, given in (("inputs", inputs), ("outputs", outputs)):
+                if (given.shape, given.dtype) != (x.shape, x.dtype):
+                    raise ValueError(f"{name}: expected {x.dtype} {tuple(x.shape)}")
+            kernel = address if kernel else 0
+            compiler.launch([inputs], [outputs], kernel, printed.rows, printed.cols)
+
+        launch.writes = ("outputs",)
+        return launch
+
+    return load
+
+
 # ---------------------------------------------------------------- random graphs
 
 ROWS, COLS = 6, 40

@@ -15,6 +15,21 @@ TOPICS = ("inference", "GPT-2", "decode", "persistent kernel", "megakernel", "KV
 SOURCE = "decode_megakernel.cu"
 EXTRA_SOURCES = ("model.py", "proof.py")
 INTRODUCES = ("megakernel", "tagged word")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "new_buffers: constant off by one: `10 * C` -> `11 * C`": (
+        "memory behind the buffers, which nothing uses"
+    ),
+    "new_buffers: constant off by one: `at + 2` -> `at + 3`": (
+        "v then lies where attention stores its result: a block has read an element of a head "
+        "before it stores that one"
+    ),
+    "decode_v3_persistent: constant off by one: `4 * m.C` -> `5 * m.C`": (
+        "shared memory behind the vector, which nothing uses"
+    ),
+    "arguments.cuh: decode: 64-bit index in 32 bits: `int64_t dim` -> `int dim`": (
+        "it is at most 5"
+    ),
+}
 
 EXERCISE = Exercise(
     function="norm_kernel",
