@@ -18,6 +18,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "Roles::attend: bounds check dropped: `t + BN > r.end` -> `true`": (
         "clear_rows stores nothing where a tile is full, it only waits for all boxes earlier"
     ),
+    'mla_v2_mma: validation dropped: `require_capability(8, 0, "mma.sync of 16×8×16")` -> ``': (
+        "cards of 7.5 have 64 KB: the next line refuses them"
+    ),
 }
 
 EXERCISE = Exercise(
@@ -88,6 +91,7 @@ PROBLEMS = (
             *grid([*SHAPES, *EMPTY], TYPES),
             *grid([(5, 4, 100)], TYPES, values="nonfinite"),
             *grid([(2, 3, 150)], TYPES, values="large"),
+            *grid([(40, 1, 2)], TYPES[:1]),  # v4 looks at 32 sequences at a time
         ),
         Target(0.6, "tensor"),
     ),

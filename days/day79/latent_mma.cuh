@@ -14,14 +14,14 @@ constexpr int MMA_TILE = TOKENS * KEY;  // elements
 constexpr int P_ROW = 64;               // elements between rows of p, of which 32 are used
 constexpr int MMA_BYTES = (HEADS * KEY + 2 * MMA_TILE + HEADS * P_ROW) * 2 + TILE_ALIGNMENT;
 
-// Starts the copies of `count` rows, zeros from `rows` on: 0 · NaN would be NaN.
+// Starts the copies of `count` rows, one behind the other; zeros from `rows` on: 0 · NaN would be
+// NaN.
 template <typename T>
 __device__ void copy_rows(T* tile, const T* from, int count, int rows) {
   constexpr int CHUNKS = KEY / tiles::CHUNK;
   for (int e = threadIdx.x; e < count * CHUNKS; e += MMA_THREADS) {
     const int row = e / CHUNKS, chunk = e % CHUNKS;
-    const int64_t at = row < rows ? row * KEY + chunk * tiles::CHUNK : 0;
-    ptx::cp_async_zero_fill<16>(tile + tiles::swizzled<KEY>(row, chunk), from + at,
+    ptx::cp_async_zero_fill<16>(tile + tiles::swizzled<KEY>(row, chunk), from + e * tiles::CHUNK,
                                 row < rows ? 16 : 0);
   }
 }

