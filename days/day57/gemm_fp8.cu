@@ -175,6 +175,7 @@ struct Roles {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&read[s]);
   }
 
+  // All steps of a tile. Quarter 3 of the last one has no next step that would promote it.
   __device__ __forceinline__ void sum_blocks(float (&sums)[P::BN / 2], int consumer, int before,
                                              const Descriptor& b) const {
     const int row = consumer * ROWS + row_of_thread();
