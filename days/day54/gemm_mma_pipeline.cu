@@ -11,7 +11,7 @@
 //   v2 pipelined    cp.async fills three stages ahead, ldmatrix one fragment ahead
 //   v3 persistent   a block per multiprocessor; the next tile's copies run during the last products
 //   v4 stream_k     equal shares of the last tiles, so that all blocks finish together
-//   v5 tma          tiles of 256 × 192, copied by TMA (day 55): gemm_mma_tma.cu
+//   v5 tma          the tiles are copied by TMA (day 55): gemm_mma_tma.cu
 //
 // Run: python run_day.py 54
 

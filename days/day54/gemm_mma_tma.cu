@@ -2,6 +2,7 @@
 // day 55 takes apart. It needs compute capability 9.0.
 //
 //   v5 tma   v4's schedule; one thread asks for whole tiles; 256 × 192 per block, 64 × 96 per warp
+//            (128 × 256 and 64 × 64 where B is stored as (N, K))
 //
 // A step multiplies (256, 64) by (64, 192): 6.3 M operations on 56 KB from L2.
 
@@ -14,6 +15,7 @@
 #include "days/day54/tiles.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 // ---------------------------------------------------------------------------------------------
 // v5 against v4: one thread starts a step's copies, a box of A and one or three of B, and the
@@ -23,25 +25,31 @@
 // 32 columns each, so that 96 columns of a warp come from three boxes.
 constexpr int BOX = 64;
 
-template <typename Element, bool B_BY_COLUMNS>
-struct WideTile {
+template <typename Element, bool B_BY_COLUMNS, int M, int N, int COUNT>
+struct BoxTile {
   using T = Element;
   static constexpr bool B_IS_NK = B_BY_COLUMNS;  // B is stored as (N, K)
-  static constexpr int BM = 256, BN = 192, BK = 64, STAGES = 3;
-  static constexpr int WM = 64, WN = 96, WARPS_N = 2;
-  static constexpr int WARP_COLS = BOX / WARPS_N, GROUP_COLS = BOX, ROW_B = BOX;
-  static constexpr int PIECES_A = WM / 16, PIECES_B = WN / 16;  // of 16 rows, and of 16 columns
-  static constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
+  static constexpr int BM = M, BN = N, BK = 64, STAGES = COUNT;
+  static constexpr int THREADS = 256, WM = 64, WARPS_N = THREADS / 32 / (BM / WM);
+  static constexpr int WN = BN / WARPS_N;
+  static constexpr int WARP_COLS = 32, GROUP_COLS = WARP_COLS * WARPS_N, ROW_B = BOX;
+  static constexpr int PIECES_A = WM / 16, PIECES_B = WN / 16;     // of 16 rows, and of 16 columns
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
   static constexpr int BOX_SIZE = BK * BOX;                        // elements of a box of B
   static constexpr int BYTES = STAGES * SIZE * 2 + TILE_ALIGNMENT;
-  static_assert(WN == BN / WARPS_N && WARP_COLS == 32, "a piece is within 32 columns of a box");
+  static_assert(WN % WARP_COLS == 0 && (B_IS_NK || GROUP_COLS == BOX),
+                "a piece is within 32 columns of a box");
 };
+
+// With B as (N, K), 64 × 96 sums do not fit into the registers: nvcc spills 184 bytes per thread.
+template <typename T, bool B_IS_NK>
+using TmaTile = std::conditional_t<B_IS_NK, BoxTile<T, true, 128, 256, 4>,  // 4 stages of 48 KB
+                                   BoxTile<T, false, 256, 192, 3>>;         // 3 stages of 56 KB
 
 // The rows of A for 16 values of k, and two times 16 columns of B: while one piece of B is
 // multiplied, the next is loaded. A row of A is replaced after its last product.
 template <typename P>
-struct WideFragments {
+struct BoxFragments {
   uint32_t a[P::PIECES_A][4];
   uint32_t b[2][2][2];
 
@@ -51,12 +59,12 @@ struct WideFragments {
     ptx::ldmatrix_x4(a[i], stage + (at.a ^ 16 * k) + 16 * i * P::BK);
   }
 
-  // Piece j of the columns: two pieces in each box.
+  // Piece j of the columns: two pieces in each 32.
   __device__ __forceinline__ void load_b(const typename P::T* stage, const Places<P>& at, int k,
                                          int j) {
     uint32_t r[4];
     if constexpr (P::B_IS_NK) {
-      ptx::ldmatrix_x4(r, stage + (at.b ^ 16 * k) + (j / 2 * BOX + j % 2 * 16) * P::BK);
+      ptx::ldmatrix_x4(r, stage + (at.b ^ 16 * k) + (j / 2 * P::GROUP_COLS + j % 2 * 16) * P::BK);
     } else {
       ptx::ldmatrix_x4_trans(r, stage + (at.b ^ j % 2 * 16) + j / 2 * P::BOX_SIZE + 16 * k * BOX);
     }
@@ -131,7 +139,7 @@ struct BoxPipeline {
   uint64_t* full;
   int stage, parity;
   Places<P> places;
-  WideFragments<P> fragments;
+  BoxFragments<P> fragments;
 
   __device__ __forceinline__ void wait() const {
     ptx::mbarrier_wait(&full[stage], parity);  // this stage is complete …
@@ -212,7 +220,7 @@ __global__ void __launch_bounds__(P::THREADS)
 template <typename P>
 void launch_tma(const Gemm<typename P::T>& p, const Tensor& a, const Shares& shares) {
   require_tma();
-  require_shared_memory(P::BYTES, "three stages of 56 KB");
+  require_shared_memory(P::BYTES, "the stages");
   Schedule s = all_tiles<P>(p);
   const Exchange exchange = split_tiles<P>(s, a, shares.blocks, shares.stream_tiles);
   const auto map = [](const auto* at, int64_t rows, int64_t cols, int64_t ld, int box_rows) {
@@ -230,7 +238,7 @@ void launch_tma(const Gemm<typename P::T>& p, const Tensor& a, const Shares& sha
 
 Tensor gemm_v5_tma(const Tensor& a, const Tensor& b) {
   return multiply_matrices(a, b, "gemm_v5_tma", [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-    using P = WideTile<T, b_is_nk()>;
+    using P = TmaTile<T, b_is_nk()>;
     launch_tma<P>(p, a, stream_k_shares(all_tiles<P>(p), multiprocessor_count(a)));
   });
 }
@@ -240,7 +248,7 @@ Tensor gemm_tma_variant(const Tensor& a, const Tensor& b, int64_t blocks, bool s
   STD_TORCH_CHECK(blocks > 0 && blocks <= 65535, "blocks: expected 1 to 65535, got ", blocks);
   return multiply_matrices(
       a, b, "gemm_tma_variant", [&]<typename T>(const Gemm<T>& p, auto b_is_nk) {
-        using P = WideTile<T, b_is_nk()>;
+        using P = TmaTile<T, b_is_nk()>;
         const Schedule s = all_tiles<P>(p);
         const int64_t tiles = s.tiles(), used = std::min(blocks, stream ? tiles * s.steps : tiles);
         const int64_t split = !stream ? 0 : tiles < used ? tiles : used + tiles % used;

@@ -9,7 +9,7 @@ RUNGS = (
     Rung("gemm_v2_pipelined", "cp.async, four stages, fragments one ahead"),
     Rung("gemm_v3_persistent", "a block per multiprocessor"),
     Rung("gemm_v4_stream_k", "the last tiles in equal shares"),
-    Rung("gemm_v5_tma", "TMA fills tiles of 256 × 192", target=Target(0.6, "pytorch")),
+    Rung("gemm_v5_tma", "TMA fills the tiles", target=Target(0.6, "pytorch")),
 )
 TYPES = ["bfloat16", "float16"]
 # (M, N, K): a whole tile; less than one; parts of tiles; 36 steps of two tiles, which v4 splits,
@@ -27,10 +27,11 @@ VARIANTS = [
     *((300, 264, 200, 128, 64, 3, 5, True), (130, 16, 1, 256, 64, 4, 4, True)),
     *((2100, 264, 64, 256, 64, 4, 3, False), (130, 40, 1100, 128, 64, 3, 0, True)),
 ]
-# M, N, K, blocks, stream-K, B stored as (N, K): the same for v5, whose tiles are 256 × 192.
+# M, N, K, blocks, stream-K, B stored as (N, K): the same for v5, whose tiles are 256 × 192, or
+# 128 × 256 where B is stored as (N, K).
 TMA_VARIANTS = [
     *((300, 400, 200, blocks, True, False) for blocks in (1, 2, 4, 7, 9, 40)),
-    *((300, 400, 200, blocks, True, True) for blocks in (4, 7)),
+    *((300, 400, 200, blocks, True, True) for blocks in (2, 4, 7, 40)),
     *((520, 200, 130, 4, False, False), (520, 200, 130, 4, False, True)),
     *((2100, 200, 64, 5, False, False), (130, 16, 1, 4, True, True)),
 ]

@@ -19,8 +19,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "Roles::bring_scales: 64-bit index in 32 bits: `int64_t{block} * scales_n` -> "
     "`block * scales_n`": "2^31 scales would belong to a B of 35 TB",
-    "multiply_step: constant off by one: `k * 32` -> `k * 33`, 2nd": (
-        "a descriptor holds the address without its lowest four bits"
+    "Roles::consume: shuffle: `__shfl_sync(0xffffffff, threadIdx.x / WARPGROUP - 1, 0)` -> "
+    "`__shfl_sync(0xffffffff, threadIdx.x / WARPGROUP - 1, (0) + 1)`": (
+        "all lanes of a warp have the same"
+    ),
+    "scaled_tiles.cuh: multiply_step: constant off by one: `32 / UNIT` -> `33 / UNIT`": (
+        "33 bytes are two units as well"
+    ),
+    "scaled_tiles.cuh: multiply_step: constant off by one: `32 / UNIT` -> `33 / UNIT`, 2nd": (
+        "33 bytes are two units as well"
+    ),
+    "scaled_tiles.cuh: Rows::multiply: constant off by one: `32 / UNIT` -> `33 / UNIT`": (
+        "33 bytes are two units as well"
     ),
     "gemm_fp8_kernel: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`, 2nd": (
         "any thread of the first warp may produce"
@@ -35,21 +45,22 @@ EQUIVALENT = {  # mutants that compute the same, and why
 EXERCISE = Exercise(
     function="Roles::add_block",
     task=(
-        "Multiply the tiles of stage s, one half of the consumer's rows after the other, into "
-        "sums of their own, and promote these by the scales of the stage: multiply_step, promote "
-        "and factors are there. Call release(s) when both halves have been read, and arrive at "
-        "read[s], once per warp, when the scales have."
+        "Multiply the rows of A by the four quarters of stage s, one after the other, and promote "
+        "each quarter while the next is in flight: rows.multiply, promote and factors are there. "
+        "What quarter 3 of the step before gave is promoted beside quarter 0, by the scales that "
+        "`now` still has; then read those of this stage, and quarter 3 stays in flight. Arrive at "
+        "read[s], once per warp, when the scales have been read."
     ),
     hints=(
-        "A wgmma runs while the threads go on. What has to come before the first one, what after "
-        "the last, and what before a thread reads `part`?",
-        "wgmma_fence, multiply_step without accumulating, wgmma_commit, wgmma_wait<0>. Half h of "
-        "this consumer begins at row (consumer · HALVES + h) · ROWS of A's tile, at stages + s * "
-        "P::BYTES. factors(s)[P::BM] is the scale of B.",
-        "Per half, in an unrolled loop: float part[P::BN / 2]; multiply_step(part, stage + row * "
-        "ROW, stage + P::A_BYTES, false) between the fence and the commit; wait; release(s) if it "
-        "is the last half; promote(sums[h], part, upper, lower). At the end __syncwarp and an "
-        "arrival by lane 0.",
+        "A wgmma runs while the threads go on. Which of the two sets of sums do they promote "
+        "then, and what has to be true before they read it?",
+        "rows.multiply commits a group. ptx::wgmma_wait<1>(ready) leaves one in flight, and it is "
+        "not that of `ready`. Quarter q goes to now.part[q % 2], and the one before it is "
+        "(q + 3) % 4. It is promoted into sums from its number times QUARTER / 2 on.",
+        "In an unrolled loop over q: rows.multiply(now.part[q % 2], b, s * (P::BYTES / UNIT) + q "
+        "* (QUARTER * ROW / UNIT)); the wait; promote by now.scale[before / 2]; for q = 0, scale "
+        "[i][j] is factors(s)[i * P::BM + row + j * 8]. At the end __syncwarp and an arrival by "
+        "lane 0.",
     ),
 )
 

@@ -11,7 +11,7 @@
 //   v1 scaled_at_end   day 56's pipeline on bytes: a scale per row of A and per row of B, at the
 //                      end; all of K is summed in the tensor cores
 //   v2 promoted        a scale per 128 of K: sums of 128 products are scaled and added in
-//                      registers, in fp32 (promotion)
+//                      registers, in fp32 (promotion), while the next ones are made
 //
 // Run: python run_day.py 57
 
@@ -19,73 +19,11 @@
 #include "common/cuda/cluster_launch.cuh"   // taught in day 35
 #include "common/cuda/matrix_map.cuh"       // taught in day 55
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // wgmma: taught in day 56; TMA: day 55
-#include "common/cuda/shared_memory.cuh"    // taught in day 15
-#include "common/cuda/store_part.cuh"       // taught in day 56
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/tile_order.cuh"       // taught in day 54
-#include "days/day56/tiles.cuh"             // WARPGROUP, ROW, ROWS: taught in day 56
-
-#include <cuda_fp8.h>
+#include "days/day57/scaled_tiles.cuh"
 
 #include <algorithm>
-
-using E4m3 = __nv_fp8_e4m3;
-
-constexpr int DEPTH = 128;   // of K per step: a row of 128 bytes, and one block of the scales
-constexpr int STAGES = 4;    // of 40 KB in v1, 48 KB in v2
-constexpr int CLUSTER = 2;   // blocks that share B's tile
-constexpr int GROUP = 8;     // rows of tiles that are computed together (day 54)
-constexpr int SCALED = 128;  // rows of B per scale
-
-// Who scales what. kRows: s_a (M) and s_b (N). kBlocks: s_a (K / 128, M), s_b (K / 128, N / 128).
-enum class Scales { kRows, kBlocks };
-
-struct Arguments {
-  const float *a_scale, *b_scale;
-  __nv_bfloat16* c;  // (M, N)
-  int M, N, K;
-};
-
-// BM × BN elements of C per tile. v1's consumers take turns (day 56's ping-pong), each has all rows
-// of its tiles; v2's share a tile. A consumer's rows are HALVES of 64.
-template <int M, int N, Scales S>
-struct Shape {
-  static constexpr int BM = M, BN = N;
-  static constexpr Scales SCALES = S;
-  static constexpr int SHARING = S == Scales::kRows ? 1 : CONSUMERS;  // consumers of a tile
-  static constexpr int HALVES = M / SHARING / ROWS;
-  static constexpr int A_BYTES = BM * ROW, B_BYTES = BN * ROW, BYTES = A_BYTES + B_BYTES;
-  static constexpr int FACTORS = S == Scales::kBlocks ? BM + 4 : 0;  // scales of a stage, v2
-  static constexpr int BUFFERS = S == Scales::kBlocks ? 1 : 2;  // per consumer, for stores to C
-  static constexpr size_t SHARED = STAGES * (BYTES + FACTORS * sizeof(float)) +
-                                   CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
-  static_assert(M % (SHARING * ROWS) == 0 && N % PART == 0 && N <= 256);
-  static_assert(S == Scales::kRows || N == SCALED, "one scale of B per tile");
-};
-using RowScaled = Shape<128, 192, Scales::kRows>;
-using BlockScaled = Shape<256, 128, Scales::kBlocks>;
-
-// sums (+)= 64 rows of A, at a, times B, at b: four wgmmas, each for 32 values of k.
-template <int COUNT>
-__device__ __forceinline__ void multiply_step(float (&sums)[COUNT], const char* a, const char* b,
-                                              bool accumulate) {
-#pragma unroll
-  for (int k = 0; k < DEPTH / 32; ++k) {
-    const uint64_t of_a = ptx::wgmma_descriptor(a + k * 32, Swizzle::k128, 0, 8 * ROW);
-    const uint64_t of_b = ptx::wgmma_descriptor(b + k * 32, Swizzle::k128, 0, 8 * ROW);
-    ptx::wgmma<E4m3>(sums, of_a, of_b, accumulate || k > 0);
-  }
-}
-
-// sums += what 128 of K gave, scaled: elements 4j and 4j + 1 are of the upper row, 4j + 2 and
-// 4j + 3 of the lower one.
-template <int COUNT>
-__device__ __forceinline__ void promote(float (&sums)[COUNT], const float (&part)[COUNT],
-                                        float upper, float lower) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) sums[i] += (i / 2 % 2 ? lower : upper) * part[i];
-}
 
 // The scale of one row of A, 0 beyond the last.
 __device__ __forceinline__ float row_scale(const Arguments& p, int block, int row) {
@@ -135,7 +73,7 @@ struct Roles {
     });
   }
 
-  // v2: where the scales of stage s are: one per row of A's tile, and after them that of B's.
+  // v2: where the scales of stage s are: per row of A's tile, first for B's first 128 columns.
   __device__ __forceinline__ float* factors(int s) const {
     char* behind = stages + STAGES * P::BYTES + CONSUMERS * P::BUFFERS * PART_BYTES;
     return reinterpret_cast<float*>(behind) + s * P::FACTORS;
@@ -146,11 +84,15 @@ struct Roles {
   __device__ __forceinline__ void bring_scales(const Arguments& p) const {
     const int lane = threadIdx.x % 32, scales_n = ceil_div(p.N, SCALED);
     each_tile(0, 1, [&](const Task& t) {
-      float of_a[P::BM / 32], of_b;
+      float of_a[P::BM / 32], of_b[P::OF_B];
       const auto load = [&](int block) {
 #pragma unroll
         for (int i = 0; i < P::BM / 32; ++i) of_a[i] = row_scale(p, block, t.m + i * 32 + lane);
-        of_b = p.b_scale[int64_t{block} * scales_n + t.n / SCALED];
+#pragma unroll
+        for (int j = 0; j < P::OF_B; ++j) {
+          const int col = min(t.n / SCALED + j, scales_n - 1);  // the last tile may have less
+          of_b[j] = p.b_scale[int64_t{block} * scales_n + col];
+        }
       };
       load(0);
       for (int i = 0; i < steps; ++i) {
@@ -158,8 +100,9 @@ struct Roles {
         ptx::mbarrier_wait(&read[s], 1 - round % 2);
         float* to = factors(s);
 #pragma unroll
-        for (int r = 0; r < P::BM / 32; ++r) to[r * 32 + lane] = of_a[r];
-        if (lane == 0) to[P::BM] = of_b;
+        for (int r = 0; r < P::FACTORS / 32; ++r) {
+          to[r * 32 + lane] = of_a[r % (P::BM / 32)] * of_b[r / (P::BM / 32)];
+        }
         ptx::mbarrier_arrive(&full[s]);
         if (i + 1 < steps) load(i + 1);
       }
@@ -172,66 +115,84 @@ struct Roles {
       ptx::mbarrier_arrive_relaxed_at_rank(&empty[s], threadIdx.x % 32);
   }
 
+  // The upper one of this thread's two rows of 64, as wgmma has them; the lower one is 8 below.
+  static __device__ __forceinline__ int row_of_thread() {
+    return threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+  }
+
   // v1: all of K in the tensor cores' sums; one group of wgmmas stays in flight, also at the end.
-  __device__ __forceinline__ void sum_all(float (&sums)[P::HALVES][P::BN / 2], int before) const {
+  __device__ __forceinline__ void sum_all(float (&sums)[P::HALVES][P::BN / 2], int before,
+                                          const Descriptor& a, const Descriptor& b) const {
     for (int i = 0; i < steps; ++i) {
-      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
-      const char* stage = stages + s * P::BYTES;
-      ptx::mbarrier_wait(&full[s], round % 2);
+      const unsigned step = before + i;  // unsigned, so that / and % are a shift and a mask
+      const int s = step % STAGES, stage = s * (P::BYTES / UNIT);
+      ptx::mbarrier_wait(&full[s], step / STAGES % 2);
       ptx::wgmma_fence(sums);
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
-        multiply_step(sums[h], stage + h * ROWS * ROW, stage + P::A_BYTES, true);
+        multiply_step(sums[h], a, stage + h * (ROWS * ROW / UNIT), b, stage);
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();  // the products of the step before have read their stage
-      if (i > 0) release((before + i - 1) % STAGES);
+      if (i > 0) release((step - 1) % STAGES);
     }
   }
 
   // The same when it is this consumer's turn: the other one has seen all stages before ours.
   __device__ __forceinline__ void sum_in_turn(float (&sums)[P::HALVES][P::BN / 2], int consumer,
-                                              const Task& t) const {
+                                              const Task& t, const Descriptor& a,
+                                              const Descriptor& b) const {
     if (t.before > 0) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
-    sum_all(sums, t.before);
+    sum_all(sums, t.before, a, b);
     if (t.more) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);
     ptx::wgmma_wait<0>(sums);
     release((t.before + steps - 1) % STAGES);
   }
 
-  // v2: sums += the products of stage s, scaled. While one consumer promotes, the other one's
-  // wgmmas run.
-  __device__ __forceinline__ void add_block(float (&sums)[P::HALVES][P::BN / 2], int s,
-                                            int consumer) const {
-    const char* stage = stages + s * P::BYTES;
-    const float* factor = factors(s);
-    const int of_thread = threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+  // v2 against v1: 128 of K at a time. A quarter of the columns is multiplied while the one before
+  // is promoted, so quarters alternate between two sets of sums.
+  struct Promotion {
+    float part[2][QUARTER / 2] = {};  // of quarters 0 and 2, and of 1 and 3
+    float scale[P::OF_B][2] = {};     // [quarter / 2][upper or lower row]
+  };
+
+  // Multiplies the four quarters of stage s. Each is promoted while the next one is multiplied, the
+  // last one in the next step. row: this thread's upper one in A's tile.
+  __device__ __forceinline__ void add_block(float (&sums)[P::BN / 2], Promotion& now,
+                                            const Rows& rows, const Descriptor& b, int s,
+                                            int row) const {
 #pragma unroll
-    for (int h = 0; h < P::HALVES; ++h) {
-      const int row = (consumer * P::HALVES + h) * ROWS;
-      float part[P::BN / 2];
-      ptx::wgmma_fence(part);
-      multiply_step(part, stage + row * ROW, stage + P::A_BYTES, false);
-      ptx::wgmma_commit();
-      const float of_b = factor[P::BM];
-      const float upper = of_b * factor[row + of_thread];
-      const float lower = of_b * factor[row + of_thread + 8];
-      ptx::wgmma_wait<0>(part);
-      if (h == P::HALVES - 1) release(s);
-      promote(sums[h], part, upper, lower);
+    for (int q = 0; q < 4; ++q) {
+      const int before = (q + 3) % 4;  // for q = 0: quarter 3 of the step before
+      auto& ready = now.part[before % 2];
+      rows.multiply(now.part[q % 2], b, s * (P::BYTES / UNIT) + q * (QUARTER * ROW / UNIT));
+      ptx::wgmma_wait<1>(ready);  // quarter q stays in flight
+      promote(&sums[before * (QUARTER / 2)], ready, now.scale[before / 2]);
+      for (int i = 0; q == 0 && i < P::OF_B * 2; ++i)  // the scales of this step
+        now.scale[i / 2][i % 2] = factors(s)[i / 2 * P::BM + row + i % 2 * 8];
     }
     __syncwarp();  // all lanes have read the scales before lane 0 says so
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&read[s]);
   }
 
-  // v2: 128 of K at a time.
-  __device__ __forceinline__ void sum_blocks(float (&sums)[P::HALVES][P::BN / 2], int consumer,
-                                             int before) const {
+  // All steps of a tile. Quarter 3 of the last one has no next step that would promote it.
+  __device__ __forceinline__ void sum_blocks(float (&sums)[P::BN / 2], int consumer, int before,
+                                             const Descriptor& b) const {
+    const int row = consumer * ROWS + row_of_thread();
+    Rows rows(consumer * ROWS);
+    Promotion now;
     for (int i = 0; i < steps; ++i) {
-      const int s = (before + i) % STAGES, round = (before + i) / STAGES;
-      ptx::mbarrier_wait(&full[s], round % 2);
-      add_block(sums, s, consumer);
+      const unsigned step = before + i;
+      const int s = step % STAGES;
+      ptx::mbarrier_wait(&full[s], step / STAGES % 2);
+      ptx::wgmma_wait<0>(now.part);  // the products of the step before have read `rows` …
+      if (i > 0) release((step - 1) % STAGES);  // … and their stage
+      rows.load(stages + s * P::BYTES);
+      add_block(sums, now, rows, b, s, row);
     }
+    ptx::wgmma_wait<0>(now.part);
+    release((before + steps - 1) % STAGES);
+    promote(&sums[3 * (QUARTER / 2)], now.part[1], now.scale[1]);
   }
 
   // v1: the scales of the rows and columns of a consumer's 64 rows from `row` on.
@@ -269,25 +230,28 @@ struct Roles {
   }
 
   __device__ __forceinline__ void consume(const Arguments& p, const TensorMap& c) const {
-    const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+    // By a shuffle, so that nvcc knows it to be the same in a warp, and with it what depends on it.
+    const int consumer = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP - 1, 0);
     constexpr bool IN_TURN = P::SHARING == 1;
+    const Descriptor a(stages), b(stages + P::A_BYTES);  // of stage 0
     int turn = 0;
     each_tile(IN_TURN ? consumer : 0, IN_TURN ? CONSUMERS : 1, [&](const Task& t) {
       const int first = t.m + (IN_TURN ? 0 : consumer * P::HALVES * ROWS);
-      const int row = first + thread / 32 * 16 + thread % 32 / 4;  // the upper one of this thread
       float sums[P::HALVES][P::BN / 2] = {};
       if constexpr (P::SCALES == Scales::kRows) {
-        sum_in_turn(sums, consumer, t);
+        sum_in_turn(sums, consumer, t, a, b);
       } else {
-        sum_blocks(sums, consumer, t.before);
+        sum_blocks(sums[0], consumer, t.before, b);
       }
 #pragma unroll
       for (int h = 0; h < P::HALVES; ++h) {
-        if constexpr (P::SCALES == Scales::kRows) scale_sums(sums[h], p, row + h * ROWS, t.n);
+        if constexpr (P::SCALES == Scales::kRows) {
+          scale_sums(sums[h], p, first + h * ROWS + row_of_thread(), t.n);
+        }
         store_rows(sums[h], p, c, consumer, turn, first + h * ROWS, t.n);
       }
     });
-    if (thread == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
+    if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
   }
 };
 

@@ -12,7 +12,7 @@
 //   v2 capture     the launches are captured once as a graph with arrays of its own, and replayed
 //   v3 nodes       the graph is built node by node; no copies, an update of two nodes per call
 //   v4 dependent   v1, but each kernel begins before the one ahead has ended
-//   v5 both        v3 with the edges of v4
+//   v5 both        a graph as in v2 with the edges of v4, built by nodes; no update
 //
 // Kernels that do not need each other are in branches.cu.
 //
@@ -77,12 +77,13 @@ cudaGraph_t capture(F&& work) {
   return graph;
 }
 
-void replay(const Ring& r, float* out) {
-  const auto build = [&](Graph& g) {
-    const Chain chain{g.arrays[0], g.arrays[r.steps % 2], {g.arrays[1], g.arrays[0]}, r.steps};
-    g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
+// Replays the graph of a rung. build(graph, chain) makes it, for a chain through its own arrays.
+template <typename Build>
+void replay(int rung, const Ring& r, float* out, Build&& build) {
+  const auto build_inside = [&](Graph& g) {
+    build(g, Chain{g.arrays[0], g.arrays[r.steps % 2], {g.arrays[1], g.arrays[0]}, r.steps});
   };
-  with_graph({2, r.device, {r.n}, r.steps, r.k}, build, [&](Graph& g) {
+  with_graph({rung, r.device, {r.n}, r.steps, r.k}, build_inside, [&](Graph& g) {
     // A call in another stream may still use the arrays.
     check_cuda(cudaStreamWaitEvent(r.stream, g.done, 0), "wait");
     copy(g.arrays[0], r.x, r.n, r.stream);
@@ -92,8 +93,14 @@ void replay(const Ring& r, float* out) {
   });
 }
 
+void replay_captured(const Ring& r, float* out) {
+  replay(2, r, out, [&](Graph& g, const Chain& chain) {
+    g.graph = capture([&](cudaStream_t s) { launch_steps(chain, r.n, r.k, s); });
+  });
+}
+
 Tensor heat_v2_capture(const Tensor& x, int64_t steps, double k) {
-  return solve(x, steps, k, replay);
+  return solve(x, steps, k, replay_captured);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -150,22 +157,18 @@ void update(Graph& g, size_t first, const Chain& chain, int n, float k) {
   for (int64_t s = 1; k != g.k && s < last; ++s) set(s);
 }
 
-Tensor heat_by_nodes(const Tensor& x, int64_t steps, double factor, bool programmatic) {
-  return solve(x, steps, factor, [&](const Ring& r, float* out) {
+Tensor heat_v3_nodes(const Tensor& x, int64_t steps, double k) {
+  return solve(x, steps, k, [&](const Ring& r, float* out) {
     const auto chain = [&](const Graph& g) {
       return Chain{r.x, out, {g.arrays[0], g.arrays[1]}, steps};
     };
-    const auto build = [&](Graph& g) { build_chain(g, chain(g), r.n, r.k, programmatic); };
-    with_graph({programmatic ? 5 : 3, r.device, {r.n}, steps, 0}, build, [&](Graph& g) {
+    const auto build = [&](Graph& g) { build_chain(g, chain(g), r.n, r.k, false); };
+    with_graph({3, r.device, {r.n}, steps, 0}, build, [&](Graph& g) {
       update(g, 0, chain(g), r.n, r.k);
       g.k = r.k;
       g.launch(r.stream);  // launches of one executable graph run one after the other
     });
   });
-}
-
-Tensor heat_v3_nodes(const Tensor& x, int64_t steps, double k) {
-  return heat_by_nodes(x, steps, k, false);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -195,12 +198,14 @@ Tensor heat_v4_dependent(const Tensor& x, int64_t steps, double k) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5 against v3: the edges of the graph are programmatic.
+// v5 against v2: the edges of the graph are programmatic, so it is built by nodes. It has arrays of
+// its own, as v2's: with v3's update in place of the copies, it was slower.
 
 Tensor heat_v5_dependent_nodes(const Tensor& x, int64_t steps, double k) {
-  const DeviceGuard guard(x);
-  require_capability(9, 0, "programmatic dependent launch");
-  return heat_by_nodes(x, steps, k, true);
+  return solve(x, steps, k, [&](const Ring& r, float* out) {
+    require_capability(9, 0, "programmatic dependent launch");
+    replay(5, r, out, [&](Graph& g, const Chain& chain) { build_chain(g, chain, r.n, r.k, true); });
+  });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -231,8 +236,8 @@ std::tuple<Tensor, Tensor> heat_in_two_streams(const Tensor& x, const Tensor& la
     cudaEvent_t event;
     check_cuda(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking), "stream");
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-    replay(r, out);
-    replay(other, mutable_data<float>(second));  // waits for the call before
+    replay_captured(r, out);
+    replay_captured(other, mutable_data<float>(second));  // waits for the call before
     check_cuda(cudaEventRecord(event, other.stream), "record");
     check_cuda(cudaStreamWaitEvent(r.stream, event, 0), "wait");
     check_cuda(cudaEventDestroy(event), "event");

@@ -23,8 +23,8 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "cuda_graphs.cu: update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
         "the first node is updated twice with the same"
     ),
-    "cuda_graphs.cu: heat_by_nodes: constant off by one: `3` -> `4`": (
-        "any number but those of the other rungs names the graphs of v3"
+    "cuda_graphs.cu: heat_v5_dependent_nodes: constant off by one: `5` -> `6`": (
+        "only with k = 0 would it be the key of a graph of branches.cu"
     ),
     "cuda_graphs.cu: update: comparison: `s < last` -> `s <= last`": (
         "the last node is updated twice with the same"
@@ -86,7 +86,7 @@ PROBLEMS = (
             rung("heat_v4_dependent", "programmatic dependent launches", captured=True),
             rung(
                 "heat_v5_dependent_nodes",
-                "v3 with programmatic edges",
+                "replayed, with programmatic edges",
                 target=Target(3.0, "heat_v1_launches"),
             ),
         ),
