@@ -55,9 +55,9 @@ def gelu(name, approximate):
             Rung("gelu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
             Rung("gelu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
         ),
-        # Around a chunk, a block of v1, a program of Triton, and a block of v2.
+        # Around a chunk, a block of v1, and a block of v2, which has the size of a Triton program.
         cases=(
-            *grid([(1, 1), (5, 31), (3, 264), (2, 4095), (2, 4104), (1, 8200)], ["int8"]),
+            *grid([(1, 1), (5, 31), (3, 264), (2, 4104), (2, 8191), (1, 8200)], ["int8"]),
             *grid([(0, 8), (3, 0), (64, 256)], ["int8"]),
             *(case for values in KINDS for case in grid([(40, 264)], ["int8"], values)),
         ),
@@ -82,9 +82,9 @@ PROBLEMS = (
             Rung("swiglu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
             Rung("swiglu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
         ),
-        # One group per half, a program of Triton and more, a block of v2 and more.
+        # One group per half; a block of v2, which has the size of a Triton program, and more.
         cases=(
-            *grid([(1, 128), (5, 384), (3, 2048), (2, 2176), (1, 8320)], ["uint8"]),
+            *grid([(1, 128), (5, 384), (2, 2176), (3, 8192), (1, 8320)], ["uint8"]),
             *grid([(0, 128), (3, 0)], ["uint8"]),
             *(case for values in KINDS[:3] for case in grid([(9, 384)], ["uint8"], values)),
         ),

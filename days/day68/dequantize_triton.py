@@ -9,9 +9,9 @@ import triton.language as tl
 from common.day import require
 
 GROUP = tl.constexpr(128)  # codes of int4 that share a scale
-COLS = 4096  # of y, per program of GELU
-GROUPS = 16  # of y, per program of SwiGLU
-WARPS = 4
+COLS = 8192  # of y, per program of GELU
+GROUPS = 64  # of y, per program of SwiGLU
+WARPS = 8
 # The interpreter cuts bf16 off where a GPU rounds it, so it stores fp32, which PyTorch rounds.
 STORED = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -54,7 +54,8 @@ def gelu(h):
 @triton.jit
 def gelu_kernel(codes, scales, y, cols, TANH: tl.constexpr, COLS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * COLS + tl.arange(0, COLS)  # (COLS,)
+    # Declared contiguous by eights only: a thread loads the 8 codes whose results it stores.
+    c = tl.max_contiguous(tl.program_id(1) * COLS + tl.arange(0, COLS), 8)  # (COLS,)
     byte = tl.load(codes + row * cols + c, mask=c < cols, other=0).to(tl.int32)
     number = number_of(byte ^ 0x4B000080, 128)  # with its sign bit flipped, a code is code + 128
     scale = tl.load(scales + row)
@@ -70,6 +71,7 @@ def gelu_kernel(codes, scales, y, cols, TANH: tl.constexpr, COLS: tl.constexpr):
 def int4_numbers(codes, scales, g, groups, PRE: tl.constexpr, GROUPS: tl.constexpr):
     """PRE times the numbers of GROUPS groups, (GROUPS, 128); a row of the block has one scale."""
     b = g[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]  # (GROUPS, 64)
+    b = tl.max_contiguous(b, (1, 4))  # a thread loads 4 bytes, the codes of 8 results
     byte = tl.load(codes + b, mask=g[:, None] < groups, other=0).to(tl.int32)
     scale = PRE * tl.load(scales + g, mask=g < groups, other=0)[:, None]
     eight = 8 * scale

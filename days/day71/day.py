@@ -44,6 +44,7 @@ def cost(case):
 FLOATS = ["float32", "float16", "bfloat16"]
 SIZES = [(1, 64), (35, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
 SIZES += [(4101, 64), (8227, 32), (2049, 128), (0, 64)]
+SIZES += [(8261, 64), (8321, 128)]  # more than the 8192 elements of a thread block of v3
 LARGE = Case((1 << 28, 64), "bfloat16")
 
 PROBLEMS = (
@@ -61,7 +62,7 @@ PROBLEMS = (
             *(
                 case
                 for values in ("nonfinite", "extreme", "tiny", "offset")
-                for case in grid([(700, 64), (2600, 128)], FLOATS, values=values)
+                for case in grid([(700, 64), (2600, 128), (8400, 64)], FLOATS, values=values)
             ),
         ),
         refused=(Case((100, 16)), Case((100, 96)), Case((100, 256)), Case((0, 0))),

@@ -10,13 +10,15 @@
 //
 //   quantize v1 block_per_thread  x is read twice; the thresholds below a number are counted
 //   quantize v2 shuffles          16 bytes of x per thread, read once; absmax by shuffles
-//   quantize v3 cells             one comparison instead of 15: a table says with which threshold
+//   quantize v3 cells             one comparison instead of 15: a table says with which threshold;
+//                                 four loads per thread in flight
 //   dequantize v1 one_byte        two elements per thread
 //   dequantize v2 packs           16-byte stores; the levels in shared memory
 //
 // Run: python run_day.py 71
 
 #include "common/cuda/binding.cuh"      // taught in day 6
+#include "common/cuda/chunk.cuh"        // taught in days 35 and 42
 #include "common/cuda/pack.cuh"         // taught in day 2
 #include "common/cuda/tensor.cuh"       // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"  // taught in day 23
@@ -27,7 +29,8 @@
 constexpr int THREADS = 256;
 constexpr int CELLS = 32;       // as many as banks: lanes that read different cells never conflict
 constexpr float PER_UNIT = 15;  // cells are 1/15 wide, thresholds at least 0.0804 apart
-constexpr float ROUND = 1 << 23;  // a float from 2^23 to 2^24 has no fraction
+constexpr float ULP =
+    1.0f / (1 << 22);  // distance of floats from 2 to 4, which are multiples of it
 
 // threshold t: halfway between levels t and t + 1, rounded to fp32.
 constexpr int THRESHOLDS = CODES - 1;
@@ -104,61 +107,102 @@ std::tuple<Tensor, Tensor> quantize_v1_block_per_thread(const Tensor& x, int64_t
 // 4 to 32 neighbouring lanes hold a block, and shuffles find its maximum. Loads and stores are
 // coalesced.
 
-// Pack `index` of x; zeros beyond the end. aligned: whether x lies on a multiple of 16 bytes.
+// 16 bytes of x in registers as they lie in memory. nvcc takes a pack of elements apart when it has
+// arrived, and only then issues the next load.
 template <typename T>
-__device__ Pack<T> load_pack(const T* x, int64_t index, int64_t n, bool aligned) {
+using Raw = RawChunk<Chunk<T, Pack<T>::N>>;
+
+// Pack `index` of x; zeros beyond the end.
+template <typename T>
+__device__ Raw<T> load_part(const T* x, int64_t index, int64_t n) {
   constexpr int N = Pack<T>::N;
-  if (aligned && (index + 1) * N <= n) return reinterpret_cast<const Pack<T>*>(x)[index];
-  Pack<T> pack;
+  Chunk<T, N> pack;
+#pragma unroll
   for (int i = 0; i < N; ++i) pack.at[i] = index * N + i < n ? x[index * N + i] : T(0.0f);
-  return pack;
+  Raw<T> raw;
+  memcpy(&raw, &pack, sizeof raw);
+  return raw;
 }
 
-// The bytes of one pack: 4 of fp16 and bf16, 2 of fp32; fewer at the end.
+// The bytes of one pack: 4 of fp16 and bf16, 2 of fp32.
 template <int N>
-__device__ void store_codes(uint8_t* codes, int64_t index, int64_t bytes, uint32_t bits) {
-  constexpr int EACH = N / 2;
-  if ((index + 1) * EACH <= bytes) {
-    if constexpr (EACH == 4) reinterpret_cast<uint32_t*>(codes)[index] = bits;
-    if constexpr (EACH == 2)
-      reinterpret_cast<uint16_t*>(codes)[index] = static_cast<uint16_t>(bits);
-    return;
-  }
-  for (int i = 0; index * EACH + i < bytes; ++i) {
-    codes[index * EACH + i] = static_cast<uint8_t>(bits >> 8 * i);
+__device__ void store_whole(uint8_t* codes, int64_t index, uint32_t bits) {
+  if constexpr (N == 8) reinterpret_cast<uint32_t*>(codes)[index] = bits;
+  if constexpr (N == 4) reinterpret_cast<uint16_t*>(codes)[index] = static_cast<uint16_t>(bits);
+}
+
+// Fewer bytes at the end.
+template <int N>
+__device__ void store_part(uint8_t* codes, int64_t index, int64_t bytes, uint32_t bits) {
+  for (int i = 0; i < N / 2 && index * (N / 2) + i < bytes; ++i) {
+    codes[index * (N / 2) + i] = static_cast<uint8_t>(bits >> 8 * i);
   }
 }
+
+// The largest number whose reciprocal is not finite, 2^-128.
+constexpr uint32_t NO_RECIPROCAL = 0x00200000;
 
 // What v2 and v3 share. Each thread has PACKS packs, THREADS packs apart. All threads call
-// prepare() while the loads are in flight. code(v) is the search.
-template <int BLOCK, int PACKS, typename T, typename Prepare, typename F>
-__device__ void quantize_packs(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
-                               Prepare&& prepare, F&& code) {
+// prepare() while the loads are in flight. append(codes, v) is 16 · codes + the code of v, a number
+// from -1 to 1. WHOLE: all packs of the thread block are complete, at multiples of 16 bytes.
+template <bool WHOLE, int BLOCK, int PACKS, typename T, typename Prepare, typename F>
+__device__ void quantize_block(const T* x, uint8_t* codes, float* absmax, int64_t n,
+                               Prepare&& prepare, F&& append) {
   constexpr int N = Pack<T>::N, LANES = BLOCK / N;
   const int64_t first = int64_t{blockIdx.x} * THREADS * PACKS + threadIdx.x;
-  Pack<T> packs[PACKS];
+  const auto* const from = reinterpret_cast<const Chunk<T, N>*>(x) + first;
+  Raw<T> packs[PACKS];
 #pragma unroll
-  for (int k = 0; k < PACKS; ++k) packs[k] = load_pack(x, first + k * THREADS, n, aligned);
+  for (int k = 0; k < PACKS; ++k) {
+    packs[k] = WHOLE ? load_raw(from + k * THREADS) : load_part(x, first + k * THREADS, n);
+  }
   prepare();
+  uint8_t* const bytes = codes + first * (N / 2);
+  float* const to = absmax + first / LANES;
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
     const int64_t index = first + k * THREADS;
+    Chunk<float, N> v = widened(packs[k]);
     uint32_t largest = 0;
 #pragma unroll
-    for (const T& one : packs[k].at) largest = max(largest, magnitude(static_cast<float>(one)));
+    for (const float one : v.at) largest = max(largest, magnitude(one));
 #pragma unroll
     for (int half = LANES / 2; half > 0; half /= 2) {
       largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, half));
     }
-    if (index * N >= n) continue;  // after the shuffles, for which the warp is complete
-    const float inverse = inverse_of(largest);
+    if (!WHOLE && index * N >= n) continue;  // after the shuffles, for which the warp is complete
+    float inverse = 1 / __uint_as_float(largest);
+    // Rare: at most NO_RECIPROCAL, or not finite. One unsigned comparison finds both.
+    if (largest - NO_RECIPROCAL - 1 >= INFINITY_BITS - NO_RECIPROCAL - 1) {
+      inverse = inverse_of(largest);
+      if (largest >= INFINITY_BITS) {  // without a scale: 0 has the code 7, -1 the code 0
+        inverse = 1;
+#pragma unroll
+        for (float& one : v.at) one = magnitude(one) < INFINITY_BITS ? 0.0f : -1.0f;
+      }
+    }
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {  // the first of two in the high nibble
-      bits |= code(static_cast<float>(packs[k].at[i]) * inverse) << 4 * (i ^ 1);
+    for (int i = N - 1; i >= 0; --i) {  // the first of two in the high nibble
+      bits = append(bits, v.at[i ^ 1] * inverse);
     }
-    store_codes<N>(codes, index, (n + 1) / 2, bits);
-    if (index % LANES == 0) absmax[index / LANES] = absmax_of(largest);
+    if (WHOLE) {
+      store_whole<N>(bytes, k * THREADS, bits);
+    } else {
+      store_part<N>(codes, index, (n + 1) / 2, bits);
+    }
+    if (threadIdx.x % LANES == 0) to[k * (THREADS / LANES)] = absmax_of(largest);
+  }
+}
+
+// aligned: whether x lies on a multiple of 16 bytes.
+template <int BLOCK, int PACKS, typename T, typename Prepare, typename F>
+__device__ void quantize_packs(const T* x, uint8_t* codes, float* absmax, int64_t n, bool aligned,
+                               Prepare&& prepare, F&& append) {
+  if (aligned && (blockIdx.x + int64_t{1}) * THREADS * PACKS * Pack<T>::N <= n) {
+    quantize_block<true, BLOCK, PACKS>(x, codes, absmax, n, prepare, append);
+  } else {
+    quantize_block<false, BLOCK, PACKS>(x, codes, absmax, n, prepare, append);
   }
 }
 
@@ -166,7 +210,8 @@ template <int BLOCK, typename T>
 __global__ void __launch_bounds__(THREADS)
     quantize_v2_shuffles_kernel(const T* __restrict__ x, uint8_t* __restrict__ codes,
                                 float* __restrict__ absmax, int64_t n, bool aligned) {
-  quantize_packs<BLOCK, 1>(x, codes, absmax, n, aligned, [] {}, code_of);
+  const auto append = [](uint32_t bits, float v) { return bits * 16 + code_of(v); };
+  quantize_packs<BLOCK, 1>(x, codes, absmax, n, aligned, [] {}, append);
 }
 
 // Calls launch(constant, grid), where the constant's value is the block size.
@@ -193,7 +238,7 @@ std::tuple<Tensor, Tensor> quantize_v2_shuffles(const Tensor& x, int64_t block) 
 // number of thresholds below a cell, and the one threshold that v has to be compared with. A block
 // builds this table while its loads are in flight, once for all packs of its threads.
 
-constexpr int V3_PACKS = 2;
+constexpr int V3_PACKS = 4;
 
 struct Cells {
   float threshold[CELLS];
@@ -202,17 +247,22 @@ struct Cells {
 
 // Thread c fills cell c, from (c - 16.5) / 15 to (c - 15.5) / 15.
 __device__ void fill(Cells& cells, int c) {
-  const float low = (c - CELLS / 2 - 0.5f) / PER_UNIT;
-  const float high = (c - CELLS / 2 + 0.5f) / PER_UNIT;
+  const float low = (c - CELLS / 2 - 0.5f) * (1 / PER_UNIT);
+  const float high = (c - CELLS / 2 + 0.5f) * (1 / PER_UNIT);
   cells.below[c] = code_of(low);
   const bool empty = code_of(high) == code_of(low);
   cells.threshold[c] = empty ? 2 : MIDPOINTS[code_of(low)];  // nothing is greater than 2
 }
 
-__device__ uint32_t code_in_cell(const Cells& cells, float v) {
-  v = fmaxf(v, -1.0f);  // also NaN becomes -1, and its code 0
-  const uint32_t cell = __float_as_uint(fmaf(v, PER_UNIT, ROUND + CELLS / 2)) % CELLS;
-  return cells.below[cell] + (v > cells.threshold[cell]);
+// 16 · codes + the code of v, a number from -1 to 1. The bits of 2 + cell · ULP are 2^30 + cell.
+// Four times that is 4 · cell in 32 bits: where the cell's words lie. The sign bit of threshold - v
+// is set where v is greater.
+__device__ uint32_t append_code(const Cells& cells, uint32_t codes, float v) {
+  const uint32_t offset = __float_as_uint(fmaf(v, PER_UNIT * ULP, 2 + CELLS / 2 * ULP)) * 4;
+  const char* const at = reinterpret_cast<const char*>(cells.threshold) + offset;
+  const float rest = *reinterpret_cast<const float*>(at) - v;
+  const uint32_t below = *reinterpret_cast<const uint32_t*>(at + sizeof cells.threshold);
+  return codes * 16 + below + (__float_as_uint(rest) >> 31);
 }
 
 template <int BLOCK, typename T>
@@ -224,8 +274,9 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < CELLS) fill(cells, threadIdx.x);
     __syncthreads();  // all wait for the first warp's table
   };
-  quantize_packs<BLOCK, V3_PACKS>(x, codes, absmax, n, aligned, prepare,
-                                  [&](float v) { return code_in_cell(cells, v); });
+  quantize_packs<BLOCK, V3_PACKS>(
+      x, codes, absmax, n, aligned, prepare,
+      [&](uint32_t bits, float v) { return append_code(cells, bits, v); });
 }
 
 std::tuple<Tensor, Tensor> quantize_v3_cells(const Tensor& x, int64_t block) {

@@ -186,12 +186,13 @@ using Plane = float4[TILE_ROWS][LANES];
 template <int Steps>
 constexpr int64_t SHARED_BYTES = (RING + 2 * (Steps - 1)) * sizeof(Plane);
 
-// The new values of a quad, from itself, those above, below, behind and in front of it. At the ends
-// of a warp a neighbour is missing: what follows from that reaches `Steps` points, all in the halo.
+// The new values of a quad, from itself, those above, below, behind and in front of it. The warp is
+// a ring: lane 31 is left of lane 0. Lanes 30 and 31, at the ends of the row, are each other's
+// false neighbours: what follows from that reaches `Steps` points, all in the halo.
 __device__ float4 heat_quad(float4 q, float4 above, float4 below, float4 back, float4 front,
-                            Factors f) {
-  const float left = __shfl_up_sync(0xffffffffu, q.w, 1);
-  const float right = __shfl_down_sync(0xffffffffu, q.x, 1);
+                            int lane, Factors f) {
+  const float left = __shfl_sync(0xffffffffu, q.w, lane - 1);  // modulo 32
+  const float right = __shfl_sync(0xffffffffu, q.x, lane + 1);
   return make_float4(heat(q.x, left, q.y, above.x, below.x, back.x, front.x, f),
                      heat(q.y, q.x, q.z, above.y, below.y, back.y, front.y, f),
                      heat(q.z, q.y, q.w, above.z, below.z, back.z, front.z, f),
@@ -206,7 +207,9 @@ __global__ void __launch_bounds__(LANES* WARPS, 2)
   Plane* const ring = shared;            // [RING]: step 0
   Plane* const between = shared + RING;  // [Steps - 1][2]: the planes k - t of steps 1, 2, …
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-  const int64_t x = int64_t{blockIdx.x} * INNER_X + (lane - 1) * QUAD;
+  // Lanes 0 to 29 have the results, lane 30 the halo on the right, lane 31 that on the left. So
+  // lane 0 begins at a sector of 32 bytes where nx is a multiple of 8, and 8 lanes touch 4 sectors.
+  const int64_t x = int64_t{blockIdx.x} * INNER_X + (lane < LANES - 1 ? lane : -1) * QUAD;
   const int64_t top = int64_t{blockIdx.y} * (TILE_ROWS - 2 * Steps) - Steps;  // row 0 of the tile
   const int64_t first = blockIdx.z * planes;  // this block computes planes [first, end)
   const int64_t end = first + planes < g.nz ? first + planes : g.nz;
@@ -264,7 +267,7 @@ __global__ void __launch_bounds__(LANES* WARPS, 2)
           // rows, all in the halo.
           const float4 above = rows[row > 0 ? row - 1 : row][lane];
           const float4 below = rows[row < TILE_ROWS - 1 ? row + 1 : row][lane];
-          next = heat_quad(q, above, below, back[t - 1][i], front[i], f);
+          next = heat_quad(q, above, below, back[t - 1][i], front[i], lane, f);
         }
         back[t - 1][i] = q;
         centre[t - 1][i] = front[i];
@@ -272,8 +275,8 @@ __global__ void __launch_bounds__(LANES* WARPS, 2)
           if (!in_plane[i] || !in_depth(k - t)) next = make_float4(0, 0, 0, 0);
           between[2 * (t - 1) + parity][row][lane] = next;
           front[i] = next;
-        } else if (known && in_plane[i] && row >= Steps && row < TILE_ROWS - Steps && lane > 0 &&
-                   lane < LANES - 1) {
+        } else if (known && in_plane[i] && row >= Steps && row < TILE_ROWS - Steps &&
+                   lane < LANES - 2) {
           __stcs(reinterpret_cast<float4*>(out + (k - t) * plane + offset[i]), next);
         }
       }

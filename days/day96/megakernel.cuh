@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       m.logits[int64_t{step} * m.V + word] = logit;
       best.consider({logit, word});
     });
+    w.refill();
     id = chooser.next(m, step, shares[HEAD], best, exchange, chooser_shared);
     if (blockIdx.x == 0 && tid == 0) m.tokens[step] = id;
   }

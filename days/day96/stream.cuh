@@ -40,9 +40,15 @@ __device__ __forceinline__ Seen<N> look(unsigned tag, At& at) {
   return seen;
 }
 
-// Waits for N words of this tag, and calls take(i, bits) with each that exists.
+// Waits for N words of this tag, and calls take(i, bits) with each that exists. Of many words, the
+// first is polled alone: until it arrives, a look is one load instead of N.
 template <int N, typename At, typename Take>
 __device__ __forceinline__ void receive(unsigned tag, At&& at, Take&& take) {
+  if constexpr (N > 2) {
+    const auto first = [&](int) { return at(0); };
+    while (!look<1>(tag, first).all) {
+    }
+  }
   Seen<N> seen;
   do {
     seen = look<N>(tag, at);
@@ -88,7 +94,7 @@ struct Place {
 };
 
 // A lane copies the chunks that it multiplies itself, so that it waits for no other thread. Slots
-// hold STAGES units per warp. While one is multiplied, STAGES - 1 are in flight, of whatever
+// hold STAGES units per warp. While two are multiplied, STAGES - 2 are in flight, of whatever
 // matrix, layer or token: the order is known long before any activation.
 template <int PER_LANE, int STAGES>
 struct Ring {
@@ -117,18 +123,17 @@ struct Ring {
     for (int s = 0; s < STAGES; ++s) fetch(m, shares);
   }
 
-  // This lane's products of the oldest unit and x. Its place in the ring goes to the unit that
-  // comes STAGES later.
-  __device__ float take(const Model& m, const Share* shares,
-                        const float (&x)[PER_LANE][PER_CHUNK]) {
-    ptx::cp_async_wait<STAGES - 1>();  // the oldest is complete
-    float sums[2] = {};                // two chains of multiply-adds
+  // This lane's products of x and a unit that has arrived: the oldest, or with `after` = 1 the
+  // next.
+  __device__ float unit_product(const Model& m, int after,
+                                const float (&x)[PER_LANE][PER_CHUNK]) const {
+    const int at = stage + after < STAGES ? stage + after : stage + after - STAGES;
+    float sums[2] = {};  // two chains of multiply-adds
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i) {
       if (static_cast<int>(threadIdx.x % 32) + 32 * i >= m.chunks()) break;
-      sums[i % 2] = multiply_add(sums[i % 2], slots[(stage * PER_LANE + i) * 32], x[i]);
+      sums[i % 2] = multiply_add(sums[i % 2], slots[(at * PER_LANE + i) * 32], x[i]);
     }
-    fetch(m, shares);
     return sums[0] + sums[1];
   }
 };

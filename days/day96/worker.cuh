@@ -16,7 +16,8 @@ struct Worker {
   const Share* shares;
   float *vector, *sums;  // in shared memory: (4C), and one per unit of this block
   Ring<PER_LANE, STAGES> ring;
-  int unit;  // this warp's next, of the block's share
+  int unit;            // this warp's next, of the block's share
+  int multiplied = 0;  // of the ring's oldest units, whose places are free
   static constexpr int BATCH = ceil_div(PER_LANE * 32 * PER_CHUNK, THREADS);
 
   // Receives a vector of n numbers.
@@ -80,13 +81,23 @@ struct Worker {
     }
   }
 
+  // The places of multiplied units go to the units that come STAGES later.
+  __device__ void refill() {
+    for (; multiplied > 0; --multiplied) ring.fetch(m, shares);
+  }
+
   // Calls store(unit, sum) from lane 0 for each of this warp's units: two at a time, whose sums
-  // over the lanes do not wait for each other.
+  // over the lanes do not wait for each other. The caller sends the results before it refills the
+  // places of the last ones: other blocks wait for the results.
   template <typename Store>
   __device__ void multiply_units(const float (&x)[PER_LANE][PER_CHUNK], int units, Store&& store) {
     while (unit < units) {
       const bool two = unit + WARPS < units;
-      const float first = ring.take(m, shares, x), second = two ? ring.take(m, shares, x) : 0.0f;
+      refill();
+      ptx::cp_async_wait<STAGES - 2>();  // the two oldest are complete
+      const float first = ring.unit_product(m, 0, x),
+                  second = two ? ring.unit_product(m, 1, x) : 0.0f;
+      multiplied = two ? 2 : 1;
       const float sum = warp_sum(first), next = warp_sum(second);
       if (threadIdx.x % 32 == 0) {
         store(unit, sum);
@@ -108,8 +119,10 @@ struct Worker {
     load_x<KIND>(x, layer, fill);
     multiply_units(x, share.rows * per_row, [&](int u, float product) { sums[u] = product; });
     __syncthreads();  // the rows' threads wait for the sums of all warps
-    if (!has_row) return;
-    for (int i = 0; i < per_row; ++i) sum += sums[threadIdx.x * per_row + i];
-    emit(row, sum);
+    if (has_row) {
+      for (int i = 0; i < per_row; ++i) sum += sums[threadIdx.x * per_row + i];
+      emit(row, sum);
+    }
+    refill();
   }
 };
