@@ -13,7 +13,7 @@
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 #include "days/day41/coalescing.cuh"
 
-// Older cards do not run these kernels, and have no instructions for bulk copies.
+// Older cards do not run these kernels, and have no instructions for some of their parts.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define HAS_BULK_COPIES 1
 #endif
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(MOVERS)
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&moving, 1);
     ptx::mbarrier_init(&constant, 1);
-    ptx::fence_mbarrier_init();  // before bulk copies use them
+    ptx::fence_mbarrier_init();  // before copies use them
     ptx::mbarrier_arrive_expect_bytes(&moving, 6 * bytes);
     ptx::mbarrier_arrive_expect_bytes(&constant, 2 * bytes);
     for (int f = 0; f < FIELDS; ++f) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(MOVERS)
                              position.z + dt * velocity.z, position.w + dt * velocity.w);
     }
   }
-  ptx::fence_for_copy_engine();  // what this thread wrote, before bulk copies read it
+  ptx::fence_for_copy_engine();  // what this thread wrote, before it is copied
   __syncthreads();               // thread 0 waits for the particles of all threads
   if (threadIdx.x != 0) return;
   for (int f = 0; f < FIELDS; ++f) {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(1)
   if (first < whole) {
     const int bytes = 4 * static_cast<int>(min(int64_t{SWAP_PIECE}, whole - first));
     ptx::mbarrier_init(&full, 1);
-    ptx::fence_mbarrier_init();  // before bulk copies use it
+    ptx::fence_mbarrier_init();  // before copies use it
     ptx::mbarrier_arrive_expect_bytes(&full, 2 * bytes);
     ptx::copy_bulk(from_x, x + first, bytes, &full);
     ptx::copy_bulk(from_y, y + first, bytes, &full);
