@@ -90,7 +90,7 @@ Tensor particles_v5_bulk(const Tensor& state, double dt) {
   return filled(torch::stable::empty_like(state), "particles_v5_bulk", [&](float* next) {
     require_bulk_copies();
     constexpr int BYTES = FIELDS * FIELD_PIECE * sizeof(float);
-    require_shared_memory(BYTES + 2 * sizeof(uint64_t), "a piece of each field");
+    require_shared_memory(BYTES, "a piece of each field");
     allow_shared(particles_v5_bulk_kernel, BYTES);
     particles_v5_bulk_kernel<<<grid_size(ceil_div<int64_t>(n, FIELD_PIECE), "state"), MOVERS, BYTES,
                                current_stream(state)>>>(data<float>(state), next,
