@@ -12,6 +12,7 @@
 //   v1 separate  gx by one block per row; gw and gb by a kernel that reads gy and h again
 //   v2 fused     gy and h read once, gw and gb in registers; rows up to 256 KB by clusters
 //
+// With gh, rows of 8 KB are computed by the kernel of even_rows_backward.cuh.
 // Run: python run_day.py 45
 
 #include "common/cuda/binding.cuh"  // taught in day 6
