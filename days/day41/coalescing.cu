@@ -16,11 +16,12 @@
 //   particles v3 aos_lane_pairs  two lanes per particle                     (16, 16)
 //   particles v4 soa             structure of arrays: one array per field   (4, 4)
 //   swap v1 scalar, v2 float4    4 and 16 bytes per access                  (4, 4), (16, 16)
+//   particles v5, swap v3        bulk_copies.cu: copies without requests    none
 //
 // Run: python run_day.py 41
 
 #include "common/cuda/binding.cuh"
-#include "common/cuda/tensor.cuh"
+#include "days/day41/coalescing.cuh"
 
 constexpr int BLOCK = 256;
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -28,17 +29,6 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 // A grid with one thread for each of `work` items.
 unsigned grid_for(int64_t work, const char* argument) {
   return grid_size(ceil_div<int64_t>(work, BLOCK), argument);
-}
-
-// Fills y, which has been allocated, by launch(elements of y), and returns it. An empty y needs no
-// launch: a grid of no blocks is an error.
-template <typename F>
-Tensor filled(Tensor y, const char* kernel, F launch) {
-  if (y.numel() == 0) return y;
-  const DeviceGuard guard(y);
-  launch(mutable_data<float>(y));
-  check_launch(kernel);
-  return y;
 }
 
 // The index of this thread in the grid.
@@ -159,9 +149,7 @@ Tensor shifted_v2_packs(const Tensor& x, int64_t offset, int64_t count) {
 
 // ---------------------------------------------------------------------------------------------
 // particles: 8 floats, 32 bytes, one sector each: x y z mass vx vy vz charge.
-
-constexpr int FIELDS = 8;
-
+//
 // v1: an array of structures, (n, 8). Lane l loads a field of particle l: 32 sectors per request
 // with 4 used bytes in each. The 8 loads of a thread visit the same 32 sectors.
 __global__ void __launch_bounds__(BLOCK)
@@ -275,8 +263,13 @@ __global__ void __launch_bounds__(BLOCK)
   for (int f = 0; f < FIELDS; ++f) next[f * n + i] = field[f];
 }
 
-Tensor particles_v4_soa(const Tensor& state, double dt) {
+// Checks a structure of arrays, (8, n).
+void check_arrays(const Tensor& state) {
   check(state, "state").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous().size(0, FIELDS);
+}
+
+Tensor particles_v4_soa(const Tensor& state, double dt) {
+  check_arrays(state);
   return filled(torch::stable::empty_like(state), "particles_v4_soa", [&](float* next) {
     const int64_t n = state.size(1);
     particles_v4_soa_kernel<<<grid_for(n, "state"), BLOCK, 0, current_stream(state)>>>(

@@ -8,6 +8,7 @@ TITLE = "Coalescing"
 TEACHES = "Sectors per request of strides, misaligned starts, AoS, SoA and float4; a swap in place"
 TOPICS = ("coalescing", "sectors", "stride", "AoS", "SoA", "float4", "alignment", "swap")
 SOURCE = "coalescing.cu"
+EXTRA_SOURCES = ("bulk_copies.cu",)
 INTRODUCES = ("array of structures", "structure of arrays")
 
 EXERCISE = Exercise(
@@ -162,9 +163,12 @@ SOA = Problem(
     name="particles, SoA",
     inputs=particle_inputs,
     reference=soa_reference,
-    rungs=(Rung("particles_v4_soa", "one array per field", target=BEST),),
+    rungs=(
+        Rung("particles_v4_soa", "one array per field"),
+        Rung("particles_v5_bulk", "a piece of each field per block", target=BEST),
+    ),
     cases=(
-        *grid([(8, n) for n in COUNTS], ["float32"]),
+        *grid([(8, n) for n in (*COUNTS, 2048, 4100)], ["float32"]),  # around pieces of 2048
         Case((8, 300), values="nonfinite"),
     ),
     bench=Case((8, 1 << 25)),
@@ -186,10 +190,14 @@ SWAP = Problem(
     reference=swap_reference,
     rungs=(
         Rung("swap_v1_scalar", "4 bytes per access"),
-        Rung("swap_v2_float4", "16 bytes per access", target=BEST),
+        Rung("swap_v2_float4", "16 bytes per access"),
+        Rung("swap_v3_bulk", "a piece of each array per block", target=BEST),
     ),
     cases=grid(
-        [(1,), (2,), (3,), (4,), (255,), (256,), (257,), (1023,), (1024,), (1027,), (0,), (3, 5)],
+        [
+            *((1,), (2,), (3,), (4,), (255,), (256,), (257,), (1023,), (1024,), (1027,), (0,)),
+            *((3, 5), (4096,), (4097,), (8203,)),  # around pieces of 4096
+        ],
         ["float32"],
     ),
     bench=Case((1 << 28,)),

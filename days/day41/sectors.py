@@ -46,10 +46,16 @@ def per_request(kernel):
 
 def by_name(names, kernels):
     """[per load, per store] by name. names: of the last rungs, one kernel each; the problem that is
-    only checked comes before them. Raises NotCounted where there are other kernels."""
+    only checked comes before them. Bulk copies make no requests, so rungs that consist of them are
+    left out. Raises NotCounted where there are other kernels."""
     if len(kernels) != len(names) + 1:
         raise NotCounted(f"{len(kernels)} kernels were seen, expected {len(names) + 1}")
-    return {name: per_request(kernel) for name, kernel in zip(names, kernels[1:], strict=True)}
+    pairs = zip(names, kernels[1:], strict=True)
+    return {name: per_request(kernel) for name, kernel in pairs if has_requests(name)}
+
+
+def has_requests(name):
+    return not name.endswith("_bulk")
 
 
 def shown(pair):
@@ -66,6 +72,7 @@ def print_sectors(problems, device):
     counted = counted_columns(
         Path(__file__).parent, device.type, partial(by_name, names), quick=True
     )
+    names = [name for name in names if has_requests(name)]
     columns = {"predicted": PREDICTED, **counted}
     rows = [[name, *(shown(column[name]) for column in columns.values())] for name in names]
     print("sectors per request, loads / stores")

@@ -22,6 +22,13 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`(residual ? 2 : 2)`": "more shared memory than is used",
     "layer_norm_train.cu: fits_cluster: 64-bit index in 32 bits: `int64_t shared` -> "
     "`int shared`": "at most 98 KB",
+    "backward.cuh: ring_bytes: constant off by one: `PACKS * 16` -> `PACKS * 17`": (
+        "more shared memory than is used"
+    ),
+    "even_rows_backward.cuh: layer_norm_backward_v2_even_kernel: transposed: `stage * 3 + t` -> "
+    "`t * 3 + stage`": "three stages of three tensors: the same places in another order",
+    "even_rows_backward.cuh: layer_norm_backward_v2_even_kernel: initial value: `round = 0` -> "
+    "`round = 1`": "the halves are used in turns, whichever is the first",
     "layer_norm_backward.cu: partial_sums: constant off by one: `{count, 2, a.cols()}` -> "
     "`{count, 3, a.cols()}`": "more memory than is used",
     "layer_norm_backward.cu: backward_v2: comparison: `N > 1` -> `N >= 1`": (

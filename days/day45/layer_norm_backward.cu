@@ -12,41 +12,14 @@
 //   v1 separate  gx by one block per row; gw and gb by a kernel that reads gy and h again
 //   v2 fused     gy and h read once, gw and gb in registers; rows up to 256 KB by clusters
 //
+// With gh, rows of 8 KB are computed by the kernel of even_rows_backward.cuh.
 // Run: python run_day.py 45
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day45/rows.cuh"
+#include "days/day45/even_rows_backward.cuh"
 
 #include <optional>
 #include <tuple>
-
-// What a backward pass reads and writes, as chunks of N elements.
-template <typename T, int N>
-struct Backward {
-  const Chunk<T, N>*gy, *h, *gh, *weight;  // gh may be null
-  Chunk<T, N>* gx;
-  const float *mean, *rstd;  // (rows,)
-  int64_t rows, chunks;
-};
-
-// The sums of g and of g · n over elements of a row.
-struct RowSums {
-  float g, gn;
-};
-
-// Those of 32 lanes, in every lane.
-__device__ inline RowSums merge_lanes(RowSums mine) {
-  return {warp_sum(mine.g), warp_sum(mine.gn)};
-}
-
-template <typename T, int N>
-__device__ Statistics statistics_of(const Backward<T, N>& b, int64_t row) {
-  return row < b.rows ? Statistics{b.mean[row], b.rstd[row]} : Statistics{0, 0};
-}
-
-struct Terms {
-  float g, n;  // of an element
-};
 
 // g is rounded: as part of an FMA, it would not cancel against a mean of g.
 template <typename T>
@@ -226,15 +199,6 @@ Gradients backward_v1(const GradInputs& a) {
 // and each thread adds to gw and gb of its own columns in registers. The next rows come to shared
 // memory by cp.async while this one is computed. A thread reads only what it copied itself.
 
-constexpr int SMALL_BLOCK = 256;
-constexpr int PACKS = 2;       // per thread and tensor: up to 16 KB of a row per block
-constexpr int STAGES = 3;      // of up to 32 KB: 96 KB fit into the 99 KB of an RTX card
-constexpr int64_t FEWEST = 8;  // rows per team, where there are few: each team stores 2 · cols sums
-
-constexpr int ring_bytes(int threads) {
-  return threads * STAGES * 2 * PACKS * 16;
-}
-
 template <bool CLUSTER, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1)
     layer_norm_backward_v2_fused_kernel(Backward<T, N> b, Split split,
@@ -322,15 +286,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
 #pragma unroll
   for (int k = 0; k < PACKS; ++k) {
     if (k >= p.mine) break;
-    float* const to = partial + team * 2 * cols + p.at(0, k) * N;
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      const auto four = [&](const float* of) {
-        return float4{of[i], of[i + 1], of[i + 2], of[i + 3]};
-      };
-      *reinterpret_cast<float4*>(to + i) = four(gw[k]);
-      *reinterpret_cast<float4*>(to + cols + i) = four(gb[k]);
-    }
+    store_sums(partial + team * 2 * cols + p.at(0, k) * N, cols, gw[k], gb[k]);
   }
 #endif
 }
@@ -341,7 +297,7 @@ bool fits_fused(const GradInputs& a) {
   for (const Tensor* tensor : {&a.gy, &a.h, &a.weight, a.gh ? a.gh : &a.h}) {
     if (!is_aligned(*tensor, 16)) return false;
   }
-  constexpr int64_t shared = ring_bytes(BLOCK) + sizeof(Merging<RowSums>);
+  constexpr int64_t shared = ring_bytes(BLOCK, 2) + sizeof(Merging<RowSums>);
   return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) && shared <= shared_limit(a.gy) &&
          fits(bytes / 16, BLOCK, PACKS);
 }
@@ -366,19 +322,22 @@ Gradients backward_v2(const GradInputs& a) {
   }
   return go_back(a, "layer_norm_backward_v2_fused", [&](const auto& b) {
     const Split split = split_for(b.rows, b.chunks);
-    const auto launch = [&](auto kernel) {
-      RowLaunch launch(a.gy, kernel, split, ring_bytes(split.teams * split.width));
+    const auto launch = [&](auto kernel, int tensors, auto... more) {
+      RowLaunch launch(a.gy, kernel, split, ring_bytes(split.teams * split.width, tensors));
       const int64_t work = ceil_div<int64_t>(b.rows, split.teams * FEWEST);
       const int64_t clusters = launch.resident(a.gy, kernel, work);
       Tensor partial = partial_sums(a, clusters * split.teams);
-      launch.launch(kernel, clusters, b, split, mutable_data<float>(partial));
+      launch.launch(kernel, clusters, b, more..., mutable_data<float>(partial));
       return partial;
     };
     constexpr int N = sizeof(b.h->at) / sizeof(b.h->at[0]);
     using T = std::decay_t<decltype(b.h->at[0])>;
     if constexpr (N > 1) {
-      return split.blocks > 1 ? launch(layer_norm_backward_v2_fused_kernel<true, T, N>)
-                              : launch(layer_norm_backward_v2_fused_kernel<false, T, N>);
+      if (b.gh && b.chunks == EVEN_CHUNKS) {
+        return launch(layer_norm_backward_v2_even_kernel<T, N>, 3);
+      }
+      return split.blocks > 1 ? launch(layer_norm_backward_v2_fused_kernel<true, T, N>, 2, split)
+                              : launch(layer_norm_backward_v2_fused_kernel<false, T, N>, 2, split);
     } else {
       return partial_sums(a, 0);  // not reached: fits_fused refuses single elements
     }

@@ -219,6 +219,12 @@ residual_backward = Problem(
     cases=(
         *grid([(5, 31), (37, 264), (5, 1032)], FLOATS),
         *grid([(9, 4104), (3, 16392)], ["bfloat16"]),
+        # Two packs for each of 256 threads: some rows for each of 3 blocks, fewer than stages.
+        *grid([(20, 4096), (2, 4096)], ["float16", "bfloat16"]),
+        *grid([(20, 2048)], ["float32"]),
+        Case((3, 4096), "bfloat16", "offset"),
+        Case((3, 2048), "float32", "offset"),
+        Case((3, 4096), "bfloat16", "nonfinite"),
     ),
     bench=Case((1 << 16, 1 << 12), "bfloat16"),
     bench_cpu=Case((8, 1 << 12), "float32"),
@@ -258,10 +264,10 @@ def training_step(name, module, formula, make_inputs, tensors):
 
 problems = (
     any_shape,
-    timed(1 << 18, 1 << 10, REREAD, REGISTERS, CLUSTER),
-    timed(1 << 16, 1 << 12, REGISTERS, CLUSTER),
-    timed(1 << 14, 1 << 14, REGISTERS, CLUSTER),
-    timed(1 << 12, 1 << 16, REREAD, CLUSTER),
+    timed(1 << 19, 1 << 10, REREAD, REGISTERS, CLUSTER),  # 1 GiB per tensor, as the copy
+    timed(1 << 17, 1 << 12, REGISTERS, CLUSTER),
+    timed(1 << 15, 1 << 14, REGISTERS, CLUSTER),
+    timed(1 << 13, 1 << 16, REREAD, CLUSTER),
     timed(1 << 16, 1 << 12, REGISTERS, dtype="float32"),
     residual,
     backward_timed(1 << 12, 1 << 16, (FUSED,), BACKWARD_CASES[:1]),
