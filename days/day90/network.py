@@ -199,8 +199,10 @@ def backward_inputs(case, draw):
     return gy, x, heads, *weights, *kept
 
 
-def backward(gy, x, heads, *others):
-    gain1, shift1, qkv_w, proj_w, gain2, shift2, up_w, down_w, qkv, o, lse, h, pre, *_ = others
+def backward(
+    gy, x, heads, gain1, shift1, qkv_w, proj_w, gain2, shift2, up_w, down_w, qkv, o, lse, h, pre,
+    statistics1, statistics2,
+):  # fmt: skip
     up, rows = gy.flatten(0, 1), x.flatten(0, 1)
     with torch.enable_grad():
         at = pre.detach().requires_grad_()
