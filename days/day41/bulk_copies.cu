@@ -133,18 +133,11 @@ __global__ void __launch_bounds__(1)
 }
 
 void swap_v3_bulk(const Tensor& x, const Tensor& y) {
-  check_swap(x, y);
-  if (!is_aligned(x, 16) || !is_aligned(y, 16)) {
-    fell_back("swap_v1_scalar", "an input that is not aligned to 16 bytes");
-    return swap_v1_scalar(x, y);
-  }
-  const int64_t n = x.numel();
-  if (n == 0) return;
-  const DeviceGuard guard(x);
-  require_bulk_copies();
-  swap_v3_bulk_kernel<<<grid_size(ceil_div<int64_t>(n, SWAP_PIECE), "x"), 1, 0,
-                        current_stream(x)>>>(mutable_data<float>(x), mutable_data<float>(y), n);
-  check_launch("swap_v3_bulk");
+  swap_aligned(x, y, "swap_v3_bulk", [&](float* of_x, float* of_y, int64_t n) {
+    require_bulk_copies();
+    const unsigned grid = grid_size(ceil_div<int64_t>(n, SWAP_PIECE), "x");
+    swap_v3_bulk_kernel<<<grid, 1, 0, current_stream(x)>>>(of_x, of_y, n);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------

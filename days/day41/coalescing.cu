@@ -330,17 +330,10 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 void swap_v2_float4(const Tensor& x, const Tensor& y) {
-  check_swap(x, y);
-  if (!is_aligned(x, 16) || !is_aligned(y, 16)) {
-    fell_back("swap_v1_scalar", "an input that is not aligned to 16 bytes");
-    return swap_v1_scalar(x, y);
-  }
-  const int64_t n = x.numel();
-  if (n == 0) return;
-  const DeviceGuard guard(x);
-  swap_v2_float4_kernel<<<grid_for(ceil_div<int64_t>(n, 4), "x"), BLOCK, 0, current_stream(x)>>>(
-      mutable_data<float>(x), mutable_data<float>(y), n);
-  check_launch("swap_v2_float4");
+  swap_aligned(x, y, "swap_v2_float4", [&](float* of_x, float* of_y, int64_t n) {
+    const unsigned grid = grid_for(ceil_div<int64_t>(n, 4), "x");
+    swap_v2_float4_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(of_x, of_y, n);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------

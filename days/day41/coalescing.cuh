@@ -22,3 +22,18 @@ void check_swap(const Tensor& x, const Tensor& y);
 // What the rungs of bulk_copies.cu fall back to.
 Tensor particles_v4_soa(const Tensor& state, double dt);
 void swap_v1_scalar(const Tensor& x, const Tensor& y);
+
+// Swaps x and y by launch(elements of x, elements of y, their number), where both lie on multiples
+// of 16 bytes; otherwise by v1.
+template <typename F>
+void swap_aligned(const Tensor& x, const Tensor& y, const char* kernel, F launch) {
+  check_swap(x, y);
+  if (!is_aligned(x, 16) || !is_aligned(y, 16)) {
+    fell_back("swap_v1_scalar", "an input that is not aligned to 16 bytes");
+    return swap_v1_scalar(x, y);
+  }
+  if (x.numel() == 0) return;
+  const DeviceGuard guard(x);
+  launch(mutable_data<float>(x), mutable_data<float>(y), x.numel());
+  check_launch(kernel);
+}
