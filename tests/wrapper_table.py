@@ -138,7 +138,10 @@ def record(kernels: Iterable[str]) -> Path:
 def table() -> str:
     """The README of common/cuda/ptx."""
     proofs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/ptx.json"))]
-    days = {path: used_by(path) for path in sorted(DAYS.glob("day*/*.cu"))}
+    days = {
+        folder.name[3:]: set().union(*(used_by(file) for file in folder.glob("*.cu*")))
+        for folder in sorted(DAYS.glob("day*"))
+    }
     rows = ["| wrapper | PTX | since | equal | proven | days |", "|---|---|---|---|---|---|"]
     for wrapper in wrappers():
         proven = []
@@ -146,7 +149,7 @@ def table() -> str:
             if entry := proof["wrappers"].get(wrapper.name):
                 changed = "" if entry["code"] == wrapper.code else ", changed since"
                 proven.append(f"{proof['where']['gpu']}, {entry['date']}{changed}")
-        using = [path.parent.name[3:] for path, used in days.items() if wrapper.name in used]
+        using = [day for day, used in days.items() if wrapper.name in used]
         ptx = "<br>".join(f"`{form}`" for form in wrapper.ptx)
         cells = [
             f"[`{wrapper.name}`]({wrapper.header.name})",
@@ -154,7 +157,7 @@ def table() -> str:
             "<br>".join(wrapper.since),
             "<br>".join(wrapper.equal).replace("|", "\\|"),
             "; ".join(proven) or "not yet",
-            ", ".join(str(int(number)) for number in dict.fromkeys(using)),
+            ", ".join(str(int(day)) for day in using),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return _HEAD + "\n".join(rows) + "\n"
