@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
   extern __shared__ uint4 shared[];
   auto* stages = reinterpret_cast<typename P::T*>(shared);
   const int range = range_of_block(s);
-  Work work(s, range);
+  Work work = work_of(s, range);
   Loads<P> loads(p, s, work);
   for (int i = 0; i < P::STAGES - 1; ++i) {
     loads.copy(stages + i * P::SIZE, 0, 1);

@@ -2,7 +2,6 @@
 // day 55 takes apart. It needs compute capability 9.0.
 //
 //   v5 tma   v4's schedule; one thread asks for whole tiles; 256 × 192 per block, 64 × 96 per warp
-//            (128 × 256 and 64 × 64 where B is stored as (N, K))
 //
 // A step multiplies (256, 64) by (64, 192): 6.3 M operations on 56 KB from L2.
 
@@ -15,7 +14,6 @@
 #include "days/day54/tiles.cuh"
 
 #include <algorithm>
-#include <type_traits>
 
 // ---------------------------------------------------------------------------------------------
 // v5 against v4: one thread starts a step's copies, a box of A and one or three of B, and the
@@ -25,26 +23,19 @@
 // 32 columns each, so that 96 columns of a warp come from three boxes.
 constexpr int BOX = 64;
 
-template <typename Element, bool B_BY_COLUMNS, int M, int N, int COUNT>
-struct BoxTile {
+template <typename Element, bool B_BY_COLUMNS>
+struct TmaTile {
   using T = Element;
   static constexpr bool B_IS_NK = B_BY_COLUMNS;  // B is stored as (N, K)
-  static constexpr int BM = M, BN = N, BK = 64, STAGES = COUNT;
-  static constexpr int THREADS = 256, WM = 64, WARPS_N = THREADS / 32 / (BM / WM);
-  static constexpr int WN = BN / WARPS_N;
+  static constexpr int BM = 256, BN = 192, BK = 64, STAGES = 3;
+  static constexpr int THREADS = 256, WM = 64, WN = 96, WARPS_N = BN / WN;
   static constexpr int WARP_COLS = 32, GROUP_COLS = WARP_COLS * WARPS_N, ROW_B = BOX;
   static constexpr int PIECES_A = WM / 16, PIECES_B = WN / 16;     // of 16 rows, and of 16 columns
   static constexpr int A_SIZE = BM * BK, SIZE = A_SIZE + BK * BN;  // elements of a stage
   static constexpr int BOX_SIZE = BK * BOX;                        // elements of a box of B
   static constexpr int BYTES = STAGES * SIZE * 2 + TILE_ALIGNMENT;
-  static_assert(WN % WARP_COLS == 0 && (B_IS_NK || GROUP_COLS == BOX),
-                "a piece is within 32 columns of a box");
+  static_assert(GROUP_COLS == BOX && WN % WARP_COLS == 0, "a piece is within 32 columns of a box");
 };
-
-// With B as (N, K), 64 × 96 sums do not fit into the registers: nvcc spills 184 bytes per thread.
-template <typename T, bool B_IS_NK>
-using TmaTile = std::conditional_t<B_IS_NK, BoxTile<T, true, 128, 256, 4>,  // 4 stages of 48 KB
-                                   BoxTile<T, false, 256, 192, 3>>;         // 3 stages of 56 KB
 
 // The rows of A for 16 values of k, and two times 16 columns of B: while one piece of B is
 // multiplied, the next is loaded. A row of A is replaced after its last product.
@@ -94,13 +85,17 @@ struct Maps {
   ptx::TensorMap a, b;
 };
 
-// Starts the copies of a block's steps, across all of its parts. Only thread 0 uses it.
+// Starts the copies of a block's steps, across all of its parts. Only thread 0 uses it, so it is in
+// shared memory: in registers, it would be in those of all threads.
 template <typename P>
 struct BoxLoads {
   Work work;
   int left, m, n, k;  // left: steps of the current part; 0 after the last part
 
-  __device__ BoxLoads(const Schedule& s, const Work& all) : work(all) { next_part(s); }
+  __device__ void begin(const Schedule& s, const Work& all) {
+    work = all;
+    next_part(s);
+  }
 
   __device__ __forceinline__ void next_part(const Schedule& s) {
     left = work.next(s) ? work.count : 0;
@@ -152,8 +147,8 @@ struct BoxPipeline {
     fragments.load(stages, places, 0);
   }
 
-  // sums += the products of `count` steps. A step's stage is refilled as soon as its last fragments
-  // are in registers, before they are multiplied.
+  // sums += the products of `count` steps. The stage of the step before is refilled: all warps have
+  // read it, as they met in wait(). Not at once behind it, where fragments are waited for.
   __device__ __forceinline__ void multiply_steps(Sums<P>& sums, int count, BoxLoads<P>& loads,
                                                  const Maps& maps, const Schedule& s) {
     constexpr int LAST = P::BK / 16 - 1;
@@ -164,12 +159,13 @@ struct BoxPipeline {
 #pragma unroll
         for (int j = 0; j < P::PIECES_B; ++j) {
           const bool last = j == P::PIECES_B - 1;
+          if (k == 1 && j == 1 && threadIdx.x == 0) {
+            const int before = stage == 0 ? P::STAGES - 1 : stage - 1;
+            loads.fill(stages + before * P::SIZE, &full[before], maps, s);
+          }
           if (last && k == LAST) {
-            auto* const read = from;
-            uint64_t* const refilled = &full[stage];
             if (++stage == P::STAGES) stage = 0, parity ^= 1;
             wait();
-            if (threadIdx.x == 0) loads.fill(read, refilled, maps, s);
             from = stages + stage * P::SIZE;
           }
           const int next = !last ? k : k < LAST ? k + 1 : 0;
@@ -198,10 +194,11 @@ __global__ void __launch_bounds__(P::THREADS)
   }
   __syncthreads();  // the mbarriers are there before any thread waits at one
   const int range = range_of_block(s);
-  Work work(s, range);
-  BoxLoads<P> loads(s, work);
+  Work work = work_of(s, range);
+  __shared__ BoxLoads<P> loads;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < P::STAGES; ++i) loads.fill(stages + i * P::SIZE, &full[i], maps, s);
+    loads.begin(s, work);
+    for (int i = 0; i < P::STAGES - 1; ++i) loads.fill(stages + i * P::SIZE, &full[i], maps, s);
   }
   BoxPipeline<P> pipeline(stages, full);
   while (work.next(s)) {

@@ -40,14 +40,6 @@ struct Work {
   int at, end;    // what is left of the block's range
   int next_tile;  // the next of its whole tiles
 
-  __device__ Work(const Schedule& s, int range)
-      : tile(0),
-        first(0),
-        count(0),
-        at(s.begin(range)),
-        end(s.begin(range + 1)),
-        next_tile(s.stream_tiles + range) {}
-
   __device__ __forceinline__ bool next(const Schedule& s) {
     if (at < end) {
       tile = at / s.steps, first = at % s.steps, count = min(s.steps - first, end - at);
@@ -59,6 +51,10 @@ struct Work {
     return tile < s.tiles();
   }
 };
+
+__device__ inline Work work_of(const Schedule& s, int range) {
+  return {0, 0, 0, s.begin(range), s.begin(range + 1), s.stream_tiles + range};
+}
 
 template <typename P>
 Schedule all_tiles(const Gemm<typename P::T>& p) {

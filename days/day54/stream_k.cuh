@@ -102,7 +102,10 @@ inline Shares stream_k_shares(const Schedule& s, int64_t places) {
   if (idle_steps < LEAST) return {std::min(tiles, places), 0};
   // With fewer tiles than places: as many blocks as have LEAST steps each.
   if (tiles < places) return {std::min(places, tiles * s.steps / LEAST), tiles};
-  return {places, places + rest};
+  // Ranges of a tile and more begin at different steps of k in all of the tiles, so that blocks
+  // find less in L2. Where the short wave's tiles have at most four parts each, only they are
+  // split.
+  return {places, 3 * rest >= places ? rest : places + rest};
 }
 
 // What blocks exchange. It lives until the launch.
