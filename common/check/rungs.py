@@ -63,10 +63,13 @@ SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than a launch takes
 class CheckResult:
     """checked: number of cases that were gone through, a failing one included.
     failure: the first one, after which no further case is tried.
+    fallbacks: what the launcher handed to another rung's kernel, and why, for each case on which it
+    did.
     remarks: what was not tried, or was tried in another way, and why."""
 
     checked: int = 0
     failure: Failure | None = None
+    fallbacks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def remark(self, text: str) -> None:
@@ -608,13 +611,15 @@ def check_rung(
     call: Callable[..., Any],
     backend: Backend,
     *,
+    fallback: Callable[[], str] = str,
     quick: bool = False,
     one_order: bool = False,
     explain: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
 
-    call: an operator of torch.ops or a Python function. quick: only the cases of `quick_cases`, and
+    call: an operator of torch.ops or a Python function. fallback: tells, after a case, whether
+    another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`, and
     one thread order unless orders are what is looked at; and, where accesses are traced, one with
     several blocks. one_order: one, with all cases. explain:
     further calls are made of a rung that fails, to see what it depends on. On each case, with the
@@ -666,6 +671,8 @@ def check_rung(
         if failure is not None:
             result.failure = failure.about(case)
             return result
+        if text := fallback():
+            result.fallbacks.append(text)
     if lacks and result.checked == 0:
         raise Skip("; ".join(lacks))
     if result.checked:

@@ -237,14 +237,14 @@ def check_rung(
             tried_rung,
             call,
             backend,
+            fallback=run.fallback,
             quick=run.work.quick,
             one_order=run.work.watched,
             explain=run.work.explain,
         )
         outcome.checked = result.checked
         _take(outcome, result)
-        if fallback := run.fallback():
-            outcome.remarks.append(f"falls back on some cases to {fallback}")
+        _take_fallbacks(run, outcome, result)
         # Where addresses are watched, a vector access that is not aligned ends the launch.
         shifted = run.work.watched and run.platform.variant == "address"
         # What a launcher refuses does not depend on the card that is played.
@@ -270,6 +270,24 @@ def check_rung(
         outcome.status = FAIL
         outcome.reason, outcome.details = explain(error)
     return call, outcome
+
+
+def _take_fallbacks(run: Run, outcome: RungOutcome, result: rungs.CheckResult) -> None:
+    """Tells of the cases for which another rung's kernel did the work. Where it did for all of
+    them, on a card that lacks nothing, none has checked the rung's own kernel: that is a failure.
+    """
+    run.fallback()  # of what came after the cases
+    if not result.fallbacks:
+        return
+    to = result.fallbacks[-1]
+    outcome.remarks.append(
+        f"falls back on {len(result.fallbacks)} of {result.checked} cases to {to}"
+    )
+    lacks_nothing = run.backend.name == "cpu" and not run.platform.model
+    every = len(result.fallbacks) == result.checked and not run.work.quick
+    if outcome.status == PASS and every and lacks_nothing:
+        outcome.status = FAIL
+        outcome.reason = f"no case checks the rung's own kernel: all fall back to {to}"
 
 
 def load_rung(

@@ -25,6 +25,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "prefill.cu: layers: constant off by one: `4 * n` -> `5 * n`": (
         "blocks behind the last element return at once"
     ),
+    "sampling.cuh: Sampler::next: 64-bit index in 32 bits: `int64_t next` -> `int next`": (
+        "it is the number of a word, of which there are at most 2^28"
+    ),
     "sampling.cuh: Sampler::block_sums: constant off by one: `32 == 0` -> `32 == 1`": (
         "warp_sum leaves the sum in all lanes, so any of them may write it"
     ),
@@ -62,6 +65,7 @@ DECODED += [(1, 2, 16, 900, 9, 0, 3, 2), (0, 1, 16, 37, 9, 4, 1, 7)]
 PROMPTS = [(1, 1, 64, 29, 10, 5), (1, 1, 64, 97, 9, 1), (2, 1, 64, 70, 20, 9)]
 PROMPTS += [(0, 1, 64, 70, 4, 3)]
 LONG = [(1, 1, 64, 5, 7, 2), (1, 2, 128, 37, 140, 133), (2, 1, 128, 19, 70, 67)]
+LONG += [(0, 7, 448, 5, 4, 2)]  # more channels than threads per block
 GENERATED = [(1, 1, 64, 13, 5, 3, 2, 0), (2, 2, 128, 37, 9, 5, 3, 0), (1, 1, 64, 37, 6, 1, 4, 0)]
 GPT2 = (12, 12, 768, 50257, 1024)
 

@@ -106,8 +106,7 @@ struct Prompt {
 };
 
 int64_t length_of(const Tensor& prompt, const Tensor& wpe, const Tensor& wte) {
-  check(prompt, "prompt").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous();
-  check(prompt, "prompt").same_device(wte, "wte");
+  check(prompt, "prompt").dtype({ScalarType::Long}).rank(1).contiguous().same_device(wte, "wte");
   check(wte, "wte").rank(2);
   check(wpe, "wpe").rank(2);
   STD_TORCH_CHECK(1 <= prompt.size(0) && prompt.size(0) <= wpe.size(0), "prompt: expected 1 to ",

@@ -11,6 +11,10 @@ SOURCE = "batch_norm.cu"
 EXTRA_SOURCES = ("batch_norm_fused.cu", "module.py")
 INTRODUCES = ("batch normalisation", "running statistics", "channels last")
 EQUIVALENT = {  # mutants that compute the same, and why
+    "batch_norm_fused.cu: cluster_for: arithmetic operator: `int64_t{blocks} * BLOCK` -> "
+    "`int64_t{blocks} / BLOCK`": "more blocks than chunks: those without any have empty parts",
+    "batch_norm_fused.cu: cluster_for: comparison: `size > blocks * bytes` -> `size >= blocks * "
+    "bytes`": "a channel that just fits is held by more blocks",
     "batch_norm_fused.cu: launch_rows: rounded down: `ceil_div<int64_t>(g.length * g.width, "
     "BLOCK)` -> `((g.length * g.width) / (BLOCK))`": "a chunk that is not kept is read again",
 }

@@ -225,8 +225,8 @@ __device__ void attend(const Model& m, AttendShared& shared, int layer, int head
     merge(max, sum, out, other_max, other_sum, other);
   }
   const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) shared.max[warp] = max, shared.sum[warp] = sum;
   if (threadIdx.x % 32 < lanes) {
-    shared.max[warp] = max, shared.sum[warp] = sum;
 #pragma unroll
     for (int e = 0; e < PER_CHUNK; ++e) shared.parts[warp][PER_CHUNK * sub + e] = out[e];
   }
