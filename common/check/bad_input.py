@@ -143,18 +143,20 @@ LARGEST = 1 << 16  # elements of a case's shape, for more than one call
 
 def aligned_cases(cases: list[Case]) -> list[Case]:
     """For each dtype, the smallest and the largest case with sizes that allow vector loads: there a
-    kernel takes its fastest path, unless it looks at the addresses too."""
+    kernel takes its fastest path, unless it looks at the addresses too. The last size tells, or
+    where that never does (it may be no size of a tensor), any of them."""
     found: list[Case] = []
     for dtype in dict.fromkeys(case.dtype for case in cases):
-        fitting = [
+        ordinary = [
             case
             for case in cases
             if case.dtype == dtype
             and case.values == "normal"
             and case.shape
             and 0 < math.prod(case.shape) <= LARGEST
-            and case.shape[-1] % ALIGNED == 0
         ]
+        fitting = [case for case in ordinary if case.shape[-1] % ALIGNED == 0]
+        fitting = fitting or [c for c in ordinary if any(n % ALIGNED == 0 for n in c.shape)]
 
         def rank(case: Case) -> tuple[int, int]:
             return sum(size % ALIGNED > 0 for size in case.shape), math.prod(case.shape)

@@ -17,6 +17,7 @@ from common.practice.journal import practice_folder
 from common.practice.mutants.derive import Mutant, balanced, mutants_of
 from common.practice.mutants.outline import outline, outlines_of
 from common.practice.natural import natural_text
+from common.report.stored import read_scores
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
 # Kinds that fail or pass as the machine happens to run the threads: planted where the checks reject
@@ -102,8 +103,9 @@ def _titled(title: str, lines: Sequence[str]) -> list[str]:
 
 def candidates(day: Day) -> list[Mutant]:
     """Mutants of the kernels in the day's sources, every kind and function among them, in the order
-    in which they are planted; of its launchers too where there are few. Whether the day's checks
-    reject one is seen when it is planted."""
+    in which they are planted; of its launchers too where there are few. None that is known to
+    survive (common/results/mutants). Whether the day's checks reject one is seen when it is
+    planted. Raises ResultsError for a file that holds no score."""
     device = {
         (source, function.name)
         for source, read in outlines_of(day).items()
@@ -111,12 +113,14 @@ def candidates(day: Day) -> list[Mutant]:
         for function in declared.functions
         if function.on_device
     }
+    score = read_scores().get(day.number)
+    useless = {*day.equivalent, *(score.survived if score else ())}
     every = [
         m
         for m in mutants_of(day)
         if m.source in day.library_sources
         and m.kind.name not in UNSEEN
-        and m.identity not in day.equivalent
+        and m.identity not in useless
     ]
     found = [m for m in every if (m.source, m.function) in device]
     if len(found) < ENOUGH:
@@ -144,7 +148,7 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
 
     planted: the identity of the one that is there; where there is none, the first that is not in
     `tried` is taken. Raises ExerciseError where none is left, OSError where the source cannot be
-    read.
+    read, ResultsError where the scores cannot.
     """
     found = candidates(day)
     mutant = next((m for m in found if m.identity == planted), None)

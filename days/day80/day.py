@@ -133,4 +133,13 @@ PROBLEMS = (
         gradients=True,
         tolerance=Tolerance(factor=16, why="terms of the sums have both signs and cancel"),
     ),
+    Problem(
+        name="the gradients, alone",
+        inputs=scans.gradient_inputs,
+        reference=scans.gradients,
+        rungs=(Rung("selective_scan_backward", "segments forwards, then backwards"),),
+        cases=grid([(2, 3, 16, 9), (1, 33, 8, 40), (2, 4, 8, 0)], ["float32", "bfloat16"]),
+        timed=False,
+        tolerance=Tolerance(factor=16, why="terms of the sums have both signs and cancel"),
+    ),
 )

@@ -113,3 +113,16 @@ def inputs(case, draw):
         for i, x in enumerate((u, delta, z, B)):
             x[i % batch, i % x.shape[1], (i + 1) * length // 5] = math.nan
     return u, delta, A, B, C, D, z, bias
+
+
+def gradient_inputs(case, draw):
+    """The gradient of y, and what `inputs` draws."""
+    given = inputs(case, draw)
+    return draw(*given[0].shape), *given
+
+
+def gradients(gy, u, delta, A, B, C, D, z, bias):
+    """The gradients of the other arguments, by autograd."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (u, delta, A, B, C, D, z, bias)]
+        return torch.autograd.grad(selective_scan(*leaves), leaves, gy)

@@ -19,6 +19,7 @@
 // Run: python run_day.py 80
 
 #include "common/cuda/binding.cuh"        // taught in day 6
+#include "common/cuda/capability.cuh"     // taught in day 24
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day80/ssm.cuh"
 
@@ -281,6 +282,7 @@ Eight selective_scan_backward(const Tensor& gy, ARGUMENTS) {
     check_launch("carry");
 
     const auto kernel = gradients_kernel<T, N(), E()>;
+    require_shared_memory(sizeof(Shared<N()>), "a tile and its states");
     allow_shared(kernel, sizeof(Shared<N()>));
     kernel<<<grid_size(parts * segments * u.size(0), "u"), BLOCK, sizeof(Shared<N()>), stream>>>(
         in, data<T>(gy), data<float>(starts), data<float>(adjoints),

@@ -87,5 +87,6 @@ FAULTS = (
         {"memcheck": "Invalid __global__", CHECKED: "result|cudaError"},
     ),
     Fault("missing_event", {"late streams": "result"}, {CHECKED: "result"}, WORKS),
-    Fault("no_end", {PLAIN: "did not finish"}, {CHECKED: "still running"}),
+    # By the time limit, or before it where a busy machine gives the loop little of its time.
+    Fault("no_end", {PLAIN: "did not finish|no thread makes progress"}, {CHECKED: "still running"}),
 )

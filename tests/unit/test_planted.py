@@ -9,6 +9,8 @@ import pytest
 from common.base.days import Day, discover
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.toolchain import Platform
+from common.base.verdict import Score
+from common.practice import planted as planting
 from common.practice.journal import Journal
 from common.practice.mutants.derive import headers_of, mutants
 from common.practice.mutants.outline import outline
@@ -264,3 +266,12 @@ def test_headers_are_not_planted() -> None:
     day = next(day for day in DAYS if headers_of(day))
     found = candidates(day)
     assert found and {mutant.source for mutant in found} <= set(day.library_sources)
+
+
+def test_a_change_that_is_known_to_survive_is_not_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    day = next(day for day in DAYS if day.number == 5)
+    monkeypatch.setattr(planting, "read_scores", dict)
+    first = candidates(day)[0].identity
+    scores = {5: Score(5, made=1, killed={}, equivalent=0, survived=[first])}
+    monkeypatch.setattr(planting, "read_scores", lambda: scores)
+    assert first not in [mutant.identity for mutant in candidates(day)]
