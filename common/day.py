@@ -71,6 +71,7 @@ from common.report.markdown import Stored
 from common.report.picture import hills_at_night, save_pictures
 from common.report.plot import roofline
 from common.report.stored import read_stored
+from common.report.svg import figure_as_svg
 from common.tools.watched_program import Said, Way, run_program, ways_to_run
 
 __all__ = [
@@ -113,6 +114,7 @@ __all__ = [
     "digest",
     "draw_on",
     "ell_product",
+    "figure_as_svg",
     "gpt2_shapes",
     "grid",
     "hills_at_night",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from common.bench.showing import print_table, seconds
 from common.check.sgemm import sgemm_by_cublas
+from common.report.svg import figure_as_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SQUARES = (256, 512, 1024, 2048, 4096, 8192)
 SKINNY = (  # M, N, K
@@ -70,12 +73,8 @@ def sgemm_rates(calls: Mapping[str, Callable[..., object]], device: torch.device
 
 def svg(labels: Sequence[str], found: Sequence[Sequence[float]]) -> str:
     """The rates of square products over their size, a line per label."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained", facecolor="white")
+    def draw(figure: Figure) -> None:
         axis = figure.subplots()
         for label, values in zip(labels, zip(*found, strict=True), strict=True):
             axis.plot(SQUARES, values, "k--" if label == "cuBLAS" else ".-", label=label)
@@ -86,6 +85,5 @@ def svg(labels: Sequence[str], found: Sequence[Sequence[float]]) -> str:
         axis.set_xlabel("M = N = K")
         axis.set_ylabel("TFLOP/s")
         axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((6.4, 3.6), draw)

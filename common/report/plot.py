@@ -3,16 +3,17 @@ machine's ceiling, as an SVG that follows the reader's light or dark theme."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.base.figures import operations, rate
 from common.base.outcome import RungOutcome, Timing
+from common.report.svg import figure_as_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Stand-ins for the colours, which the SVG's own style sheet chooses by theme.
 _COLOURS = {
@@ -41,21 +42,16 @@ def plot(rungs: Sequence[RungOutcome]) -> str:
     timed = plotted(rungs)
     if not timed:
         return ""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     problems = list(dict.fromkeys(rung.problem for rung in timed))
     groups = [[rung for rung in timed if rung.problem == name] for name in problems]
-    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        heights = [len(group) * _BAR_HEIGHT + _MARGIN for group in groups]
-        figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    heights = [len(group) * _BAR_HEIGHT + _MARGIN for group in groups]
+
+    def draw(figure: Figure) -> None:
         axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)
         for (axis,), name, group in zip(axes, problems, groups, strict=True):
             _draw(axis, name if len(groups) > 1 else "", group)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return _themed(file.getvalue())
+
+    return _themed(figure_as_svg((_WIDTH, sum(heights)), draw, transparent=True))
 
 
 def _draw(axis: Axes, title: str, rungs: Sequence[RungOutcome]) -> None:
@@ -152,19 +148,15 @@ def roofline(
     began = [(t, firsts[day]) for day, t in points if firsts and day in firsts]
     if not points:
         return ""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(_WIDTH, _ROOF_HEIGHT), layout="constrained")
+    def draw(figure: Figure) -> None:
         axis = figure.subplots()
         _draw_ways(axis, [(first, last) for last, first in began if first.gbs and first.tflops])
         _draw_roofline(axis, points)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+
+    text = figure_as_svg((_WIDTH, _ROOF_HEIGHT), draw, transparent=True)
     # It stands in a page, which has variables of these names for its own colours.
-    svg = _themed(file.getvalue()).replace(":root {", "svg {")
+    svg = _themed(text).replace(":root {", "svg {")
     return svg[svg.index("<svg") :]
 
 

@@ -1,11 +1,10 @@
 """The sweep: registers, block size and shared memory against bandwidth and FLOP/s."""
 
-import io
 from functools import partial
 
 import torch
 
-from common.day import print_table, rows_as_json, seconds
+from common.day import figure_as_svg, print_table, rows_as_json, seconds
 
 COUNTS = (1, 2, 4, 8)  # packs, or chains, per thread
 BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads
@@ -98,12 +97,8 @@ def files(found):
 
 def svg(found):
     """A panel per kernel: rates over the resident warps, a colour per count, a marker per block."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.6, 3.6), layout="constrained", facecolor="white")
+    def draw(figure):
         for axis, (title, launches) in zip(figure.subplots(1, 2), found.items(), strict=True):
             for color, count in enumerate(COUNTS):
                 of_count = [launch for launch in launches if launch[0] == count]
@@ -120,9 +115,8 @@ def svg(found):
             axis.set_xlabel("resident warps per multiprocessor")
             axis.set_title(title)
             axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((8.6, 3.6), draw)
 
 
 def show_sweep(operators, device):

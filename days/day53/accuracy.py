@@ -1,11 +1,10 @@
 """Errors of each type against float64: by the number of terms, by sign, and by range."""
 
-import io
 import json
 
 import torch
 
-from common.day import print_table
+from common.day import figure_as_svg, print_table
 
 from . import products
 
@@ -109,12 +108,8 @@ def print_parts(operators, device):
 
 def svg(found, device):
     """A panel per kind of inputs: the errors over the number of terms, a line per way."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.6, 3.8), layout="constrained", facecolor="white")
+    def draw(figure):
         axes = figure.subplots(1, 2, sharey=True)
         for axis, (title, errors) in zip(axes, found.items(), strict=True):
             for way, row in errors.items():
@@ -128,9 +123,8 @@ def svg(found, device):
         axes[0].set_ylabel("error / norm of C")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
         figure.suptitle(device)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((8.6, 3.8), draw)
 
 
 def show_errors(operators, device):

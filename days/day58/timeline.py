@@ -1,11 +1,10 @@
 """When copies and kernels ran, by events, as a picture; and what a stream's priority changes."""
 
-import io
 import statistics
 
 import torch
 
-from common.day import print_table, rows_as_json
+from common.day import figure_as_svg, print_table, rows_as_json
 
 N, CHUNK, STREAMS = 1 << 24, 1 << 20, 4
 STAGES = ("copy in", "kernel", "copy out")
@@ -78,12 +77,8 @@ def files(found):
 
 def svg(found):
     """A panel per way: a row per stream, a colour per stage, over the time in ms."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.6, 4.4), layout="constrained", facecolor="white")
+    def draw(figure):
         heights = [1 + max(number for number, _ in chunks) for chunks in found.values()]
         axes = figure.subplots(len(found), 1, sharex=True, height_ratios=[1 + h for h in heights])
         for axis, (name, chunks) in zip(axes, found.items(), strict=True):
@@ -97,9 +92,8 @@ def svg(found):
             axes[0].bar(0, 0, color=f"C{s}", label=stage)
         axes[0].legend(ncols=len(STAGES), loc="upper right")
         axes[-1].set_xlabel("ms; a row per stream")
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((8.6, 4.4), draw)
 
 
 def wait_of_urgent(operators, priority):

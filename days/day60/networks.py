@@ -1,12 +1,11 @@
 """The layers of ResNet-50, timed beside cuDNN."""
 
-import io
 import json
 from functools import partial
 
 import torch
 
-from common.day import Case, print_table, seconds
+from common.day import Case, figure_as_svg, print_table, seconds
 
 from .convolutions import (
     by_cudnn,
@@ -94,13 +93,10 @@ def print_layers(operators, device):
 
 def svg(forward):
     """The forward pass: a line per rung over the layers."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
     names = [name for name in forward if name != "columns"]
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(6.4, 5.2), layout="constrained", facecolor="white")
+
+    def draw(figure):
         axis = figure.subplots()
         rows = zip(*(forward[name] for name in names), strict=True)
         for column, values in zip(forward["columns"], rows, strict=True):
@@ -110,6 +106,5 @@ def svg(forward):
         axis.set_xlim(left=0)
         axis.set_xlabel("TFLOP/s, forward")
         axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((6.4, 5.2), draw)

@@ -1,12 +1,11 @@
 """What the day's `show` proves: equal to PyTorch's optimiser, rounding without bias, training."""
 
-import io
 import json
 from types import SimpleNamespace
 
 import torch
 
-from common.day import print_table
+from common.day import figure_as_svg, print_table
 
 from .stepping import NUMBERS, fused, fused_master
 
@@ -206,12 +205,8 @@ def show(operators, device):
 
 def svg(found):
     """The mean distance over the steps, a line per way."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained", facecolor="white")
+    def draw(figure):
         axis = figure.subplots()
         styles = ("-", "-", "--", ":")
         for (way, distances), style in zip(found.items(), styles, strict=True):
@@ -222,6 +217,5 @@ def svg(found):
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((7.2, 3.4), draw)

@@ -1,6 +1,5 @@
 """A model of letters, trained in fp32, 16 bits and fp8: what `show` proves and stores."""
 
-import io
 import json
 import math
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from common.day import print_table, seconds
+from common.day import figure_as_svg, print_table, seconds
 
 from .casting import LARGEST
 
@@ -301,12 +300,8 @@ def proven(operators, device, size):
 
 def svg(found):
     """The losses of all ways, and below them the scale of the loss, over the steps."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
+    def draw(figure):
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         styles = ("-", "-", "--", ":", "-.")
         for (way, losses), style in zip(found["loss"].items(), styles, strict=True):
@@ -322,6 +317,5 @@ def svg(found):
         lower.set_xlabel("step")
         for axis in (upper, lower):
             axis.grid(alpha=0.3)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((7.2, 4.6), draw)

@@ -1,13 +1,12 @@
 """What the day's `show` proves: gradients, a training beside PyTorch's, checkpoints, samples."""
 
-import io
 import json
 import tempfile
 from pathlib import Path
 
 import torch
 
-from common.day import print_table, seconds_in_turn
+from common.day import figure_as_svg, print_table, seconds_in_turn
 
 from .model import (
     BETAS,
@@ -233,12 +232,8 @@ def show(operators, device):
 
 def svg(found):
     """Both losses over the steps."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained", facecolor="white")
+    def draw(figure):
         axis = figure.subplots()
         for name, style in (("training", "-"), ("held back", "--")):
             axis.plot(found["step"], found[name], style, linewidth=2, label=name)
@@ -246,6 +241,5 @@ def svg(found):
         axis.set_ylabel("loss, nats per character")
         axis.grid(alpha=0.3)
         axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((7.2, 3.4), draw)

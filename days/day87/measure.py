@@ -7,7 +7,6 @@ the same on a machine with several GPUs, and writes the README as well.
 """
 
 import argparse
-import io
 import json
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.day import operators_of, print_table
+from common.day import figure_as_svg, operators_of, print_table
 
 from .peers import Peers, rendezvous, start
 
@@ -178,13 +177,10 @@ def print_rows(rows, world, device):
 
 def svg(rows, world, device):
     """Bus bandwidth over the size."""
-    import matplotlib
-    from matplotlib.figure import Figure
 
     factor = 2 * (world - 1) / world
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained", facecolor="white")
+
+    def draw(figure):
         axis = figure.subplots()
         sizes = sorted({row["bytes"] for row in rows if row["name"] != "copy"})
         for name in (library(device), *VERSIONS):
@@ -195,9 +191,8 @@ def svg(rows, world, device):
         axis.set_ylabel("bus bandwidth, GB/s")
         axis.grid(alpha=0.3)
         axis.legend()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+
+    return figure_as_svg((7.2, 3.4), draw)
 
 
 def main():

@@ -1,7 +1,6 @@
 """What the day's `show` prints and draws: fragmentation, peaks of training steps, PyTorch's use."""
 
 import ctypes
-import io
 import re
 import statistics
 import subprocess
@@ -10,7 +9,7 @@ import time
 
 import torch
 
-from common.day import print_table
+from common.day import figure_as_svg, print_table
 
 from .step import CATEGORIES, FILE, GPT2, LEAN, PLAIN, WAYS, as_json, by_pytorch, record, step_rows
 from .step import stored as stored_step
@@ -218,16 +217,8 @@ def print_waits(operators):
 
 def drawn(height, draw):
     """The text of an SVG: draw(figure)."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    settings = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(8.6, height), layout="constrained", facecolor="white")
-        draw(figure)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return re.sub(r"\d+\.\d{3,}", lambda each: f"{float(each[0]):.2f}", file.getvalue())
+    text = figure_as_svg((8.6, height), draw)
+    return re.sub(r"\d+\.\d{3,}", lambda each: f"{float(each[0]):.2f}", text)
 
 
 def thinned(memory, points=150):

@@ -1,0 +1,29 @@
+"""A figure as the text of an SVG, the same for the same data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def figure_as_svg(
+    size: tuple[float, float], draw: Callable[[Figure], None], *, transparent: bool = False
+) -> str:
+    """What draw(figure) puts into an empty figure, as an SVG whose text stays text.
+
+    size: width and height in inches. transparent: no background; white otherwise.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        draw(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=transparent, metadata={"Date": None})
+    return file.getvalue()
