@@ -22,7 +22,7 @@ def figure_as_svg(
 
     settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        figure = Figure(figsize=size, layout="constrained", facecolor="#ffffff")
         draw(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=transparent, metadata={"Date": None})

@@ -37,7 +37,7 @@ inline Conv check_conv(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   check(w, "w").on_gpu().dtype({ScalarType::Float}).rank(4).contiguous().same_device(x, "x");
   Conv conv{};
   conv.N = x.size(0);
-  conv.C = bounded(x.size(1), 0, MOST, "x, its channels");
+  conv.C = bounded(x.size(1), 1, MOST, "x, its channels");
   conv.H = bounded(x.size(2), 0, MOST, "x, its height");
   conv.W = bounded(x.size(3), 0, MOST, "x, its width");
   conv.O = bounded(w.size(0), 1, MOST, "w, its output channels");

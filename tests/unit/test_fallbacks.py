@@ -36,6 +36,6 @@ def test_a_rung_that_always_falls_back_fails(
     result = CheckResult(checked=3, fallbacks=[TO] * fallbacks)
     worker._take_fallbacks(run, outcome, result)  # type: ignore[arg-type]
     assert outcome.status == status
-    told = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
-    assert outcome.remarks == told
+    remarks = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
+    assert outcome.remarks == remarks
     assert (TO in outcome.reason) == (status == FAIL)
