@@ -23,6 +23,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`__shfl_sync(0xffffffff, threadIdx.x / WARPGROUP - 1, (0) + 1)`": (
         "all lanes of a warp have the same"
     ),
+    "Roles::consume: other dimension: `threadIdx.x` -> `threadIdx.y`, 2nd": (
+        "threads that stored nothing wait for nothing"
+    ),
     "scaled_tiles.cuh: multiply_step: constant off by one: `32 / UNIT` -> `33 / UNIT`": (
         "33 bytes are two units as well"
     ),
