@@ -665,7 +665,7 @@ def check_rung(
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
-            fallback()  # what this case fell back to is not told of the next one
+            fallback()  # what this case fell back to does not belong to the next one
             continue
         except ProblemError as error:
             failure = Failure(str(error))
