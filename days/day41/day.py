@@ -63,7 +63,7 @@ def strided_by(stride):
         name=f"stride {stride}",
         inputs=strided_inputs,
         reference=strided_reference,
-        rungs=(Rung("strided", f"every {stride}th element" if stride > 1 else "a copy"),),
+        rungs=(Rung("strided", f"one element in {stride}" if stride > 1 else "a copy"),),
         cases=(Case((1027, stride)),),
         bench=Case((1 << 28, stride)),
         bench_cpu=Case((1 << 12, stride)),

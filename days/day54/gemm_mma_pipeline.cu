@@ -221,7 +221,8 @@ Tensor gemm_v3_persistent(const Tensor& a, const Tensor& b) {
 }
 
 // v4 against v3: in v3, the last tiles % blocks tiles keep as few blocks busy for a whole tile.
-// Here these, and one more tile per block, are split into equal ranges (stream_k.cuh).
+// Here these are split into equal ranges, with one more tile per block where they are few
+// (stream_k.cuh).
 Tensor gemm_v4_stream_k(const Tensor& a, const Tensor& b) {
   return pipelined(a, b, "gemm_v4_stream_k", [&]<typename P>(const Gemm<typename P::T>& p) {
     const Shares shares = stream_k_shares(all_tiles<P>(p), multiprocessor_count(a));

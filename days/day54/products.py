@@ -27,8 +27,7 @@ VARIANTS = [
     *((300, 264, 200, 128, 64, 3, 5, True), (130, 16, 1, 256, 64, 4, 4, True)),
     *((2100, 264, 64, 256, 64, 4, 3, False), (130, 40, 1100, 128, 64, 3, 0, True)),
 ]
-# M, N, K, blocks, stream-K, B stored as (N, K): the same for v5, whose tiles are 256 × 192, or
-# 128 × 256 where B is stored as (N, K).
+# M, N, K, blocks, stream-K, B stored as (N, K): the same for v5, whose tiles are 256 × 192.
 TMA_VARIANTS = [
     *((300, 400, 200, blocks, True, False) for blocks in (1, 2, 4, 7, 9, 40)),
     *((300, 400, 200, blocks, True, True) for blocks in (2, 4, 7, 40)),

@@ -31,6 +31,7 @@ HEADINGS = [
     "Try it yourself",
     "Read on",
 ]
+MOST_LINES = 165  # of a README beside its generated parts; days with one topic need 150 at most
 
 QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -181,6 +182,13 @@ def test_readme_quotes_are_verbatim(day: Day) -> None:
 
 def _stripped(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+@every_day
+def test_readme_takes_an_evening(day: Day) -> None:
+    """Beside what the runner writes into it."""
+    own = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", readme(day), flags=re.DOTALL)
+    assert len(own.splitlines()) <= MOST_LINES, "choose what the reader needs tonight"
 
 
 @every_day
