@@ -33,7 +33,7 @@ from common.practice.mutants.derive import Mutant, headers_of, mutants_of, sampl
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
-from common.practice.mutants.workshop import Compiled, Programs, Workshop
+from common.practice.mutants.workshop import Programs, Workshop
 
 WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
@@ -342,17 +342,11 @@ class _DayCampaign:
         )
         try:
             began = time.monotonic()
-            built, library = self._build(self.shop(), mutant, operators, name)
+            library = self._build(self.shop(), mutant, operators, name)
             verdict.build_s = time.monotonic() - began
         except BuildError as error:
             verdict.status = STILLBORN
             verdict.reason, *verdict.details = str(error).splitlines()[:KEPT_DETAILS] or [""]
-            return verdict
-        if self._is_original(built, mutant, operators):
-            if mutant.kind.left_out:
-                verdict.reason = "the CPU backend's headers leave out what is changed"
-            else:
-                verdict.status, verdict.by = EQUIVALENT, "same machine code"
             return verdict
         if mutant.kind.narrows:
             found = self._narrowed(mutant, operators)
@@ -387,6 +381,12 @@ class _DayCampaign:
         skipped = _no_longer_run(usual, result)
         if skipped:
             return _killed(verdict, replace(result, rung=skipped, reason=_SKIPPED), "skipped")
+        if self._is_original(mutant, operators, name):
+            if mutant.kind.left_out:
+                verdict.reason = "the CPU backend's headers leave out what is changed"
+            else:
+                verdict.status, verdict.by = EQUIVALENT, "same machine code"
+            return verdict
         if not mutant.kind.watched:
             return verdict
         more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
@@ -407,25 +407,21 @@ class _DayCampaign:
             verdict.reason = "; ".join(left_out)
         return verdict
 
-    def _build(
-        self, shop: Workshop, mutant: Mutant, operators: set[str], name: str
-    ) -> tuple[dict[Path, Compiled], Path]:
-        """The objects of the sources that the mutant changes, and the library of these and of the
-        others that it needs."""
+    def _build(self, shop: Workshop, mutant: Mutant, operators: set[str], name: str) -> Path:
+        """The library of the sources that the mutant changes and of the others that it needs."""
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
-        built = {s: shop.changed(s, change, mine, name) for s, mine in holding.items()}
+        built = [shop.changed(s, change, mine, name) for s, mine in holding.items()]
         needed = shop.needed(operators)
-        others = [shop.original(s, mine) for s, mine in needed.items() if s not in built]
-        return built, shop.library([*built.values(), *others], name)
+        others = [shop.original(s, mine) for s, mine in needed.items() if s not in holding]
+        return shop.library([*built, *others], name)
 
-    def _is_original(
-        self, built: dict[Path, Compiled], mutant: Mutant, operators: set[str]
-    ) -> bool:
-        """Whether these objects are the same machine code as those of the original."""
+    def _is_original(self, mutant: Mutant, operators: set[str], name: str) -> bool:
+        """Whether the mutant is the same machine code as the original."""
         shop = self.shop()
+        change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
-        return all(shop.original(s, mine).code == built[s].code for s, mine in holding.items())
+        return all(shop.same_code(s, change, mine, name) for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
         """What the row "indices" of `--sanitize` says of the mutant, and not of the original."""
@@ -452,7 +448,7 @@ class _DayCampaign:
             rung, why = next((pair[1], result.reason) for pair, result in usual.items())
             raise Unwatched(f"where {rung} as it is does not pass: {why}")
         try:
-            _, library = self._build(self.shop(variant), mutant, operators, name)
+            library = self._build(self.shop(variant), mutant, operators, name)
         except BuildError as error:  # it compiles as a plain build: a limit of this one
             raise Unwatched(f"which does not compile: {str(error).splitlines()[0]}") from None
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)

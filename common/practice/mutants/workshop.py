@@ -14,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,6 +30,9 @@ from common.practice.mutants.inlined import inlined, own_headers
 from common.practice.mutants.outline import Declaration, outlines_of, reached_together, trimmed
 
 COMPILE_LIMIT = 180.0  # seconds; a constant expression of a mutant may take forever
+
+# Compiling takes longer than checking: a little more than half of a day's own -O2.
+QUICK = "-Og"
 
 
 class Stopped(Exception):
@@ -94,14 +97,6 @@ class Programs:
         return message
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """An object file. code: a digest of all that is in it but the lines of the source."""
-
-    path: Path
-    code: str
-
-
 Change = tuple[Path, str]  # a file, source or header, and another text of it
 Made = TypeVar("Made")
 
@@ -160,7 +155,8 @@ class Workshop:
         for source in day.library_sources:
             out = self._folder / source.stem
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
-        self._originals: _Once[Compiled] = _Once()
+        self._originals: _Once[Path] = _Once()
+        self._codes: _Once[str] = _Once()
         self._narrowed: _Once[list[str]] = _Once()
 
     def _front(self) -> list[str]:
@@ -199,32 +195,38 @@ class Workshop:
         needed = self.needed(operators)
         return {s: needed[s] for s in sources if s in needed} or dict.fromkeys(sources, frozenset())
 
-    def original(self, source: Path, operators: frozenset[str]) -> Compiled:
-        """The source as it is, with these of its operators alone. Raises BuildError."""
+    def original(self, source: Path, operators: frozenset[str]) -> Path:
+        """The object file of the source as it is, with these of its operators alone. Raises
+        BuildError."""
 
-        def make() -> Compiled:
+        def make() -> Path:
             digits = digest([source.stem, *sorted(operators)])
             return self._object(source, self._text(source), operators, f"original-{digits}")
 
         return self._originals.get((source, operators), make)
 
-    def changed(
-        self, source: Path, change: Change, operators: frozenset[str], name: str
-    ) -> Compiled:
-        """The source with a change, with these of its operators alone. Raises BuildError."""
+    def changed(self, source: Path, change: Change, operators: frozenset[str], name: str) -> Path:
+        """The object file of the source with a change, with these of its operators alone. Raises
+        BuildError."""
         return self._object(source, self._text(source, change), operators, f"{name}-{source.stem}")
+
+    def same_code(self, source: Path, change: Change, operators: frozenset[str], name: str) -> bool:
+        """Whether the source with a change is the same machine code as the source as it is, where
+        both are optimized as the day's own build is. Raises BuildError."""
+        key = (source, operators)
+        before = self._codes.get(key, lambda: self._code(source, None, operators, "original"))
+        return before == self._code(source, change, operators, name)
 
     def _text(self, source: Path, change: Change | None = None) -> str:
         files = {file: self._texts[file] for file in self._files[source]}
         return inlined(source, files | dict([change] if change else []))
 
-    def library(self, objects: Iterable[Compiled], name: str) -> Path:
-        """A library of these objects, named after the day as a day's own is. Raises BuildError."""
+    def library(self, objects: Iterable[Path], name: str) -> Path:
+        """A library of these object files, named after the day as its own is. Raises BuildError."""
         directory = self._folder / f"{name}-library"
         directory.mkdir(exist_ok=True)
         path = directory / f"{self.day.name}.so"
-        files = [str(each.path) for each in objects]
-        self._programs.run([*self._link(files), "-o", str(path)])
+        self._programs.run([*self._link([str(each) for each in objects]), "-o", str(path)])
         return path
 
     def remove(self, name: str) -> None:
@@ -239,12 +241,19 @@ class Workshop:
         others = (read for path, read in self.outlines.items() if path != source)
         return mine & {word for read in others for d in read.declarations for word in d.uses}
 
-    def _object(self, source: Path, text: str, operators: frozenset[str], name: str) -> Compiled:
+    def _object(
+        self,
+        source: Path,
+        text: str,
+        operators: frozenset[str],
+        name: str,
+        options: Iterable[str] = (QUICK,),
+    ) -> Path:
         path = self._folder / f"{name}.o"
         rewritten = self._rewritten(source, text, operators)
-        command = [*self._front(), "-w", "-c", "-o", str(path)]
+        command = [*self._front(), *options, "-w", "-c", "-o", str(path)]
         self._programs.run(command, rewritten.encode(), self._folder / source.stem)
-        return Compiled(path, self._digest(path))
+        return path
 
     def _rewritten(self, source: Path, text: str, operators: frozenset[str]) -> str:
         try:
@@ -266,11 +275,16 @@ class Workshop:
         key = (source, operators)
         return self._narrowed.get(key, lambda: self.narrowed(source, None, operators))
 
-    def _digest(self, path: Path) -> str:
-        bare = path.with_suffix(".bare")
-        self._programs.run(["objcopy", "--strip-debug", str(path), str(bare)])
-        found = hashlib.sha256(bare.read_bytes()).hexdigest()
-        bare.unlink()
+    def _code(
+        self, source: Path, change: Change | None, operators: frozenset[str], name: str
+    ) -> str:
+        """A digest of the machine code, with the optimization of the day's own build."""
+        digits = digest([name, source.stem, *sorted(operators)])
+        path = self._object(
+            source, self._text(source, change), operators, f"code-{digits}", ["-g0"]
+        )
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        path.unlink()
         return found
 
 
