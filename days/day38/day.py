@@ -30,6 +30,28 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`true ? rest`": "every loop over a thread's elements ends at PER_THREAD",
     "radix_sort.cu: sort_v3_radix_sums_kernel: comparison: `i - threadIdx.x < tiles` -> "
     "`i - threadIdx.x <= tiles`": "at most one more round, which adds nothing",
+    "radix_sort.cu: sort_v3_radix_sums_kernel: constant off by one: `threadIdx.x == 0` -> "
+    "`threadIdx.x == 1`": "every thread has the sum",
+    "radix_sort.cu: sort_v3_radix: constant off by one: `1 + int64_t{tiles}` -> "
+    "`2 + int64_t{tiles}`": "more scratch than is used",
+    "one_sweep.cuh: sort_v4_one_sweep_totals_kernel: bounds check dropped: `count > 0` -> "
+    "`true`": "it adds 0 where the check leaves the addition out",
+    "one_sweep.cuh: look_back: comparison: `word >> 32 < counted(pass)` -> "
+    "`word >> 32 <= counted(pass)`": (
+        "it waits for the sum of a tile where its count would be enough"
+    ),
+    "order.cuh: sort_by_passes: comparison: `passes > 1` -> `passes >= 1`": (
+        "a spare buffer that a single pass does not use"
+    ),
+    "order.cuh: sort_by_passes: constant off by one: `keys[2]` -> `keys[3]`": (
+        "an array with a place that is not used"
+    ),
+    "order.cuh: sort_by_passes: constant off by one: `places[2]` -> `places[3]`": (
+        "an array with a place that is not used"
+    ),
+    "order.cuh: sort_by_passes: arithmetic operator: `passes - 1` -> `passes + 1`, 2nd": (
+        "two more, of which only the parity counts"
+    ),
 }
 
 EXERCISE = Exercise(
