@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from common.base.days import Day, discover
+from common.base.toolchain import Platform, detect
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
-from common.practice.mutants import derive
+from common.practice.mutants import derive, referee, trial
 from common.practice.mutants.campaign import (
     Unwatched,
     _DayCampaign,
@@ -25,6 +28,7 @@ from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
 from common.practice.mutants.tried import Result, Trial
+from common.process.events import Channel, Stage
 
 DAYS, _ = discover()
 
@@ -532,3 +536,27 @@ def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
     usual = came("passed", "PASS", "SKIP")
     assert _no_longer_run(usual, came("skipped", "SKIP", "SKIP")) == "a"
     assert _no_longer_run(usual, came("passed", "PASS", "SKIP")) == ""
+
+
+def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of a launcher, which the runtime does not see."""
+
+    def endless(*given: object) -> None:
+        while True:
+            pass
+
+    def run(given: Trial, platform: Platform, channel: Channel) -> None:
+        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign]
+        trial._Calls()
+        channel.emit(Stage("limit", "checking"))
+        torch.ops.aten.add(1, 1)
+
+    monkeypatch.setattr(trial, "CALL_LIMIT", 0.2)
+    monkeypatch.setattr(referee, "run_trial", run)
+    running = referee._Running(0, Trial("day", "library", (), limit=60), detect("cpu"))
+    result = running.take()
+    while result is None:
+        time.sleep(0.05)
+        result = running.take()
+    assert (result.status, result.rung) == ("late", "limit")
+    assert result.reason.startswith("no end after 200 s, while limit")

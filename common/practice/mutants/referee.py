@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from common.base.outcome import FAIL, DayOutcome
 from common.base.toolchain import Platform, detect, leave_preload
-from common.practice.mutants.trial import run_trial
+from common.practice.mutants.trial import CALL_LIMIT, run_trial
 from common.practice.mutants.tried import Result, Trial, status_of
 from common.process.child import Child, describe_exit, fork
 from common.process.events import Progress, Table
@@ -63,8 +64,9 @@ class _Running:
         if progress.over:
             statuses = [rung.status for rung in progress.outcome.rungs]
             return Result(status_of(statuses), used=self.used)
-        if late:
-            reason = f"no end after {self.trial.limit:.0f} s, while {progress.doing()}"
+        if late or self.child.exit_code == -signal.SIGALRM:
+            limit = self.trial.limit if late else CALL_LIMIT
+            reason = f"no end after {limit:.0f} s, while {progress.doing()}"
             return Result("late", progress.rung, reason)
         lines = self.child.output().strip().splitlines()
         return Result("died", progress.rung, _ending(self.child, progress), lines[-KEPT_DETAILS:])

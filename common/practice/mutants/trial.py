@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,9 @@ from common.process.events import Channel, Finished, Over, Stage, Table
 # Seconds that one thread may run without reaching a barrier or its end, and that all may wait in
 # loops. Longer than the debugger allows: trials share the machine with compilers.
 STUCK_LIMIT, SPIN_LIMIT = 5.0, 2.0
+# Seconds of one call of an operator. Only a loop of the launcher that has no end takes as long: the
+# runtime ends kernels. SIGALRM then ends the process.
+CALL_LIMIT = 200.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class _Placed(Entry):
 
 
 class _Calls:
-    """Which operators are called from now on, by name."""
+    """Which operators are called from now on, by name. A call that has no end ends the process."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -51,7 +55,11 @@ class _Calls:
 
         def noting(this: Any, /, *args: Any, **kwargs: Any) -> Any:
             names.add(this._qualified_op_name)
-            return call(this, *args, **kwargs)
+            signal.setitimer(signal.ITIMER_REAL, CALL_LIMIT)
+            try:
+                return call(this, *args, **kwargs)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
         packet.__call__ = noting
 
