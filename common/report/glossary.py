@@ -64,7 +64,7 @@ def _shown(term: Term) -> str:
     return f"{term.name} ({', '.join(term.also)})" if term.also else term.name
 
 
-_GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
 _COMMENT = re.compile(r"(?:^[ \t]*//.*\n?)+|//.*", re.MULTILINE)
@@ -77,7 +77,7 @@ def prose_of(day: Day) -> dict[Path, list[str]]:
     readme = day.folder / "README.md"
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
-        for pattern in (_GENERATED, _FENCED, _CODE):
+        for pattern in (GENERATED, _FENCED, _CODE):
             text = pattern.sub(" ", text)
         found[readme] = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
     for source in (day.source, *day.extra_sources, *sorted(day.folder.glob("*.cuh"))):

@@ -16,6 +16,7 @@ from common.base import toolchain
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report import stored
+from common.report.glossary import GENERATED
 from tests.compilations import Compilations, narrowed_on_cpu
 from tests.days.runs import DayRuns
 
@@ -187,7 +188,7 @@ def _stripped(text: str) -> str:
 @every_day
 def test_readme_takes_an_evening(day: Day) -> None:
     """Beside what the runner writes into it."""
-    own = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", readme(day), flags=re.DOTALL)
+    own = GENERATED.sub("", readme(day))
     assert len(own.splitlines()) <= MOST_LINES, "choose what the reader needs tonight"
 
 

@@ -522,7 +522,8 @@ class _DayCampaign:
         folders = [ROOT / "common" / name for name in _JUDGES]
         files = [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
         files = [p for p in files if "__pycache__" not in p.parts and p.suffix != ".md"]
-        files += [Path(__file__).with_name("trial.py"), Path(__file__)]
+        names = ("trial.py", "referee.py", "workshop.py", "campaign.py")
+        files += [Path(__file__).with_name(name) for name in names]
         for source in self.day.library_sources:
             files += sources_of(source)
         files += list(self.day.other_sources)
