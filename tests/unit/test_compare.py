@@ -218,6 +218,19 @@ def test_small_outputs_do_not_hide_behind_the_error_of_large_ones() -> None:
     assert compare(got, truth, own, DEFAULT) is None
 
 
+def test_what_cancels_may_leave_as_much_as_is_said() -> None:
+    # Half of the outputs are 0, and PyTorch gives them exactly.
+    truth = torch.cat([torch.zeros(50), torch.full((50,), 0.1)]).double()
+    own = truth.float() * (1 + 1e-6)
+    got = truth.float()
+    got[7] = 3e-9
+    assert compare(got, truth, own, DEFAULT) is not None
+    said = Tolerance(absolute=1e-8, why="the terms of a sum cancel")
+    assert compare(got, truth, own, said) is None
+    got[8] = -2e-8
+    assert compare(got, truth, own, said) is not None
+
+
 def test_samples_make_up_for_few_elements() -> None:
     truth, own = torch.tensor([1.0]).double(), torch.tensor([1.0])
     got = torch.tensor([1.0 + 2e-6])
