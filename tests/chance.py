@@ -1,8 +1,8 @@
 """What a session of tests draws: its seed, and the days and modules whose turn it is.
 
-Costly tests take a few days of each date in turn, or a fifth of them and those that were changed
-lately. Of the modules in tests/backend, a third is taken, and all where what they test was changed
-lately.
+Costly tests take a few days of each date in turn, or a share of them and those that were changed
+lately: the check of a day on the CPU backend a half, others a fifth. Of the modules in
+tests/backend, a third is taken, and all where what they test was changed lately.
 HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 """
 
@@ -30,7 +30,8 @@ SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
 BACKEND = ROOT / "tests/backend"
 T = TypeVar("T", bound=Hashable)
 # What tests/backend is about, below common/. The rest of common/ is seen by the tests of the days.
-BACKEND_PARTS = ("base", "build", "cpu", "cuda/ptx", "process", "run", "tools")
+BACKEND_PARTS = ("base/cache.py", "base/compiling.py", "base/toolchain.py")
+BACKEND_PARTS += ("build", "cpu", "cuda/ptx", "process", "run", "tools")
 
 
 def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
@@ -41,11 +42,13 @@ def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
     return [item for item in items if item in taken]
 
 
-def is_due(day: Day, days: Sequence[Day], purpose: str, headers: bool = False) -> bool:
-    """Whether the day is in the fifth of `days` whose turn it is, or recent commits touched its
-    sources; with `headers`, also if they touched a header that it includes."""
+def is_due(
+    day: Day, days: Sequence[Day], purpose: str, headers: bool = False, one_in: int = 5
+) -> bool:
+    """Whether the day is among the `one_in`-th part of `days` whose turn it is, or recent commits
+    touched its sources; with `headers`, also if they touched a header that it includes."""
     recent = recently_touched()
-    if recent is None or day in in_turn(days, len(days) // 5, purpose):
+    if recent is None or day in in_turn(days, len(days) // one_in, purpose):
         return True
     if any(path.is_relative_to(day.folder) for path in recent):
         return True

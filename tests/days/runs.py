@@ -24,7 +24,7 @@ from common.practice.mutants.outline import trimmed
 
 Outcomes = dict[int, dict[str, Any]]  # by the day's number
 
-LIMIT = 4500  # seconds for one command: 100 days take 2000 on two idle cores
+LIMIT = 4500  # seconds for one command: all 100 days take 2000 on two idle cores
 PER_DAY = 900  # seconds: other tests run beside it
 
 

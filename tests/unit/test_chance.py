@@ -23,8 +23,8 @@ def _date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chance, "recently_touched", set)
 
 
-def _due(purpose: str = "stubs", headers: bool = False) -> list[str]:
-    return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose, headers)]
+def _due(purpose: str = "stubs", headers: bool = False, one_in: int = 5) -> list[str]:
+    return [day.name for day in DAYS if chance.is_due(day, DAYS, purpose, headers, one_in)]
 
 
 def test_a_fifth_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,10 @@ def test_a_fifth_is_due_and_another_one_tomorrow(monkeypatch: pytest.MonkeyPatch
     assert len(today) == len(DAYS) // 5 and today == _due() != _due("models")
     monkeypatch.setattr(chance, "SEED", 20260201)
     assert _due() != today
+
+
+def test_another_part_may_be_asked_for() -> None:
+    assert len(_due(one_in=2)) == len(DAYS) // 2
 
 
 def test_with_a_seed_every_day_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +81,8 @@ def test_a_third_of_the_backends_modules_is_due() -> None:
         ("common/run/runner.py", True),
         ("tests/cpu_kernels/tma.cu", True),
         ("tests/conftest.py", True),
+        ("common/base/toolchain.py", True),
+        ("common/base/declaration.py", False),
         ("common/cuda/chunk.cuh", False),
         ("common/results/nvidia-h200/day01.json", False),
         ("tests/unit/test_chance.py", False),
