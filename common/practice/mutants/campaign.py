@@ -39,7 +39,7 @@ WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
 KEPT_DETAILS = 12  # lines of a compiler's message
 SLOWER = 100  # times that a check may take as long as a quick one of the original
-LONGEST = 900.0  # seconds of a check; kernels without an end are noticed sooner
+LONGEST = 300.0  # seconds of a check, as a whole day has on the CPU backend
 
 BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
 
