@@ -30,8 +30,11 @@ SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
 BACKEND = ROOT / "tests/backend"
 T = TypeVar("T", bound=Hashable)
 # What tests/backend is about, below common/. The rest of common/ is seen by the tests of the days.
-BACKEND_PARTS = ("base/cache.py", "base/compiling.py", "base/toolchain.py")
-BACKEND_PARTS += ("build", "cpu", "cuda/ptx", "process", "run", "tools")
+BACKEND_PARTS = (
+    *("base/cache.py", "base/compiling.py", "base/days.py"),
+    *("base/outcome.py", "base/paths.py", "base/toolchain.py"),
+    *("build", "cpu", "cuda/ptx", "process", "run", "tools"),
+)
 
 
 def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
@@ -65,18 +68,14 @@ def is_module_due(module: Path, modules: Sequence[Path]) -> bool:
     return any(
         path == module
         or any(path.is_relative_to(part) for part in parts)
-        or (path.is_relative_to(ROOT / "tests") and not _is_of_no_module(path))
+        or (path.is_relative_to(ROOT / "tests") and _NOT_SHARED.isdisjoint((path, path.parent)))
         for path in recent
     )
 
 
-_NOTHING_SHARED = (BACKEND, ROOT / "tests/days", ROOT / "tests/unit")
-
-
-def _is_of_no_module(path: Path) -> bool:
-    """Whether a file of the tests holds nothing that a module of tests/backend uses: this one says
-    what is taken, which changes no outcome."""
-    return path.parent in _NOTHING_SHARED or path == Path(__file__)
+# Nothing here is used by a module of tests/backend. This file says what is taken: no outcome
+# depends on it.
+_NOT_SHARED = {BACKEND, ROOT / "tests/days", ROOT / "tests/unit", ROOT / "tests/chance.py"}
 
 
 @cache

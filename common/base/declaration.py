@@ -62,8 +62,8 @@ class Tolerance:
 
     ulps: units in the last place of the output's dtype that are always allowed.
     factor: how many times the error that PyTorch's own operator makes is allowed on top.
-    absolute: what any floating element may be off besides, in the output's unit. For outputs whose
-        truth is 0 because terms cancel, which PyTorch's order of additions may give exactly.
+    at_zero: how far from 0 a floating element may be whose truth is exactly 0, in the output's
+        unit. For terms that cancel: PyTorch's order of additions may give 0 there by chance.
     levels, share: of integer outputs, where neither of the two above counts: how far an element may
         be from the truth, and which share of the elements may differ at all, rounded up to whole
         ones. For fractions that are rounded to integers, where an error of any size moves some
@@ -73,7 +73,7 @@ class Tolerance:
 
     ulps: float = 4.0
     factor: float = 4.0
-    absolute: float = 0.0
+    at_zero: float = 0.0
     levels: int = 0
     share: float = 0.0
     why: str = ""

@@ -3,7 +3,9 @@
 The truth is the reference in float64. How far a result may be from it is set beside the error
 that PyTorch's own operator makes on outputs of similar size:
 
-    |got - truth| <= ulps · eps · max(|truth|, tiny) + absolute + factor · E(|truth|)
+    |got - truth| <= ulps · eps · max(|truth|, tiny) + factor · E(|truth|)
+
+and, where the truth is exactly 0, `at_zero` besides.
 
 E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that no kernel
 can avoid, over outputs in the binade of m and the three above it, and further until sixteen
@@ -256,7 +258,9 @@ class _Bound:
         """The part that does not depend on PyTorch's error; float64."""
         limits = torch.finfo(self.dtype)
         ulps = magnitude.clamp(min=limits.smallest_normal) * (self.tolerance.ulps * limits.eps)
-        return ulps + self.tolerance.absolute
+        if self.tolerance.at_zero:
+            ulps[magnitude == 0] += self.tolerance.at_zero
+        return ulps
 
     def allowed(self, magnitude: Tensor) -> Tensor:
         """All that is allowed; float64. PyTorch's errors are looked at on the first call."""

@@ -82,7 +82,7 @@ PROBLEMS = (
         tolerance=Tolerance(
             ulps=8,
             factor=8,
-            absolute=1e-8,
+            at_zero=1e-8,
             why="a weight and its step may cancel, and what is left is rounding; so do the terms "
             "of the gradient of q and k where a sequence has one token",
         ),

@@ -81,6 +81,7 @@ def test_a_third_of_the_backends_modules_is_due() -> None:
         ("common/run/runner.py", True),
         ("tests/cpu_kernels/tma.cu", True),
         ("tests/conftest.py", True),
+        ("common/base/days.py", True),
         ("common/base/toolchain.py", True),
         ("common/base/declaration.py", False),
         ("common/cuda/chunk.cuh", False),

@@ -225,10 +225,13 @@ def test_what_cancels_may_leave_as_much_as_is_said() -> None:
     got = truth.float()
     got[7] = 3e-9
     assert compare(got, truth, own, DEFAULT) is not None
-    said = Tolerance(absolute=1e-8, why="the terms of a sum cancel")
+    said = Tolerance(at_zero=1e-8, why="the terms of a sum cancel")
     assert compare(got, truth, own, said) is None
     got[8] = -2e-8
     assert compare(got, truth, own, said) is not None
+    # What is not 0 gets none of it.
+    got[8], got[60] = 0, got[60] + 1e-5
+    assert compare(got, truth, own, Tolerance(at_zero=1e-3, why=said.why)) is not None
 
 
 def test_samples_make_up_for_few_elements() -> None:
