@@ -298,6 +298,8 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--from goes with --write")
     if args.write and (args.quick or args.no_bench):
         p.error("--write stores complete results: not with --quick or --no-bench")
+    if args.write and args.rungs:
+        p.error("--write stores whole days: not with --rungs")
     if args.write and (args.compile_only or args.sanitize or args.profile):
         p.error("--write stores times: not with --compile-only, --sanitize or --profile")
     if (args.source or args.merge or args.compare) and args.days:

@@ -46,7 +46,7 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     a file cannot be written.
     """
     if not run["complete"]:
-        raise ResultsError("nothing is stored: the run was --quick or --no-bench")
+        raise ResultsError("nothing is stored: the run was --quick, --no-bench or --rungs")
     said = []
     fit = []
     for outcome in map(DayOutcome.from_json, run["days"]):

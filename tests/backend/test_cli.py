@@ -55,6 +55,7 @@ def test_a_mistyped_option_gets_the_nearest(
         (["5", "--practice", "--json", "x.json"], "--practice checks one file"),
         (["1", "--arch", "8.0"], "--arch goes with --compile-only"),
         (["1", "--write", "--quick"], "not with --quick"),
+        (["1", "--write", "--rungs", "relu_v1"], "not with --rungs"),
         (["1", "--write", "--sanitize"], "not with"),
         (["1", "--from", "x.json"], "--from goes with --write"),
         (["1", "--sanitize", "--profile"], "not allowed with"),

@@ -192,7 +192,7 @@ def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
 
 
 def test_incomplete_runs_are_not_stored(root: Path) -> None:
-    with pytest.raises(ResultsError, match="--quick or --no-bench"):
+    with pytest.raises(ResultsError, match="--quick, --no-bench or --rungs"):
         stored.store(run(H200, passed(1), complete=False), root)
     assert not (root / "common").exists()
 
