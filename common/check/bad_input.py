@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
 from common.check.call import Call, Failure, call_guarded, judge, side_effects
@@ -519,7 +520,12 @@ class Attempt:
     def refusal(self) -> Failure | None:
         """Whether the arguments are refused, as the problem says that they must be."""
         try:
-            self._called(self.good)
+            if _share_memory(self.good):  # guarded copies would not
+                with self.backend.watching(on_host=self.on_host), torch.no_grad():
+                    self.call(*self.good)
+                self.backend.synchronize()
+            else:
+                self._called(self.good)
         except Exception as error:
             return self._judge_refused(self.signature.names, error)
         return Failure("it was accepted, although the problem lists it as refused")
@@ -589,3 +595,9 @@ class Attempt:
         return judge(
             self.problem, expected, done.outputs, done.names, self.signature, samples, strides
         )
+
+
+def _share_memory(args: tuple[Any, ...]) -> bool:
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    places = [t.untyped_storage().data_ptr() for t in tensors if t.device.type != "meta"]
+    return len(set(places)) < len(places)

@@ -18,7 +18,8 @@
 #define HAS_BULK_COPIES 1
 #endif
 
-void require_bulk_copies() {
+void require_bulk_copies(const Tensor& on) {
+  const DeviceGuard guard(on);
   require_capability(9, 0, "bulk copies");
 }
 
@@ -82,13 +83,13 @@ __global__ void __launch_bounds__(MOVERS)
 
 Tensor particles_v5_bulk(const Tensor& state, double dt) {
   check_arrays(state);
+  require_bulk_copies(state);
   const int64_t n = state.size(1);
   if (n % 4 != 0 || !is_aligned(state, 16)) {
     fell_back("particles_v4_soa", "fields that do not begin at multiples of 16 bytes");
     return particles_v4_soa(state, dt);
   }
   return filled(torch::stable::empty_like(state), "particles_v5_bulk", [&](float* next) {
-    require_bulk_copies();
     constexpr int BYTES = FIELDS * FIELD_PIECE * sizeof(float);
     require_shared_memory(BYTES, "a piece of each field");
     allow_shared(particles_v5_bulk_kernel, BYTES);
@@ -133,8 +134,9 @@ __global__ void __launch_bounds__(1)
 }
 
 void swap_v3_bulk(const Tensor& x, const Tensor& y) {
+  check_swap(x, y);
+  require_bulk_copies(x);
   swap_aligned(x, y, "swap_v3_bulk", [&](float* of_x, float* of_y, int64_t n) {
-    require_bulk_copies();
     const unsigned grid = grid_size(ceil_div<int64_t>(n, SWAP_PIECE), "x");
     swap_v3_bulk_kernel<<<grid, 1, 0, current_stream(x)>>>(of_x, of_y, n);
   });

@@ -330,6 +330,7 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 void swap_v2_float4(const Tensor& x, const Tensor& y) {
+  check_swap(x, y);
   swap_aligned(x, y, "swap_v2_float4", [&](float* of_x, float* of_y, int64_t n) {
     const unsigned grid = grid_for(ceil_div<int64_t>(n, 4), "x");
     swap_v2_float4_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(of_x, of_y, n);

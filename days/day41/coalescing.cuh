@@ -23,11 +23,10 @@ void check_swap(const Tensor& x, const Tensor& y);
 Tensor particles_v4_soa(const Tensor& state, double dt);
 void swap_v1_scalar(const Tensor& x, const Tensor& y);
 
-// Swaps x and y by launch(elements of x, elements of y, their number), where both lie on multiples
-// of 16 bytes; otherwise by v1.
+// Swaps x and y, which check_swap has checked, by launch(elements of x, elements of y, their
+// number) where both lie on multiples of 16 bytes; otherwise by v1.
 template <typename F>
 void swap_aligned(const Tensor& x, const Tensor& y, const char* kernel, F launch) {
-  check_swap(x, y);
   if (!is_aligned(x, 16) || !is_aligned(y, 16)) {
     fell_back("swap_v1_scalar", "an input that is not aligned to 16 bytes");
     return swap_v1_scalar(x, y);

@@ -1,5 +1,7 @@
 """Day 41: coalescing: sectors per request, predicted, counted and measured."""
 
+from dataclasses import replace
+
 from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid, streamed
 
 from . import sectors
@@ -10,6 +12,14 @@ TOPICS = ("coalescing", "sectors", "stride", "AoS", "SoA", "float4", "alignment"
 SOURCE = "coalescing.cu"
 EXTRA_SOURCES = ("bulk_copies.cu",)
 INTRODUCES = ("array of structures", "structure of arrays")
+
+EQUIVALENT = {  # mutants that compute the same, and why
+    "bulk_copies.cu: particles_v5_bulk_kernel: comparison: `f < FIELDS` -> `f <= FIELDS`, 3rd": (
+        "there is no constant field of that number"
+    ),
+    "bulk_copies.cu: swap_v3_bulk_kernel: shared memory too small: `from_x[SWAP_PIECE]` -> "
+    "`from_x[(SWAP_PIECE) - 1]`": "from_y begins at the next multiple of 128 bytes, as before",
+}
 
 EXERCISE = Exercise(
     function="particles_v3_aos_lane_pairs_kernel",
@@ -207,10 +217,29 @@ SWAP = Problem(
     outputs_exact=True,
 )
 
-TIMED = (*(strided_by(stride) for stride in sectors.STRIDES), SHIFTED, AOS, SOA, SWAP)
-PROBLEMS = (STRIDED, *TIMED)
+
+def parts_of_one_array(case, draw):
+    """n elements each, of which y's begin `distance` after x's, or before."""
+    n, distance = case.shape
+    memory = draw(n + abs(distance))
+    first, second = memory[:n], memory[abs(distance) :]
+    return (first, second) if distance >= 0 else (second, first)
+
+
+PARTS = replace(
+    SWAP,
+    name="swap of parts of one array",
+    inputs=parts_of_one_array,
+    rungs=tuple(replace(rung, target=None) for rung in SWAP.rungs),
+    cases=grid([(8, 8), (8, -8), (12, 16), (5, -5)], ["float32"]),
+    refused=grid([(8, 7), (8, -7), (8, 4), (8, -1), (8, 0)], ["float32"]),
+    timed=False,
+)
+
+STRIDES = tuple(strided_by(stride) for stride in sectors.STRIDES)
+PROBLEMS = (STRIDED, *STRIDES, SHIFTED, AOS, SOA, SWAP, PARTS)
 
 
 def show(operators, device):
     """Sectors per request in three columns, which have to agree."""
-    return sectors.print_sectors(TIMED, device)
+    return sectors.print_sectors(PROBLEMS, device)

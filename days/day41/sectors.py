@@ -25,7 +25,7 @@ LAST_LANE = touched(
     FLOAT4, FLOAT4, start=FLOAT4, lanes=[31]
 )  # of shifted_v2: the pack after its own
 
-# Per load and per store of a kernel, on average over its requests.
+# Per load and per store of a kernel, on average over its requests. Bulk copies make none.
 PREDICTED = {
     **{f"stride {s}: strided": (touched(FLOAT, s * FLOAT), COALESCED) for s in STRIDES},
     "misaligned start: shifted_v1_scalar": (touched(FLOAT, FLOAT, start=FLOAT), COALESCED),
@@ -45,17 +45,12 @@ def per_request(kernel):
 
 
 def by_name(names, kernels):
-    """[per load, per store] by name. names: of the last rungs, one kernel each; the problem that is
-    only checked comes before them. Bulk copies make no requests, so rungs that consist of them are
-    left out. Raises NotCounted where there are other kernels."""
-    if len(kernels) != len(names) + 1:
-        raise NotCounted(f"{len(kernels)} kernels were seen, expected {len(names) + 1}")
-    pairs = zip(names, kernels[1:], strict=True)
-    return {name: per_request(kernel) for name, kernel in pairs if has_requests(name)}
-
-
-def has_requests(name):
-    return not name.endswith("_bulk")
+    """[per load, per store] of those that are predicted. names: of all rungs, one kernel each.
+    Raises NotCounted where there are other kernels."""
+    if len(kernels) != len(names):
+        raise NotCounted(f"{len(kernels)} kernels were seen, expected {len(names)}")
+    pairs = zip(names, kernels, strict=True)
+    return {name: per_request(kernel) for name, kernel in pairs if name in PREDICTED}
 
 
 def shown(pair):
@@ -72,7 +67,7 @@ def print_sectors(problems, device):
     counted = counted_columns(
         Path(__file__).parent, device.type, partial(by_name, names), quick=True
     )
-    names = [name for name in names if has_requests(name)]
+    names = [name for name in names if name in PREDICTED]
     columns = {"predicted": PREDICTED, **counted}
     rows = [[name, *(shown(column[name]) for column in columns.values())] for name in names]
     print("sectors per request, loads / stores")

@@ -153,6 +153,23 @@ def test_the_cases_that_a_problem_refuses_are_tried() -> None:
     assert check(limited, small).failure is None
 
 
+def test_refused_arguments_that_share_memory_do_so_in_the_call() -> None:
+    def inputs(case: Case, draw: Draw) -> tuple[object, ...]:
+        rows, columns = case.shape
+        memory = draw(rows + 2, columns)
+        return memory[:rows], memory[2:], 2.0
+
+    overlapping = replace(ADD, inputs=inputs, cases=(Case((2, 5)),), refused=(Case((3, 5)),))
+    rejected(add, "3×5", "lists it as refused", problem=overlapping)
+
+    def careful(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+        apart = abs(x.data_ptr() - y.data_ptr()) >= x.numel() * x.element_size()
+        require(apart or x.numel() == 0, "y: shares memory with x")
+        return add(x, y, factor)
+
+    assert check(careful, overlapping).failure is None
+
+
 def test_good_case_is_small_with_distinct_sizes() -> None:
     assert good_case(list(ADD.cases)) == Case((3, 5))
 
