@@ -521,7 +521,7 @@ class Attempt:
         """Whether the arguments are refused, as the problem says that they must be."""
         try:
             if _share_memory(self.good):  # guarded copies would not
-                with self.backend.watching(on_host=self.on_host), torch.no_grad():
+                with self.backend.watching(None, self.on_host), torch.no_grad():
                     self.call(*self.good)
                 self.backend.synchronize()
             else:
