@@ -66,7 +66,7 @@ class Contender:
 
 
 class Untimed(str):
-    """What the card lacks for the timing case: no failure of the rung."""
+    """Why the card cannot run the rung on the timing case: no failure of the rung."""
 
 
 def time_problem(
@@ -77,6 +77,7 @@ def time_problem(
     fallback: Callable[[], str] = lambda: "",
     *,
     quick: bool = False,
+    lesser_card: bool = False,
 ) -> dict[str, Timing | str]:
     """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
 
@@ -84,7 +85,8 @@ def time_problem(
     against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
     another rung's kernel did the work ("" if none did): then the time is not the rung's. Returns
     for each rung its Timing, or a text that says why its time is not to be trusted: it was wrong
-    afterwards, or too fast to be true; Untimed where the card lacks what it needs.
+    afterwards, or too fast to be true; Untimed where the card lacks what it needs. lesser_card:
+    one that may also lack it where the rung falls back.
     Raises MeasuringFault where PyTorch's own call fails.
     """
     case = problem.timing_case(backend.name)
@@ -153,7 +155,11 @@ def time_problem(
         if contender.name not in rungs:
             continue
         if to := fell_back[contender.name]:
-            results[contender.name] = f"timed on a case for which it fell back to {to}"
+            results[contender.name] = (
+                Untimed(f"on this card it falls back to {to}")
+                if lesser_card
+                else f"timed on a case for which it fell back to {to}"
+            )
             continue
         if (failure := wrong[contender.name]) is not None:
             results[contender.name] = f"wrong after timing: {failure}"

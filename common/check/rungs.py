@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -592,9 +592,7 @@ def quick_cases(cases: Sequence[Case]) -> list[Case]:
     """One case for each dtype, small and, where there is one, with an odd size in its shape."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
-        volume = 1
-        for size in case.shape:
-            volume *= size
+        volume = math.prod(case.shape)
         odd = any(size % 2 and size > 1 for size in case.shape)
         return (case.values != "normal", volume < 2, not odd, volume)
 
@@ -603,6 +601,22 @@ def quick_cases(cases: Sequence[Case]) -> list[Case]:
         if case.dtype not in best or rank(case) < rank(best[case.dtype]):
             best[case.dtype] = case
     return list(best.values())
+
+
+MORE_CASES = 4  # that a quick check tries of a rung that has only fallen back so far
+
+
+def _until_own_kernel(
+    chosen: Sequence[Case], cases: Sequence[Case], result: CheckResult, lacks: Collection[str]
+) -> Iterator[Case]:
+    """The chosen cases, then a few others, the smallest first, until one that no other rung's
+    kernel computed: what a rung falls back to has a check of its own."""
+    yield from chosen
+    others = dict.fromkeys(case for case in cases if case not in chosen)
+    for case in sorted(others, key=lambda case: math.prod(case.shape))[:MORE_CASES]:
+        if lacks or len(result.fallbacks) < result.checked:
+            return
+        yield case
 
 
 def check_rung(
@@ -619,11 +633,12 @@ def check_rung(
     """Checks a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. fallback: tells, after a case, whether
-    another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`, and
-    one thread order unless orders are what is looked at; and, where accesses are traced, one with
-    several blocks. one_order: one, with all cases. explain:
-    further calls are made of a rung that fails, to see what it depends on. On each case, with the
-    outputs and all memory that the operator allocates poisoned and everything between guard bands:
+    another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`,
+    with others where all of these fell back, and one thread order unless orders are what is looked
+    at; where accesses are traced, one with several blocks instead. one_order: one, with all cases.
+    explain: further calls are made of a rung that fails, to see what it depends on. On each case,
+    with the outputs and all memory that the operator allocates poisoned and everything between
+    guard bands:
 
     - the result against the reference in float64, its shape, dtype, device and strides;
     - nothing written outside of tensors, no argument modified that the schema does not mark;
@@ -648,20 +663,25 @@ def check_rung(
     schedules = backend.schedules(quick or one_order)
     if quick:
         several = _several_blocks(problem, cases, backend) if backend.traces else []
-        cases = list(dict.fromkeys([*quick_cases(cases), *several]))
+        chosen = list(dict.fromkeys([*quick_cases(cases), *several]))
+        others = [] if backend.traces else cases  # which may take minutes to trace
+        walk = _until_own_kernel(chosen, others, result, lacks)
+    else:
+        walk = iter(cases)
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
     if not_captured and backend.name == "cuda":
         result.remark(f"not captured in a CUDA graph: {not_captured}")
     if rung.not_repeatable:
         result.remark(f"two runs are not compared bit for bit: {rung.not_repeatable}")
-    for case in cases:
+    tried: list[Case] = []
+    for case in walk:
         result.checked += 1
+        tried.append(case)
         try:
             check = _CaseCheck(problem, rung, call, case, backend, schedules, result, explain)
             failure = check.run()
             if explain and check.wrong is not None and failure is not None:
-                right = cases[: cases.index(case)]
-                failure = _with_habits(failure, _among_cases(check, right))
+                failure = _with_habits(failure, _among_cases(check, tried[:-1]))
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
@@ -677,7 +697,7 @@ def check_rung(
     if lacks and result.checked == 0:
         raise Skip("; ".join(lacks))
     if result.checked:
-        result.failure = _beyond_results(problem, rung, call, cases, backend, quick, not one_order)
+        result.failure = _beyond_results(problem, rung, call, tried, backend, quick, not one_order)
     if result.failure is not None:
         return result
     for text, case in lacks.items():

@@ -19,7 +19,7 @@ from common.base.declaration import Problem, Rung
 from common.base.figures import duration
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.base.paths import ROOT
-from common.base.toolchain import Platform
+from common.base.toolchain import Platform, sm
 from common.bench import ceilings
 from common.bench.timing import Untimed, target_met, time_problem
 from common.build import library, own_way
@@ -27,6 +27,7 @@ from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import message_of
 from common.check.lacks import lacking
+from common.cpu import models
 from common.process.child import flush
 from common.process.events import (
     AskTiming,
@@ -384,7 +385,13 @@ def _time_problem(
         # PyTorch's advice on calls of its own, which are timed too, is not the day's output.
         with warnings.catch_warnings(action="ignore"):
             timings = time_problem(
-                problem, calls, run.backend, run.ceilings, run.fallback, quick=run.work.quick
+                problem,
+                calls,
+                run.backend,
+                run.ceilings,
+                run.fallback,
+                quick=run.work.quick,
+                lesser_card=_is_lesser(run.platform),
             )
         for rung in problem.rungs:
             if rung.name in pending:
@@ -397,6 +404,13 @@ def _time_problem(
     run.channel.emit(Timed())
     for outcome in pending.values():
         run.tell(Finished(outcome))
+
+
+def _is_lesser(platform: Platform) -> bool:
+    """Whether the card has less than compute capability 9.0, for which timing cases are made."""
+    if platform.device == "cpu":
+        return models.architecture(platform.model) < 900
+    return int(sm(platform.arch).rstrip("af")) < 90
 
 
 def _take_timing(

@@ -111,6 +111,27 @@ def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
     assert isinstance(results["second"], Timing)
 
 
+def test_a_rung_that_falls_back_gets_no_time() -> None:
+    """A mistake of the day, or of a lesser card what it lacks."""
+
+    def timed(lesser: bool) -> Timing | str:
+        one = problem(rungs=(Rung("first", ""),))
+        return bench.time_problem(
+            one,
+            {"first": lambda x: x * 2},
+            Backend("cpu"),
+            None,
+            lambda: "v1: no clusters",
+            quick=True,
+            lesser_card=lesser,
+        )["first"]
+
+    assert timed(False) == "timed on a case for which it fell back to v1: no clusters"
+    lesser = timed(True)
+    assert isinstance(lesser, bench.Untimed)
+    assert lesser == "on this card it falls back to v1: no clusters"
+
+
 def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     calls_made = 0
 

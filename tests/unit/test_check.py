@@ -166,6 +166,41 @@ def test_quick_keeps_each_dtype_and_an_odd_shape() -> None:
     assert result.checked == len(chosen)
 
 
+def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def call(xs: list[torch.Tensor], scale: float, flag: bool) -> torch.Tensor:
+        seen.append(tuple(xs[0].shape))
+        return xs[0] * scale
+
+    problem = softmax_problem(
+        inputs=lambda case, draw: ([draw(*case.shape)], 0.5, True),
+        reference=lambda xs, scale, flag: xs[0] * scale,
+        cases=grid([(1, 5), (4, 6), (4, 8), (4, 10)], ["float32"]),
+    )
+
+    def checked(falls_back: Callable[[int], bool]) -> set[tuple[int, ...]]:
+        def fallback() -> str:
+            return "v1, an odd size" if falls_back(seen[-1][1]) else ""
+
+        seen.clear()
+        backend = FakeBackend()
+        result = check_rung(
+            problem,
+            problem.rungs[0],
+            call,
+            backend,
+            fallback=fallback,
+            quick=True,  # type: ignore[arg-type]
+        )
+        assert result.failure is None
+        return set(seen)
+
+    assert checked(lambda columns: False) == {(1, 5)}
+    assert checked(lambda columns: columns < 8) == {(1, 5), (4, 6), (4, 8)}
+    assert checked(lambda columns: True) == {(1, 5), (4, 6), (4, 8), (4, 10)}
+
+
 def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
     """Blocks that race are two, and the quick case is often one block's."""
     seen = []
