@@ -34,6 +34,14 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "layer_norm_backward.cu: backward_v2: comparison: `N > 1` -> `N >= 1`": (
         "fits_fused refuses rows that are not made of packs"
     ),
+    'layer_norm_train.cu: Chunks::Chunks: validation dropped: `check(a.x, "x").on_gpu().floating()'
+    '` -> `check(a.x, "x").on_gpu()`': "check_all refuses the same dtypes, by the same name",
+    "even_rows.cuh: launch_v2_even: comparison: `with(std::integral_constant<int, 64>{}) || "
+    "with(std::integral_constant<int, 128>{})` -> `with(std::integral_constant<int, 64>{}) && "
+    "with(std::integral_constant<int, 128>{})`": "the kernel for any row computes the same as well",
+    "even_rows.cuh: launch_v2_even: comparison: `with(std::integral_constant<int, 256>{}) || "
+    "with(std::integral_constant<int, 512>{})` -> `with(std::integral_constant<int, 256>{}) && "
+    "with(std::integral_constant<int, 512>{})`": "the kernel for any row computes the same as well",
 }
 
 EXERCISE = Exercise(

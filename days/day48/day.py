@@ -17,6 +17,13 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "bytes`": "a channel that just fits is held by more blocks",
     "batch_norm_fused.cu: launch_rows: rounded down: `ceil_div<int64_t>(g.length * g.width, "
     "BLOCK)` -> `((g.length * g.width) / (BLOCK))`": "a chunk that is not kept is read again",
+    "batch_norm_fused.cu: launch_planes: rounded down: `ceil_div<int64_t>(g.length, BLOCK)` -> "
+    "`((g.length) / (BLOCK))`": "a chunk that is not kept is read again",
+    "batch_norm_fused.cu: launch_fused: comparison: `g.strips <= blocks` -> `g.strips < blocks`": (
+        "as many strips as blocks are computed by v2"
+    ),
+    "batch_norm_fused.cu: has_fused: comparison: `sizes_of(x).inner == 1 || has_capability(9, 0)` "
+    "-> `sizes_of(x).inner == 1 && has_capability(9, 0)`": "v2 computes NCHW on any card",
 }
 
 EXERCISE = Exercise(
