@@ -6,10 +6,12 @@ events: see common/process/events.py.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -201,7 +203,8 @@ def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
     pending: dict[str, RungOutcome] = {}
     calls: dict[str, Callable[..., Any]] = {}
     for rung in problem.rungs:
-        call, outcome = check_rung(run, problem, rung, operators)
+        with without_advice():
+            call, outcome = check_rung(run, problem, rung, operators)
         if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
             assert call is not None
             calls[rung.name], pending[rung.name] = call, outcome
@@ -382,8 +385,7 @@ def _time_problem(
         run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
-        # PyTorch's advice on calls of its own, which are timed too, is not the day's output.
-        with warnings.catch_warnings(action="ignore"):
+        with without_advice():
             timings = time_problem(
                 problem,
                 calls,
@@ -404,6 +406,19 @@ def _time_problem(
     run.channel.emit(Timed())
     for outcome in pending.values():
         run.tell(Finished(outcome))
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Drops what libraries warn of and log: on calls made for a check or for a time, that is not
+    the day's output."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _is_lesser(platform: Platform) -> bool:

@@ -51,6 +51,7 @@ def compile_package(exported, path):
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's, about its own code
+        warnings.filterwarnings("ignore", "TensorFloat32")  # the package computes in fp32
         torch._inductor.aoti_compile_and_package(
             exported, package_path=str(path), inductor_configs=settings
         )
