@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
-    due = "in_turn(purpose, headers=False): a fifth of the days will do: chance.py"
+    due = "in_turn(purpose, headers=False, one_in=5): a part of the days will do: chance.py"
     config.addinivalue_line("markers", due)
     compilations = Compilations()
     config.stash[_COMPILATIONS] = compilations

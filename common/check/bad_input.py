@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
-from common.check.call import Call, Failure, call_guarded, judge, side_effects
+from common.check.call import Call, Failure, call_guarded, judge, side_effects, storage_of
 from common.check.draw import Draw
 from common.check.expected import (
     Expected,
@@ -599,5 +599,5 @@ class Attempt:
 
 def _share_memory(args: tuple[Any, ...]) -> bool:
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    places = [t.untyped_storage().data_ptr() for t in tensors if t.device.type != "meta"]
+    places = [storage_of(t) for t in tensors if t.device.type != "meta"]
     return len(set(places)) < len(places)

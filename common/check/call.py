@@ -52,7 +52,8 @@ class Call:
     modified: list[str] = field(default_factory=list)
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """The address of the memory that the tensor is a view of."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -71,7 +72,7 @@ def outputs_of(
                 continue
             itself = title if single else f"{title}, tensor {number}"
             for i, tensor in enumerate(returned):
-                shared = tensor.numel() and _storage(tensor) == _storage(argument)
+                shared = tensor.numel() and storage_of(tensor) == storage_of(argument)
                 if tensor is argument or shared:
                     names[i] = f"{itself}, returned"
                     break
@@ -199,7 +200,7 @@ def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> F
                     ],
                 )
             for output, title in zip(done.outputs, done.names, strict=True):
-                if output.numel() and _storage(output) == _storage(mine):
+                if output.numel() and storage_of(output) == storage_of(mine):
                     return Failure(f"{title} shares its memory with argument {name}")
     return None
 

@@ -588,11 +588,15 @@ def gradients_of(
     return failure, found
 
 
+def _volume(case: Case) -> int:
+    return math.prod(case.shape)
+
+
 def quick_cases(cases: Sequence[Case]) -> list[Case]:
     """One case for each dtype, small and, where there is one, with an odd size in its shape."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
-        volume = math.prod(case.shape)
+        volume = _volume(case)
         odd = any(size % 2 and size > 1 for size in case.shape)
         return (case.values != "normal", volume < 2, not odd, volume)
 
@@ -613,7 +617,7 @@ def _until_own_kernel(
     kernel computed: what a rung falls back to has a check of its own."""
     yield from chosen
     others = dict.fromkeys(case for case in cases if case not in chosen)
-    for case in sorted(others, key=lambda case: math.prod(case.shape))[:MORE_CASES]:
+    for case in sorted(others, key=_volume)[:MORE_CASES]:
         if lacks or len(result.fallbacks) < result.checked:
             return
         yield case
@@ -722,7 +726,7 @@ def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
     twins = [c for c in mine if (c.shape, c.values) == (case.shape, case.values)]
     alike = [c for c in mine if (c.dtype, c.values) == (case.dtype, case.values)]
     until = time.monotonic() + TRYING
-    for other in [*twins, *sorted(alike, key=lambda c: math.prod(c.shape))]:
+    for other in [*twins, *sorted(alike, key=_volume)]:
         if other in known or time.monotonic() > until:
             continue
         try:
@@ -796,8 +800,8 @@ def _beyond_results(
 
 def _largest(cases: Sequence[Case], most: int) -> list[Case]:
     """The three largest with at most so many elements in their shape."""
-    fitting = [case for case in cases if math.prod(case.shape) <= most]
-    return sorted(fitting, key=lambda case: math.prod(case.shape))[-3:]
+    fitting = [case for case in cases if _volume(case) <= most]
+    return sorted(fitting, key=_volume)[-3:]
 
 
 TRACED_ELEMENTS = 8400  # of all arguments: a product of larger ones takes minutes to trace

@@ -203,8 +203,7 @@ def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
     pending: dict[str, RungOutcome] = {}
     calls: dict[str, Callable[..., Any]] = {}
     for rung in problem.rungs:
-        with without_advice():
-            call, outcome = check_rung(run, problem, rung, operators)
+        call, outcome = check_rung(run, problem, rung, operators)
         if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
             assert call is not None
             calls[rung.name], pending[rung.name] = call, outcome
@@ -217,6 +216,20 @@ def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
         _time_problem(run, problem, calls, pending)
 
 
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Drops what libraries warn of and log: on calls made for a check or for a time, that is not
+    the day's output."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@without_advice()
 def check_rung(
     run: Run, problem: Problem, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any] | None, RungOutcome]:
@@ -406,19 +419,6 @@ def _time_problem(
     run.channel.emit(Timed())
     for outcome in pending.values():
         run.tell(Finished(outcome))
-
-
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """Drops what libraries warn of and log: on calls made for a check or for a time, that is not
-    the day's output."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _is_lesser(platform: Platform) -> bool:

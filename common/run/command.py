@@ -396,8 +396,7 @@ def _store(
     """Writes what --json, --html and --write ask for; False, with a message, where that failed."""
     if not (options.json or options.html or write):
         return True
-    complete = options.mode == "run" and options.bench
-    complete = complete and not (options.quick or options.rungs)
+    complete = options.mode == "run" and options.bench and not (options.quick or options.rungs)
     run = reports.describe(where(platform), outcomes, complete)
     try:
         if options.json:

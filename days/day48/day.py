@@ -23,7 +23,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "as many strips as blocks are computed by v2"
     ),
     "batch_norm_fused.cu: has_fused: comparison: `sizes_of(x).inner == 1 || has_capability(9, 0)` "
-    "-> `sizes_of(x).inner == 1 && has_capability(9, 0)`": "v2 computes NCHW on any card",
+    "-> `sizes_of(x).inner == 1 && has_capability(9, 0)`": "v2 computes both layouts on any card",
 }
 
 EXERCISE = Exercise(

@@ -189,9 +189,9 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
             problem,
             problem.rungs[0],
             call,
-            backend,
+            backend,  # type: ignore[arg-type]
             fallback=fallback,
-            quick=True,  # type: ignore[arg-type]
+            quick=True,
         )
         assert result.failure is None
         return set(seen)
