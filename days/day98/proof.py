@@ -101,8 +101,11 @@ def print_wrong_fakes(device):
 
 
 def entry(kind, device, product, files, *parts):
+    """Of this PyTorch in this place: a program looks for its libraries where they were when it was
+    linked, and a new virtual environment is in another place."""
     card = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    key = digest([torch.__version__, device.type, card, *parts], [HERE / name for name in files])
+    words = [torch.__version__, *cpp_extension.library_paths(), device.type, card, *parts]
+    key = digest(words, [HERE / name for name in files])
     return Entry(f"day98-{kind}-{device.type}", key, product)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils import cpp_extension
 
 from common.base.cache import KEPT, Entry, cache_directory, cached, digest
 from common.base.paths import ROOT
@@ -170,3 +173,13 @@ def test_a_key_depends_on_words_names_and_contents(tmp_path: Path) -> None:
     a.write_text("2")
     keys.append(digest(["x"], [a]))
     assert len(set(keys)) == len(keys) and all(len(key) == 16 for key in keys)
+
+
+def test_a_program_is_built_again_for_a_pytorch_in_another_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Day 98's, the only one that is linked with PyTorch and not loaded by it."""
+    proof = importlib.import_module("days.day98.proof")
+    here = proof.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"])
+    monkeypatch.setattr(cpp_extension, "library_paths", lambda: ["/another/venv/torch/lib"])
+    assert proof.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"]) != here
