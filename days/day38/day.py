@@ -58,7 +58,7 @@ EXERCISE = Exercise(
     function="co_rank",
     task=(
         "Binary search for the number of elements of a among the first `count` of the merged run. "
-        "If i of them come from a, the other count - i come from b. Of equal keys, those of a "
+        "If i of them come from a, the rest of `count` comes from b. Of equal keys, those of a "
         "come first."
     ),
     hints=(

@@ -194,6 +194,16 @@ def test_readme_takes_an_evening(day: Day) -> None:
 
 
 @every_day
+def test_readme_has_no_list_in_the_middle_of_a_sentence(day: Day) -> None:
+    """A line of a formula, or of an exercise's task, that begins with a minus is shown as an item
+    of a list."""
+    formulas = re.findall(r"\$\$.*?\$\$", readme(day), re.DOTALL)
+    exercises = re.findall(r"<!-- practice:begin -->.*?<!-- practice:end", readme(day), re.DOTALL)
+    for text in (*formulas, *(re.sub(r"^- \*\*", "", part, flags=re.M) for part in exercises)):
+        assert not re.search(r"^ *([-+*>]|\d+[.)]) ", text, re.MULTILINE), text
+
+
+@every_day
 def test_readme_links_lead_somewhere(day: Day) -> None:
     prose = re.sub(r"^```.*?^```$", "", readme(day), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", prose):
