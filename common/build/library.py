@@ -198,12 +198,15 @@ def load(todo: Build) -> Any:
     for other in used(todo):
         build_library(other)
         load(other)
+    if todo.platform.device == "cpu":
+        libraries.build_runtime(todo.platform)  # the library is linked with it, and may outlive it
     try:
         torch.ops.load_library(str(todo.library))
     except OSError as error:
         shutil.rmtree(todo.entry.directory, ignore_errors=True)
+        reason = error.__cause__ or error  # the loader's own words
         raise BuildError(
-            f"{todo.library} does not load, and was removed; run the day again\n{error}"
+            f"{todo.library} does not load, and was removed; run the day again\n{reason}"
         ) from None
     return getattr(torch.ops, todo.day.name)
 
