@@ -29,12 +29,13 @@ RECENT = 20  # commits; a merge is one
 SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
 BACKEND = ROOT / "tests/backend"
 T = TypeVar("T", bound=Hashable)
-# What tests/backend is about, below common/. The rest of common/ is seen by the tests of the days.
-BACKEND_PARTS = (
-    *("base/cache.py", "base/compiling.py", "base/days.py"),
-    *("base/outcome.py", "base/paths.py", "base/toolchain.py"),
-    *("build", "cpu", "cuda/ptx", "process", "run", "tools"),
+# What the modules test_cpu_* of tests/backend are about, below common/, and what the others are.
+# The rest of common/ is seen by the tests of the days.
+CPU_PARTS = (
+    *("base/cache.py", "base/compiling.py", "base/paths.py", "base/toolchain.py"),
+    *("cpu", "cuda/ptx", "tools"),
 )
+BACKEND_PARTS = (*CPU_PARTS, "base/days.py", "base/outcome.py", "build", "process", "run")
 
 
 def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
@@ -60,11 +61,13 @@ def is_due(
 
 def is_module_due(module: Path, modules: Sequence[Path]) -> bool:
     """Whether a module of tests/backend is in the third of `modules` whose turn it is, or recent
-    commits touched the CPU backend, the builds or the runner, or what these modules share."""
+    commits touched what it is about: the CPU backend, for modules other than test_cpu_* also the
+    builds and the runner; or what these modules share."""
     recent = recently_touched()
     if recent is None or module in in_turn(modules, len(modules) // 3, "backend"):
         return True
-    parts = [ROOT / "common" / part for part in BACKEND_PARTS]
+    about = CPU_PARTS if module.name.startswith("test_cpu_") else BACKEND_PARTS
+    parts = [ROOT / "common" / part for part in about]
     return any(
         path == module
         or any(path.is_relative_to(part) for part in parts)

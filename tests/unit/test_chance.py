@@ -63,6 +63,7 @@ def test_what_includes_a_touched_header_is_due_where_that_counts(
 
 
 MODULES = sorted((ROOT / "tests/backend").glob("test_*.py"))
+OF_CPU = [module for module in MODULES if module.name.startswith("test_cpu_")]
 
 
 def _modules_due() -> list[Path]:
@@ -78,10 +79,8 @@ def test_a_third_of_the_backends_modules_is_due() -> None:
     [
         ("common/cpu/runtime/memory.h", True),
         ("common/cuda/ptx/mma.cuh", True),
-        ("common/run/runner.py", True),
         ("tests/cpu_kernels/tma.cu", True),
         ("tests/conftest.py", True),
-        ("common/base/days.py", True),
         ("common/base/toolchain.py", True),
         ("common/base/declaration.py", False),
         ("common/cuda/chunk.cuh", False),
@@ -95,6 +94,17 @@ def test_what_the_backends_modules_are_about_makes_all_of_them_due(
 ) -> None:
     monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / touched})
     assert (_modules_due() == MODULES) is all_due
+
+
+@pytest.mark.parametrize(
+    "touched", ["common/run/runner.py", "common/base/days.py", "common/build/library.py"]
+)
+def test_the_runner_makes_modules_due_that_are_not_of_the_cpu_backend_alone(
+    touched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = _modules_due()
+    monkeypatch.setattr(chance, "recently_touched", lambda: {ROOT / touched})
+    assert _modules_due() == [m for m in MODULES if m not in OF_CPU or m in turn] != MODULES
 
 
 def test_a_touched_module_of_the_backend_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
