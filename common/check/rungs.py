@@ -189,6 +189,11 @@ class _CaseCheck:
             failure = not_a_kernels(done, self.rung, self.backend, expected.on_host)
         return done, failure
 
+    def first_call(self) -> Failure | None:
+        """The failure of the first call alone, not yet naming the case."""
+        self.backend.use(self.schedules[0])
+        return self._attempt(self.first)[1]
+
     def run(self) -> Failure | None:
         """The first failure, not yet naming the case."""
         self.backend.use(self.schedules[0])
@@ -632,6 +637,7 @@ def check_rung(
     fallback: Callable[[], str] = str,
     quick: bool = False,
     one_order: bool = False,
+    first_calls: bool = False,
     explain: bool = False,
 ) -> CheckResult:
     """Checks a rung on all cases of its dtypes, until the first failure.
@@ -640,6 +646,7 @@ def check_rung(
     another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`,
     with others where all of these fell back, and one thread order unless orders are what is looked
     at; where accesses are traced, one with several blocks instead. one_order: one, with all cases.
+    first_calls: one call on each case, and nothing else of this list but its first two items.
     explain: further calls are made of a rung that fails, to see what it depends on. On each case,
     with the outputs and all memory that the operator allocates poisoned and everything between
     guard bands:
@@ -683,7 +690,7 @@ def check_rung(
         tried.append(case)
         try:
             check = _CaseCheck(problem, rung, call, case, backend, schedules, result, explain)
-            failure = check.run()
+            failure = check.first_call() if first_calls else check.run()
             if explain and check.wrong is not None and failure is not None:
                 failure = _with_habits(failure, _among_cases(check, tried[:-1]))
         except Lacking as lacking:
@@ -700,7 +707,7 @@ def check_rung(
             result.fallbacks.append(text)
     if lacks and result.checked == 0:
         raise Skip("; ".join(lacks))
-    if result.checked:
+    if result.checked and not first_calls:
         result.failure = _beyond_results(problem, rung, call, tried, backend, quick, not one_order)
     if result.failure is not None:
         return result

@@ -60,8 +60,8 @@ class Work:
     arguments: words that call the runner again for the same days, e.g. ("--days", "…").
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, hold
-    them against no target, and show nothing of the day. explain: make further calls of a rung that
-    fails, to see why.
+    them against no target, and show nothing of the day. first_calls: check one call on each case,
+    and no bad input. explain: make further calls of a rung that fails, to see why.
     """
 
     quick: bool = False
@@ -72,6 +72,7 @@ class Work:
     debug: bool = False
     rungs: tuple[str, ...] = ()
     alone: bool = False
+    first_calls: bool = False
     explain: bool = False
 
     def of(self, lesson: Lesson) -> tuple[Problem, ...]:
@@ -257,6 +258,7 @@ def check_rung(
             fallback=run.fallback,
             quick=run.work.quick,
             one_order=run.work.watched,
+            first_calls=run.work.first_calls,
             explain=run.work.explain,
         )
         outcome.checked = result.checked
@@ -265,7 +267,7 @@ def check_rung(
         # Where addresses are watched, a vector access that is not aligned ends the launch.
         shifted = run.work.watched and run.platform.variant == "address"
         # What a launcher refuses does not depend on the card that is played.
-        known = run.work.quick and bool(run.platform.model)
+        known = run.work.first_calls or (run.work.quick and bool(run.platform.model))
         if outcome.status == PASS and (shifted or not (run.work.watched or known)):
             run.stage(rung.name, "trying bad input")
             tried = bad_input.check_bad_input(
@@ -273,7 +275,8 @@ def check_rung(
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
-        full = not run.work.quick and not run.work.watched and run.backend.name == "cuda"
+        few = run.work.first_calls or run.work.quick or run.work.watched
+        full = not few and run.backend.name == "cuda"
         if outcome.status == PASS and full:
             run.stage(rung.name, "beyond 2^31 elements")
             failure, reason = beyond.check_beyond(problem, rung, call, run.backend)

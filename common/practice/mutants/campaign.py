@@ -374,7 +374,8 @@ class _DayCampaign:
                     why = f"on a card of compute capability {model}, {_SKIPPED}"
                     result = replace(result, rung=skipped, reason=why)
                     return _killed(verdict, result, "another card")
-        result = plain.run(replace(self._trial(library, pairs, limit), folder=folder))
+        trial = self._trial(library, pairs, limit)
+        result = plain.run(replace(trial, folder=folder, once_first=True))
         verdict.check_s = result.seconds
         if result.status in BAD:
             return _killed(verdict, result, _by(result))

@@ -96,18 +96,23 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
     channel.emit(Stage("", "loading the library"))
     operators = library.load(todo)
     work = worker.Work(trial.quick, bench=False, watched=trial.watched, debug=trial.debug)
-    run = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+    whole = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+    once = replace(whole, work=replace(work, first_calls=True))
     calls = _Calls()
-    rows = []
     found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
-    for problem, rung in (found[pair] for pair in trial.rungs):
-        began = time.monotonic()
-        _, outcome = worker.check_rung(run, problem, rung, operators)
-        seconds = time.monotonic() - began
-        used = ",".join(calls.take(day.name))
-        rows.append([problem.name, rung.name, outcome.status, f"{seconds:.3f}", used])
-        channel.emit(Finished(outcome))
-        if outcome.status == FAIL:
+    for run in (once, whole) if trial.once_first else (whole,):
+        rows = []
+        for problem, rung in (found[pair] for pair in trial.rungs):
+            began = time.monotonic()
+            _, outcome = worker.check_rung(run, problem, rung, operators)
+            seconds = time.monotonic() - began
+            used = ",".join(calls.take(day.name))
+            rows.append([problem.name, rung.name, outcome.status, f"{seconds:.3f}", used])
+            if run is whole or outcome.status == FAIL:
+                channel.emit(Finished(outcome))
+            if outcome.status == FAIL:
+                break
+        if rows[-1][2] == FAIL:
             break
     channel.emit(Table("used", [], rows))
     channel.emit(Over())

@@ -13,15 +13,17 @@ class Trial:
     """What is to be tried.
 
     day: its folder. folder: where its sources are, where that is elsewhere. library: built from
-    them. rungs: (problem, rung), tried in this order until one fails. quick, watched, debug: as in
-    `common.process.worker.Work`. model: the card that is played, "" for the usual one. limit:
-    seconds for all of it. threads: that run blocks.
+    them. rungs: (problem, rung), tried in this order until one fails. once_first: before the whole
+    check, all cases of all rungs are called once, in which most wrong kernels fail already. quick,
+    watched, debug: as in `common.process.worker.Work`. model: the card that is played, "" for the
+    usual one. limit: seconds for all of it. threads: that run blocks.
     """
 
     day: str
     library: str
     rungs: tuple[tuple[str, str], ...]
     folder: str = ""
+    once_first: bool = False
     quick: bool = False
     watched: bool = False
     debug: bool = False
