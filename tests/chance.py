@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
 import subprocess
 from collections.abc import Hashable, Sequence
 from functools import cache
@@ -29,13 +30,15 @@ RECENT = 20  # commits; a merge is one
 SEED = int(os.environ.get(SEED_VARIABLE) or today_as_seed())
 BACKEND = ROOT / "tests/backend"
 T = TypeVar("T", bound=Hashable)
-# What the modules test_cpu_* of tests/backend are about, below common/, and what the others are.
-# The rest of common/ is seen by the tests of the days.
+# What the modules of tests/backend are about, below common/: all of them the CPU backend, and those
+# that name the builds or the runner these as well. The rest of common/ is seen by the tests of the
+# days.
 CPU_PARTS = (
     *("base/cache.py", "base/compiling.py", "base/paths.py", "base/toolchain.py"),
     *("cpu", "cuda/ptx", "tools"),
 )
-BACKEND_PARTS = (*CPU_PARTS, "base/days.py", "base/outcome.py", "build", "process", "run")
+RUN_PARTS = ("base/days.py", "base/outcome.py", "build", "process", "run")
+_NAMES_RUNS = re.compile(r"\bcommon\.(build|process|run)\b|\btests\.(command_line|compilations)\b")
 
 
 def in_turn(items: Sequence[T], how_many: int, purpose: str) -> list[T]:
@@ -61,19 +64,24 @@ def is_due(
 
 def is_module_due(module: Path, modules: Sequence[Path]) -> bool:
     """Whether a module of tests/backend is in the third of `modules` whose turn it is, or recent
-    commits touched what it is about: the CPU backend, for modules other than test_cpu_* also the
-    builds and the runner; or what these modules share."""
+    commits touched what it is about, or what these modules share."""
     recent = recently_touched()
     if recent is None or module in in_turn(modules, len(modules) // 3, "backend"):
         return True
-    about = CPU_PARTS if module.name.startswith("test_cpu_") else BACKEND_PARTS
-    parts = [ROOT / "common" / part for part in about]
+    runs = RUN_PARTS if names_runs(module) else ()
+    parts = [ROOT / "common" / part for part in (*CPU_PARTS, *runs)]
     return any(
         path == module
         or any(path.is_relative_to(part) for part in parts)
         or (path.is_relative_to(ROOT / "tests") and _NOT_SHARED.isdisjoint((path, path.parent)))
         for path in recent
     )
+
+
+@cache
+def names_runs(module: Path) -> bool:
+    """Whether a module of tests/backend has to do with the builds or the runner."""
+    return _NAMES_RUNS.search(module.read_text(encoding="utf-8")) is not None
 
 
 # Nothing here is used by a module of tests/backend. This file says what is taken: no outcome

@@ -267,16 +267,16 @@ def check_rung(
         # Where addresses are watched, a vector access that is not aligned ends the launch.
         shifted = run.work.watched and run.platform.variant == "address"
         # What a launcher refuses does not depend on the card that is played.
-        known = run.work.first_calls or (run.work.quick and bool(run.platform.model))
-        if outcome.status == PASS and (shifted or not (run.work.watched or known)):
+        known = run.work.quick and bool(run.platform.model)
+        more = not run.work.first_calls
+        if outcome.status == PASS and more and (shifted or not (run.work.watched or known)):
             run.stage(rung.name, "trying bad input")
             tried = bad_input.check_bad_input(
                 problem, tried_rung, call, backend, only_shifted=shifted
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
-        few = run.work.first_calls or run.work.quick or run.work.watched
-        full = not few and run.backend.name == "cuda"
+        full = more and not run.work.quick and not run.work.watched and run.backend.name == "cuda"
         if outcome.status == PASS and full:
             run.stage(rung.name, "beyond 2^31 elements")
             failure, reason = beyond.check_beyond(problem, rung, call, run.backend)

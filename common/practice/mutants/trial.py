@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -100,21 +101,19 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
     once = replace(whole, work=replace(work, first_calls=True))
     calls = _Calls()
     found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
-    for run in (once, whole) if trial.once_first else (whole,):
-        rows = []
-        for problem, rung in (found[pair] for pair in trial.rungs):
-            began = time.monotonic()
-            _, outcome = worker.check_rung(run, problem, rung, operators)
-            seconds = time.monotonic() - began
-            used = ",".join(calls.take(day.name))
-            rows.append([problem.name, rung.name, outcome.status, f"{seconds:.3f}", used])
-            if run is whole or outcome.status == FAIL:
-                channel.emit(Finished(outcome))
-            if outcome.status == FAIL:
-                break
-        if rows[-1][2] == FAIL:
+    rows = {}  # of a rung's last check
+    runs = (once, whole) if trial.once_first else (whole,)
+    for run, pair in itertools.product(runs, trial.rungs):
+        problem, rung = found[pair]
+        began = time.monotonic()
+        _, outcome = worker.check_rung(run, problem, rung, operators)
+        seconds = time.monotonic() - began
+        used = ",".join(calls.take(day.name))
+        rows[pair] = [problem.name, rung.name, outcome.status, f"{seconds:.3f}", used]
+        channel.emit(Finished(outcome))
+        if outcome.status == FAIL:
             break
-    channel.emit(Table("used", [], rows))
+    channel.emit(Table("used", [], list(rows.values())))
     channel.emit(Over())
 
 
