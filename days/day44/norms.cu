@@ -9,7 +9,7 @@
 //   v1 naive        one thread per row: uncoalesced, the row read twice
 //   v2 warp         one warp per row: coalesced, the row read twice
 //   v3 vectorised   one block per row, packs of 16 bytes; registers keep up to 64 KB of the row
-//   v4 shared       shared memory of one block up to 64 KB, of a cluster's up to 1 MB
+//   v4 shared       shared memory of one block up to 128 KB, of a cluster's up to 1 MB
 //   v5 chosen       v3 up to 32 KB, v4 above
 //
 // Run: python run_day.py 44
@@ -247,11 +247,13 @@ Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: the row waits in shared memory, where cp.async brings it: bytes in flight need no
-// registers, and three blocks with 64 KB each are resident. The blocks of a cluster share a longer
-// row, as in day 35. A thread reads only what it copied itself.
+// registers, and three blocks with 64 KB each are resident. Of a longer row, up to 128 KB, a thread
+// keeps LONG_KEPT packs in registers: two blocks with 96 KB are resident. The blocks of a cluster
+// share what is longer, as in day 35. A thread reads only what it copied itself.
 
 constexpr int SHARED_BLOCK = 512, SHARED_PACKS = 8;       // packs per thread
 constexpr int BLOCK_PACKS = SHARED_BLOCK * SHARED_PACKS;  // of a row, at most: 64 KB
+constexpr int LONG_KEPT = 4;                              // of twice as many packs per thread
 constexpr int MAX_CLUSTER = 16;                           // blocks; more than 8 are not portable
 
 // The weight of PACKS packs: first, first + stride … of `count`.
@@ -265,15 +267,14 @@ __device__ void load_weight(RawChunk<Chunk<T, N>> (&to)[PACKS], const Chunk<T, N
   }
 }
 
-// Blocks of `length` packs of a row each.
-template <typename Norm, typename T, int N, bool CLUSTER>
-__global__ void __launch_bounds__(SHARED_BLOCK, 3)
+// Blocks of `length` packs of a row each, of which a thread keeps KEPT in registers.
+template <typename Norm, typename T, int N, bool CLUSTER, int KEPT>
+__global__ void __launch_bounds__(SHARED_BLOCK, KEPT > 0 ? 2 : 3)
     norm_v4_shared_kernel(Matrix<T, N> m, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) char memory[];
   __shared__ float sums[(CLUSTER ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32];  // of all warps
   __shared__ uint64_t arrived;                                             // their mbarrier
-  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory);
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int first = threadIdx.x, stride = blockDim.x;
@@ -282,9 +283,19 @@ __global__ void __launch_bounds__(SHARED_BLOCK, 3)
   const int begin = rank * length;  // the block's part of the row
   const int count = min(length, static_cast<int>(m.chunks) - begin);
   const int64_t start = row * m.chunks + begin;
+  // Pack c of the part, unless the thread keeps it.
+  const auto at = [&](int c) {
+    return reinterpret_cast<Chunk<T, N>*>(memory) + (c - KEPT * stride);
+  };
 
+  RawChunk<Chunk<T, N>> kept[KEPT > 0 ? KEPT : 1];
+#pragma unroll
+  for (int k = 0; k < KEPT; ++k) {
+    if (first + k * stride < count) kept[k] = load_raw(m.x + start + first + k * stride);
+  }
+  const int rest = first + KEPT * stride;  // from here on, packs wait in shared memory
 #pragma unroll 4
-  for (int c = first; c < count; c += stride) ptx::cp_async<16>(part + c, m.x + start + c);
+  for (int c = rest; c < count; c += stride) ptx::cp_async<16>(at(c), m.x + start + c);
   // Loaded behind the stores below, each pack of the weight would wait for one of them: as far as
   // the compiler knows, y and weight may overlap.
   RawChunk<Chunk<T, N>> weight[PACKS];
@@ -297,10 +308,14 @@ __global__ void __launch_bounds__(SHARED_BLOCK, 3)
     }
     ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
   }
-  ptx::cp_async_wait_all();
   float sum = 0;
+#pragma unroll
+  for (int k = 0; k < KEPT; ++k) {
+    if (first + k * stride < count) sum = add_terms<Norm>(sum, kept[k].chunk());
+  }
+  ptx::cp_async_wait_all();
 #pragma unroll 4
-  for (int c = first; c < count; c += stride) sum = add_terms<Norm>(sum, load_whole(part + c));
+  for (int c = rest; c < count; c += stride) sum = add_terms<Norm>(sum, load_whole(at(c)));
   if constexpr (CLUSTER) {
     sum = warp_sum(sum);
     ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
@@ -318,13 +333,15 @@ __global__ void __launch_bounds__(SHARED_BLOCK, 3)
   const float s = Norm::scale(sum, m.cols(), m.eps);
   if (first == 0 && rank == 0) m.scale[row] = s;
 #pragma unroll
-  for (int from = 0; from < SHARED_PACKS; from += PACKS) {
+  for (int from = 0; from < (KEPT > 0 ? 2 : 1) * SHARED_PACKS; from += PACKS) {
     const int c = first + from * stride;
     if (from > 0) load_weight<Norm>(weight, m.weight + begin, c, stride, count);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
       const int i = c + k * stride;
-      if (i < count) m.y[start + i] = scaled<Norm>(load_whole(part + i), s, weight[k].chunk());
+      if (i >= count) break;
+      const Chunk<T, N> x = from + k < KEPT ? kept[from + k].chunk() : load_whole(at(i));
+      m.y[start + i] = scaled<Norm>(x, s, weight[k].chunk());
     }
   }
 #endif
@@ -337,47 +354,66 @@ int64_t packs_of(const Tensor& x, const Tensor* weight) {
   return packs ? bytes / 16 : 0;
 }
 
-// The smallest power of two of blocks that hold so many packs, or MAX_CLUSTER.
-int64_t blocks_for(int64_t packs) {
-  int64_t blocks = 1;
-  while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
-  return blocks;
-}
+// How v4 takes rows of so many packs.
+struct SharedShape {
+  int64_t blocks;  // per row, a power of two
+  int length;      // packs of a row per block
+  int kept;        // of these, per thread in registers
+  int threads, bytes;
+  bool fits;
 
-// Whether so many packs of a row fit into the shared memory of a block, or of a cluster.
-bool fits_shared(const Tensor& x, int64_t packs) {
-  const int64_t blocks = blocks_for(packs), length = ceil_div(packs, blocks);
-  const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
-  return packs > 0 && length <= BLOCK_PACKS && length * 16 + sums + 8 <= shared_limit(x);
-}
+  SharedShape(const Tensor& x, int64_t packs) {
+    blocks = 1;
+    while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
+    set(packs, 0);
+    fits = packs > 0 && length <= BLOCK_PACKS && fits_in(x);
+    if (blocks != 2) return;
+    const SharedShape two = *this;
+    blocks = 1;
+    set(packs, LONG_KEPT);
+    fits = fits_in(x);
+    if (!fits) *this = two;
+  }
+
+ private:
+  void set(int64_t packs, int per_thread) {
+    length = static_cast<int>(std::min<int64_t>(ceil_div(packs, blocks), INT32_MAX / 32));
+    kept = per_thread;
+    threads = 32 * ceil_div(length, 32 * SHARED_PACKS * (kept > 0 ? 2 : 1));
+    bytes = std::max(0, length - kept * threads) * 16;
+  }
+  bool fits_in(const Tensor& x) const {
+    const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
+    return bytes + sums + 8 <= shared_limit(x);
+  }
+};
 
 template <typename Norm>
 Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   require_capability(8, 0, "cp.async");
-  const int64_t packs = packs_of(x, weight);
-  if (!fits_shared(x, packs)) {
+  const SharedShape shape(x, packs_of(x, weight));
+  if (!shape.fits) {
     fell_back("norm_v3_vectorised", "a row too long for shared memory, or not of aligned packs");
     return norm_v3<Norm>(x, weight, eps);
   }
-  const auto blocks = static_cast<unsigned>(blocks_for(packs));
-  if (blocks > 1) require_capability(9, 0, "clusters");
+  if (shape.blocks > 1) require_capability(9, 0, "clusters");
   return normalise(x, weight, eps, "norm_v4_shared", [&](auto m) {
     if constexpr (sizeof(*m.x) == 16) {
       using T = std::decay_t<decltype(m.x->at[0])>;
       constexpr int N = 16 / sizeof(T);
-      const int length = static_cast<int>(ceil_div<int64_t>(packs, blocks));
-      const unsigned grid = grid_size(m.rows * blocks, "x");
-      const int threads = 32 * ceil_div(length, 32 * SHARED_PACKS), bytes = length * 16;
-      if (blocks > 1) {
-        launch_clusters(norm_v4_shared_kernel<Norm, T, N, true>, grid, blocks, threads, bytes,
-                        current_stream(x), m, length);
-      } else {
-        const auto kernel = norm_v4_shared_kernel<Norm, T, N, false>;
-        allow_shared(kernel, bytes);
-        kernel<<<grid, threads, bytes, current_stream(x)>>>(m, length);
+      const unsigned grid = grid_size(m.rows * shape.blocks, "x");
+      if (shape.blocks > 1) {
+        launch_clusters(norm_v4_shared_kernel<Norm, T, N, true, 0>, grid,
+                        static_cast<unsigned>(shape.blocks), shape.threads, shape.bytes,
+                        current_stream(x), m, shape.length);
+        return;
       }
+      const auto kernel = shape.kept > 0 ? norm_v4_shared_kernel<Norm, T, N, false, LONG_KEPT>
+                                         : norm_v4_shared_kernel<Norm, T, N, false, 0>;
+      allow_shared(kernel, shape.bytes);
+      kernel<<<grid, shape.threads, shape.bytes, current_stream(x)>>>(m, shape.length);
     }
   });
 }
@@ -393,7 +429,8 @@ Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   const int64_t packs = packs_of(x, weight);
-  const bool can = has_capability(blocks_for(packs) > 1 ? 9 : 8, 0) && fits_shared(x, packs);
+  const SharedShape shape(x, packs);
+  const bool can = has_capability(shape.blocks > 1 ? 9 : 8, 0) && shape.fits;
   return packs > REGISTER_PACKS && can ? norm_v4<Norm>(x, weight, eps)
                                        : norm_v3<Norm>(x, weight, eps);
 }

@@ -174,8 +174,8 @@ Tensor heat_v2_march(const Tensor& u, double c, int64_t steps) {
 
 constexpr int QUAD = 4;
 constexpr int LANES = 32;
-constexpr int WARPS = 8;
-constexpr int OWN_ROWS = 3;                  // per thread: rows warp + i · WARPS of the tile
+constexpr int WARPS = 12;
+constexpr int OWN_ROWS = 2;                  // per thread: rows warp + i · WARPS of the tile
 constexpr int TILE_ROWS = WARPS * OWN_ROWS;  // with a halo of `Steps` rows at both ends
 constexpr int INNER_X = (LANES - 2) * QUAD;  // with a halo of a quad at both ends: 120 of 128
 constexpr int IN_FLIGHT = 3;                 // planes, 12 KB each
