@@ -237,7 +237,7 @@ template <typename T, int DP>
 __global__ void __launch_bounds__(THREADS, DP <= 64 ? 2 : 1)
     forward_kernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                    T* __restrict__ o, float* __restrict__ lse, Sizes n, int64_t tiles, bool wide) {
-  extern __shared__ float4 shared[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 shared[];
   auto& tile = *reinterpret_cast<ForwardTiles<DP>*>(shared);
   constexpr int COLUMNS = DP / SIDE;
   const int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;

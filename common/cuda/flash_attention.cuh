@@ -195,7 +195,7 @@ __device__ __forceinline__ void store(const Rows<D>& rows, T* o, int64_t stride,
 template <typename T, int D, bool PADDED>
 __global__ void __launch_bounds__(THREADS, 2) forward_kernel(const __grid_constant__ Arguments n) {
 #ifdef FLASH_HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
   // With a causal mask the longest rows of all heads come first, the shortest at the end; else the

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(SIDE* SIDE, DP <= 64 ? 2 : 1)
     attention_v4_register_tiles_kernel(const T* __restrict__ q, const T* __restrict__ k,
                                        const T* __restrict__ v, T* __restrict__ o,
                                        float* __restrict__ lse, Sizes n, int64_t tiles, bool wide) {
-  extern __shared__ float4 shared[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 shared[];
   auto& tile = *reinterpret_cast<Tiles<DP>*>(shared);
   constexpr int W = DP / SIDE < 4 ? DP / SIDE : 4;  // adjacent columns of o: 2 or 4
   constexpr int GROUPS = DP / SIDE / W;             // columns g · 16 · W + tx · W + [0, W)

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, DP <= 64 ? 2 : 1)
                                const T* __restrict__ k, const T* __restrict__ v, RowNumbers numbers,
                                float* __restrict__ gq_sum, T* __restrict__ gk, T* __restrict__ gv,
                                Sizes n, bool wide) {
-  extern __shared__ float4 shared[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 shared[];
   auto& tile = *reinterpret_cast<Tiles<DP>*>(shared);
   constexpr int COLUMNS = DP / SIDE;
   const int ty = threadIdx.x / SIDE;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(THREADS, DP <= 64 ? 2 : 1)
     attention_rows_stay_kernel(const T* __restrict__ go, const T* __restrict__ q,
                                const T* __restrict__ k, const T* __restrict__ v, RowNumbers numbers,
                                T* __restrict__ gq, Sizes n, int64_t tiles, bool wide) {
-  extern __shared__ float4 shared[];
+  extern __shared__ __align__(128) float4 shared[];
   auto& tile = *reinterpret_cast<Tiles<DP>*>(shared);
   constexpr int COLUMNS = DP / SIDE;
   const int ty = threadIdx.x / SIDE;

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
     cross_entropy_v3_row_in_shared_kernel(const T* logits, T* dx,
                                           const int64_t* __restrict__ target,
                                           float* __restrict__ losses, int packs, LossTerms terms) {
-  extern __shared__ float4 dynamic[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 dynamic[];
   __shared__ Statistics shared[ROW_BLOCK / 32];
   auto* row = reinterpret_cast<Pack<T>*>(dynamic);
   const auto* in = reinterpret_cast<const Pack<T>*>(logits) + int64_t{blockIdx.x} * packs;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(ROW_BLOCK, 1)
                                        int rows_ahead, LossTerms terms) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int N = Pack<T>::N;
-  extern __shared__ float4 dynamic[];
+  extern __shared__ __align__(128) float4 dynamic[];
   // For even and odd rows: a warp may write the next row's while others still read this one's.
   __shared__ Statistics shared[2][ROW_BLOCK / 32];
   auto* slot = reinterpret_cast<Pack<T>*>(dynamic);  // (rows_ahead, packs)

@@ -223,7 +223,7 @@ struct alignas(PACK_COLS * sizeof(T)) Four {
 template <typename T>
 __global__ void ema_v4_large_tile_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows,
                                          int64_t cols, Decay decay) {
-  extern __shared__ float4 packs[];  // (row, pack), ROWS × PACKS
+  extern __shared__ __align__(128) float4 packs[];  // (row, pack), ROWS × PACKS
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row0 = int64_t{blockIdx.x} * ROWS;
 

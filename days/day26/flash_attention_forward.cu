@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                               const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
                               Sizes n) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];          // uint4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
   const Work work(n);
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                                const T* __restrict__ v, T* __restrict__ o, float* __restrict__ lse,
                                Sizes n) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
   const Work work(n);

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
                                T* __restrict__ gv, int key_tiles, int ahead) {
 #ifdef HAS_TENSOR_CORES_OF_BF16
   constexpr int BN = 16 * WARPS, THREADS = 32 * WARPS;
-  extern __shared__ float4 dynamic[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 dynamic[];
   const KeysShared<T, D, WARPS> shared(dynamic, ahead);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   // Blocks of one head run at the same time, so its q, go and gq stay in the L2 cache. The first

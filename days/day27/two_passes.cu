@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
     attention_rows_stay_kernel(const Given<T> in, T* __restrict__ gq, int row_tiles, int ahead) {
 #ifdef HAS_TENSOR_CORES_OF_BF16
   constexpr int THREADS = 32 * ROW_WARPS;
-  extern __shared__ float4 dynamic[];
+  extern __shared__ __align__(128) float4 dynamic[];
   auto* stages = reinterpret_cast<KeyStage<T, D>*>(dynamic);  // (1 + ahead)
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   // The last rows first: with a causal mask they have the most keys.

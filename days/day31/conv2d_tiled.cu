@@ -109,7 +109,7 @@ struct Halo {
 __global__ void __launch_bounds__(TILE* TILE)
     conv2d_v2_tiled_kernel(const float* __restrict__ x, const float* __restrict__ w,
                            float* __restrict__ y, Conv conv) {
-  extern __shared__ __align__(16) float tile[];
+  extern __shared__ __align__(128) float tile[];
   const Halo<TILE, TILE> halo(conv);
   const int across = (conv.OW + TILE - 1) / TILE, down = (conv.OH + TILE - 1) / TILE;
   const int i0 = blockIdx.x / across % down * TILE, j0 = blockIdx.x % across * TILE;
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(BLOCK, 4)
     conv2d_v3_register_blocked_kernel(const float* __restrict__ x,
                                       const float* __restrict__ arranged, float* __restrict__ y,
                                       Conv conv, int chunk) {
-  extern __shared__ __align__(16) float shared[];
+  extern __shared__ __align__(128) float shared[];
   const Halo<S::ROWS, S::COLS> halo(conv);
   const Place<S> place(conv, x);
   const int taps = conv.KH * conv.KW, length = conv.channels() * taps;

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                  const T* __restrict__ positions, T* __restrict__ tokens, Sizes n) {
 #ifdef HAS_BF16_MMA
   constexpr int COLS = BN / WARP_COLS;        // per warp
-  extern __shared__ uint4 shared[];           // uint4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) uint4 shared[];
   T* buffers = reinterpret_cast<T*>(shared);  // (2 buffers, BM patches and BN weights, BK)
   const Place at = place_of_block<BN>(n);
   const int64_t rows = n.B * n.N - at.row;  // of this block, or more

@@ -391,7 +391,7 @@ constexpr int MAX_WARPS = 16;
 template <int N>
 __global__ void __launch_bounds__(MAX_WARPS * 32) __cluster_dims__(PARTS, 1, 1)
     augment_v3_one_pass_kernel(Batch in, int part, __nv_bfloat16* __restrict__ out) {
-  extern __shared__ float4 buffer[];  // (3, part · cols), fp32
+  extern __shared__ __align__(128) float4 buffer[];  // (3, part · cols), fp32
   __shared__ float sums[PARTS];       // of grey, of each block of the cluster
   float* pixels = reinterpret_cast<float*>(buffer);
   const int rank = static_cast<int>(ptx::cluster_block_rank()), image = blockIdx.x / PARTS;

@@ -316,7 +316,7 @@ template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     layer_norm_backward_v3_pipelined_kernel(Pointers p, int64_t rows, int packs, int width) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float2 pairs[2][WARPS];
   auto& ring = *reinterpret_cast<Ring<T>*>(memory);
   const auto *gy = static_cast<const Pack<T>*>(p.gy), *x = static_cast<const Pack<T>*>(p.x);

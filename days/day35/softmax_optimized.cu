@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int N = 16 / sizeof(T), WARPS = R::THREADS / 32;  // at most
   constexpr int EACH = R::EACH, KEPT = R::KEPT;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ Partial pairs[CLUSTER ? MAX_CLUSTER * WARPS : WARPS];
   __shared__ uint64_t arrived;  // v5: the mbarrier of the pairs
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
@@ -447,7 +447,8 @@ int64_t packs_of(const Tensor& x) {
 // Whether this GPU has room for so many packs of each row in a block, beside `pairs`.
 template <typename R>
 bool fits_shared(const Tensor& x, int64_t packs, int64_t pairs) {
-  const int64_t bytes = R::bytes(packs) + pairs * static_cast<int64_t>(sizeof(Partial)) + 8;
+  const int64_t bytes =
+      R::bytes(packs) + pairs * static_cast<int64_t>(sizeof(Partial)) + 8 + SHARED_ALIGNMENT;
   return has_packs(x) && packs <= R::PACKS && bytes <= shared_limit(x);
 }
 

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     int8_v2_tensor_cores_kernel(const int8_t* __restrict__ a, const int8_t* __restrict__ b,
                                 const Epilogue result, int64_t M, int64_t N, int64_t K) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   auto* stages = reinterpret_cast<Stage*>(memory);
   const int64_t m0 = int64_t{blockIdx.y} * BM, n0 = int64_t{blockIdx.x} * BN;
   const int64_t steps = ceil_div<int64_t>(K, BK);

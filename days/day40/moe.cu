@@ -199,7 +199,7 @@ __device__ void multiply_stage(float (&sums)[WARP_TILE / 16][WARP_TILE / 8][4], 
 template <bool FIRST>
 __global__ void __launch_bounds__(THREADS, 2) moe_v3_grouped_gemm_kernel(const Product p) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  extern __shared__ float4 dynamic[];  // float4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) float4 dynamic[];
   Stage* const stages = reinterpret_cast<Stage*>(dynamic);
   const int64_t tiles_n = (p.N + BN - 1) / BN, n0 = blockIdx.x % tiles_n * BN;
   const TileRows rows = find_tile<BM>(p.offsets, p.num_experts, blockIdx.x / tiles_n);

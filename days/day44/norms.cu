@@ -272,7 +272,7 @@ template <typename Norm, typename T, int N, bool CLUSTER, int KEPT>
 __global__ void __launch_bounds__(SHARED_BLOCK, KEPT > 0 ? 2 : 3)
     norm_v4_shared_kernel(Matrix<T, N> m, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float sums[(CLUSTER ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32];  // of all warps
   __shared__ uint64_t arrived;                                             // their mbarrier
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
@@ -384,7 +384,7 @@ struct SharedShape {
   }
   bool fits_in(const Tensor& x) const {
     const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
-    return bytes + sums + 8 <= shared_limit(x);
+    return bytes + sums + 8 + SHARED_ALIGNMENT <= shared_limit(x);
   }
 };
 

@@ -266,7 +266,7 @@ template <typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 2)
     rms_norm_backward_v3_pipelined_kernel(Backward<T, N> b, float* __restrict__ partial) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float sums[2][BLOCK / 32];
   using C = Chunk<T, N>;
   // Chunk k of tensor t (0: gy, 1: x) of a stage: ring[((stage * 2 + t) * PACKS + k) * blockDim.x]
@@ -372,7 +372,7 @@ Gradients rms_norm_backward_v3_pipelined(const Tensor& gy, const Tensor& x, cons
   const bool packs = chunks * 16 == gy.size(1) * gy.element_size();
   const int64_t sums = 2 * sizeof(float) * BLOCK / 32;
   if (gy.numel() == 0 || !packs || chunks > BLOCK * PACKS ||
-      ring_bytes(threads_for(chunks)) + sums > shared_limit(gy)) {
+      ring_bytes(threads_for(chunks)) + sums + SHARED_ALIGNMENT > shared_limit(gy)) {
     fell_back("rms_norm_backward_v2_one_pass",
               "no elements, or rows that are too long or not made of aligned packs");
     return rms_norm_backward_v2_one_pass(gy, x, scale, weight);

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
 #ifdef HAS_CLUSTERS
   using C = Chunk<T, N>;
   constexpr int TENSORS = RESIDUAL ? 2 : 1, WARPS = RING_BLOCK / 32;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ Merging<Moments> shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int blocks = split.blocks, rank = ptx::cluster_block_rank();

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(SMALL_BLOCK, 2)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   using C = Chunk<T, N>;
   constexpr int COLS = EVEN_CHUNKS * N;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float4 warps[2][2][EVEN_WARPS / 4];  // rounds use the halves in turns
 
   // Pack k of tensor t (0: gy, 1: h, 2: gh) of a stage.

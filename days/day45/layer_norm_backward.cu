@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
                                         float* __restrict__ partial) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   using C = Chunk<T, N>;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ Merging<RowSums> shared;
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
   const int64_t cols = b.chunks * N;
@@ -297,7 +297,7 @@ bool fits_fused(const GradInputs& a) {
   for (const Tensor* tensor : {&a.gy, &a.h, &a.weight, a.gh ? a.gh : &a.h}) {
     if (!is_aligned(*tensor, 16)) return false;
   }
-  constexpr int64_t shared = ring_bytes(BLOCK, 2) + sizeof(Merging<RowSums>);
+  constexpr int64_t shared = ring_bytes(BLOCK, 2) + sizeof(Merging<RowSums>) + SHARED_ALIGNMENT;
   return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) && shared <= shared_limit(a.gy) &&
          fits(bytes / 16, BLOCK, PACKS);
 }

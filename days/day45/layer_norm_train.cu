@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   using C = Chunk<T, N>;
   constexpr int TENSORS = RESIDUAL ? 2 : 1;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ WarpSums sums;
   __shared__ Merging<Moments> shared;
   Place p(split, CLUSTER ? ptx::cluster_block_rank() : 0);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
 
 bool fits_cluster(const NormInputs& a) {
   const Chunks chunks(a);
-  const int64_t shared = ring_bytes(a.residual) + sizeof(Merging<Moments>);
+  const int64_t shared = ring_bytes(a.residual) + sizeof(Merging<Moments>) + SHARED_ALIGNMENT;
   return chunks.packs && has_capability(8, 0) && shared <= shared_limit(a.x) &&
          fits(chunks.count, RING_BLOCK, PACKS);
 }

@@ -33,7 +33,7 @@ constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 have to be allowed per k
 template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 2)
     planes_fused_kernel(Arguments p, Planes g, int cluster, int room) {
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ Part partial[BLOCK], parts[MAX_CLUSTER];
   const Kept<T, N> kept{reinterpret_cast<Chunk<T, N>*>(memory), room};
   const int rank = blockIdx.x % cluster;
@@ -99,7 +99,7 @@ void launch_planes(const Tensor& x, const Sizes& s, const Arguments& p) {
 
 template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1) rows_fused_kernel(Arguments p, Rows g, int room) {
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ RowsMemory<N> shared;
   const Kept<T, N> kept{reinterpret_cast<Chunk<T, N>*>(memory), room};
   const int strip = blockIdx.x % g.strips, slice = blockIdx.x / g.strips;

@@ -237,7 +237,7 @@ __device__ void multiply_tiles(float (&sum)[T::TM][T::TN], Tiles<T, A_PACKS, B_P
 template <typename T, bool A_PACKS, bool B_PACKS>
 __global__ void __launch_bounds__(T::BLOCK, T::RESIDENT)
     sgemm_v2_double_buffered_kernel(Gemm p, int64_t part) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(128) unsigned char shared[];
   const Corner corner = block_corner<T>(p);
   const int2 at = place_of_thread<T>();
   const int64_t k0 = blockIdx.y * part;

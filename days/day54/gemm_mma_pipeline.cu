@@ -35,7 +35,7 @@ template <typename P>
 __global__ void __launch_bounds__(P::THREADS)
     gemm_v1_one_stage_kernel(const Gemm<typename P::T> p, const Schedule s) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];  // uint4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) uint4 shared[];
   auto* stage = reinterpret_cast<typename P::T*>(shared);
   const Corner tile = tile_at<P>(blockIdx.x, s);
   const int m = tile.m * P::BM, n = tile.n * P::BN;
@@ -150,7 +150,7 @@ template <typename P>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     gemm_pipelined_kernel(const Gemm<typename P::T> p, const Schedule s) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   auto* stages = reinterpret_cast<typename P::T*>(shared);
   const int range = range_of_block(s);
   Work work = work_of(s, range);

@@ -91,7 +91,7 @@ template <bool GRADIENT>
 __global__ void __launch_bounds__(GATHER_THREADS, 2)
     conv2d_v1_gathered_kernel(const __grid_constant__ Gather g, int tiles_n) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) bf16 gathered[];
+  extern __shared__ __align__(128) bf16 gathered[];
   const int m = blockIdx.x / tiles_n * SIDE, n = blockIdx.x % tiles_n * SIDE;
   const Pixels pixels(g, m);
   Tap tap;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(GATHER_THREADS, 2)
     conv2d_weight_gradient_v1_kernel(const __grid_constant__ Sums g, int tiles_n, int per_part) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
   using Rows = Copies<true>;
-  extern __shared__ __align__(16) bf16 gathered[];
+  extern __shared__ __align__(128) bf16 gathered[];
   const int m = blockIdx.x / tiles_n * SIDE, n = blockIdx.x % tiles_n * SIDE;
   int pixel = blockIdx.y * per_part * DEPTH;
   const int steps = min(per_part, (g.pixels() - pixel + DEPTH - 1) / DEPTH);

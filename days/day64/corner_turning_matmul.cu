@@ -302,7 +302,7 @@ __device__ __forceinline__ void store_warp_sums(const Product<T>& p, const WarpS
 template <bool A_BY_K, bool B_BY_K, bool WHOLE, typename T>
 __global__ void __launch_bounds__(THREADS, 2) tensor_cores_kernel(const Product<T> p) {
 #ifdef HAS_MMA
-  extern __shared__ uint4 shared[];  // uint4, so that it is aligned to 16 bytes
+  extern __shared__ __align__(128) uint4 shared[];
   T* const stages = reinterpret_cast<T*>(shared);
   const Corner at = tile_at<GROUP>(blockIdx.x, ceil_div(p.M, BM), ceil_div(p.N, BN));
   const int warp = threadIdx.x / 32, m = warp / (BN / WN) * WM, n = warp % (BN / WN) * WN;

@@ -73,7 +73,7 @@ template <typename T, int D, bool ALIBI, bool SKIP>
 __global__ void __launch_bounds__(THREADS, 2)
     fused_attention_kernel(const __grid_constant__ flash::Arguments n, Pattern pattern) {
 #ifdef FLASH_HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
   // The rows with the most keys first, of all heads.

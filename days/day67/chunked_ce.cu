@@ -268,7 +268,7 @@ template <typename R, bool BY_CHUNK, bool CLUSTER, bool SMOOTHED, typename T, in
 __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     row_in_shared_kernel(Job<T, N> job, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ Statistics shared[CLUSTER ? MOST_CLUSTER * R::WARPS : R::WARPS];
   __shared__ uint64_t arrived;  // v5: the mbarrier of the statistics
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
@@ -342,7 +342,7 @@ int64_t chunks_of(const Tensor& logits) {
 // kernel's own arrays: `statistics` of them, counters and barriers.
 template <typename R>
 bool fits(const Tensor& logits, int64_t chunks, int64_t statistics) {
-  const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64;
+  const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64 + SHARED_ALIGNMENT;
   return chunks > 0 && chunks <= R::THREADS * R::EACH && 16 * chunks + own <= shared_limit(logits);
 }
 
@@ -419,7 +419,7 @@ template <typename R, bool SMOOTHED, typename T, int N>
 __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     chunked_ce_v4_rows_ahead_kernel(Job<T, N> job) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   // For even and odd rows of the block: a warp may write the next row's while others read these.
   __shared__ Statistics shared[2][R::WARPS];
   __shared__ unsigned next_row[2];

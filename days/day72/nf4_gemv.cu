@@ -138,7 +138,7 @@ constexpr int V3_ROWS = 4;  // per warp
 constexpr int V3_BLOCK_ROWS = V3_THREADS / 32 * V3_ROWS;
 
 __global__ void __launch_bounds__(V3_THREADS, 2) nf4_gemv_v3_pairs_kernel(const Product p) {
-  extern __shared__ __align__(16) char tables[];
+  extern __shared__ __align__(128) char tables[];
   fill_tables<float2>(tables, p.absmaxes.levels,
                       [](float first, float second) { return float2{first, second}; });
   const auto* levels_8 = reinterpret_cast<const float*>(tables + TABLE);

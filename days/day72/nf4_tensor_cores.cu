@@ -73,7 +73,7 @@ __device__ void copy_q(char* to, const Product& p, int64_t n0, int64_t first) {
 
 __global__ void __launch_bounds__(V4_THREADS, 2) nf4_gemv_v4_tensor_cores_kernel(const Product p) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(16) char tables[];
+  extern __shared__ __align__(128) char tables[];
   __shared__ float parts[K_WARPS][BLOCK_ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int part = warp % K_WARPS, warp_row = warp / K_WARPS * 8 * V4_ROWS;

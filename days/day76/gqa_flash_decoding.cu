@@ -223,7 +223,7 @@ Tensor gqa_v2_split(const Tensor& q, const Tensor& keys, const Tensor& values,
 template <typename T, int D, bool MERGES>
 __global__ void __launch_bounds__(THREADS, 2) decode_by_tiles_kernel(Grouped<T> n) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   const Range range = range_of(n, blockIdx.x);
   const int64_t row = range.pair * n.group, first = range.pair * n.splits;
   if (range.begin < range.end) {

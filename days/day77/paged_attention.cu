@@ -72,7 +72,7 @@ __device__ void attend_pages(const Paged<T>& n, int64_t pair, int length, int64_
 template <typename T, int D, int PAGE>
 __global__ void __launch_bounds__(THREADS, 2) paged_by_pairs_kernel(Paged<T> n, int splits) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   const int64_t pair = blockIdx.x / splits;
   const int split = static_cast<int>(blockIdx.x % splits);
   const int length = n.length_of(static_cast<int>(pair / n.H), PAGE);
@@ -139,7 +139,7 @@ __device__ void store_zeros(const Paged<T>& n) {
 template <typename T, int D, int PAGE, int OVERHEAD>
 __global__ void __launch_bounds__(THREADS, 2) paged_even_kernel(Paged<T> n) {
 #ifdef HAS_BF16_MMA
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   store_zeros<T, D>(n);
   const int64_t all = n.starts[n.B] * n.H, block = blockIdx.x;
   const int64_t shares = min(all, int64_t{gridDim.x});  // at least a place per block

@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(BLOCK)
     sampling_v3_cluster_kernel(const Chunk<T, N>* __restrict__ logits, Job job, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Row = KeysRow<T, N>;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<Scratch<true>*>(memory);
   auto* const list = reinterpret_cast<uint2*>(memory + sizeof(Scratch<true>));
   auto* const keys = reinterpret_cast<Chunk<typename Row::Key, N>*>(list + (BOUND ? LIST : 0));
@@ -537,7 +537,7 @@ template <bool BOUND>
 Drawn by_cluster(ARGUMENTS, const char* name) {
   return drawn_by(GIVEN, name, [&]<typename T, int N>(const Chunk<T, N>* chunks, const Job& job) {
     require_capability(9, 0, "clusters");
-    const int64_t rows = logits.size(0), most = shared_limit(logits);
+    const int64_t rows = logits.size(0), most = shared_limit(logits) - SHARED_ALIGNMENT;
     int64_t blocks = 1;
     const auto length = [&] { return ceil_div(job.chunks, blocks); };  // per block
     const auto bytes = [&] {

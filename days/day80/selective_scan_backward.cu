@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(BLOCK)
     gradients_kernel(Inputs<T> in, const T* __restrict__ gy, const float* __restrict__ starts,
                      const float* __restrict__ adjoints, Gradients<T> out, int segments) {
   constexpr int K = N / LANES;
-  extern __shared__ uint4 dynamic[];
+  extern __shared__ __align__(128) uint4 dynamic[];
   Shared<N>& shared = *reinterpret_cast<Shared<N>*>(dynamic);
   const int parts = ceil_div(in.channels, GROUPS * CHANNELS);
   const int part_of_channels = static_cast<int>(blockIdx.x) % parts;

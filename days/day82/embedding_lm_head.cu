@@ -99,7 +99,7 @@ template <typename T, bool STAYS>
 __global__ void __launch_bounds__(BLOCK, 2) loss_in_place_kernel(const Logits<T> logits) {
   constexpr int N = 16 / sizeof(T);
   using Raw = RawChunk<Chunk<T, N>>;
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   const int64_t row = blockIdx.x, target = logits.target[row];
   T* const x = logits.at + row * logits.ld;
   auto* const chunks = reinterpret_cast<Chunk<T, N>*>(x);
@@ -200,8 +200,8 @@ std::tuple<Tensor, Tensor> by_chunks(const Tensor& hidden, const Tensor& weight,
   weight_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index,
                                                mutable_data<float>(share));
   const int64_t bytes = ld * static_cast<int64_t>(sizeof(T));
-  const bool stays =
-      bytes + static_cast<int64_t>(WARPS * sizeof(Statistics)) <= shared_limit(hidden);
+  const bool stays = bytes + static_cast<int64_t>(WARPS * sizeof(Statistics)) + SHARED_ALIGNMENT <=
+                     shared_limit(hidden);
   const auto kernel = stays ? loss_in_place_kernel<T, true> : loss_in_place_kernel<T, false>;
   if (stays) allow_shared(kernel, bytes);
   const Products by{hidden};

@@ -291,7 +291,7 @@ template <int L>
 __global__ void __launch_bounds__(32 * L)
     expect_v2_kernel(const Points p, const Table table, bool packs_x, bool packs_q, int64_t tiles,
                      float* q) {
-  extern __shared__ float4 shared[];
+  extern __shared__ __align__(128) float4 shared[];
   const Tile tile(reinterpret_cast<float*>(shared), p);
   load_parameters<L>(tile, p, table);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -306,7 +306,7 @@ template <int L>
 __global__ void __launch_bounds__(32 * L)
     maximise_v2_kernel(const Points p, const Table table, bool packs_x, bool packs_q, int64_t tiles,
                        const float* q, float* rows) {
-  extern __shared__ float4 shared[];
+  extern __shared__ __align__(128) float4 shared[];
   const Tile tile(reinterpret_cast<float*>(shared), p);
   Sums<L> sums(p);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -369,7 +369,7 @@ template <int L>
 __global__ void __launch_bounds__(32 * L, RESIDENT / (32 * L))
     spatial_em_v3_kernel(const Points p, const Table table, bool packs_x, bool packs_q,
                          int64_t tiles, float* q, float* rows) {
-  extern __shared__ float4 shared[];
+  extern __shared__ __align__(128) float4 shared[];
   const Tile tile(reinterpret_cast<float*>(shared), p);
   Sums<L> sums(p);
   load_parameters<L>(tile, p, table);

@@ -203,7 +203,7 @@ template <int Steps>
 __global__ void __launch_bounds__(LANES* WARPS, 2)
     heat_march_kernel(const float* __restrict__ u, float* __restrict__ out, Grid g, Factors f,
                       int64_t planes) {
-  extern __shared__ Plane shared[];
+  extern __shared__ __align__(128) Plane shared[];
   Plane* const ring = shared;            // [RING]: step 0
   Plane* const between = shared + RING;  // [Steps - 1][2]: the planes k - t of steps 1, 2, …
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;

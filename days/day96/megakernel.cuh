@@ -104,7 +104,7 @@ struct Greedy {
 template <int PER_LANE, int STAGES, typename Chooser>
 __global__ void __launch_bounds__(THREADS, 1)
     stream_kernel(const __grid_constant__ Model m, const Mail mail, const Chooser chooser) {
-  extern __shared__ uint4 dynamic_shared[];
+  extern __shared__ __align__(128) uint4 dynamic_shared[];
   __shared__ AttendShared attend_shared;
   __shared__ typename Chooser::Shared chooser_shared;
   __shared__ Share shares[MATRICES];
