@@ -4,8 +4,9 @@
 
 #include "common/cuda/tensor.cuh"
 
-// Dynamic shared memory that is accessed by 16 bytes is declared __align__(128), so that a sector of
-// 32 bytes is one part of it (day 76). Behind a kernel's own arrays, up to so many bytes stay free.
+// Dynamic shared memory that is accessed by 16 bytes is declared __align__(128), so that a sector
+// of 32 bytes is one part of it (day 76). Behind a kernel's own arrays, up to so many bytes stay
+// free.
 constexpr int SHARED_ALIGNMENT = 128;
 
 // Bytes of shared memory that one block may request on the GPU of `on`, static and dynamic

@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                               Sizes n) {
 #ifdef HAS_BF16_MMA
   extern __shared__ __align__(128) uint4 shared[];
-  T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
+  T* q_tile = reinterpret_cast<T*>(shared);                // (BM, D)
   T *k_tile = q_tile + BM * D, *v_tile = k_tile + BN * D;  // (BN, D)
   const Work work(n);
   const int64_t head_q = int64_t{work.head} * n.S, head_k = int64_t{work.head} * n.T;

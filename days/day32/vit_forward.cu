@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                  const T* __restrict__ bias, const T* __restrict__ class_token,
                  const T* __restrict__ positions, T* __restrict__ tokens, Sizes n) {
 #ifdef HAS_BF16_MMA
-  constexpr int COLS = BN / WARP_COLS;        // per warp
+  constexpr int COLS = BN / WARP_COLS;  // per warp
   extern __shared__ __align__(128) uint4 shared[];
   T* buffers = reinterpret_cast<T*>(shared);  // (2 buffers, BM patches and BN weights, BK)
   const Place at = place_of_block<BN>(n);

@@ -392,7 +392,7 @@ template <int N>
 __global__ void __launch_bounds__(MAX_WARPS * 32) __cluster_dims__(PARTS, 1, 1)
     augment_v3_one_pass_kernel(Batch in, int part, __nv_bfloat16* __restrict__ out) {
   extern __shared__ __align__(128) float4 buffer[];  // (3, part · cols), fp32
-  __shared__ float sums[PARTS];       // of grey, of each block of the cluster
+  __shared__ float sums[PARTS];                      // of grey, of each block of the cluster
   float* pixels = reinterpret_cast<float*>(buffer);
   const int rank = static_cast<int>(ptx::cluster_block_rank()), image = blockIdx.x / PARTS;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, room = part * in.s.cols;

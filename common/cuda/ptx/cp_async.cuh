@@ -4,6 +4,9 @@
 // youngest groups are still under way. What has arrived is visible to the thread that waited; other
 // threads need a __syncthreads() after that wait.
 //
+// A sector of 32 bytes should arrive in an aligned 32 bytes of shared memory. So dynamic shared
+// memory is declared __align__(128): without it, day 76's kernel took a fifth longer.
+//
 // On the CPU backend a copy takes place as late as is legal: at the wait that requires it. Without
 // one it never does, and shared memory keeps its poison. In random order every copy either waits or
 // takes place at once, so that one that starts before others have read the old values shows too.
