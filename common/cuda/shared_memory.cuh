@@ -4,11 +4,6 @@
 
 #include "common/cuda/tensor.cuh"
 
-// Dynamic shared memory that is accessed by 16 bytes is declared __align__(128), so that a sector
-// of 32 bytes is one part of it (day 76). Behind a kernel's own arrays, up to so many bytes stay
-// free.
-constexpr int SHARED_ALIGNMENT = 128;
-
 // Bytes of shared memory that one block may request on the GPU of `on`, static and dynamic
 // together: 227 KB with compute capability 9.0, 163 KB with 8.0, 99 KB with 8.6, 8.9 and 12.0, 64
 // KB with 7.5.
@@ -18,6 +13,17 @@ inline int64_t shared_limit(const Tensor& on) {
       cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index(on)),
       "cudaDeviceGetAttribute");
   return limit;
+}
+
+// Dynamic shared memory that is accessed by 16 bytes is declared __align__(128), so that a sector
+// of 32 bytes is one part of it (day 76). Behind a kernel's own arrays, up to so many bytes stay
+// free.
+constexpr int SHARED_ALIGNMENT = 128;
+
+// Whether the GPU of `on` has so many bytes of dynamic shared memory for a block of a kernel whose
+// own arrays have `own` bytes.
+inline bool shared_memory_fits(const Tensor& on, int64_t own, int64_t dynamic) {
+  return own + SHARED_ALIGNMENT + dynamic <= shared_limit(on);
 }
 
 // Lets a kernel be launched with so many bytes of dynamic shared memory. Without it 48 KB is the

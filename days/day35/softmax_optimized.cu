@@ -447,9 +447,8 @@ int64_t packs_of(const Tensor& x) {
 // Whether this GPU has room for so many packs of each row in a block, beside `pairs`.
 template <typename R>
 bool fits_shared(const Tensor& x, int64_t packs, int64_t pairs) {
-  const int64_t bytes =
-      R::bytes(packs) + pairs * static_cast<int64_t>(sizeof(Partial)) + 8 + SHARED_ALIGNMENT;
-  return has_packs(x) && packs <= R::PACKS && bytes <= shared_limit(x);
+  const int64_t own = pairs * static_cast<int64_t>(sizeof(Partial)) + 8;
+  return has_packs(x) && packs <= R::PACKS && shared_memory_fits(x, own, R::bytes(packs));
 }
 
 bool fits_half(const Tensor& x) {

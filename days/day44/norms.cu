@@ -384,7 +384,7 @@ struct SharedShape {
   }
   bool fits_in(const Tensor& x) const {
     const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
-    return bytes + sums + 8 + SHARED_ALIGNMENT <= shared_limit(x);
+    return shared_memory_fits(x, sums + 8, bytes);
   }
 };
 

@@ -372,7 +372,7 @@ Gradients rms_norm_backward_v3_pipelined(const Tensor& gy, const Tensor& x, cons
   const bool packs = chunks * 16 == gy.size(1) * gy.element_size();
   const int64_t sums = 2 * sizeof(float) * BLOCK / 32;
   if (gy.numel() == 0 || !packs || chunks > BLOCK * PACKS ||
-      ring_bytes(threads_for(chunks)) + sums + SHARED_ALIGNMENT > shared_limit(gy)) {
+      !shared_memory_fits(gy, sums, ring_bytes(threads_for(chunks)))) {
     fell_back("rms_norm_backward_v2_one_pass",
               "no elements, or rows that are too long or not made of aligned packs");
     return rms_norm_backward_v2_one_pass(gy, x, scale, weight);

@@ -20,8 +20,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`k <= PACKS`, 3rd": "a thread has at most PACKS packs: the loop ends before",
     "forward.cuh: ring_bytes: constant off by one: `(residual ? 2 : 1)` -> "
     "`(residual ? 2 : 2)`": "more shared memory than is used",
-    "layer_norm_train.cu: fits_cluster: 64-bit index in 32 bits: `int64_t shared` -> "
-    "`int shared`": "at most 98 KB",
     "backward.cuh: ring_bytes: constant off by one: `PACKS * 16` -> `PACKS * 17`": (
         "more shared memory than is used"
     ),

@@ -297,8 +297,8 @@ bool fits_fused(const GradInputs& a) {
   for (const Tensor* tensor : {&a.gy, &a.h, &a.weight, a.gh ? a.gh : &a.h}) {
     if (!is_aligned(*tensor, 16)) return false;
   }
-  constexpr int64_t shared = ring_bytes(BLOCK, 2) + sizeof(Merging<RowSums>) + SHARED_ALIGNMENT;
-  return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) && shared <= shared_limit(a.gy) &&
+  return a.rows() > 0 && bytes % 16 == 0 && has_capability(8, 0) &&
+         shared_memory_fits(a.gy, sizeof(Merging<RowSums>), ring_bytes(BLOCK, 2)) &&
          fits(bytes / 16, BLOCK, PACKS);
 }
 

@@ -381,8 +381,8 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
 
 bool fits_cluster(const NormInputs& a) {
   const Chunks chunks(a);
-  const int64_t shared = ring_bytes(a.residual) + sizeof(Merging<Moments>) + SHARED_ALIGNMENT;
-  return chunks.packs && has_capability(8, 0) && shared <= shared_limit(a.x) &&
+  return chunks.packs && has_capability(8, 0) &&
+         shared_memory_fits(a.x, sizeof(Merging<Moments>), ring_bytes(a.residual)) &&
          fits(chunks.count, RING_BLOCK, PACKS);
 }
 

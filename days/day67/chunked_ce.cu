@@ -342,8 +342,9 @@ int64_t chunks_of(const Tensor& logits) {
 // kernel's own arrays: `statistics` of them, counters and barriers.
 template <typename R>
 bool fits(const Tensor& logits, int64_t chunks, int64_t statistics) {
-  const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64 + SHARED_ALIGNMENT;
-  return chunks > 0 && chunks <= R::THREADS * R::EACH && 16 * chunks + own <= shared_limit(logits);
+  const int64_t own = statistics * static_cast<int64_t>(sizeof(Statistics)) + 64;
+  return chunks > 0 && chunks <= R::THREADS * R::EACH &&
+         shared_memory_fits(logits, own, 16 * chunks);
 }
 
 // Calls f with the Room for a row of the logits, and returns true; or false if there is none.

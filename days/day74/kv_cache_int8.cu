@@ -197,8 +197,8 @@ template <typename T, int D>
 __global__ void __launch_bounds__(BLOCK, 3) decode_int8_v2_kernel(Decode<T, Int8Cache> n) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int E = Int8Cache::E, LANES = D / E, GROUPS = BLOCK / LANES;
-  extern __shared__ __align__(128)
-      uint4 ring[];  // (STAGES, ROWS, 2, BLOCK): a thread reads what it copied
+  // (STAGES, ROWS, 2, BLOCK): a thread reads what it copied.
+  extern __shared__ __align__(128) uint4 ring[];
   const int64_t head = blockIdx.x;
   const int length = n.length_of(head);
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;

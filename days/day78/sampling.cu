@@ -537,21 +537,22 @@ template <bool BOUND>
 Drawn by_cluster(ARGUMENTS, const char* name) {
   return drawn_by(GIVEN, name, [&]<typename T, int N>(const Chunk<T, N>* chunks, const Job& job) {
     require_capability(9, 0, "clusters");
-    const int64_t rows = logits.size(0), most = shared_limit(logits) - SHARED_ALIGNMENT;
+    const int64_t rows = logits.size(0);
     int64_t blocks = 1;
     const auto length = [&] { return ceil_div(job.chunks, blocks); };  // per block
     const auto bytes = [&] {
       return sizeof(Scratch<true>) + (BOUND ? LIST * sizeof(uint2) : 0) +
              length() * sizeof(Chunk<T, N>);
     };
+    const auto fits = [&] { return shared_memory_fits(logits, 0, bytes()); };
     // Enough blocks for the row; more of them while multiprocessors are free, and threads have more
     // than 16 bytes each.
     const auto more = [&] {
-      return bytes() > most || (length() * sizeof(Chunk<T, N>) > 16 * BLOCK &&
-                                2 * blocks * rows <= multiprocessor_count(logits));
+      return !fits() || (length() * sizeof(Chunk<T, N>) > 16 * BLOCK &&
+                         2 * blocks * rows <= multiprocessor_count(logits));
     };
     while (blocks < MOST_CLUSTER && more()) blocks *= 2;
-    if (bytes() > most) {
+    if (!fits()) {
       fell_back("sampling_v2_radix", "a row too long for the shared memory of a cluster");
       return launch_v2(logits, chunks, job);
     }

@@ -200,8 +200,7 @@ std::tuple<Tensor, Tensor> by_chunks(const Tensor& hidden, const Tensor& weight,
   weight_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index,
                                                mutable_data<float>(share));
   const int64_t bytes = ld * static_cast<int64_t>(sizeof(T));
-  const bool stays = bytes + static_cast<int64_t>(WARPS * sizeof(Statistics)) + SHARED_ALIGNMENT <=
-                     shared_limit(hidden);
+  const bool stays = shared_memory_fits(hidden, WARPS * sizeof(Statistics), bytes);
   const auto kernel = stays ? loss_in_place_kernel<T, true> : loss_in_place_kernel<T, false>;
   if (stays) allow_shared(kernel, bytes);
   const Products by{hidden};
