@@ -220,8 +220,6 @@ void adamw_v1_scalar(Tensors params, Tensors grads, Tensors exp_avgs, Tensors ex
 
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: a thread has two groups of four parameters, and loads them all before it computes.
-// Nothing is used twice, so the caches are told that its lines may be evicted first (__ldcs,
-// __stcs).
 
 // Four elements by one access: 16 bytes of fp32, 8 of bf16.
 template <typename T>
@@ -229,7 +227,7 @@ using Raw = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
 
 template <typename T>
 __device__ Raw<T> load_group(const T* from, int64_t group) {
-  return __ldcs(reinterpret_cast<const Raw<T>*>(from) + group);
+  return reinterpret_cast<const Raw<T>*>(from)[group];
 }
 
 template <typename T>
@@ -243,7 +241,7 @@ template <typename T>
 __device__ void store_group(T* to, int64_t group, const Chunk<T, GROUP>& chunk) {
   Raw<T> raw;
   memcpy(&raw, &chunk, sizeof raw);
-  __stcs(reinterpret_cast<Raw<T>*>(to) + group, raw);
+  reinterpret_cast<Raw<T>*>(to)[group] = raw;
 }
 
 // Parameters [chunk · CHUNK, (chunk + 1) · CHUNK) of a tensor, by one block.
