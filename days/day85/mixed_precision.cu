@@ -99,32 +99,37 @@ void unscale_v1_scalar(Tensors grads, Tensor found_inf, Tensor inv_scale) {
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: a thread has four packs of 16 bytes, and loads them all before it multiplies.
 
-// Gradients [chunk · CHUNK, (chunk + 1) · CHUNK) of a tensor, by one block. Returns whether the
-// thread has seen one that is not finite.
+// Gradients [chunk · CHUNK, (chunk + 1) · CHUNK) of a tensor, or up to its end, by one block.
+// Returns whether the thread has seen one that is not finite.
 template <typename T>
 __device__ bool unscale_chunk(const Slot<T>& t, int64_t chunk, float inv_scale) {
-  const int64_t begin = chunk * CHUNK<T>;
+  const int64_t begin = chunk * CHUNK<T>, rest = t.n - begin;
+  const int count = static_cast<int>(rest < CHUNK<T> ? rest : CHUNK<T>);
+  const int packs = t.packs ? count / Pack<T>::N : 0;
+  T* const first = t.g + begin;
+  uint4* const words = reinterpret_cast<uint4*>(first);
   bool bad = false;
-  if (!t.packs || begin + CHUNK<T> > t.n) {  // misaligned, or an incomplete last chunk
-    const int64_t end = t.n < begin + CHUNK<T> ? t.n : begin + CHUNK<T>;
-#pragma unroll 1
-    for (int64_t i = begin + threadIdx.x; i < end; i += BLOCK) {
-      t.g[i] = unscaled(t.g[i], inv_scale, bad);
-    }
-    return bad;
-  }
-  uint4* const words = reinterpret_cast<uint4*>(t.g + begin) + threadIdx.x;
   uint4 loaded[UNROLL];
 #pragma unroll
-  for (int u = 0; u < UNROLL; ++u) loaded[u] = __ldcs(words + u * BLOCK);
+  for (int u = 0; u < UNROLL; ++u) {
+    const int i = threadIdx.x + u * BLOCK;
+    if (i < packs) loaded[u] = words[i];
+  }
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
+    const int i = threadIdx.x + u * BLOCK;
+    if (i >= packs) break;
     Pack<T> pack;
     memcpy(&pack, &loaded[u], sizeof pack);
 #pragma unroll
     for (T& g : pack.at) g = unscaled(g, inv_scale, bad);
     memcpy(&loaded[u], &pack, sizeof pack);
-    __stcs(words + u * BLOCK, loaded[u]);
+    words[i] = loaded[u];
+  }
+  // What is behind the last complete pack, or all of a misaligned tensor.
+#pragma unroll 1
+  for (int i = packs * Pack<T>::N + threadIdx.x; i < count; i += BLOCK) {
+    first[i] = unscaled(first[i], inv_scale, bad);
   }
   return bad;
 }
