@@ -227,7 +227,7 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
 
 
 def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """The days' fastest rungs in CUDA and in Triton or Numba, on the first GPU of their results.
+    """The days' fastest rungs in CUDA and in Triton or Numba, on the first GPU that has a pair.
 
     Days without a module in Triton or Numba are left out.
     """
@@ -240,13 +240,16 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
         if not twin_modules(day):
             continue
         link = f"[{day.number}](../{day.name}/README.md)"
-        results = stored.get(day.number, [])[:1]
-        found = pairs(day, results[0].rungs) if results else []
-        if not found:
+        results = stored.get(day.number, [])
+        found: list[Pair] = []
+        for one in results:
+            if found := pairs(day, one.rungs):
+                machines.setdefault(one.where["gpu"], []).append(day.number)
+                break
+        else:
             state = "no pair is timed" if results else "not measured yet"
             rows.append([link, state, *[""] * (len(header) - 2)])
             continue
-        machines.setdefault(results[0].where["gpu"], []).append(day.number)
         for pair in found:
             row = [link, pair.problem]
             for side in (pair.cuda, pair.twin):

@@ -10,6 +10,7 @@ Everything that shows results in the repository is generated from them: see mark
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -112,7 +113,8 @@ def check(root: Path = ROOT) -> list[str]:
 
 
 def read_stored(root: Path = ROOT) -> dict[int, list[Stored]]:
-    """All stored results by day, in the order of the GPUs' names.
+    """All stored results by day; those of the GPU that has most days come first, which is the one
+    that an index shows.
 
     Raises ResultsError for a file that holds none.
     """
@@ -130,7 +132,8 @@ def _read_files(root: Path) -> dict[Path, Stored]:
 
 def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
     found: dict[int, list[Stored]] = {}
-    for path in sorted(files):
+    days_on = Counter(path.parent.name for path in files)
+    for path in sorted(files, key=lambda path: (-days_on[path.parent.name], path)):
         found.setdefault(files[path].day, []).append(files[path])
     return found
 

@@ -158,6 +158,16 @@ def test_progress(root: Path) -> None:
     assert "- [a] NVIDIA H200: driver 580.1" in text
 
 
+def test_the_index_shows_the_gpu_with_most_days(root: Path) -> None:
+    stored.store(run({**H200, "gpu": "NVIDIA H100"}, passed(1)), root)
+    assert "NVIDIA H100 [a]" in (root / "progress.md").read_text()
+    stored.store(run(H200, passed(1, met=False), passed(2)), root)
+    text = (root / "progress.md").read_text()
+    assert "NVIDIA H100" not in text and "1 of 2 targets met." in text
+    readme = (root / "days/day01/README.md").read_text()
+    assert readme.index("**NVIDIA H200**") < readme.index("**NVIDIA H100**")
+
+
 def test_a_change_by_hand_is_noticed(root: Path) -> None:
     stored.store(run(H200, passed(1)), root)
     for file in (root / "progress.md", root / "days/day01/README.md"):

@@ -145,6 +145,10 @@ def test_the_block(day: Day) -> None:
     assert "day63" not in text
     assert "Measured on NVIDIA H200 (day 61): 1 pair, of which the twin is faster in 1." in text
     assert "2.00 × the speed of CUDA and 0.50 × its lines" in text
+    # Where the twin was not timed on the first GPU.
+    other_gpu = Stored(61, {**WHERE, "gpu": "NVIDIA H100"}, rungs)
+    text = scoreboard_block(days, {61: [Stored(61, WHERE, rungs[:1]), other_gpu]})
+    assert row in text and "Measured on NVIDIA H100 (day 61)" in text
     text = scoreboard_block(days, {61: [Stored(61, WHERE, rungs[:1])]})
     assert "| [61](../day61/README.md) | no pair is timed |" in text
 
