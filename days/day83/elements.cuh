@@ -31,11 +31,19 @@ __device__ __forceinline__ float gelu(float v) {
   return v * sigmoid_of_2u<T>(v, v * v);
 }
 
-// s + v · s', and s' = s · (1 - s) · 2u'.
+// With the derivative: s + v · s', and s' = s · (1 - s) · 2u'.
+struct GeluSlope {
+  float value, slope;
+};
+template <typename T>
+__device__ __forceinline__ GeluSlope gelu_and_slope(float v) {
+  const float v2 = v * v, s = sigmoid_of_2u<T>(v, v2);
+  return {v * s, fmaf(fmaf(-s, s, s), v * fmaf(3 * CUBIC * SLOPE, v2, SLOPE), s)};
+}
+
 template <typename T>
 __device__ __forceinline__ float gelu_derivative(float v) {
-  const float v2 = v * v, s = sigmoid_of_2u<T>(v, v2);
-  return fmaf(fmaf(-s, s, s), v * fmaf(3 * CUBIC * SLOPE, v2, SLOPE), s);
+  return gelu_and_slope<T>(v).slope;
 }
 
 // A dropped element is 0 even where x is not finite.

@@ -4,16 +4,6 @@
 
 #include "days/day83/epilogues.cuh"  // taught in day 83
 
-// gelu(v) and its derivative, which share a sigmoid (day 83).
-struct GeluSlope {
-  float value, slope;
-};
-template <typename T>
-__device__ __forceinline__ GeluSlope gelu_and_slope(float v) {
-  const float v2 = v * v, s = sigmoid_of_2u<T>(v, v2);
-  return {v * s, fmaf(fmaf(-s, s, s), v * fmaf(3 * CUBIC * SLOPE, v2, SLOPE), s)};
-}
-
 // out = sums + bias
 template <typename T>
 struct Bias {
