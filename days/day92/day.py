@@ -19,6 +19,15 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "gaussian_splat.cu: Pixel::done: comparison: `t <= LEAST` -> `t < LEAST`": (
         "no pixel stops early, and what is behind has the weight 0"
     ),
+    "tile_lists.cuh: box_of: bounds check dropped: `columns <= 0 || rows <= 0` -> `false`": (
+        "neither is below 0, and a box of no columns or rows has no tile"
+    ),
+    "tile_lists.cuh: sum_counts_kernel: barrier removed: `__syncthreads()` -> ``, 2nd": (
+        "sum_before has a barrier, too, before the next round writes"
+    ),
+    "tile_lists.cuh: store_pairs_kernel: comparison: `first < total` -> `first <= total`": (
+        "one more round, of no candidates"
+    ),
 }
 
 EXERCISE = Exercise(
