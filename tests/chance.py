@@ -1,7 +1,7 @@
 """What a session of tests draws: its seed, and the days and modules whose turn it is.
 
 Costly tests take a few days of each date in turn, or a share of them and those that were changed
-lately: the check of a day on the CPU backend a half, others a fifth. Of the modules in
+lately: the check of a day on the CPU backend a quarter, others a fifth. Of the modules in
 tests/backend, a third is taken, and all where what they test was changed lately.
 HUNDRED_DAYS_SEED=20260131 repeats what that date drew, and takes every day.
 """

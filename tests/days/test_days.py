@@ -56,7 +56,7 @@ def _lines(outcome: dict[str, Any]) -> str:
     return "\n".join([*lines, outcome["output"]])
 
 
-@pytest.mark.in_turn("cpu", headers=True, one_in=2)
+@pytest.mark.in_turn("cpu", headers=True, one_in=4)
 @every_day
 def test_right_on_the_cpu(day: Day, day_runs: DayRuns) -> None:
     outcome = day_runs.outcomes("cpu")[day.number]
