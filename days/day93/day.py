@@ -14,6 +14,19 @@ SOURCE = "spatial_clustering.cu"
 EXTRA_SOURCES = ("kmeans_plus_plus.cu", "mixture.py", "proof.py")
 INTRODUCES = ("Gaussian mixture", "expectation-maximisation", "Potts field", "k-means++")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "spatial_clustering.cu: expect_v2_kernel: comparison: `t < tiles` -> `t <= tiles`": (
+        "one more tile, of no points"
+    ),
+    "kmeans_plus_plus.cu: distances_kernel: transposed: `turn * (BLOCK / LANES) + group` -> "
+    "`group * (BLOCK / LANES) + turn`": (
+        "32 turns and 32 groups: each point once, and sums in double in another order"
+    ),
+    "kmeans_plus_plus.cu: draw_kernel: 64-bit index in 32 bits: `int64_t i` -> `int i`": (
+        "a block has 1024 points, and no memory holds 2^41"
+    ),
+}
+
 EXERCISE = Exercise(
     function="softmax_of_lanes",
     task=(
@@ -33,6 +46,7 @@ EXERCISE = Exercise(
 # (points, features, clusters, neighbours): around a tile of 128 points, 4 clusters and 4 features
 SHAPES = [(129, 5, 3, 4), (300, 32, 16, 6), (128, 12, 7, 1), (1, 1, 1, 2), (259, 30, 10, 6)]
 SHAPES += [(127, 16, 4, 0), (0, 8, 5, 6), (200, 3, 32, 5), (140, 128, 17, 3), (513, 8, 8, 3)]
+SHAPES += [(97, 8, 12, 4)]  # whole packs of clusters, but fewer than a point's lanes have
 WHY = "1e2 squares and a field are added before exp, which makes their error one of q"
 
 
