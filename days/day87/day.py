@@ -25,6 +25,11 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
         "how many chunks are in flight changes no result"
     ),
+    "all_reduce.cu: ring: other dimension: `threadIdx.x` -> `threadIdx.y`, 2nd": (
+        "after the barrier, every thread may signal: all store the same number"
+    ),
+    "all_reduce.cu: ring: bounds check dropped: `threadIdx.x == 0 && step + 1 < steps` -> "
+    "`step + 1 < steps`": "the same",
     "meeting.cuh: wait_for: comparison: `clock64() - begin > p.patience` -> `clock64() - begin >= "
     "p.patience`": ("no rank arrives in the one cycle that the timeout is shorter by"),
 }
