@@ -30,6 +30,12 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "all_reduce.cu: ring: bounds check dropped: `threadIdx.x == 0 && step + 1 < steps` -> "
     "`step + 1 < steps`": "the same",
+    "meeting.cuh: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
+        "a number of an error's message"
+    ),
+    "peers.cuh: dispatch_width: constant off by one: `16 == 0` -> `16 == 1`": (
+        "single elements give the same sums"
+    ),
     "meeting.cuh: wait_for: comparison: `clock64() - begin > p.patience` -> `clock64() - begin >= "
     "p.patience`": ("no rank arrives in the one cycle that the timeout is shorter by"),
 }
