@@ -25,11 +25,6 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
         "how many chunks are in flight changes no result"
     ),
-    "all_reduce.cu: ring: other dimension: `threadIdx.x` -> `threadIdx.y`, 2nd": (
-        "after the barrier, every thread may signal: all store the same number"
-    ),
-    "all_reduce.cu: ring: bounds check dropped: `threadIdx.x == 0 && step + 1 < steps` -> "
-    "`step + 1 < steps`": "the same",
     "meeting.cuh: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
         "a number of an error's message"
     ),
