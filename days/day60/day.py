@@ -75,6 +75,78 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
         "at a stride of 8 the other kernel computes the same"
     ),
+    "conv2d_implicit_gemm.cu: load_filter: 64-bit index in 32 bits: "
+    "`int64_t{tap.of_filter(g)} * g.filter_channels` -> `tap.of_filter(g) * "
+    "g.filter_channels`": (
+        "a filter has at most 2^31 elements, so the index of a tap's first one fits"
+    ),
+    "conv2d_implicit_gemm.cu: conv2d_data_gradient_v1: min for max: `min(v.stride, v.H)` -> "
+    "`max(v.stride, v.H)`": (
+        "a phase beyond the stride has rows of another phase, with the same results; one "
+        "beyond the image has none"
+    ),
+    "conv2d_boxes.cu: conv2d_data_gradient_v2: comparison: `col < std::min(v.stride, v.W)` ->"
+    " `col <= std::min(v.stride, v.W)`": (
+        "the additional phase has columns of phase 0, with the same results, or none"
+    ),
+    "conv2d_weight_gradient.cu: conv2d_weight_gradient_v2: arithmetic operator: `v.S * "
+    "ceil_div(v.C, DEPTH)` -> `v.S / ceil_div(v.C, DEPTH)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "box_roles.cuh: BoxRoles::release: constant off by one: `32 == 0` -> `32 == 1`": (
+        "any lane of the warp can arrive for it"
+    ),
+    "box_roles.cuh: BoxRoles::store_pixels: bounds check dropped: `n >= g.channels` -> `false`": (
+        "TMA stores nothing beyond the last channel; the check saves time"
+    ),
+    "box_roles.cuh: require_boxes: constant off by one: `128` -> `129`": (
+        "the limit of no GPU lies between the two sizes of shared memory"
+    ),
+    "boxes.cuh: best_box: constant off by one: `c >= 1` -> `c >= 2`": (
+        "another box is chosen, which covers the same outputs"
+    ),
+    "boxes.cuh: best_box: constant off by one: `r >= 1` -> `r >= 2`": (
+        "another box is chosen, which covers the same outputs"
+    ),
+    "boxes.cuh: places_for: constant off by one: `std::max(1, multiprocessor_count(on) / "
+    "cluster)` -> `std::max(2, multiprocessor_count(on) / cluster)`": (
+        "a cluster for which there is no place waits for another one's"
+    ),
+    "boxes.cuh: rounds: rounded down: `ceil_div(best_box(g.rows, g.cols, g.N, m).count(), "
+    "cluster)` -> `((best_box(g.rows, g.cols, g.N, m).count()) / (cluster))`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "boxes.cuh: rounds: rounded down: `ceil_div(clusters * ceil_div(g.channels, n), places)` "
+    "-> `((clusters * ceil_div(g.channels, n)) / (places))`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "boxes.cuh: rounds: rounded down: `ceil_div(g.channels, n)` -> `((g.channels) / (n))`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "boxes.cuh: split_time: rounded down: `ceil_div(g.steps(), split)` -> `((g.steps()) / "
+    "(split))`": ("another tile size is chosen, which computes the same"),
+    "boxes.cuh: split_time: arithmetic operator: `ceil_div(g.steps(), split) + "
+    "EXCHANGE_STEPS` -> `ceil_div(g.steps(), split) - EXCHANGE_STEPS`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "boxes.cuh: split_time: constant off by one: `1` -> `2`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "boxes.cuh: split_time: arithmetic operator: `steps * m` -> `steps / m`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv.cuh: filter_row: 64-bit index in 32 bits: `int64_t{v.R} * v.S` -> `v.R * v.S`": (
+        "a filter has at most 2^31 elements and at least 8 output channels"
+    ),
+    "conv.cuh: gradient_gather: 64-bit index in 32 bits: `int64_t{col} * v.C` -> `col * v.C`": (
+        "an image has at most 2^31 elements"
+    ),
+    "conv.cuh: parts_for: initial value: `int64_t best = 1` -> `int64_t best = 0`": (
+        "the first round of the loop sets it"
+    ),
+    "conv.cuh: parts_for: initial value: `double least = 0` -> `double least = 1`": (
+        "the first round of the loop sets it"
+    ),
 }
 
 EXERCISE = Exercise(

@@ -30,6 +30,31 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "rows.cuh: softmax_step: initial value: `bool grown = false` -> `bool grown = true`": (
         "a rescaling too many changes only the rounding"
     ),
+    "of_warp: shuffle: `__shfl_sync(0xffffffff, x, 0)` -> `__shfl_sync(0xffffffff, x, (0) + 1)`": (
+        "x is the same in all lanes"
+    ),
+    "Roles::attend: comparison: `P::R >= PIPELINED` -> `P::R > PIPELINED`": (
+        "the steps are computed in the other order, with the same results"
+    ),
+    "Roles::store: 64-bit index in 32 bits: `int64_t{w.head} * n.S` -> `w.head * n.S`": (
+        "2^31 rows of q and o are more than the memory of a GPU of compute capability 9.0"
+    ),
+    "heads_map: 64-bit index in 32 bits: `int64_t rows` -> `int rows`": (
+        "it is the height of a box, at most 256"
+    ),
+    "Roles::consume: other dimension: `threadIdx.x` -> `threadIdx.y`, 2nd": (
+        "all threads wait for bulk copies, and most of them have started none"
+    ),
+    "launch: min for max: `min(grid, static_cast<unsigned>(multiprocessor_count(q)))` -> "
+    "`max(grid, static_cast<unsigned>(multiprocessor_count(q)))`": (
+        "blocks without a tile return, and one for which there is no place waits"
+    ),
+    "rows.cuh: work_at: comparison: `end > 0` -> `end >= 0`": ("(0 + BN - 1) / BN is 0, too"),
+    "rows.cuh: multiply_keys: constant off by one: `4 * 32` -> `4 * 33`": (
+        "a descriptor counts in units of 16 bytes, in which 33 · d is 32 · d for d up to 3"
+    ),
+    "rows.cuh: softmax_step: comparison: `top[h][0] > r.max[h] + n.slack` -> `top[h][0] >= "
+    "r.max[h] + n.slack`": ("a rescaling too many changes only the rounding"),
 }
 
 EXERCISE = Exercise(

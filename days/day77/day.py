@@ -20,6 +20,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "units_of: 64-bit index in 32 bits: `int64_t{length}` -> `length`": (
         "a length is at most MAX_TOKENS, two units below 2^31"
     ),
+    "paged_even: grid or block size: `grid` -> `(grid) - 1`": (
+        "the blocks share the line, however many there are"
+    ),
 }
 
 EXERCISE = Exercise(
