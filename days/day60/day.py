@@ -147,6 +147,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "conv.cuh: parts_for: initial value: `double least = 0` -> `double least = 1`": (
         "the first round of the loop sets it"
     ),
+    "conv.cuh: parts_for: loop bound off by one: `parts <= std::clamp<int64_t>(steps / "
+    "FEWEST_STEPS, 1, MOST_PARTS)` -> `parts <= std::clamp<int64_t>(steps / FEWEST_STEPS, 1, "
+    "MOST_PARTS) - 1`": ("another number of parts is chosen, whose sum is the same"),
+    "conv.cuh: parts_for: loop stride: `++parts` -> `parts += 2`": (
+        "another number of parts is chosen, whose sum is the same"
+    ),
+    "conv.cuh: parts_for: rounded down: `ceil_div(steps, parts)` -> `((steps) / (parts))`": (
+        "another number of parts is chosen, whose sum is the same"
+    ),
+    "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t low` -> `int low`": (
+        "the lower limits are 0 and 1"
+    ),
 }
 
 EXERCISE = Exercise(
