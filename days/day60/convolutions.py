@@ -131,6 +131,11 @@ SHAPES = [
     (2, 16, 3, 8, 16, 3, 2, 3, 2, 4),
     (1, 30, 29, 8, 72, 7, 7, 2, 3, 1),
     (1, 19, 40, 8, 8, 2, 2, 9, 0, 1),
+    # A stride, and: more boxes than one along a row, of the widest that TMA takes; single pixels;
+    # as many outputs as half the rows.
+    (1, 1, 600, 8, 8, 1, 1, 4, 0, 1),
+    (3, 1, 1, 8, 8, 1, 1, 2, 0, 1),
+    (1, 8, 6, 8, 16, 1, 1, 2, 0, 1),
 ]
 # On an H200, whose number of multiprocessors the CPU backend has: tiles of 256 × 128, 128 × 256 and
 # 256 × 64, where the shapes above take 128 × 128. C and K change places for the data gradient.

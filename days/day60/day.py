@@ -157,7 +157,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "another number of parts is chosen, whose sum is the same"
     ),
     "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t low` -> `int low`": (
-        "the lower limits are 0 and 1"
+        "every lower limit is at most 8"
     ),
 }
 

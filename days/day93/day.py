@@ -70,6 +70,7 @@ PROBLEMS = (
         ),
         cases=(
             *grid(SHAPES, ["float32"]),
+            Case((2200, 3, 2, 3)),  # more rows of sums than threads add in parallel
             *(Case((200, 20, 6, 4), values=each) for each in ("nonfinite", "offset", "tiny")),
         ),
         bench=Case((1 << 20, 32, 16, mixture.HEXAGON)),
