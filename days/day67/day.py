@@ -20,6 +20,25 @@ EXTRA_SOURCES = ("chunked_ce_triton.py", "compiled.py")
 EQUIVALENT = {  # mutants that compute the same, and why
     'chunks_of: device check dropped: `check(logits, "logits").on_gpu()` -> '
     '`check(logits, "logits")`': "cross_entropy checks it once more",
+    "fits: constant off by one: `static_cast<int64_t>(sizeof(Statistics)) + 64` -> "
+    "`static_cast<int64_t>(sizeof(Statistics)) + 65`": (
+        "a row that only just fits is read twice instead, with the same result"
+    ),
+    "cluster_for: arithmetic operator: `blocks * Share::THREADS` -> `blocks / Share::THREADS`": (
+        "another number of blocks shares the row"
+    ),
+    "scale_kernel: bounds check dropped: `factor == 1 || i >= chunks` -> `i >= chunks`": (
+        "a gradient times 1 keeps its bits"
+    ),
+    "row.cuh: rounded: constant off by one: `N == 8` -> `N == 9`": (
+        "the other way to round gives the same"
+    ),
+    "row.cuh: maximum: constant off by one: `N == 8` -> `N == 9`": (
+        "the other way to find the maximum gives the same"
+    ),
+    "row.cuh: chunk_of: comparison: `target >= 0` -> `target > 0`": (
+        "target 0 is in chunk 0 either way"
+    ),
 }
 
 EXERCISE = Exercise(
