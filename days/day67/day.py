@@ -62,28 +62,29 @@ IGNORED = -100
 TRITON = "chunked_ce_triton"
 
 
-def ignore_some(target):
+def ignore_some(target, classes):
     target[2::3] = IGNORED
 
 
-def ignore_all(target):
+def ignore_all(target, classes):
     target[:] = IGNORED
 
 
-def mistake_some(target):
+def mistake_some(target, classes):
     """Some targets that name no class, and some ignored ones."""
-    ignore_some(target)
+    ignore_some(target, classes)
+    target[0::4] = classes  # one too many
     target[1::4] = 10**9
     target[3::4] = -1
 
 
 def inputs(label_smoothing=0.0, change=ignore_some):
-    """change: (target) -> None, changes some targets."""
+    """change: (target, classes) -> None, changes some targets."""
 
     def of_case(case, draw):
         rows, classes = case.shape
         logits, target = draw(rows, classes), draw(rows, dtype="int64", low=0, high=classes)
-        change(target)
+        change(target, classes)
         return logits, target, IGNORED, label_smoothing
 
     return of_case
@@ -234,6 +235,18 @@ PROBLEMS = (
             ),
             *grid([(2, 13832)], ["bfloat16"]),
         ),
+    ),
+    replace(
+        checked("more rows than are counted at a time", inputs(), [Case((1060, 8), "bfloat16")]),
+        rungs=(V1,),
+    ),
+    replace(
+        checked(
+            "the longest row of a cluster, and a longer one",
+            inputs(),
+            grid([(1, 262_144), (1, 262_148)], ["float32"]),
+        ),
+        rungs=(V3,),
     ),
     checked(
         "smoothed labels",
