@@ -73,9 +73,12 @@ def ignore_all(target, classes):
 def mistake_some(target, classes):
     """Some targets that name no class, and some ignored ones."""
     ignore_some(target, classes)
-    target[0::4] = classes  # one too many
     target[1::4] = 10**9
     target[3::4] = -1
+
+
+def mistake_first(target, classes):
+    target[0] = classes  # one too many
 
 
 def inputs(label_smoothing=0.0, change=ignore_some):
@@ -265,6 +268,7 @@ PROBLEMS = (
         ),
     ),
     checked("wrong targets", inputs(change=mistake_some), grid([(9, 130), (6, 1024)], FLOATS)),
+    checked("one wrong target", inputs(change=mistake_first), [Case((2, 1024), "float32")]),
     checked("no row that counts", inputs(change=ignore_all), grid([(3, 40)], FLOATS)),
     scaling,
     with_gradient,
