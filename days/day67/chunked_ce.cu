@@ -25,7 +25,6 @@
 #include "common/cuda/warp_reduce.cuh"     // taught in day 23
 #include "days/day67/row.cuh"
 
-#include <algorithm>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
@@ -151,7 +150,6 @@ Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_in
                                mutable_data<C>(dx),
                                data<int64_t>(target),
                                mutable_data<float>(losses),
-                               mutable_data<float>(loss),
                                data<float>(weight),
                                rows,
                                logits.size(1) / size,
@@ -339,7 +337,6 @@ Job<T, 16 / sizeof(T)> in_packs(const Job<T, N>& job) {
           reinterpret_cast<C*>(job.dx),
           job.target,
           job.losses,
-          job.loss,
           job.weight,
           job.rows,
           job.chunks,

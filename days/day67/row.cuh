@@ -111,7 +111,6 @@ struct Job {
   Chunk<T, N>* dx;        // (rows, chunks)
   const int64_t* target;  // (rows)
   float* losses;          // (rows)
-  float* loss;            // ()
   const float* weight;    // (), w: counted on the GPU so that the host does not wait
   int64_t rows, chunks, ignore_index;
   float smoothing;  // ε
