@@ -36,7 +36,7 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
     """The bits of one element of poison, as a signed integer of its width.
 
     variant 0: a quiet NaN for floating dtypes, so that it spreads to all that is computed from it.
-    variant 1: a large finite number, for kernels that lose a NaN (fmaxf does).
+    variant 1: a large finite number, for kernels that lose a NaN (fmaxf does); see _fresh.
     variant 2: an ordinary number, of which a sum or product with another shows.
     tag: makes the poison of each tensor its own, so that poison copied from one band into another
         is seen too.
@@ -64,6 +64,18 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
     return quiet | (0x2B + 37 * tag) % (1 << payload_bits)
 
 
+def _fresh(dtype: torch.dtype, variant: int, tag: int = _BODY) -> tuple[int, int]:
+    """The bits of the even and of the odd elements of fresh memory.
+
+    They differ in variant 1, where large numbers of both signs alternate: a minimum with memory
+    that was not written does not show a positive one, a maximum does not show a negative one.
+    """
+    even = _poison(dtype, variant, tag)
+    if variant == 1 and dtype.is_floating_point and dtype.itemsize > 1:
+        return even, even + torch.iinfo(_INTEGERS[dtype.itemsize]).min  # with the sign's bit
+    return even, even
+
+
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Those of a contiguous tensor."""
     sizes = [max(size, 1) for size in shape]
@@ -78,8 +90,8 @@ def is_poison(tensor: Tensor) -> Tensor:
     result = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
     if tensor.dtype == torch.bool or tensor.dtype.is_complex or not tensor.numel():
         return result
-    for variant in (0, 1):
-        result |= bits(tensor) == _poison(tensor.dtype, variant, _BODY)
+    for number in {*_fresh(tensor.dtype, 0), *_fresh(tensor.dtype, 1)}:
+        result |= bits(tensor) == number
     return result
 
 
@@ -92,7 +104,7 @@ class _Record:
     shape: tuple[int, ...]
     name: str
     poison: int  # of the bands
-    fresh: int = 0  # of the body
+    fresh: tuple[int, int] = (0, 0)  # of the body
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
@@ -109,8 +121,8 @@ class GuardedMemory:
     """Hands out tensors whose surroundings are known, and tells which of those were written.
 
     device: where tensors live unless a call says otherwise.
-    variant: 0 poisons floating tensors with NaN, 1 with a large finite number, 2 each with an
-        ordinary number of its own.
+    variant: 0 poisons floating tensors with NaN, 1 with large finite numbers of alternating
+        signs, 2 each with an ordinary number of its own.
     name: called with every tensor that is handed out, with what to call it.
     """
 
@@ -156,8 +168,11 @@ class GuardedMemory:
             band.fill_(poison)
         body = torch.empty(0, dtype=dtype, device=where)
         body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, _strides(shape))
-        record.fresh = poison if self.variant == 2 else _poison(dtype, self.variant, _BODY)
-        bits(body).fill_(record.fresh)
+        own = 1 + len(self._records) if self.variant == 2 else _BODY
+        record.fresh = even, odd = _fresh(dtype, self.variant, own)
+        bits(body).fill_(even)
+        if odd != even:
+            bits(body).view(-1)[1::2] = odd
         self._records.append(record)
         if self._name is not None:
             self._name(body, str(record))
@@ -234,7 +249,8 @@ class GuardedMemory:
         for record in self._records:
             mine = record.buffer.untyped_storage().data_ptr() == place
             if mine and tensor.dtype == record.dtype != torch.bool:
-                return bits(tensor) == record.fresh
+                even, odd = record.fresh
+                return (bits(tensor) == even) | (bits(tensor) == odd)
         return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
 
     def violations(self) -> list[str]:

@@ -432,6 +432,19 @@ def test_bands_tell_who_was_overrun() -> None:
         assert words in last, last
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_large_numbers_in_fresh_memory_have_both_signs(dtype: torch.dtype) -> None:
+    """A minimum or maximum with memory that was not written shows one of the two."""
+    memory = GuardedMemory(torch.device("cpu"), variant=1)
+    x = memory.empty((3, 5), dtype)
+    assert bool(is_poison(x).all())
+    assert bool(memory.untouched(x).all())
+    signs = torch.tensor([1 - 2 * (i % 2) for i in range(15)], dtype=dtype).view(3, 5)
+    assert torch.equal(x.sign(), signs)
+    assert bool((x.abs() > torch.finfo(dtype).max / 32).all())
+    assert memory.violations() == []
+
+
 def test_copies_keep_strides_and_misalignment() -> None:
     memory = GuardedMemory(torch.device("cpu"))
     base = torch.randn(6, 8)
