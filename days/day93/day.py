@@ -49,7 +49,7 @@ EXERCISE = Exercise(
 # (points, features, clusters, neighbours): around a tile of 128 points, 4 clusters and 4 features
 SHAPES = [(129, 5, 3, 4), (300, 32, 16, 6), (128, 12, 7, 1), (1, 1, 1, 2), (259, 30, 10, 6)]
 SHAPES += [(127, 16, 4, 0), (0, 8, 5, 6), (200, 3, 32, 5), (140, 128, 17, 3), (513, 8, 8, 3)]
-SHAPES += [(97, 8, 12, 4)]  # whole packs of clusters, but fewer than a point's lanes have
+SHAPES += [(64, 8, 12, 8)]  # whole packs of clusters, but fewer than a point's lanes have
 WHY = "1e2 squares and a field are added before exp, which makes their error one of q"
 
 
@@ -76,6 +76,19 @@ PROBLEMS = (
         bench=Case((1 << 20, 32, 16, mixture.HEXAGON)),
         bench_cpu=Case((2000, 32, 16, mixture.HEXAGON)),
         cost=mixture.step_cost,
+        tolerance=Tolerance(ulps=16, factor=32, why=WHY),
+    ),
+    Problem(
+        name="small numbers",
+        inputs=mixture.small_inputs,
+        reference=mixture.em_step,
+        rungs=(
+            Rung("spatial_em_v1_separate", "sums of squares"),
+            Rung("spatial_em_v2_tiles", "about the mean of all means"),
+            Rung("spatial_em_v3_one_pass", "in fp32"),
+        ),
+        cases=(Case((200, 20, 6, 4)),),
+        timed=False,
         tolerance=Tolerance(ulps=16, factor=32, why=WHY),
     ),
     Problem(

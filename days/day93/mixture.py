@@ -48,6 +48,13 @@ def step_inputs(case, draw):
     return x, neighbours, q, weights / weights.sum(), means, draw(k, d, low=0.5, high=2.0), 0.7
 
 
+def small_inputs(case, draw):
+    """As step_inputs, in other units: x, means and deviations are a hundredth of theirs, so that
+    variances are far below 1."""
+    x, neighbours, q, weights, means, variances, beta = step_inputs(case, draw)
+    return x / 100, neighbours, q, weights, means / 100, variances / 10_000, beta
+
+
 def seeding_inputs(case, draw):
     """Shape: (points, features, clusters). Integers, so that all sums are exact: distances in fp32,
     and their sums in float64, which are beyond 2^24 where the values are large."""
