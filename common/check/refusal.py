@@ -9,7 +9,7 @@ GAVE_UP = re.compile(
     r"CUDA error|illegal (memory|address|instruction)|out of memory|out of bounds"
     r"|misaligned (address|access)|misaligned: this thread"
     r"|can't allocate memory|segmentation fault|block \(\d+,\d+,\d+\)"
-    r"|on the wrong (stream|device)",
+    r"|on the wrong (stream|device)|too many blocks in cooperative launch",
     re.IGNORECASE,
 )
 

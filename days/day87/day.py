@@ -31,6 +31,12 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "peers.cuh: dispatch_width: constant off by one: `16 == 0` -> `16 == 1`": (
         "single elements give the same sums"
     ),
+    "peers.cuh: dispatch_width: arithmetic operator: `16 / sizeof(T)` -> `16 * sizeof(T)`": (
+        "chunks of another size give the same sums"
+    ),
+    "peers.cuh: dispatch_width: comparison: `r < p.ranks` -> `r <= p.ranks`": (
+        "behind the last buffer is nullptr, or signals[0] behind eight: both are aligned"
+    ),
     "meeting.cuh: wait_for: comparison: `clock64() - begin > p.patience` -> `clock64() - begin >= "
     "p.patience`": ("no rank arrives in the one cycle that the timeout is shorter by"),
 }
@@ -55,7 +61,7 @@ EXERCISE = Exercise(
 )
 
 # (elements per rank, ranks, blocks per rank)
-SHAPES = [(7, 1, 1), (3, 2, 1), (1, 2, 1), (20_004, 2, 1), (4104, 3, 2), (999, 3, 2)]
+SHAPES = [(7, 1, 1), (3, 2, 1), (1, 2, 1), (20_004, 2, 2), (4104, 3, 2), (999, 3, 2)]
 SHAPES += [(9000, 4, 1), (2057, 5, 1), (72, 8, 3), (0, 2, 1)]
 SHAPES += [(1999, 2, 2)]  # the largest that is traced: two blocks per rank have chunks of a part
 DTYPES = ["float32", "float16", "bfloat16"]

@@ -232,6 +232,16 @@ def test_fault_in_a_kernel_is_no_refusal() -> None:
     rejected(but(fault), "broke on the way")
 
 
+def test_too_many_blocks_in_a_launch_are_no_refusal() -> None:
+    """Even if the runtime's words happen to name an argument."""
+
+    def fault(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
+        require(x.numel() == y.numel(), "x and y: too many blocks in cooperative launch")
+        return None
+
+    rejected(but(fault), "broke on the way")
+
+
 def test_write_outside_for_bad_input_is_rejected() -> None:
     def overrun(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
         if x.dim() == 2 and x.numel() == 0 and y.numel() == 0:
