@@ -162,13 +162,14 @@ class GuardedMemory:
         start = BAND + aligned + shift * dtype.itemsize
         # The band behind the body starts right after its last element.
         buffer = buffer[: start + size + BAND]
-        poison = _poison(dtype, self.variant, 1 + len(self._records))
+        tag = 1 + len(self._records)
+        poison = _poison(dtype, self.variant, tag)
         record = _Record(buffer, start, size, dtype, shape, name, poison)
         for band in record.bands():
             band.fill_(poison)
         body = torch.empty(0, dtype=dtype, device=where)
         body.set_(buffer.untyped_storage(), start // dtype.itemsize, shape, _strides(shape))
-        own = 1 + len(self._records) if self.variant == 2 else _BODY
+        own = tag if self.variant == 2 else _BODY
         record.fresh = even, odd = _fresh(dtype, self.variant, own)
         bits(body).fill_(even)
         if odd != even:

@@ -82,10 +82,9 @@ PROBLEMS = (
         name="small numbers",
         inputs=mixture.small_inputs,
         reference=mixture.em_step,
-        rungs=(
-            Rung("spatial_em_v1_separate", "sums of squares"),
-            Rung("spatial_em_v2_tiles", "about the mean of all means"),
-            Rung("spatial_em_v3_one_pass", "in fp32"),
+        rungs=tuple(
+            Rung(f"spatial_em_{version}", "variances far below 1")
+            for version in ("v1_separate", "v2_tiles", "v3_one_pass")
         ),
         cases=(Case((200, 20, 6, 4)),),
         timed=False,
