@@ -335,7 +335,7 @@ struct Room {
 };
 using Half = Room<1024, 4, 0, 2>;   // up to 64 KB of a row
 using Whole = Room<1024, 8, 1, 2>;  // up to 128 KB of a row
-using Share = Room<512, 8, 0, 3>;   // up to 64 KB of a row, v5
+using Share = Room<512, 8, 0, 2>;   // up to 64 KB of a row, v5
 constexpr int MAX_CLUSTER = 16;     // blocks; more than 8 have to be allowed per kernel
 
 // Makes each element of `most` the larger one of the two; 16-bit types by two at a time.

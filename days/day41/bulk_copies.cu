@@ -1,7 +1,7 @@
 // Day 41, second file: the rungs without loads and stores of global memory. Bulk copies move pieces
 // to shared memory and back; day 55 takes them apart. They need compute capability 9.0.
 //
-//   particles v5 bulk   8 KB of each field per block; threads move the particles in shared memory
+//   particles v5 bulk   4 KB of each field per block; threads move the particles in shared memory
 //   swap v3 bulk        16 KB of x and of y per block; no thread touches an element
 //
 // Bytes per element of the result: 8, and 16 for an element pair of swap. Requests: none.
@@ -28,7 +28,7 @@ void require_bulk_copies(const Tensor& on) {
 // field, and one that stores it. The others only move the particles, four at a time. Mass and
 // charge go through shared memory untouched, so no thread but the first waits for them.
 
-constexpr int FIELD_PIECE = 2048;  // floats: 64 KB for all fields, so three blocks are resident
+constexpr int FIELD_PIECE = 1024;  // floats: 32 KB for all fields, so seven blocks are resident
 constexpr int MOVERS = 128;        // threads per block
 
 __global__ void __launch_bounds__(MOVERS)

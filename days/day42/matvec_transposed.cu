@@ -13,7 +13,9 @@
 // Run: python run_day.py 42
 
 #include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // kernels that start early: day 59
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "days/day42/chunk.cuh"
 
@@ -67,28 +69,34 @@ Tensor matvec_t_v1_thread(const Tensor& a, const Tensor& x) {
 // groups of a block take different rows, STEPS at a time. Their sums meet in shared memory.
 
 constexpr int STEPS = 8;
+// Blocks per multiprocessor: that leaves 64 registers per thread. Without this number nvcc takes
+// 32, which have no room for STEPS chunks: it then waits for every second or third load.
+constexpr int RESIDENT = 4;
 
-// A block's part of the product: the columns of tile `tile`, the rows [begin, end). Calls
-// store(column, sum) for each column. All threads of the block must call it, once.
+// A block's part of the product: the columns of tile `tile`, and of the rounds of ROUND rows those
+// with the numbers turn, turn + turns … Calls store(column, sum) for each column. All threads of
+// the block must call it, once.
 template <int LANES, typename T, int N, typename Store>
-__device__ void multiply_tile(const Chunk<T, N>* __restrict__ a, const T* __restrict__ x,
-                              int64_t chunks, int64_t tile, int64_t begin, int64_t end,
+__device__ void multiply_tile(const Chunk<T, N>* __restrict__ a, const T* __restrict__ x, int64_t M,
+                              int64_t chunks, int64_t tile, int64_t turn, int64_t turns,
                               Store store) {
-  constexpr int GROUPS = BLOCK / LANES, COLUMNS = LANES * N;
+  constexpr int GROUPS = BLOCK / LANES, COLUMNS = LANES * N, ROUND = STEPS * GROUPS;
   __shared__ float sums[GROUPS][COLUMNS];
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
   const int64_t c = tile * LANES + lane;  // this thread's chunk of every row
   float sum[N] = {};
   if (c < chunks) {
-    int64_t m = begin + group;
-    for (; m + (STEPS - 1) * GROUPS < end; m += STEPS * GROUPS) {
+    int64_t m = turn * ROUND + group;
+    for (; m + (STEPS - 1) * GROUPS < M; m += turns * ROUND) {
       Chunk<T, N> from_a[STEPS];
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) from_a[s] = a[(m + s * GROUPS) * chunks + c];
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) scale_add(sum, from_a[s], x[m + s * GROUPS]);
     }
-    for (; m < end; m += GROUPS) scale_add(sum, a[m * chunks + c], x[m]);
+    for (int s = 0; s < STEPS && m < M; ++s, m += GROUPS) {  // what is left of a round
+      scale_add(sum, a[m * chunks + c], x[m]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) sums[group][lane * N + i] = sum[i];
@@ -102,10 +110,10 @@ __device__ void multiply_tile(const Chunk<T, N>* __restrict__ a, const T* __rest
 }
 
 template <int LANES, typename T, int N>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, RESIDENT)
     matvec_t_v2_block_kernel(const Chunk<T, N>* a, const T* x, T* __restrict__ y, int64_t M,
                              int64_t chunks) {
-  multiply_tile<LANES>(a, x, chunks, blockIdx.x, 0, M,
+  multiply_tile<LANES>(a, x, M, chunks, blockIdx.x, 0, 1,
                        [=](int64_t k, float sum) { y[k] = static_cast<T>(sum); });
 }
 
@@ -133,16 +141,18 @@ Tensor matvec_t_v2_block(const Tensor& a, const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: `splits` blocks per tile of columns, each with `length` rows. A second kernel adds
-// up their sums.
+// v3 against v2: `splits` blocks per tile of columns, which take its rounds in turns, so that all
+// blocks read one part of A at a time. A second kernel adds up their sums. It starts early, and
+// waits for the first one: only the launch overlaps (day 59).
 
 template <int LANES, typename T, int N>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, RESIDENT)
     matvec_t_v3_split_m_kernel(const Chunk<T, N>* a, const T* x, float* __restrict__ partial,
-                               int64_t M, int64_t chunks, int64_t tiles, int64_t length) {
+                               int64_t M, int64_t chunks, int64_t tiles, int64_t splits) {
+  ptx::grid_dependency_launch();  // all blocks are resident: the next kernel takes no one's place
   const int64_t tile = blockIdx.x % tiles, split = blockIdx.x / tiles;  // neighbours share rows
   float* const to = partial + split * chunks * N;
-  multiply_tile<LANES>(a, x, chunks, tile, split * length, min((split + 1) * length, M),
+  multiply_tile<LANES>(a, x, M, chunks, tile, split, splits,
                        [=](int64_t k, float sum) { to[k] = sum; });
 }
 
@@ -158,8 +168,9 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t k = int64_t{blockIdx.x} * 32 + lane;
   float sum = 0;
+  ptx::grid_dependency_wait();  // for the sums of all blocks
   if (k < K) {
-#pragma unroll 8
+#pragma unroll 16
     for (int64_t s = warp; s < splits; s += warps) sum += partial[s * K + k];
   }
   sums[warp][lane] = sum;
@@ -184,10 +195,19 @@ Tensor matvec_t_v3_split_m(const Tensor& a, const Tensor& x) {
       const Tensor partial = torch::stable::new_empty(a, {splits * K}, ScalarType::Float);
       kernel<<<grid_size(tiles * splits, "a"), BLOCK, 0, current_stream(a)>>>(
           data<Chunk<T, size>>(a), data<T>(x), mutable_data<float>(partial), M, chunks, tiles,
-          ceil_div<int64_t>(M, splits));
-      const int threads = static_cast<int>(32 * std::min<int64_t>(ADD_WARPS, splits));
-      add_splits_kernel<<<grid_size(ceil_div<int64_t>(K, 32), "a"), threads, 0,
-                          current_stream(a)>>>(data<float>(partial), y, K, splits);
+          splits);
+      cudaLaunchAttribute early = {};
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3(grid_size(ceil_div<int64_t>(K, 32), "a"));
+      config.blockDim = dim3(static_cast<unsigned>(32 * std::min<int64_t>(ADD_WARPS, splits)));
+      config.stream = current_stream(a);
+      config.attrs = &early;
+      config.numAttrs = has_capability(9, 0) ? 1 : 0;
+      check_cuda(
+          cudaLaunchKernelEx(&config, add_splits_kernel<T>, data<float>(partial), y, K, splits),
+          "add_splits");
     });
   });
 }

@@ -63,6 +63,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   using Swap = Exchange<P, SPLIT>;
   __shared__ uint64_t full[P::STAGES], empty[P::STAGES];
   if (threadIdx.x == 0) init_stages(full, empty, P::STAGES, 1);
+  if (threadIdx.x == 32) {  // meanwhile, so that the first loads do not wait for the maps
+    ptx::prefetch_tensor_map(from);
+    ptx::prefetch_tensor_map(filter);
+    ptx::prefetch_tensor_map(to);
+  }
   __syncthreads();  // the mbarriers are there before any thread uses one
   const BoxRoles<P, 1> roles{g, tile_memory(), full, empty, 0, 0, 0};
   const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;

@@ -14,12 +14,15 @@
 //   v3 vectors        4 elements per load and streaming store, row sums from registers, a swizzle
 //   v4 triton         blur_transpose_triton.py: a program walks down a strip, 7 loads per element
 //   v5 triton chunks  the same, with 3 loads per 4 elements
+//   v6 in flight      v3, where all rows of a tile are in flight at once and need no registers
 //
 // Run: python run_day.py 69
 
-#include "common/cuda/binding.cuh"  // taught in day 6
-#include "common/cuda/chunk.cuh"    // taught in days 35 and 42
-#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+#include "common/cuda/binding.cuh"     // taught in day 6
+#include "common/cuda/capability.cuh"  // taught in day 24
+#include "common/cuda/chunk.cuh"       // taught in days 35 and 42
+#include "common/cuda/ptx.cuh"         // cp.async: day 20
+#include "common/cuda/tensor.cuh"      // taught in days 6 and 12
 
 constexpr int R = 3;             // radius of the filter
 constexpr int TAPS = 2 * R + 1;  // its weights
@@ -196,6 +199,8 @@ struct RowSums {
 
   static __device__ int place(int group, int c) { return c ^ group % 8; }
   __device__ void store(int r, int c, float4 sums) { at[r][place(r / FOUR, c)] = sums; }
+  // v6: where chunk c of x waits, of 16 bytes at most, until its sums take its place.
+  __device__ void* waiting(int r, int c) { return &at[r][place(r / FOUR, c)]; }
   // Element j of chunk c in row a after the first of a group.
   __device__ float load(int group, int a, int c, int j) const {
     return reinterpret_cast<const float*>(&at[FOUR * group + a][place(group + a / FOUR, c)])[j];
@@ -232,6 +237,36 @@ __device__ void store_streaming(Chunk<T, FOUR>* to, const Chunk<T, FOUR>& chunk)
   __stcs(reinterpret_cast<Words*>(to), *reinterpret_cast<const Words*>(&chunk));
 }
 
+// Row r of `sums` is row tile.h + r - R of the image. Those in [top, bottom) are inside.
+struct Inside {
+  int top, bottom;
+};
+__device__ Inside rows_inside(const Tile& tile, int64_t H) {
+  return {static_cast<int>(max(int64_t{0}, R - tile.h)),
+          static_cast<int>(min(int64_t{SUM_ROWS}, H - tile.h + R))};
+}
+
+// Sums a tile along its columns and stores it. A warp writes 4 rows of y: 8 lanes with 4 elements
+// each are 32 neighbours of a row.
+template <typename T>
+__device__ __forceinline__ void store_columns(const Arguments<T>& p, const RowSums& sums,
+                                              const Filter& filter, const Tile& tile) {
+  using Four = Chunk<T, FOUR>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t down = p.H / FOUR;  // chunks per row of y
+  const int g = warp % WARPS_DOWN * 8 + lane % 8, j = lane / 8;
+  const int wide = static_cast<int>(min(int64_t{WIDE}, p.W - tile.w));
+  const int64_t chunk = tile.h / FOUR + g;
+  Four* to = reinterpret_cast<Four*>(p.y) + (tile.image * p.W + tile.w + j) * down + chunk;
+  if (chunk >= down) return;
+#pragma unroll 2
+  for (int c = warp / WARPS_DOWN; c < CHUNKS; c += WARPS / WARPS_DOWN) {
+    if (FOUR * c + j < wide) {
+      store_streaming(to + FOUR * c * down, column_sums<T>(sums, filter, g, c, j));
+    }
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(BLOCK) blur_transpose_v3_vectors_kernel(const Arguments<T> p) {
   using Four = Chunk<T, FOUR>;
@@ -239,11 +274,8 @@ __global__ void __launch_bounds__(BLOCK) blur_transpose_v3_vectors_kernel(const 
   const Tile tile = tile_of_block<TALL, WIDE>(p.H, p.W);
   const Filter filter(p.weights);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t across = p.W / FOUR, down = p.H / FOUR;  // chunks per row of x, of y
-
-  // Row r of `sums` is row tile.h + r - R of the image. Those in [top, bottom) are inside.
-  const int top = static_cast<int>(max(int64_t{0}, R - tile.h));
-  const int bottom = static_cast<int>(min(int64_t{SUM_ROWS}, p.H - tile.h + R));
+  const int64_t across = p.W / FOUR;  // chunks per row of x
+  const auto [top, bottom] = rows_inside(tile, p.H);
   const int64_t column = tile.w / FOUR + lane;  // of chunks
   const Four* from =
       reinterpret_cast<const Four*>(p.x) + (tile.image * p.H + tile.h - R) * across + column;
@@ -266,25 +298,19 @@ __global__ void __launch_bounds__(BLOCK) blur_transpose_v3_vectors_kernel(const 
     }
   }
   __syncthreads();  // all row sums are written before any thread sums along a column
-
-  // A warp writes 4 rows of y: 8 lanes with 4 elements each are 32 neighbours of a row.
-  const int g = warp % WARPS_DOWN * 8 + lane % 8, j = lane / 8;
-  const int wide = static_cast<int>(min(int64_t{WIDE}, p.W - tile.w));
-  const int64_t chunk = tile.h / FOUR + g;
-  Four* to = reinterpret_cast<Four*>(p.y) + (tile.image * p.W + tile.w + j) * down + chunk;
-  if (chunk >= down) return;
-#pragma unroll 2
-  for (int c = warp / WARPS_DOWN; c < CHUNKS; c += WARPS / WARPS_DOWN) {
-    if (FOUR * c + j < wide) {
-      store_streaming(to + FOUR * c * down, column_sums<T>(sums, filter, g, c, j));
-    }
-  }
+  store_columns(p, sums, filter, tile);
 }
 
-Tensor blur_transpose_v3_vectors(const Tensor& x, const Tensor& weights) {
+// Whether the rows of x and of y are whole, aligned chunks.
+bool has_chunks(const Tensor& x) {
   const bool whole = x.dim() == 3 && x.size(1) % FOUR == 0 && x.size(2) % FOUR == 0;
-  if (!whole || !is_aligned(x, FOUR * x.element_size())) {
-    fell_back("blur_transpose_v2_tile", "rows of x or y that are no whole, aligned chunks");
+  return whole && is_aligned(x, FOUR * x.element_size());
+}
+constexpr char NO_CHUNKS[] = "rows of x or y that are no whole, aligned chunks";
+
+Tensor blur_transpose_v3_vectors(const Tensor& x, const Tensor& weights) {
+  if (!has_chunks(x)) {
+    fell_back("blur_transpose_v2_tile", NO_CHUNKS);
     return blur_transpose_v2_tile(x, weights);
   }
   return transposed_output(x, weights, "blur_transpose_v3_vectors", [&](const auto& p) {
@@ -293,7 +319,94 @@ Tensor blur_transpose_v3_vectors(const Tensor& x, const Tensor& weights) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// v6 against v3: cp.async brings every chunk to where its sums will be, so all rows of a tile are
+// in flight at once, and none of them in registers. A lane copies its own chunk only, and gets
+// neighbours by shuffles.
+
+constexpr int WARP_ROWS = (SUM_ROWS + WARPS - 1) / WARPS;  // rows of sums per warp, at most
+static_assert(2 * WARP_ROWS <= 32, "a lane copies one chunk beyond an end of one of them");
+
+// The sums along a row of the lane's own chunk, whose neighbours are in the lanes beside it. `edge`
+// is the chunk beyond: lane 0's on the left, lane 31's on the right.
+template <typename T>
+__device__ float4 row_sums_of_lane(const Chunk<T, FOUR>& own, const Chunk<T, FOUR>& edge,
+                                   const Filter& filter) {
+  constexpr unsigned ALL = 0xffffffffu;
+  const int lane = threadIdx.x % 32;
+  float v[FOUR + 2 * R];
+#pragma unroll
+  for (int i = 0; i < FOUR; ++i) v[R + i] = static_cast<float>(own.at[i]);
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+    const float left = __shfl_up_sync(ALL, v[FOUR + i], 1);
+    const float right = __shfl_down_sync(ALL, v[R + i], 1);
+    v[i] = lane == 0 ? static_cast<float>(edge.at[FOUR - R + i]) : left;
+    v[R + FOUR + i] = lane == 31 ? static_cast<float>(edge.at[i]) : right;
+  }
+  return {filter(v), filter(v + 1), filter(v + 2), filter(v + 3)};
+}
+
+constexpr int RESIDENT = 5;  // blocks, with 39 KB of shared memory each
+
+template <typename T>
+__global__ void __launch_bounds__(BLOCK, RESIDENT)
+    blur_transpose_v6_in_flight_kernel(const Arguments<T> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  using Four = Chunk<T, FOUR>;
+  __shared__ RowSums sums;
+  __shared__ Four edges[WARPS][WARP_ROWS][2];  // beyond both ends of a warp's rows
+  const Tile tile = tile_of_block<TALL, WIDE>(p.H, p.W);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t across = p.W / FOUR;  // chunks per row of x
+  const auto [top, bottom] = rows_inside(tile, p.H);
+  const Four* from = reinterpret_cast<const Four*>(p.x) + (tile.image * p.H + tile.h - R) * across;
+  // Starts to copy chunk c of the image's row that belongs to row r of `sums`.
+  const auto copy = [&](Four* to, int r, int64_t c) {
+    if (r >= top && r < bottom && c >= 0 && c < across) {
+      ptx::cp_async<sizeof(Four)>(to, from + r * across + c);
+    } else {
+      *to = Four{};  // zeros beyond the image
+    }
+  };
+  const int64_t column = tile.w / FOUR;  // the tile's first chunk
+  if (lane < 2 * WARP_ROWS) {
+    const int k = lane / 2, end = lane % 2;
+    copy(&edges[warp][k][end], warp + k * WARPS, end == 0 ? column - 1 : column + CHUNKS);
+  }
+#pragma unroll
+  for (int k = 0; k < WARP_ROWS; ++k) {
+    const int r = warp + k * WARPS;
+    if (r < SUM_ROWS) copy(static_cast<Four*>(sums.waiting(r, lane)), r, column + lane);
+  }
+  const Filter filter(p.weights);
+  ptx::cp_async_wait_all();
+  __syncwarp();  // the edges have come that other lanes copied
+#pragma unroll 1
+  for (int k = 0; k < WARP_ROWS; ++k) {
+    const int r = warp + k * WARPS;
+    if (r >= SUM_ROWS) break;
+    const Four own = *static_cast<const Four*>(sums.waiting(r, lane));
+    sums.store(r, lane, row_sums_of_lane(own, edges[warp][k][lane != 0], filter));
+  }
+  __syncthreads();  // all row sums are written before any thread sums along a column
+  store_columns(p, sums, filter, tile);
+#endif
+}
+
+Tensor blur_transpose_v6_in_flight(const Tensor& x, const Tensor& weights) {
+  if (!has_chunks(x)) {
+    fell_back("blur_transpose_v2_tile", NO_CHUNKS);
+    return blur_transpose_v2_tile(x, weights);
+  }
+  return transposed_output(x, weights, "blur_transpose_v6_in_flight", [&](const auto& p) {
+    require_capability(8, 0, "cp.async");
+    blur_transpose_v6_in_flight_kernel<<<grid_of<TALL, WIDE>(x), BLOCK, 0, current_stream(x)>>>(p);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
 
 RUNG(day69, blur_transpose_v1_direct, "(Tensor x, Tensor weights) -> Tensor");
 RUNG(day69, blur_transpose_v2_tile, "(Tensor x, Tensor weights) -> Tensor");
 RUNG(day69, blur_transpose_v3_vectors, "(Tensor x, Tensor weights) -> Tensor");
+RUNG(day69, blur_transpose_v6_in_flight, "(Tensor x, Tensor weights) -> Tensor");

@@ -19,6 +19,7 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
     ("v3, CUDA", "blur_transpose_v3_vectors_kernelIfE"),
     ("v4, Triton", in_triton(False)),
     ("v5, Triton", in_triton(True)),
+    ("v6, CUDA", "blur_transpose_v6_in_flight_kernelIfE"),
     ("v3 in bf16", "blur_transpose_v3_vectors_kernelI13__nv_bfloat16E"),
     ("v5 in bf16", in_triton(True, "bf16")),
 )

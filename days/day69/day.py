@@ -84,13 +84,14 @@ PROBLEMS = (
         rungs=(
             Rung("blur_transpose_v1_direct", "CUDA, 49 loads per output"),
             Rung("blur_transpose_v2_tile", "CUDA, halo, row sums, transpose in shared memory"),
-            Rung(
-                "blur_transpose_v3_vectors",
-                "CUDA, 4 elements per load and store",
-                target=Target(0.90, "copy"),
-            ),
+            Rung("blur_transpose_v3_vectors", "CUDA, 4 elements per load and store"),
             Rung("blur_transpose_v4_triton", "Triton, walks down, 7 loads per element", **TRITON),
             Rung("blur_transpose_v5_triton_chunks", "Triton, 3 loads per 4 elements", **TRITON),
+            Rung(
+                "blur_transpose_v6_in_flight",
+                "CUDA, v3 with all rows of a tile in flight",
+                target=Target(0.90, "copy"),
+            ),
         ),
         cases=(
             *grid([*SHAPES, *EMPTY], FLOATS),
