@@ -496,6 +496,10 @@ bool fits_cluster(const Tensor& x) {
                             MAX_CLUSTER * Share::THREADS / 32);
 }
 
+// Shared memory that leaves no room for a third block of up to 64 KB. Two are a little faster on an
+// H200, unless they wait for many others.
+constexpr int64_t TWO_RESIDENT = 80 << 10;
+
 Tensor softmax_v5_cluster(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
@@ -510,23 +514,28 @@ Tensor softmax_v5_cluster(const Tensor& x) {
     const auto kernel = softmax_shared_kernel<T, Share, true>;
     const int packs = static_cast<int>(packs_of(x)), blocks = static_cast<int>(cluster_for(packs));
     const int length = ceil_div(packs, blocks);  // packs per block
+    int64_t bytes = Share::bytes(length);
+    if (blocks <= 4 && length > Share::PACKS / 2) bytes = std::max(bytes, TWO_RESIDENT);
     launch_clusters(kernel, grid_size(x.size(0) * blocks, "x"), blocks, Share::threads(length),
-                    static_cast<int>(Share::bytes(length)), current_stream(x), data<C>(x),
-                    reinterpret_cast<C*>(y), packs, length);
+                    bytes, current_stream(x), data<C>(x), reinterpret_cast<C*>(y), packs, length);
   });
 }
 
 // ---------------------------------------------------------------------------------------------
 // v6: one launcher that chooses: registers up to 32 KB, of a warp up to 1 KB and of a block above,
-// shared memory up to 128 KB, a cluster above, and v3 where nothing holds the row.
+// shared memory up to 64 KB, a cluster above, and v3 where nothing holds the row. Without clusters,
+// shared memory holds up to 128 KB.
 
 Tensor softmax_v6_chosen(const Tensor& x) {
   check_rows(x);
   const DeviceGuard guard(x);
   if (fits_warp(x) && (!fits_block(x) || packs_of(x) <= 64)) return softmax_v1_warp(x);
   if (fits_block(x) && packs_of(x) <= 2048) return softmax_v2_block(x);
-  if (has_capability(8, 0) && fits_block_memory(x)) return softmax_v4_shared(x);
-  if (has_capability(9, 0) && fits_cluster(x)) return softmax_v5_cluster(x);
+  const bool clusters = has_capability(9, 0) && fits_cluster(x);
+  if (has_capability(8, 0) && (clusters ? fits_half(x) : fits_block_memory(x))) {
+    return softmax_v4_shared(x);
+  }
+  if (clusters) return softmax_v5_cluster(x);
   return fits_block(x) ? softmax_v2_block(x) : softmax_v3_online(x);
 }
 

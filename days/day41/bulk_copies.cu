@@ -2,7 +2,7 @@
 // to shared memory and back; day 55 takes them apart. They need compute capability 9.0.
 //
 //   particles v5 bulk   4 KB of each field per block; threads move the particles in shared memory
-//   swap v3 bulk        16 KB of x and of y per block; no thread touches an element
+//   swap v3 bulk        4 KB of x and of y per block; no thread touches an element
 //
 // Bytes per element of the result: 8, and 16 for an element pair of swap. Requests: none.
 
@@ -103,7 +103,7 @@ Tensor particles_v5_bulk(const Tensor& state, double dt) {
 // swap v3 against v2: both elements wait in shared memory instead of registers. A block of one
 // thread starts a copy of each array, waits for both, and stores each where the other was.
 
-constexpr int SWAP_PIECE = 4096;  // floats: 32 KB for both arrays, so six blocks are resident
+constexpr int SWAP_PIECE = 1024;  // floats: 8 KB for both arrays, so 25 blocks are resident
 
 __global__ void __launch_bounds__(1)
     swap_v3_bulk_kernel(float* __restrict__ x, float* __restrict__ y, int64_t n) {

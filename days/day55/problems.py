@@ -16,10 +16,10 @@ from common.day import (
 )
 
 FLOATS = ["float32", "float16", "bfloat16"]
-# Around 16 bytes and around pieces of 16384.
-LENGTHS = [(1,), (7,), (8,), (4096,), (4097,), (8200,), (61441,), (3, 5, 70)]
-# Rows of a multiple of 16 bytes, around the boxes of 256 columns and of 16 or 32 rows.
-WHOLE = [(1, 8), (16, 256), (32, 256), (33, 264), (7, 1032), (100, 72)]
+# Around 16 bytes, and around one piece of 4096 bytes and four of them.
+LENGTHS = [(1,), (7,), (8,), (1024,), (1025,), (4096,), (4097,), (8200,), (61441,), (3, 5, 70)]
+# Rows of a multiple of 16 bytes, around the boxes of 256 columns and of 4 or 8 rows.
+WHOLE = [(1, 8), (4, 256), (8, 256), (9, 264), (33, 264), (7, 1032), (100, 72)]
 
 
 def view_inputs(case, draw):
@@ -58,7 +58,7 @@ def transposed(x):
     return x.t().contiguous()
 
 
-BULK = Rung("copy_v1_bulk", "a piece of 16 KB per block")
+BULK = Rung("copy_v1_bulk", "a piece of 4 KB per block")
 PIPELINE = Rung("copy_v2_pipeline", "a ring of pieces", target=Target(0.97, "copy"))
 TENSOR = Rung("copy_v3_tensor", "boxes of a tensor map", target=Target(0.97, "copy"))
 TRANSPOSE = (

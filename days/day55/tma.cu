@@ -3,11 +3,11 @@
 //   y = x                         x, y: (rows, cols) in fp32, fp16 or bf16
 //   y[r, c] += sum_k x[k, r, c]   x: (slices, rows, cols), fp32
 //
-// One thread starts a copy of 16 KB between global and shared memory; TMA, a unit of each
+// One thread starts a copy of 4 KB between global and shared memory; TMA, a unit of each
 // multiprocessor, moves the bytes. Bytes: 2 · rows · cols · sizeof(T). Operations: none.
 //
-//   v1 bulk       one piece of 16 KB per block: load, wait, store, wait
-//   v2 pipeline   two pieces or more per block, through a ring of six; up to five are loading
+//   v1 bulk       one piece of 4 KB per block: load, wait, store, wait
+//   v2 pipeline   four pieces or more per block, through a ring of four; up to three are loading
 //   v3 tensor     as v2, in boxes of a matrix that a tensor map describes; x may be a view
 //   add_slices    as v3, but a store adds to what is in memory
 //
@@ -22,9 +22,9 @@
 
 #include <algorithm>
 
-constexpr int PIECE = 16384;  // bytes that one copy moves
-constexpr int STAGES = 6;     // pieces per block: 96 KB, so two blocks per multiprocessor
-constexpr int PER_BLOCK = 2;  // pieces that a block moves at least; see the README for more
+constexpr int PIECE = 4096;   // bytes that one copy moves
+constexpr int STAGES = 4;     // pieces per block: 16 KB, so 13 blocks per multiprocessor
+constexpr int PER_BLOCK = 4;  // pieces that a block moves at least; see the README for more
 constexpr int WAVES = 128;    // of blocks that are resident at most: above, they move more
 constexpr int THREADS = 1;    // per block: copies need a thread to start them, and no other
 
@@ -137,7 +137,7 @@ constexpr size_t RING_BYTES = STAGES * PIECE + TILE_ALIGNMENT;
 // multiprocessors are not equally fast, and those that are done take another block.
 template <typename Kernel>
 unsigned ring_grid(const Tensor& x, Kernel kernel, int64_t pieces) {
-  require_shared_memory(RING_BYTES, "six pieces of 16 KB");
+  require_shared_memory(RING_BYTES, "four pieces of 4 KB");
   allow_shared(kernel, RING_BYTES);
   const int64_t resident = resident_grid(x, kernel, THREADS, RING_BYTES, pieces);
   return grid_size(std::clamp(pieces / PER_BLOCK, resident, WAVES * resident), "x");
@@ -157,7 +157,7 @@ Tensor copy_v2_pipeline(const Tensor& x) {
 
 constexpr int BOX_COLS = 256;  // the most that a tensor map allows
 template <typename T>
-constexpr int BOX_ROWS = PIECE / (BOX_COLS * sizeof(T));  // 16 in fp32, 32 in 16-bit types
+constexpr int BOX_ROWS = PIECE / (BOX_COLS * sizeof(T));  // 4 in fp32, 8 in 16-bit types
 
 // Where a box begins: the coordinates of its first element, the contiguous one first.
 struct Box {
