@@ -28,7 +28,7 @@ void require_bulk_copies(const Tensor& on) {
 // field, and one that stores it. The others only move the particles, four at a time. Mass and
 // charge go through shared memory untouched, so no thread but the first waits for them.
 
-constexpr int FIELD_PIECE = 1024;  // floats: 32 KB for all fields, so seven blocks are resident
+constexpr int FIELD_PIECE = 1024;  // floats: 32 KB for all fields, so six blocks are resident
 constexpr int MOVERS = 128;        // threads per block
 
 __global__ void __launch_bounds__(MOVERS)
@@ -103,7 +103,7 @@ Tensor particles_v5_bulk(const Tensor& state, double dt) {
 // swap v3 against v2: both elements wait in shared memory instead of registers. A block of one
 // thread starts a copy of each array, waits for both, and stores each where the other was.
 
-constexpr int SWAP_PIECE = 1024;  // floats: 8 KB for both arrays, so 25 blocks are resident
+constexpr int SWAP_PIECE = 1024;  // floats: 8 KB for both arrays, so 24 blocks are resident
 
 __global__ void __launch_bounds__(1)
     swap_v3_bulk_kernel(float* __restrict__ x, float* __restrict__ y, int64_t n) {
