@@ -14,6 +14,17 @@ TOPICS = ("Mamba", "SSM", "selective scan", "scan", "backward", "special functio
 SOURCE = "selective_scan.cu"
 EXTRA_SOURCES = ("selective_scan_backward.cu", "ssm.cuh")
 INTRODUCES = ("selective scan", "reduce-scatter", "adjoint")
+EQUIVALENT = {  # mutants that compute the same, and why
+    "selective_scan.cu: segments_of: min for max: `max<int64_t>(1, std::min(room, tiles / "
+    "MIN_TILES))` -> `min<int64_t>(1, std::min(room, tiles / MIN_TILES))`": (
+        "one segment computes the same"
+    ),
+    "selective_scan.cu: segments_of: min for max: `min(room, tiles / MIN_TILES)` -> "
+    "`max(room, tiles / MIN_TILES)`": ("more and shorter segments compute the same"),
+    "selective_scan_backward.cu: gradients_kernel: barrier removed: `__syncthreads()` -> ``": (
+        "a thread loads only into places whose gradients it has stored itself"
+    ),
+}
 
 EXERCISE = Exercise(
     function="selective_scan_v3_kernel",
@@ -91,7 +102,11 @@ PROBLEMS = (
             V3,
             V4,
         ),
-        cases=(*CASES, *grid([(2, 9, 16, 72), (3, 4, 8, 300)], FLOATS, values="nonfinite")),
+        cases=(
+            *CASES,
+            Case((3, 97, 8, 2)),  # a second block of v1
+            *grid([(2, 9, 16, 72), (3, 4, 8, 300)], FLOATS, values="nonfinite"),
+        ),
         refused=(Case((2, 3, 7, 8)), Case((2, 3, 32, 8)), Case((2, 3, 16, 8, 8))),
         bench=MODEL,
         bench_cpu=SMALL,

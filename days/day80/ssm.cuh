@@ -284,9 +284,12 @@ inline void check_arguments(ARGUMENTS) {
   weight(bias, "bias", 1);
   STD_TORCH_CHECK(A.size(1) == 8 || A.size(1) == 16,
                   "A: expected 8 or 16 states, its columns, got ", A.size(1));
-  check(B, "B").on_gpu().dtype({u.scalar_type()}).rank(3).contiguous().same_device(u, "u");
-  check(B, "B").size(0, u.size(0)).size(1, A.size(1)).size(2, u.size(2));
-  check(C, "C").on_gpu().like(B, "B").contiguous();
+  const auto matrices = [&](const Tensor& t, const char* name) {
+    check(t, name).on_gpu().dtype({u.scalar_type()}).rank(3).contiguous().same_device(u, "u");
+    check(t, name).size(0, u.size(0)).size(1, A.size(1)).size(2, u.size(2));
+  };
+  matrices(B, "B");
+  matrices(C, "C");
   // 32 bits count steps and the elements of A, with a segment or a block more.
   STD_TORCH_CHECK(u.size(2) <= 1 << 30, "u: expected at most 2^30 steps, got ", u.size(2));
   STD_TORCH_CHECK(A.numel() <= 1 << 30, "A: expected at most 2^30 elements, got ", A.numel());

@@ -25,6 +25,20 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "ffn_v1_separate: constant off by one: `1` -> `2`": ("the next version computes the same sums"),
     "ffn_v2_chunks: constant off by one: `2` -> `3`": ("the next version computes the same sums"),
+    "products.cuh: launch_product: constant off by one: `1` -> `2`": (
+        "how many blocks share out the tiles changes no result"
+    ),
+    "products.cuh: launch_product: min for max: `max<int64_t>(1, multiprocessor_count(on) - "
+    "spare)` -> `min<int64_t>(1, multiprocessor_count(on) - spare)`": (
+        "how many blocks share out the tiles changes no result"
+    ),
+    "products.cuh: launch_product: min for max: `min<int64_t>(Tiles(M, N).count(), places)` "
+    "-> `max<int64_t>(Tiles(M, N).count(), places)`": ("blocks without a tile do nothing"),
+    "exchange.cuh: Exchange::landed: arithmetic operator: `ranks + source` -> `ranks - source`": (
+        "the flags of tile 0 lie in words for day 87's ring then, which this day does not use"
+    ),
+    "exchange.cuh: signal_words: 64-bit index in 32 bits: `int64_t{e.share()} * e.ranks` -> "
+    "`e.share() * e.ranks`": ("tiles_of refuses so many tiles"),
 }
 
 EXERCISE = Exercise(
@@ -53,7 +67,7 @@ MANY = [
     (1100, 200, 16, 2, 2),
     (200, 392, 64, 8, 1),
 ]  # more tiles than a group has rows; fewer than ranks
-EMPTY = [(0, 8, 16, 2, 1), (4, 0, 16, 2, 1)]
+EMPTY = [(0, 8, 16, 2, 1), (4, 0, 16, 2, 1), (0, 3, 16, 2, 1)]
 HALVES = ["float16", "bfloat16"]
 WHY = "two products, with the rounding of the first and of each rank's part"
 
@@ -87,9 +101,12 @@ PROBLEMS = (
             Case((8, 16, 24, 2, 1), "bfloat16"),
             Case((8, 16, 72, 9, 1), "bfloat16"),
             Case((8, 16, 16, 2, 0), "bfloat16"),
+            Case((8, 16, 16, 2, 100), "bfloat16"),  # more than half of any GPU's multiprocessors
             Case((8, 16, 16, 2, 129), "bfloat16"),
             Case((8, 16, 16, 2, 2**32 + 1), "bfloat16"),
             Case((8, 16, 16, 2, 1), "float32"),
+            Case((2**31 - 257, 0, 16, 2, 1), "bfloat16"),
+            Case((0, 2**31 - 257, 0, 2, 1), "bfloat16"),
         ),
         bench=Case((8192, 4096, 16384, 2, 4), "bfloat16"),
         bench_cpu=Case((256, 64, 128, 2, 2), "bfloat16"),

@@ -207,10 +207,10 @@ void fused(const Shards& s) {
 // Bindings.
 
 void run(int64_t version, Shards& s, int64_t timeout_ms) {
+  const DeviceGuard guard(s.x);
   check_all(s, timeout_ms);
   s.e.patience = timeout_ms * CYCLES_PER_MS;
   if (s.x.numel() == 0) return;
-  const DeviceGuard guard(s.x);
   const auto with_type = [&]<typename T>(T) {
     version == 1 ? separate<T>(s) : version == 2 ? chunks<T>(s) : fused<T>(s);
   };
@@ -239,7 +239,6 @@ void run_all(int64_t version, const Tensor& x, const Tensors& w1, const Tensors&
     one.on_gpu().dtype({ScalarType::Int}).rank(1).size(0, signal_words(s.e)).contiguous();
     one.same_device(x, "x");
   });
-  const DeviceGuard guard(x);
   Tensors slots;
   for (int r = 0; r < s.e.ranks; ++r) {
     if (version == 3) {
