@@ -17,6 +17,12 @@ TOPICS = ("Triton", "blur", "transpose", "stencil", "images", "fusion", "scorebo
 SOURCE = "blur_transpose.cu"
 EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py")
 
+EQUIVALENT = {  # mutants that compute the same, and why
+    "row_sums: initial value: `int i = 0` -> `int i = 1`": (
+        "the first of the twelve elements is in no sum"
+    ),
+}
+
 EXERCISE = Exercise(
     function="column_sums",
     task=(
