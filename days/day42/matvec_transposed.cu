@@ -149,7 +149,7 @@ template <int LANES, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, RESIDENT)
     matvec_t_v3_split_m_kernel(const Chunk<T, N>* a, const T* x, float* __restrict__ partial,
                                int64_t M, int64_t chunks, int64_t tiles, int64_t splits) {
-  ptx::grid_dependency_launch();  // all blocks are resident: the next kernel takes no one's place
+  ptx::grid_dependency_launch();  // the next kernel may start once all blocks have begun
   const int64_t tile = blockIdx.x % tiles, split = blockIdx.x / tiles;  // neighbours share rows
   float* const to = partial + split * chunks * N;
   multiply_tile<LANES>(a, x, M, chunks, tile, split, splits,
