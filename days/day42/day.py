@@ -34,6 +34,12 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "matvec_transposed.cu: add_splits_kernel: bounds check dropped: `warp != 0 || k >= K`"
     " -> `k >= K`": ("all warps have the same total, and store it"),
+    "matvec_transposed.cu: multiply_tile: loop bound off by one: `m + (STEPS - 1) * GROUPS < "
+    "M` -> `m + (STEPS - 1) * GROUPS < M - 1`": (
+        "a round that ends with the last row is computed as what is left of one"
+    ),
+    "matvec_transposed.cu: matvec_t_v3_split_m: min for max: `min(resident / tiles, rounds)` "
+    "-> `max(resident / tiles, rounds)`": ("splits without a round add 0"),
 }
 
 EXERCISE = Exercise(
