@@ -11,9 +11,6 @@ SOURCE = "norms.cu"
 EXTRA_SOURCES = ("norms_backward.cu", "dyt.cu")
 INTRODUCES = ("RMSNorm", "dynamic tanh")
 EQUIVALENT = {  # mutants that compute the same, and why
-    'norms.cu: norm_v4: validation dropped: `require_capability(9, 0, "clusters")` -> ``': (
-        "a card without clusters refuses the launch as well, with another message"
-    ),
     "norms_backward.cu: ring_bytes: 64-bit index in 32 bits: `int64_t ring_bytes` -> "
     "`int ring_bytes`": "at most 512 threads, and so 96 KB",
     'dyt.cu: check_dyt: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (

@@ -9,8 +9,9 @@
 //   v1 naive        one thread per row: uncoalesced, the row read twice
 //   v2 warp         one warp per row: coalesced, the row read twice
 //   v3 vectorised   one block per row, packs of 16 bytes; registers keep up to 64 KB of the row
-//   v4 shared       shared memory of one block up to 128 KB, of a cluster's up to 1 MB
-//   v5 chosen       v3 up to 32 KB, v4 above
+//   v4 shared       shared memory keeps a row of up to 64 KB, filled by cp.async
+//   v5 bulk         bulk copies both ways, up to 1 MB in the shared memory of a cluster
+//   v6 chosen       v3 up to 32 KB, v5 above where the GPU has it
 //
 // Run: python run_day.py 44
 
@@ -247,14 +248,11 @@ Normed norm_v3(const Tensor& x, const Tensor* weight, double eps) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: the row waits in shared memory, where cp.async brings it: bytes in flight need no
-// registers, and three blocks with 64 KB each are resident. Of a longer row, up to 128 KB, a thread
-// keeps LONG_KEPT packs in registers: two blocks with 96 KB are resident. The blocks of a cluster
-// share what is longer, as in day 35. A thread reads only what it copied itself.
+// registers, and three blocks with 64 KB each are resident. A thread reads only what it copied
+// itself.
 
-constexpr int SHARED_BLOCK = 512, SHARED_PACKS = 8;       // packs per thread
-constexpr int BLOCK_PACKS = SHARED_BLOCK * SHARED_PACKS;  // of a row, at most: 64 KB
-constexpr int LONG_KEPT = 4;                              // of twice as many packs per thread
-constexpr int MAX_CLUSTER = 16;                           // blocks; more than 8 are not portable
+constexpr int SHARED_BLOCK = 512, EACH = 8;       // packs per thread
+constexpr int BLOCK_PACKS = SHARED_BLOCK * EACH;  // of a row, at most: 64 KB
 
 // The weight of PACKS packs: first, first + stride … of `count`.
 template <typename Norm, typename T, int N>
@@ -267,81 +265,36 @@ __device__ void load_weight(RawChunk<Chunk<T, N>> (&to)[PACKS], const Chunk<T, N
   }
 }
 
-// Blocks of `length` packs of a row each, of which a thread keeps KEPT in registers.
-template <typename Norm, typename T, int N, bool CLUSTER, int KEPT>
-__global__ void __launch_bounds__(SHARED_BLOCK, KEPT > 0 ? 2 : 3)
-    norm_v4_shared_kernel(Matrix<T, N> m, int length) {
+template <typename Norm, typename T, int N>
+__global__ void __launch_bounds__(SHARED_BLOCK, 3) norm_v4_shared_kernel(Matrix<T, N> m) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) char memory[];
-  __shared__ float sums[(CLUSTER ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32];  // of all warps
-  __shared__ uint64_t arrived;                                             // their mbarrier
-  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
-  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
-  const int first = threadIdx.x, stride = blockDim.x;
-  const int lane = first % 32, warp = first / 32, warps = stride / 32;
-  const int64_t row = blockIdx.x / blocks;
-  const int begin = rank * length;  // the block's part of the row
-  const int count = min(length, static_cast<int>(m.chunks) - begin);
-  const int64_t start = row * m.chunks + begin;
-  // Pack c of the part, unless the thread keeps it.
-  const auto at = [&](int c) {
-    return reinterpret_cast<Chunk<T, N>*>(memory) + (c - KEPT * stride);
-  };
+  __shared__ float sums[SHARED_BLOCK / 32];
+  auto* const kept = reinterpret_cast<Chunk<T, N>*>(memory);
+  const int first = threadIdx.x, stride = blockDim.x, count = static_cast<int>(m.chunks);
+  const int64_t row = blockIdx.x, start = row * count;
 
-  RawChunk<Chunk<T, N>> kept[KEPT > 0 ? KEPT : 1];
-#pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
-    if (first + k * stride < count) kept[k] = load_raw(m.x + start + first + k * stride);
-  }
-  const int rest = first + KEPT * stride;  // from here on, packs wait in shared memory
 #pragma unroll 4
-  for (int c = rest; c < count; c += stride) ptx::cp_async<16>(at(c), m.x + start + c);
+  for (int c = first; c < count; c += stride) ptx::cp_async<16>(kept + c, m.x + start + c);
   // Loaded behind the stores below, each pack of the weight would wait for one of them: as far as
   // the compiler knows, y and weight may overlap.
   RawChunk<Chunk<T, N>> weight[PACKS];
-  load_weight<Norm>(weight, m.weight + begin, first, stride, count);
-  if constexpr (CLUSTER) {
-    if (first == 0) {
-      ptx::mbarrier_init(&arrived, 1);
-      ptx::fence_mbarrier_init();
-      ptx::mbarrier_arrive_expect_bytes(&arrived, blocks * warps * sizeof(float));
-    }
-    ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
-  }
-  float sum = 0;
-#pragma unroll
-  for (int k = 0; k < KEPT; ++k) {
-    if (first + k * stride < count) sum = add_terms<Norm>(sum, kept[k].chunk());
-  }
+  load_weight<Norm>(weight, m.weight, first, stride, count);
   ptx::cp_async_wait_all();
+  float sum = 0;
 #pragma unroll 4
-  for (int c = rest; c < count; c += stride) sum = add_terms<Norm>(sum, load_whole(at(c)));
-  if constexpr (CLUSTER) {
-    sum = warp_sum(sum);
-    ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
-    if (lane < blocks) {
-      auto* to = reinterpret_cast<uint32_t*>(&sums[rank * warps + warp]);
-      ptx::store_async_to_rank(to, lane, __float_as_uint(sum), &arrived);
-    }
-    ptx::mbarrier_wait(&arrived, 0);  // the sums of all warps of the cluster have come
-    sum = 0;
-    for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
-    sum = warp_sum(sum);
-  } else {
-    sum = block_sum(sum, sums);
-  }
-  const float s = Norm::scale(sum, m.cols(), m.eps);
-  if (first == 0 && rank == 0) m.scale[row] = s;
+  for (int c = first; c < count; c += stride) sum = add_terms<Norm>(sum, load_whole(kept + c));
+
+  const float s = Norm::scale(block_sum(sum, sums), m.cols(), m.eps);
+  if (first == 0) m.scale[row] = s;
 #pragma unroll
-  for (int from = 0; from < (KEPT > 0 ? 2 : 1) * SHARED_PACKS; from += PACKS) {
-    const int c = first + from * stride;
-    if (from > 0) load_weight<Norm>(weight, m.weight + begin, c, stride, count);
+  for (int from = 0; from < EACH; from += PACKS) {
+    if (from > 0) load_weight<Norm>(weight, m.weight, first + from * stride, stride, count);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      const int i = c + k * stride;
-      if (i >= count) break;
-      const Chunk<T, N> x = from + k < KEPT ? kept[from + k].chunk() : load_whole(at(i));
-      m.y[start + i] = scaled<Norm>(x, s, weight[k].chunk());
+      const int c = first + (from + k) * stride;
+      if (c >= count) break;
+      m.y[start + c] = scaled<Norm>(load_whole(kept + c), s, weight[k].chunk());
     }
   }
 #endif
@@ -354,72 +307,170 @@ int64_t packs_of(const Tensor& x, const Tensor* weight) {
   return packs ? bytes / 16 : 0;
 }
 
-// How v4 takes rows of so many packs.
-struct SharedShape {
-  int64_t blocks;  // per row, a power of two
-  int length;      // packs of a row per block
-  int kept;        // of these, per thread in registers
-  int threads, bytes;
-  bool fits;
-
-  SharedShape(const Tensor& x, int64_t packs) {
-    blocks = 1;
-    while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
-    set(packs, 0);
-    fits = packs > 0 && length <= BLOCK_PACKS && fits_in(x);
-    if (blocks != 2) return;
-    const SharedShape two = *this;
-    blocks = 1;
-    set(packs, LONG_KEPT);
-    fits = fits_in(x);
-    if (!fits) *this = two;
-  }
-
- private:
-  void set(int64_t packs, int per_thread) {
-    length = static_cast<int>(std::min<int64_t>(ceil_div(packs, blocks), INT32_MAX / 32));
-    kept = per_thread;
-    threads = 32 * ceil_div(length, 32 * SHARED_PACKS * (kept > 0 ? 2 : 1));
-    bytes = std::max(0, length - kept * threads) * 16;
-  }
-  bool fits_in(const Tensor& x) const {
-    const int64_t sums = sizeof(float) * (blocks > 1 ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32;
-    return shared_memory_fits(x, sums + 8, bytes);
-  }
-};
+bool fits_shared(const Tensor& x, int64_t packs) {
+  return packs > 0 && packs <= BLOCK_PACKS &&
+         shared_memory_fits(x, sizeof(float) * SHARED_BLOCK / 32, packs * 16);
+}
 
 template <typename Norm>
 Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   require_capability(8, 0, "cp.async");
-  const SharedShape shape(x, packs_of(x, weight));
-  if (!shape.fits) {
-    fell_back("norm_v3_vectorised", "a row too long for shared memory, or not of aligned packs");
+  if (!fits_shared(x, packs_of(x, weight))) {
+    fell_back("norm_v3_vectorised", "a row above 64 KB, or not of aligned packs");
     return norm_v3<Norm>(x, weight, eps);
   }
-  if (shape.blocks > 1) require_capability(9, 0, "clusters");
   return normalise(x, weight, eps, "norm_v4_shared", [&](auto m) {
     if constexpr (sizeof(*m.x) == 16) {
       using T = std::decay_t<decltype(m.x->at[0])>;
-      constexpr int N = 16 / sizeof(T);
-      const unsigned grid = grid_size(m.rows * shape.blocks, "x");
-      if (shape.blocks > 1) {
-        launch_clusters(norm_v4_shared_kernel<Norm, T, N, true, 0>, grid,
-                        static_cast<unsigned>(shape.blocks), shape.threads, shape.bytes,
-                        current_stream(x), m, shape.length);
-        return;
-      }
-      const auto kernel = shape.kept > 0 ? norm_v4_shared_kernel<Norm, T, N, false, LONG_KEPT>
-                                         : norm_v4_shared_kernel<Norm, T, N, false, 0>;
-      allow_shared(kernel, shape.bytes);
-      kernel<<<grid, shape.threads, shape.bytes, current_stream(x)>>>(m, shape.length);
+      const auto kernel = norm_v4_shared_kernel<Norm, T, 16 / sizeof(T)>;
+      const int threads = static_cast<int>(32 * ceil_div<int64_t>(m.chunks, 32 * EACH));
+      const size_t bytes = m.chunks * 16;
+      allow_shared(kernel, bytes);
+      kernel<<<grid_size(m.rows, "x"), threads, bytes, current_stream(x)>>>(m);
     }
   });
 }
 
 // ---------------------------------------------------------------------------------------------
-// v5: one launcher that chooses. Two blocks of v3 are resident with up to 32 KB of a row each, but
+// v5 against v4: no thread loads or stores x or y. A warp has 4 KB of the row, and a lane starts
+// the bulk copy that brings them. The warp scales them where they are, and a lane starts the copy
+// back. The blocks of a cluster share a row above 64 KB, as in day 35.
+
+constexpr int WARP_PACKS = 32 * EACH;
+constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 are not portable
+
+// Older cards do not run this kernel, and have no instructions for some of its parts.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define HAS_BULK_COPIES 1
+#endif
+
+// Blocks of `length` packs of a row each.
+template <typename Norm, typename T, int N, bool CLUSTER>
+__global__ void __launch_bounds__(SHARED_BLOCK, 3) norm_v5_bulk_kernel(Matrix<T, N> m, int length) {
+#ifdef HAS_BULK_COPIES
+  extern __shared__ __align__(128) char memory[];
+  __shared__ float sums[(CLUSTER ? MAX_CLUSTER : 1) * SHARED_BLOCK / 32];  // of all warps
+  __shared__ uint64_t arrived[SHARED_BLOCK / 32];  // a warp's part of the row
+  __shared__ uint64_t sums_arrived;                // mbarriers
+  const int blocks = CLUSTER ? ptx::cluster_size() : 1;
+  const int rank = CLUSTER ? ptx::cluster_block_rank() : 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int64_t row = blockIdx.x / blocks;
+  // This warp's packs of the row: `count` from `first` on.
+  const int first = rank * length + warp * WARP_PACKS;
+  const int end = min((rank + 1) * length, static_cast<int>(m.chunks));
+  const int count = max(0, min(end - first, WARP_PACKS));
+  const int64_t start = row * m.chunks + first;
+  auto* const part = reinterpret_cast<Chunk<T, N>*>(memory) + warp * WARP_PACKS;
+
+  if (lane == 0 && count > 0) {
+    ptx::mbarrier_init(&arrived[warp], 1);
+    ptx::fence_mbarrier_init();  // before the copy uses it
+    ptx::mbarrier_arrive_expect_bytes(&arrived[warp], count * 16);
+    ptx::copy_bulk(part, m.x + start, count * 16, &arrived[warp]);
+  }
+  RawChunk<Chunk<T, N>> weight[PACKS];
+  load_weight<Norm>(weight, m.weight + first, lane, 32, count);
+  if constexpr (CLUSTER) {
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(&sums_arrived, 1);
+      ptx::fence_mbarrier_init();
+      ptx::mbarrier_arrive_expect_bytes(&sums_arrived, blocks * warps * sizeof(float));
+    }
+    ptx::cluster_arrive_relaxed();  // this block has begun, and its mbarrier is ready
+  }
+  __syncwarp();  // the warp's mbarrier is ready
+  if (count > 0) ptx::mbarrier_wait(&arrived[warp], 0);
+  float sum = 0;
+#pragma unroll 4
+  for (int i = lane; i < count; i += 32) sum = add_terms<Norm>(sum, load_whole(part + i));
+  if constexpr (CLUSTER) {
+    sum = warp_sum(sum);
+    ptx::cluster_wait();  // all blocks have begun: their shared memory may be used
+    if (lane < blocks) {
+      auto* to = reinterpret_cast<uint32_t*>(&sums[rank * warps + warp]);
+      ptx::store_async_to_rank(to, lane, __float_as_uint(sum), &sums_arrived);
+    }
+    ptx::mbarrier_wait(&sums_arrived, 0);  // the sums of all warps of the cluster have come
+    sum = 0;
+    for (int i = lane; i < blocks * warps; i += 32) sum += sums[i];
+    sum = warp_sum(sum);
+  } else {
+    sum = block_sum(sum, sums);
+  }
+  const float s = Norm::scale(sum, m.cols(), m.eps);
+  if (threadIdx.x == 0 && rank == 0) m.scale[row] = s;
+
+#pragma unroll
+  for (int from = 0; from < EACH; from += PACKS) {
+    if (from > 0) load_weight<Norm>(weight, m.weight + first, lane + from * 32, 32, count);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      const int i = lane + (from + k) * 32;
+      if (i >= count) break;
+      part[i] = scaled<Norm>(load_whole(part + i), s, weight[k].chunk());
+    }
+  }
+  ptx::fence_for_copy_engine();  // what this lane wrote, before it is copied …
+  __syncwarp();                  // … and what the other lanes wrote
+  if (lane == 0 && count > 0) {
+    ptx::store_bulk(m.y + start, part, count * 16);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();  // the block's memory may go
+  }
+#endif
+}
+
+// How v5 takes rows of so many packs.
+struct BulkShape {
+  int64_t blocks = 1;  // per row, a power of two
+  int length;          // packs of a row per block
+  int threads, bytes;
+  bool fits;
+
+  BulkShape(const Tensor& x, int64_t packs) {
+    while (blocks < MAX_CLUSTER && packs > blocks * BLOCK_PACKS) blocks *= 2;
+    length = static_cast<int>(std::min<int64_t>(ceil_div(packs, blocks), BLOCK_PACKS));
+    threads = 32 * ceil_div(length, WARP_PACKS);
+    bytes = length * 16;
+    const int64_t warps = SHARED_BLOCK / 32, sums = blocks > 1 ? MAX_CLUSTER * warps : warps;
+    fits = packs > 0 && packs <= blocks * BLOCK_PACKS &&
+           shared_memory_fits(x, 4 * sums + 8 * (warps + 1), bytes);
+  }
+};
+
+template <typename Norm>
+Normed norm_v5(const Tensor& x, const Tensor* weight, double eps) {
+  check(x, "x").on_gpu().rank(2);  // normalise checks the rest
+  const DeviceGuard guard(x);
+  require_capability(9, 0, "bulk copies");
+  const BulkShape shape(x, packs_of(x, weight));
+  if (!shape.fits) {
+    fell_back("norm_v3_vectorised", "a row above 1 MB, or not of aligned packs");
+    return norm_v3<Norm>(x, weight, eps);
+  }
+  return normalise(x, weight, eps, "norm_v5_bulk", [&](auto m) {
+    if constexpr (sizeof(*m.x) == 16) {
+      using T = std::decay_t<decltype(m.x->at[0])>;
+      constexpr int N = 16 / sizeof(T);
+      const unsigned grid = grid_size(m.rows * shape.blocks, "x");
+      if (shape.blocks > 1) {
+        launch_clusters(norm_v5_bulk_kernel<Norm, T, N, true>, grid,
+                        static_cast<unsigned>(shape.blocks), shape.threads, shape.bytes,
+                        current_stream(x), m, shape.length);
+      } else {
+        const auto kernel = norm_v5_bulk_kernel<Norm, T, N, false>;
+        allow_shared(kernel, shape.bytes);
+        kernel<<<grid, shape.threads, shape.bytes, current_stream(x)>>>(m, shape.length);
+      }
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// v6: one launcher that chooses. Two blocks of v3 are resident with up to 32 KB of a row each, but
 // only one with more.
 
 constexpr int REGISTER_PACKS = MAX_BLOCK / 2 * PACKS;  // 32 KB
@@ -429,10 +480,11 @@ Normed norm_chosen(const Tensor& x, const Tensor* weight, double eps) {
   check(x, "x").on_gpu().rank(2);  // normalise checks the rest
   const DeviceGuard guard(x);
   const int64_t packs = packs_of(x, weight);
-  const SharedShape shape(x, packs);
-  const bool can = has_capability(shape.blocks > 1 ? 9 : 8, 0) && shape.fits;
-  return packs > REGISTER_PACKS && can ? norm_v4<Norm>(x, weight, eps)
-                                       : norm_v3<Norm>(x, weight, eps);
+  if (packs > REGISTER_PACKS) {
+    if (has_capability(9, 0) && BulkShape(x, packs).fits) return norm_v5<Norm>(x, weight, eps);
+    if (has_capability(8, 0) && fits_shared(x, packs)) return norm_v4<Norm>(x, weight, eps);
+  }
+  return norm_v3<Norm>(x, weight, eps);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -449,7 +501,10 @@ Normed rms_norm_v3_vectorised(const Tensor& x, const Tensor& weight, double eps)
 Normed rms_norm_v4_shared(const Tensor& x, const Tensor& weight, double eps) {
   return norm_v4<Rms>(x, &weight, eps);
 }
-Normed rms_norm_v5_chosen(const Tensor& x, const Tensor& weight, double eps) {
+Normed rms_norm_v5_bulk(const Tensor& x, const Tensor& weight, double eps) {
+  return norm_v5<Rms>(x, &weight, eps);
+}
+Normed rms_norm_v6_chosen(const Tensor& x, const Tensor& weight, double eps) {
   return norm_chosen<Rms>(x, &weight, eps);
 }
 Normed l1_norm(const Tensor& x, double eps) {
@@ -464,6 +519,7 @@ RUNG(day44, rms_norm_v1_naive, RMS_NORM);
 RUNG(day44, rms_norm_v2_warp, RMS_NORM);
 RUNG(day44, rms_norm_v3_vectorised, RMS_NORM);
 RUNG(day44, rms_norm_v4_shared, RMS_NORM);
-RUNG(day44, rms_norm_v5_chosen, RMS_NORM);
+RUNG(day44, rms_norm_v5_bulk, RMS_NORM);
+RUNG(day44, rms_norm_v6_chosen, RMS_NORM);
 RUNG(day44, l1_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");
 RUNG(day44, l2_norm, "(Tensor x, float eps=1e-12) -> (Tensor, Tensor)");

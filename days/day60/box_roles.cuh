@@ -7,10 +7,14 @@
 #include "common/cuda/store_part.cuh"      // taught in day 56
 #include "days/day60/boxes.cuh"
 
-// A tile of BM pixels × BN channels. GROUPS: groups of 64 rows that a consumer multiplies.
+// A tile of BM pixels × BN channels: 128, 192 or 256 pixels. A consumer multiplies GROUPS groups of
+// 64 pixels, so there are two or three consumers.
 template <int M, int N, Major B>
 struct ConvTile : Tile<bf16, M, N, B> {
-  static constexpr int GROUPS = M / ROWS / CONSUMERS;
+  static constexpr int GROUPS = M == 256 ? 2 : 1, CONSUMERS = M / ROWS / GROUPS;
+  static constexpr int THREADS = WARPGROUP * (1 + CONSUMERS);
+  // What setmaxnreg leaves to a thread of the producer, and gives to one of a consumer.
+  static constexpr int FEW = CONSUMERS == 3 ? 32 : 40, MANY = CONSUMERS == 3 ? 160 : 232;
   static constexpr int STAGES = (192 << 10) / (M * ROW + N * ROW);
 };
 
@@ -19,12 +23,14 @@ constexpr int BUFFERS = 2;
 
 template <typename P>
 constexpr size_t BOX_SHARED =
-    P::STAGES * P::BYTES + CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
+    P::STAGES * P::BYTES + P::CONSUMERS * BUFFERS * PART_BYTES + TILE_ALIGNMENT;
 
 struct BoxPlan {
   Axis rows, cols;
   Box box;
-  int S, depth, channels, tiles_m, tiles_n;  // tiles_m: in units of the cluster's tiles
+  int S, depth, channels;
+  int tiles_m;  // in units of the cluster's tiles
+  Divisor tiles_n, tap_columns, tap_steps;
   int steps;
 };
 
@@ -75,8 +81,8 @@ struct BoxRoles {
   // number `count` of this block.
   __device__ __forceinline__ void load_step(const TensorMap& from, const TensorMap& filter,
                                             const Pixel& at, int n, int step, int count) const {
-    const int per_tap = (g.depth + DEPTH - 1) / DEPTH, tap = step / per_tap;
-    const int i = tap / g.cols.taps, j = tap % g.cols.taps, c = step % per_tap * DEPTH;
+    const int tap = step / g.tap_steps, c = step % g.tap_steps * DEPTH;
+    const int i = tap / g.tap_columns, j = tap % g.tap_columns;
     const int row = at.row * g.rows.scale + g.rows.first + i * g.rows.step;
     const int col = at.col * g.cols.scale + g.cols.first + j * g.cols.step;
     const int of_filter =
@@ -99,11 +105,16 @@ struct BoxRoles {
     }
   }
 
+  __device__ __forceinline__ int consumer() const { return threadIdx.x / WARPGROUP - 1; }
+  __device__ __forceinline__ int first_row() const { return consumer() * P::GROUPS * ROWS; }
+
   // A consumer: sums += its rows of `steps` loads, the first of which is number `before`. It
   // releases all stages but the last.
   __device__ __forceinline__ void multiply_tile(float (&sums)[P::GROUPS][P::BN / 2], int steps,
                                                 int before) const {
-    const int rows = (threadIdx.x / WARPGROUP - 1) * P::GROUPS * ROWS;
+    const int rows = first_row();
+    // The zeros are written here: among the products of the loop, they would make these wait.
+    ptx::wgmma_fence(sums);
     for (int i = 0; i < steps; ++i) {
       const int s = (before + i) % P::STAGES, round = (before + i) / P::STAGES;
       const char* stage = stages + s * P::BYTES;
@@ -120,19 +131,22 @@ struct BoxRoles {
     ptx::wgmma_wait<0>(sums);
   }
 
-  // A consumer: stores channels [n, n + PART) of its pixels in `group`, which are a box too. `turn`
+  // A consumer: the first of its pixels in `group`, from the box's corner. It divides, so it is
+  // called before the loop over tiles.
+  __device__ __forceinline__ Pixel group_in_box(int group) const {
+    return pixel_at(first_row() + group * ROWS, g.box.rows, g.box.cols);
+  }
+
+  // A consumer: stores channels [n, n + PART) of a group's pixels, which are a box too. `turn`
   // counts its stores.
   __device__ __forceinline__ void store_pixels(const float* sums, int n, const TensorMap& to,
-                                               const Pixel& at, int group, int& turn) const {
+                                               const Pixel& corner, const Pixel& group,
+                                               int& turn) const {
     if (n >= g.channels) return;
-    const int consumer = threadIdx.x / WARPGROUP - 1;
-    const int first = (consumer * P::GROUPS + group) * ROWS;  // of the tile's pixels
-    const int col = at.col + first % g.box.cols;
-    const int row = at.row + first / g.box.cols % g.box.rows;
-    const int image = at.n + first / (g.box.cols * g.box.rows);
-    char* buffers = stages + P::STAGES * P::BYTES + consumer * BUFFERS * PART_BYTES;
-    store_part<bf16, BUFFERS>(sums, buffers, turn, 1 + consumer, [&](const char* from) {
-      ptx::store_tensor(to, {n, col, row, image}, from);
+    char* buffers = stages + P::STAGES * P::BYTES + consumer() * BUFFERS * PART_BYTES;
+    store_part<bf16, BUFFERS>(sums, buffers, turn, 1 + consumer(), [&](const char* from) {
+      ptx::store_tensor(to, {n, corner.col + group.col, corner.row + group.row, corner.n + group.n},
+                        from);
     });
   }
 };
@@ -147,7 +161,17 @@ BoxWork box_work(const Gather& g) {
   constexpr bool K_MAJOR = P::B_MAJOR == Major::kK;
   const Box box = best_box(g.rows, g.cols, g.N, P::BM);
   const int tiles_m = ceil_div(box.count(), CLUSTER), tiles_n = ceil_div(g.channels, P::BN);
-  const BoxPlan plan{g.rows, g.cols, box, g.S, g.depth, g.channels, tiles_m, tiles_n, g.steps()};
+  const BoxPlan plan{g.rows,
+                     g.cols,
+                     box,
+                     g.S,
+                     g.depth,
+                     g.channels,
+                     tiles_m,
+                     tiles_n,
+                     std::max(1, g.cols.taps),
+                     ceil_div(g.depth, DEPTH),
+                     g.steps()};
   const TensorMap from = map_of_inputs(g.from, g.rows, g.cols, g.N, g.depth, box);
   const int64_t C = g.filter_channels, taps = g.filter_row / C;
   const TensorMap filter =
@@ -163,15 +187,24 @@ BoxWork box_work(const Gather& g) {
   return {plan, from, filter, to};
 }
 
-// The mbarriers: full[s] has one arrival and the bytes of stage s, empty[s] one per consumer warp
-// of each of `blocks` blocks. One thread.
-__device__ __forceinline__ void init_stages(uint64_t* full, uint64_t* empty, int stages,
-                                            int blocks) {
-  for (int s = 0; s < stages; ++s) {
-    ptx::mbarrier_init(&full[s], 1);
-    ptx::mbarrier_init(&empty[s], blocks * CONSUMER_WARPS);
+// One thread prepares the mbarriers: full[s] has one arrival and the bytes of stage s, empty[s] one
+// per consumer warp of each of `blocks` blocks. Meanwhile another one fetches the tensor maps, so
+// that the first loads do not wait for them.
+template <typename P>
+__device__ __forceinline__ void init_stages(uint64_t* full, uint64_t* empty, int blocks,
+                                            const TensorMap& from, const TensorMap& filter,
+                                            const TensorMap& to) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < P::STAGES; ++s) {
+      ptx::mbarrier_init(&full[s], 1);
+      ptx::mbarrier_init(&empty[s], blocks * P::CONSUMERS * WARPGROUP / 32);
+    }
+    ptx::fence_mbarrier_init();
+  } else if (threadIdx.x == 32) {
+    ptx::prefetch_tensor_map(from);
+    ptx::prefetch_tensor_map(filter);
+    ptx::prefetch_tensor_map(to);
   }
-  ptx::fence_mbarrier_init();
 }
 
 inline void require_boxes() {

@@ -7,9 +7,30 @@
 constexpr int MOST_SCALE = 8;  // of TMA: every how many-th element of a box it can take
 constexpr int MOST_BOX = 256;  // elements that a side of a box spans
 
+// A divisor that the host knows. On the GPU n / d is then a multiplication and a shift, for n ≥ 0
+// (T. Granlund, P. Montgomery: Division by Invariant Integers using Multiplication, 1994).
+struct Divisor {
+  int value = 1, shift = 31;       // 31 + ⌈log2(value)⌉
+  uint32_t multiplier = 1u << 31;  // ⌈2^shift / value⌉
+
+  Divisor() = default;
+  constexpr Divisor(int d) : value(d) {
+    while (int64_t{1} << (shift - 31) < d) ++shift;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << shift) + d - 1) / d);
+  }
+  __host__ __device__ constexpr operator int() const { return value; }
+};
+__host__ __device__ constexpr int operator/(int n, const Divisor& d) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * d.multiplier >> d.shift);
+}
+__host__ __device__ constexpr int operator%(int n, const Divisor& d) {
+  return n - n / d * d.value;
+}
+
 struct Box {
   int cols, rows, images;
-  int across, down, deep;  // how many boxes cover an image's columns, its rows, all images
+  Divisor across, down;  // how many boxes cover an image's columns and its rows
+  int deep;              // and all images
 
   __host__ __device__ int count() const { return across * down * deep; }
 };
@@ -29,13 +50,18 @@ __device__ __forceinline__ void advance(const Box& box, Pixel& at) {
   at.row = 0, at.n += box.images;
 }
 
-// The box of `pixels` pixels, a power of two, of which the fewest cover all outputs.
+// The box of `pixels` pixels, a multiple of ROWS, of which the fewest cover all outputs. Each ROWS
+// of its pixels are a box too.
 inline Box best_box(const Axis& rows, const Axis& cols, int N, int pixels) {
   const auto span = [](int outputs, const Axis& axis) { return (outputs - 1) * axis.scale + 1; };
+  const auto divides = [&](int side, int whole) {
+    return whole % side == 0 && (ROWS % side == 0 || side % ROWS == 0);
+  };
   Box best{};
-  for (int c = pixels; c >= 1; c /= 2) {
-    for (int r = pixels / c; r >= 1; r /= 2) {
-      if (span(c, cols) > MOST_BOX || span(r, rows) > MOST_BOX) continue;
+  for (int c = pixels; c >= 1; --c) {
+    if (!divides(c, pixels)) continue;
+    for (int r = pixels / c; r >= 1; --r) {
+      if (!divides(c * r, pixels) || span(c, cols) > MOST_BOX || span(r, rows) > MOST_BOX) continue;
       const int images = pixels / c / r;
       const Box box{
           c, r, images, ceil_div(cols.outputs, c), ceil_div(rows.outputs, r), ceil_div(N, images)};

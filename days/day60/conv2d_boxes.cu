@@ -9,13 +9,13 @@
 // A persistent kernel, as in day 56: a block per multiprocessor computes tile after tile, and its
 // producer already loads the next one while the consumers store.
 template <typename P, int CLUSTER>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(P::THREADS, 1)
     conv2d_boxes_kernel(const __grid_constant__ BoxPlan g, const __grid_constant__ TensorMap from,
                         const __grid_constant__ TensorMap filter,
                         const __grid_constant__ TensorMap to) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ uint64_t full[P::STAGES], empty[P::STAGES];
-  if (threadIdx.x == 0) init_stages(full, empty, P::STAGES, CLUSTER);
+  init_stages<P>(full, empty, CLUSTER, from, filter, to);
   // The mbarriers are there before any thread, of any block of the cluster, uses one.
   if constexpr (CLUSTER > 1) {
     ptx::cluster_sync();
@@ -30,14 +30,17 @@ __global__ void __launch_bounds__(THREADS, 1)
                                    static_cast<int>(blockIdx.x / CLUSTER),
                                    static_cast<int>(gridDim.x / CLUSTER)};
   if (threadIdx.x / WARPGROUP == 0) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<P::FEW>();
     if (threadIdx.x == 0) {
       roles.each_tile([&](const Pixel& at, int n, int before) {
         for (int i = 0; i < g.steps; ++i) roles.load_step(from, filter, at, n, i, before + i);
       });
     }
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<P::MANY>();
+    Pixel groups[P::GROUPS];
+#pragma unroll
+    for (int group = 0; group < P::GROUPS; ++group) groups[group] = roles.group_in_box(group);
     int turn = 0;
     roles.each_tile([&](const Pixel& at, int n, int before) {
       float sums[P::GROUPS][P::BN / 2] = {};
@@ -47,7 +50,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int group = 0; group < P::GROUPS; ++group) {
 #pragma unroll
         for (int part = 0; part < P::BN / PART; ++part) {
-          roles.store_pixels(&sums[group][part * (PART / 2)], n + part * PART, to, at, group, turn);
+          roles.store_pixels(&sums[group][part * (PART / 2)], n + part * PART, to, at,
+                             groups[group], turn);
         }
       }
     });
@@ -68,31 +72,36 @@ void launch_boxes(const Gather& g, const Tensor& on) {
   const int64_t tiles = work.plan.tiles_m * work.plan.tiles_n;
   const unsigned grid = static_cast<unsigned>(std::min(tiles, places_for(on, CLUSTER))) * CLUSTER;
   if constexpr (CLUSTER > 1) {
-    launch_clusters(kernel, grid, CLUSTER, THREADS, BOX_SHARED<P>, current_stream(on), work.plan,
+    launch_clusters(kernel, grid, CLUSTER, P::THREADS, BOX_SHARED<P>, current_stream(on), work.plan,
                     work.from, work.filter, work.to);
   } else {
     allow_shared(kernel, BOX_SHARED<P>);
-    kernel<<<grid, THREADS, BOX_SHARED<P>, current_stream(on)>>>(work.plan, work.from, work.filter,
-                                                                 work.to);
+    kernel<<<grid, P::THREADS, BOX_SHARED<P>, current_stream(on)>>>(work.plan, work.from,
+                                                                    work.filter, work.to);
   }
 }
 
-// Launches the tile size of the least time. The rates are guesses from bytes of shared memory per
-// operation.
+// Launches the tile size of the least time. Rates are those of products with many steps, relative
+// to the largest tile. To store an element takes a consumer as long as STORE steps of the block
+// take, per element of the tile (H200).
 template <Major B, int CLUSTER>
 void convolve(const Gather& given, const Tensor& on) {
+  constexpr double STORE = 4.5;
   const Gather g = flattened(given);
   if (g.pixels() == 0) return;  // there are no images
   double least = 0;
   void (*best)(const Gather&, const Tensor&) = nullptr;
   const auto consider = [&]<int M, int N>(double rate) {
-    const double time = rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) * M * N / rate;
+    using P = ConvTile<M, N, B>;
+    const double time = rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) * M * N *
+                        (g.steps() / rate + STORE / P::CONSUMERS);
     if (best && time >= least) return;
     least = time;
-    best = launch_boxes<ConvTile<M, N, B>, CLUSTER>;
+    best = launch_boxes<P, CLUSTER>;
   };
   consider.template operator()<256, 128>(1.0);
   consider.template operator()<128, 256>(1.0);
+  consider.template operator()<192, 128>(0.97);
   consider.template operator()<128, 128>(0.85);
   consider.template operator()<256, 64>(0.65);
   best(g, on);
