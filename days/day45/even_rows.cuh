@@ -1,8 +1,9 @@
-// v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread. No
-// pack needs a branch then, so the compiler issues loads of several packs before it waits for the
-// first. Warps take distances from a mean of their own, and exchange moments once per row.
+// v2 and v3 of day 45's forward pass, for rows that divide evenly: four packs for each thread, or
+// eight. No pack needs a branch then, so the compiler issues loads of several packs before it waits
+// for the first. Warps take distances from a mean of their own, and exchange moments once per row.
 #pragma once
 
+#include "common/cuda/cluster_launch.cuh"  // taught in day 35
 #include "days/day45/forward.cuh"
 
 // Sums of a thread's distances from its warp's base, the mean of an element per lane. Two of each:
@@ -21,7 +22,7 @@ struct Distances {
 
   // The moments of the warp's `count` elements. The base is a mean of 32 of them, so the square of
   // its distance from their mean is at most m2 / 32, and the squares are at most 1 + count / 32
-  // times m2: the subtraction cancels 5 bits at most where count is 1024.
+  // times m2: the subtraction cancels 6 bits at most where count is 2048.
   __device__ Moments of_warp(float base, float count) const {
     const float sum = warp_sum(d[0] + d[1]), squares = warp_sum(d2[0] + d2[1]);
     const float mean = sum * (1.0f / count);
@@ -120,85 +121,102 @@ bool launch_v2_even(const Rows<T, N>& m, cudaStream_t stream) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3: a cluster per row. Warp 0 of a block merges the moments of its warps, and sends them to all
-// blocks. The other warps wait for the moments of all blocks at once.
+// v3: a cluster per row, and no thread loads or stores rows. A warp has 4 KB of the row. A lane
+// starts the bulk copy that brings them to shared memory, and the one that stores what the warp has
+// made of them. Warp 0 of a block merges the moments of its warps, and sends them to all blocks.
+
+constexpr int WIDE_EACH = 8;                        // packs per thread
+constexpr int WIDE_PACKS = RING_BLOCK * WIDE_EACH;  // of a row per block, 32 KB
+
+constexpr int wide_bytes(bool residual) {
+  return WIDE_PACKS * 16 * (residual ? 2 : 1);
+}
 
 template <bool RESIDUAL, typename T, int N>
-__global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 3)
-    layer_norm_v3_even_kernel(Rows<T, N> m, Split split) {
+__global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 4)
+    layer_norm_v3_even_kernel(Rows<T, N> m) {
 #ifdef HAS_CLUSTERS
   using C = Chunk<T, N>;
-  constexpr int TENSORS = RESIDUAL ? 2 : 1, WARPS = RING_BLOCK / 32;
+  constexpr int WARPS = RING_BLOCK / 32, PART = 32 * WIDE_EACH, BYTES = PART * 16;
   extern __shared__ __align__(128) char memory[];
   __shared__ Merging<Moments> shared;
+  __shared__ uint64_t arrived[WARPS];  // mbarriers
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int blocks = split.blocks, rank = ptx::cluster_block_rank();
-  const int first = rank * (RING_BLOCK * PACKS) + threadIdx.x;
-  const int step = gridDim.x / blocks;
-  // Pack k of tensor t (0: x, later h; 1: residual) of a stage.
-  auto* const ring = reinterpret_cast<C*>(memory) + threadIdx.x;
-  const auto at = [&](int stage, int t, int k) {
-    return ring + ((stage * TENSORS + t) * PACKS + k) * RING_BLOCK;
-  };
-  const auto copy = [&](int64_t row, int stage) {
-    const int64_t start = row * m.chunks + first;
-    if (row < m.rows) {
-#pragma unroll
-      for (int k = 0; k < PACKS; ++k) {
-        ptx::cp_async<16>(at(stage, 0, k), m.x + start + k * RING_BLOCK);
-        if (RESIDUAL) ptx::cp_async<16>(at(stage, 1, k), m.residual + start + k * RING_BLOCK);
-      }
-    }
-    ptx::cp_async_commit();  // also an empty group, so that each row is one
-  };
-  int64_t row = blockIdx.x / blocks;
-  for (int s = 0; s < STAGES - 1; ++s) copy(row + s * step, s);
-  RawChunk<C> weight[PACKS], bias[PACKS];
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    weight[k] = load_raw(m.weight + first + k * RING_BLOCK);
-    bias[k] = load_raw(m.bias + first + k * RING_BLOCK);
+  const int blocks = ptx::cluster_size(), rank = ptx::cluster_block_rank();
+  const int64_t row = blockIdx.x / blocks;
+  const int first = rank * WIDE_PACKS + warp * PART;
+  const int64_t start = row * m.chunks + first;
+  C* const h = reinterpret_cast<C*>(memory) + warp * PART;  // the warp's part of x, then of h
+  C* const y = RESIDUAL ? h + WIDE_PACKS : h;               // of the residual, then of y
+  if (lane == 0) {
+    ptx::mbarrier_init(&arrived[warp], 1);
+    ptx::fence_mbarrier_init();  // before copies use it
+    ptx::mbarrier_arrive_expect_bytes(&arrived[warp], RESIDUAL ? 2 * BYTES : BYTES);
+    ptx::copy_bulk(h, m.x + start, BYTES, &arrived[warp]);
+    if (RESIDUAL) ptx::copy_bulk(y, m.residual + start, BYTES, &arrived[warp]);
   }
-  begin_merging<true>(shared);
-
-  for (int stage = 0, round = 0; row < m.rows; ++round, row += step) {
-    copy(row + (STAGES - 1) * step, (stage + STAGES - 1) % STAGES);
-    ptx::cp_async_wait<STAGES - 1>();  // this row has come; those of the younger groups may not
-    const int64_t start = row * m.chunks + first;
-#pragma unroll
-    for (int k = 0; RESIDUAL && k < PACKS; ++k) {
-      const C sum = added(load_whole(at(stage, 0, k)), load_whole(at(stage, 1, k)));
-      m.h[start + k * RING_BLOCK] = *at(stage, 0, k) = sum;
-    }
-    const auto part = [&](int k) { return widened(load_raw(at(stage, 0, k))); };
-    const float base = warp_sum(part(0).at[0] * (1.0f / 32));
-    Distances<N> sums;
-#pragma unroll
-    for (int k = 0; k < PACKS; ++k) sums.add(from_base(part(k), base));
-    const Moments mine = sums.of_warp(base, 32.0f * PACKS * N);
-    Moments* const warps = shared.warps[round % 2];
-    if (lane == 0) warps[warp] = mine;
-    __syncthreads();  // warp 0 waits for the moments of all warps
-    if (warp == 0) {
-      const Moments block = merge_equal<WARPS>(warps[lane % WARPS], warps[0].base, WARPS);
-      send_to_blocks(block, shared, round, rank, blocks);
-    }
-    const Moments* const theirs = receive(shared, round);
-    const Moments all =
-        merge_equal<MAX_CLUSTER>(theirs[lane & (blocks - 1)], theirs[0].base, blocks);
-    const Statistics s = statistics_of(all, m.eps);
-    const Normal to(all.base, all.mean, s.rstd);
-    keep_as_bits(weight);
-    keep_as_bits(bias);
+  RawChunk<C> weight[PACKS], bias[PACKS];  // of PACKS packs, the first of them in flight now
+  const auto load = [&](int from) {
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-      m.y[start + k * RING_BLOCK] = normalised(part(k), to, weight[k], bias[k]);
+      weight[k] = load_constant(m.weight + first + lane + (from + k) * 32);
+      bias[k] = load_constant(m.bias + first + lane + (from + k) * 32);
     }
-    if (rank == 0 && threadIdx.x == 0) {
-      m.mean[row] = s.mean;
-      m.rstd[row] = s.rstd;
-    }
-    stage = (stage + 1) % STAGES;
+  };
+  load(0);
+  begin_merging<true>(shared);
+  ptx::mbarrier_wait(&arrived[warp], 0);
+
+  // What the warp's lanes have written of `from` goes to `to`.
+  const auto store = [&](C* to, const C* from) {
+    ptx::fence_for_copy_engine();  // what this lane wrote, before it is copied …
+    __syncwarp();                  // … and what the other lanes wrote
+    if (lane != 0) return;
+    ptx::store_bulk(to + start, from, BYTES);
+    ptx::bulk_commit();
+  };
+  if constexpr (RESIDUAL) {
+#pragma unroll
+    for (int i = lane; i < PART; i += 32) h[i] = added(load_whole(h + i), load_whole(y + i));
+    store(m.h, h);
   }
+  const auto part = [&](int k) { return widened(load_raw(h + lane + k * 32)); };
+  const float base = warp_sum(part(0).at[0] * (1.0f / 32));
+  Distances<N> sums;
+#pragma unroll
+  for (int k = 0; k < WIDE_EACH; ++k) sums.add(from_base(part(k), base));
+  const Moments mine = sums.of_warp(base, 32.0f * WIDE_EACH * N);
+  Moments* const warps = shared.warps[0];
+  if (lane == 0) warps[warp] = mine;
+  __syncthreads();  // warp 0 waits for the moments of all warps
+  if (warp == 0) {
+    const Moments block = merge_equal<WARPS>(warps[lane % WARPS], warps[0].base, WARPS);
+    send_to_blocks(block, shared, 0, rank, blocks);
+  }
+  const Moments* const theirs = receive(shared, 0);
+  const Moments all = merge_equal<MAX_CLUSTER>(theirs[lane & (blocks - 1)], theirs[0].base, blocks);
+  const Statistics s = statistics_of(all, m.eps);
+  const Normal to(all.base, all.mean, s.rstd);
+#pragma unroll
+  for (int from = 0; from < WIDE_EACH; from += PACKS) {
+    if (from > 0) load(from);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+      y[lane + (from + k) * 32] = normalised(part(from + k), to, weight[k], bias[k]);
+    }
+  }
+  store(m.y, y);
+  if (rank == 0 && threadIdx.x == 0) {
+    m.mean[row] = s.mean;
+    m.rstd[row] = s.rstd;
+  }
+  if (lane == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
 #endif
+}
+
+// Whether a row has eight packs for each thread of 2, 4, 8 or 16 blocks, a cluster.
+inline bool is_wide(int64_t chunks) {
+  const int64_t blocks = chunks / WIDE_PACKS;
+  return chunks % WIDE_PACKS == 0 && blocks > 1 && blocks <= MAX_CLUSTER &&
+         (blocks & (blocks - 1)) == 0;
 }

@@ -13,7 +13,7 @@
 //   v4 chosen     the best of these for the shape, the alignment and the card
 //   add + norm    v1 with two kernels, v2 fused: h is not read again
 //
-// Where a row has four packs for each thread, v2 and v3 launch kernels of even_rows.cuh.
+// Where a row has as many packs for each thread, v2 and v3 launch kernels of even_rows.cuh.
 // Run: python run_day.py 45
 
 #include "common/cuda/binding.cuh"  // taught in day 6
@@ -407,8 +407,11 @@ Normed norm_v3(const NormInputs& a) {
     if constexpr (N > 1) {
       if (split.blocks == 1) {
         launch(layer_norm_v3_cluster_kernel<residual, false, T, N>);
-      } else if (m.chunks == int64_t{split.blocks} * RING_BLOCK * PACKS) {
-        launch(layer_norm_v3_even_kernel<residual, T, N>);
+      } else if (is_wide(m.chunks)) {
+        const int64_t blocks = m.chunks / WIDE_PACKS;
+        launch_clusters(layer_norm_v3_even_kernel<residual, T, N>, grid_size(m.rows * blocks, "x"),
+                        static_cast<unsigned>(blocks), RING_BLOCK, wide_bytes(residual),
+                        current_stream(a.x), m);
       } else {
         launch(layer_norm_v3_cluster_kernel<residual, true, T, N>);
       }

@@ -108,10 +108,10 @@ inline double rounds(const Gather& g, int m, int n, int cluster, int64_t places)
   return static_cast<double>(ceil_div(clusters * ceil_div(g.channels, n), places));
 }
 
-// About how long tiles take whose sums are split: steps of a tile, and the exchange of the sums,
-// which is about three steps, in operations.
-inline double split_time(const Gather& g, int m, int n, int split, const Tensor& on) {
-  constexpr int EXCHANGE_STEPS = 3;
-  const int steps = ceil_div(g.steps(), split) + EXCHANGE_STEPS;
+// About how long tiles take whose sums are split: steps of a tile at the given rate, and the
+// exchange of the sums, which takes as long as EXCHANGE steps (H200).
+inline double split_time(const Gather& g, int m, int n, int split, double rate, const Tensor& on) {
+  constexpr int EXCHANGE = 8;
+  const double steps = ceil_div(g.steps(), split) / rate + EXCHANGE;
   return rounds(g, m, n, 1, places_for(on, split)) * steps * m * n;
 }
