@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 4)
     }
   };
   load(0);
-  begin_merging<true>(shared);
+  announce_merging(shared);
+  __syncwarp();  // the warp's mbarrier is ready
   ptx::mbarrier_wait(&arrived[warp], 0);
 
   // What the warp's lanes have written of `from` goes to `to`.
@@ -188,6 +189,7 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 4)
   const Moments mine = sums.of_warp(base, 32.0f * WIDE_EACH * N);
   Moments* const warps = shared.warps[0];
   if (lane == 0) warps[warp] = mine;
+  ptx::cluster_wait();
   __syncthreads();  // warp 0 waits for the moments of all warps
   if (warp == 0) {
     const Moments block = merge_equal<WARPS>(warps[lane % WARPS], warps[0].base, WARPS);

@@ -76,16 +76,27 @@ struct Merging {
   uint64_t arrived[2];  // mbarriers
 };
 
-// Before the first merge_row of a cluster. All threads of the cluster must call it.
+#ifdef HAS_CLUSTERS
+// Says to the cluster that this block has begun, and that its mbarriers are ready. Before the first
+// send_to_blocks all threads of the cluster call it and ptx::cluster_wait. What a thread loads in
+// between is in flight meanwhile.
+template <typename Value>
+__device__ void announce_merging(Merging<Value>& shared) {
+  if (threadIdx.x == 0) {
+    for (uint64_t& barrier : shared.arrived) ptx::mbarrier_init(&barrier, 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_arrive_relaxed();
+}
+#endif
+
+// Both, before the first merge_row of a cluster. All threads of the cluster must call it.
 template <bool CLUSTER, typename Value>
 __device__ void begin_merging(Merging<Value>& shared) {
 #ifdef HAS_CLUSTERS
   if constexpr (CLUSTER) {
-    if (threadIdx.x == 0) {
-      for (uint64_t& barrier : shared.arrived) ptx::mbarrier_init(&barrier, 1);
-      ptx::fence_mbarrier_init();
-    }
-    ptx::cluster_sync();  // all blocks have begun, and their mbarriers are ready
+    announce_merging(shared);
+    ptx::cluster_wait();
   }
 #endif
 }

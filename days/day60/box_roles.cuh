@@ -78,9 +78,10 @@ struct BoxRoles {
   }
 
   // One thread: starts to load step `step` of a tile, one tap and 64 channels. It is the load
-  // number `count` of this block.
-  __device__ __forceinline__ void load_step(const TensorMap& from, const TensorMap& filter,
-                                            const Pixel& at, int n, int step, int count) const {
+  // number `count` of this block. load_filter(to, tap, first of the channels, mbarrier).
+  template <typename LoadFilter>
+  __device__ __forceinline__ void load_step(const TensorMap& from, const Pixel& at, int step,
+                                            int count, LoadFilter load_filter) const {
     const int tap = step / g.tap_steps, c = step % g.tap_steps * DEPTH;
     const int i = tap / g.tap_columns, j = tap % g.tap_columns;
     const int row = at.row * g.rows.scale + g.rows.first + i * g.rows.step;
@@ -92,7 +93,7 @@ struct BoxRoles {
     ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // all products have read the stage
     ptx::mbarrier_arrive_expect_bytes(&full[s], P::BYTES);
     ptx::load_tensor(stage, from, {c, col, row, at.n}, &full[s]);
-    load_filter(stage + P::A_BYTES, filter, n, of_filter, c, &full[s]);
+    load_filter(stage + P::A_BYTES, of_filter, c, &full[s]);
   }
 
   // This warp's products have read stage s, which each block of the cluster writes to.
@@ -156,7 +157,8 @@ struct BoxWork {
   BoxPlan plan;
   TensorMap from, filter, to;
 };
-template <typename P, int CLUSTER>
+// PARTS: how many loads bring the columns of a filter's tile (kK).
+template <typename P, int CLUSTER, int PARTS>
 BoxWork box_work(const Gather& g) {
   constexpr bool K_MAJOR = P::B_MAJOR == Major::kK;
   const Box box = best_box(g.rows, g.cols, g.N, P::BM);
@@ -176,7 +178,7 @@ BoxWork box_work(const Gather& g) {
   const int64_t C = g.filter_channels, taps = g.filter_row / C;
   const TensorMap filter =
       ptx::make_tensor_map(g.filter, {.sizes = {C, taps, K_MAJOR ? g.channels : g.depth},
-                                      .box = {DEPTH, 1, K_MAJOR ? P::BN / CLUSTER : DEPTH},
+                                      .box = {DEPTH, 1, K_MAJOR ? P::BN / PARTS : DEPTH},
                                       .swizzle = Swizzle::k128});
   const int cols = std::min(box.cols, ROWS), rows = std::min(box.rows, ROWS / cols);
   const TensorMap to =

@@ -33,7 +33,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     ptx::setmaxnreg_dec<P::FEW>();
     if (threadIdx.x == 0) {
       roles.each_tile([&](const Pixel& at, int n, int before) {
-        for (int i = 0; i < g.steps; ++i) roles.load_step(from, filter, at, n, i, before + i);
+        const auto load = [&](char* part, int tap, int depth, uint64_t* arrived) {
+          roles.load_filter(part, filter, n, tap, depth, arrived);
+        };
+        for (int i = 0; i < g.steps; ++i) roles.load_step(from, at, i, before + i, load);
       });
     }
   } else {
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 
 template <typename P, int CLUSTER>
 void launch_boxes(const Gather& g, const Tensor& on) {
-  const BoxWork work = box_work<P, CLUSTER>(g);
+  const BoxWork work = box_work<P, CLUSTER, CLUSTER>(g);
   const auto kernel = conv2d_boxes_kernel<P, CLUSTER>;
   const int64_t tiles = work.plan.tiles_m * work.plan.tiles_n;
   const unsigned grid = static_cast<unsigned>(std::min(tiles, places_for(on, CLUSTER))) * CLUSTER;

@@ -9,14 +9,12 @@
 #include "days/day60/box_roles.cuh"
 
 // Each block has sums of all BN channels, in SPLIT shares of channels. At the end the block of rank
-// r has share r of them all. Blocks exchange shares in turns, each time with the block whose rank
-// differs in one bit. In a turn a block sends half of the shares that it has left:
+// r has share r of them all. A block numbers the shares from its own on, its share j is share
+// j ^ rank, so all blocks do the same. They exchange shares in turns, and each turn halves what a
+// block has left:
 //
-//   rank   turn 1, with   sends   has left      turn 2, with   sends   has left
-//    0          1         1, 3     0, 2              2           2        0
-//    1          0         0, 2     1, 3              3           3        1
-//    2          3         1, 3     0, 2              0           0        2
-//    3          2         0, 2     1, 3              1           1        3
+//   turn 1   sends its shares 1 and 3 to block rank ^ 1, which adds them to its shares 0 and 2
+//   turn 2   sends its share 2 to block rank ^ 2, which adds it to its share 0
 //
 // A thread's sums go to the thread with the same number: a warp waits for one warp.
 template <typename P, int SPLIT>
@@ -33,45 +31,41 @@ struct Exchange {
   uint64_t* arrived;  // mbarriers, one per turn and warp
   int rank;
 
-  // The turn of BIT sends SPLIT / (2 · BIT) shares. They have slots behind those of turns before.
+  // Pack i of the share that the turn of BIT adds to share j. The slots of a turn follow those of
+  // the turn before.
   template <int BIT>
-  __device__ __forceinline__ int place(int share, int i) const {
-    constexpr int FIRST = SPLIT - SPLIT / BIT;
-    const int thread = threadIdx.x - WARPGROUP;
-    return (FIRST + share / (2 * BIT)) * SLOT + i * P::CONSUMERS * WARPGROUP + thread;
+  __device__ __forceinline__ int place(int j, int i) const {
+    const int slot = SPLIT - SPLIT / BIT + j / (2 * BIT), thread = threadIdx.x - WARPGROUP;
+    return slot * SLOT + i * P::CONSUMERS * WARPGROUP + thread;
   }
   template <int BIT>
   __device__ __forceinline__ uint64_t* barrier() const {
     return &arrived[BIT / 2 * WARPS + (threadIdx.x - WARPGROUP) / 32];
   }
 
-  // Sends the shares that differ from this block's rank in BIT, and agree with it below.
   template <int BIT>
   __device__ __forceinline__ void send(const float (&sums)[P::BN / 2]) const {
     float4* there = ptx::map_to_rank(slots, rank ^ BIT);
 #pragma unroll
-    for (int share = 0; share < SPLIT; ++share) {
-      if (((share ^ rank) & (2 * BIT - 1)) != BIT) continue;
+    for (int j = 0; j < SPLIT; j += 2 * BIT) {
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
-        const float* from = &sums[share * SHARE + i * 4];
-        there[place<BIT>(share, i)] = make_float4(from[0], from[1], from[2], from[3]);
+        const float* from = &sums[(j + BIT) * SHARE + i * 4];
+        there[place<BIT>(j, i)] = make_float4(from[0], from[1], from[2], from[3]);
       }
     }
     __syncwarp();  // all lanes have stored: one arrives for them
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_at_rank(barrier<BIT>(), rank ^ BIT);
   }
-  // Adds what the other block has sent to the shares that agree with this block's rank up to BIT.
   template <int BIT>
   __device__ __forceinline__ void add(float (&sums)[P::BN / 2]) const {
     ptx::mbarrier_wait_cluster(barrier<BIT>(), 0);
 #pragma unroll
-    for (int share = 0; share < SPLIT; ++share) {
-      if (((share ^ rank) & (2 * BIT - 1)) != 0) continue;
+    for (int j = 0; j < SPLIT; j += 2 * BIT) {
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
-        const float4 from = slots[place<BIT>(share, i)];
-        float* to = &sums[share * SHARE + i * 4];
+        const float4 from = slots[place<BIT>(j, i)];
+        float* to = &sums[j * SHARE + i * 4];
         to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w;
       }
     }
@@ -85,6 +79,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                            const __grid_constant__ TensorMap filter,
                            const __grid_constant__ TensorMap to) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int SHARE = P::BN / SPLIT;  // channels
   __shared__ uint64_t full[P::STAGES], empty[P::STAGES];
   __shared__ uint64_t arrived[Exchange<P, SPLIT>::ARRIVALS];
   init_stages<P>(full, empty, 1, from, filter, to);
@@ -102,9 +97,17 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 
   if (threadIdx.x / WARPGROUP == 0) {
     ptx::setmaxnreg_dec<P::FEW>();
+    const auto load = [&](char* tile, int tap, int depth, uint64_t* loaded) {
+#pragma unroll
+      for (int j = 0; j < SPLIT; ++j) {  // the shares in this block's order
+        ptx::load_tensor(tile + j * SHARE * ROW, filter, {depth, tap, n + (j ^ rank) * SHARE},
+                         loaded);
+      }
+    };
     for (int i = 0; threadIdx.x == 0 && i < steps; ++i) {
-      roles.load_step(from, filter, at, n, first + i, i);
+      roles.load_step(from, at, first + i, i, load);
     }
+    ptx::cluster_sync();
     ptx::cluster_sync();
   } else {
     ptx::setmaxnreg_inc<P::MANY>();
@@ -117,25 +120,22 @@ __global__ void __launch_bounds__(P::THREADS, 1)
       exchange.template send<2>(sums[0]);
       exchange.template add<2>(sums[0]);
     }
+    ptx::cluster_arrive_relaxed();  // this block has what others sent
     const Pixel group = roles.group_in_box(0);
     int turn = 0;
 #pragma unroll
-    for (int q = 0; q < SPLIT; ++q) {  // one of them; registers need constant indices
-      if (q != rank) continue;
-#pragma unroll
-      for (int part = 0; part < P::BN / SPLIT / PART; ++part) {
-        const float* of_part = &sums[0][q * (P::BN / 2 / SPLIT) + part * (PART / 2)];
-        roles.store_pixels(of_part, n + q * (P::BN / SPLIT) + part * PART, to, at, group, turn);
-      }
+    for (int part = 0; part < SHARE; part += PART) {
+      roles.store_pixels(&sums[0][part / 2], n + rank * SHARE + part, to, at, group, turn);
     }
     if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
+    ptx::cluster_wait();                                         // and the others have what it sent
   }
 #endif
 }
 
 template <typename P, int SPLIT>
 void launch_split(const Gather& g, const Tensor& on) {
-  const BoxWork work = box_work<P, 1>(g);
+  const BoxWork work = box_work<P, 1, SPLIT>(g);
   const unsigned grid = grid_size(work.plan.tiles_m * work.plan.tiles_n * SPLIT, "x");
   launch_clusters(conv2d_v4_split_kernel<P, SPLIT>, grid, SPLIT, P::THREADS, BOX_SHARED<P>,
                   current_stream(on), work.plan, work.from, work.filter, work.to);
