@@ -54,8 +54,7 @@ struct Exchange {
         there[place<BIT>(j, i)] = make_float4(from[0], from[1], from[2], from[3]);
       }
     }
-    __syncwarp();  // all lanes have stored: one arrives for them
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_at_rank(barrier<BIT>(), rank ^ BIT);
+    ptx::mbarrier_arrive_at_rank(barrier<BIT>(), rank ^ BIT);
   }
   template <int BIT>
   __device__ __forceinline__ void add(float (&sums)[P::BN / 2]) const {
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
   const int rank = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT;
   const Exchange<P, SPLIT> exchange{reinterpret_cast<float4*>(roles.stages), arrived, rank};
   if (threadIdx.x < exchange.ARRIVALS) {
-    ptx::mbarrier_init(&arrived[threadIdx.x], 1);
+    ptx::mbarrier_init(&arrived[threadIdx.x], 32);  // the lanes of a warp
     ptx::fence_mbarrier_init();
   }
   __syncthreads();  // the mbarriers are there before any thread uses one
