@@ -137,9 +137,9 @@ SHAPES = [
     (3, 1, 1, 8, 8, 1, 1, 2, 0, 1),
     (1, 8, 6, 8, 16, 1, 1, 2, 0, 1),
 ]
-# On an H200, whose number of multiprocessors the CPU backend has: tiles of 192 × 128, the same for a
-# filter that moves pixels, 128 × 256, 256 × 128 and 256 × 64, where the shapes above take 128 × 128.
-# Clusters of two take 256 × 128 for the first. C and K change places for the data gradient.
+# On an H200, whose number of multiprocessors the CPU backend has: tiles of 192 × 128, the same for
+# a filter that moves pixels, 128 × 256, 256 × 128 and 256 × 64, where the shapes above take 128 ×
+# 128. Clusters of two take 256 × 128 for the first. C and K change places for the data gradient.
 TILES = [
     (1, 10, 40, 8, 4288, 1, 1, 1, 0, 1),
     (5, 3, 5, 8, 9792, 3, 3, 1, 1, 1),
