@@ -10,7 +10,7 @@
 //   v2 warp         one warp per row: coalesced, the row read twice
 //   v3 vectorised   one block per row, packs of 16 bytes; registers keep up to 64 KB of the row
 //   v4 shared       shared memory keeps a row of up to 64 KB, filled by cp.async
-//   v5 bulk         bulk copies both ways, up to 1 MB in the shared memory of a cluster
+//   v5 bulk         bulk copies (day 55) both ways, up to 1 MB in the shared memory of a cluster
 //   v6 chosen       v3 up to 32 KB, v5 above where the GPU has it
 //
 // Run: python run_day.py 44
@@ -18,7 +18,7 @@
 #include "common/cuda/binding.cuh"         // taught in day 6
 #include "common/cuda/capability.cuh"      // taught in day 24
 #include "common/cuda/cluster_launch.cuh"  // taught in day 35
-#include "common/cuda/ptx.cuh"             // cp.async: day 20; clusters: day 34
+#include "common/cuda/ptx.cuh"             // cp.async: day 20; clusters: day 34; bulk: day 55
 #include "common/cuda/shared_memory.cuh"   // taught in day 15
 #include "common/cuda/tensor.cuh"          // taught in days 6 and 12
 #include "days/day44/rows.cuh"
@@ -335,8 +335,8 @@ Normed norm_v4(const Tensor& x, const Tensor* weight, double eps) {
 
 // ---------------------------------------------------------------------------------------------
 // v5 against v4: no thread loads or stores x or y. A warp has 4 KB of the row, and a lane starts
-// the bulk copy that brings them. The warp scales them where they are, and a lane starts the copy
-// back. The blocks of a cluster share a row above 64 KB, as in day 35.
+// the bulk copy (day 55) that brings them. The warp scales them where they are, and a lane starts
+// the copy back. The blocks of a cluster share a row above 64 KB, as in day 35.
 
 constexpr int WARP_PACKS = 32 * EACH;
 constexpr int MAX_CLUSTER = 16;  // blocks; more than 8 are not portable

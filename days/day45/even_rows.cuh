@@ -122,8 +122,9 @@ bool launch_v2_even(const Rows<T, N>& m, cudaStream_t stream) {
 
 // ---------------------------------------------------------------------------------------------
 // v3: a cluster per row, and no thread loads or stores rows. A warp has 4 KB of the row. A lane
-// starts the bulk copy that brings them to shared memory, and the one that stores what the warp has
-// made of them. Warp 0 of a block merges the moments of its warps, and sends them to all blocks.
+// starts the bulk copy (day 55) that brings them to shared memory, and the one that stores what the
+// warp has made of them. Warp 0 of a block merges the moments of its warps, and sends them to all
+// blocks.
 
 constexpr int WIDE_EACH = 8;                        // packs per thread
 constexpr int WIDE_PACKS = RING_BLOCK * WIDE_EACH;  // of a row per block, 32 KB

@@ -10,13 +10,13 @@ constexpr int MOST_BOX = 256;  // elements that a side of a box spans
 // A divisor that the host knows. On the GPU n / d is then a multiplication and a shift, for n ≥ 0
 // (T. Granlund, P. Montgomery: Division by Invariant Integers using Multiplication, 1994).
 struct Divisor {
-  int value = 1, shift = 31;       // 31 + ⌈log2(value)⌉
-  uint32_t multiplier = 1u << 31;  // ⌈2^shift / value⌉
+  int value = 1, shift = 31;             // shift: 31 + ⌈log2(value)⌉
+  uint32_t multiplier = (1u << 31) + 1;  // ⌊2^shift / value⌋ + 1
 
   Divisor() = default;
   constexpr Divisor(int d) : value(d) {
     while (int64_t{1} << (shift - 31) < d) ++shift;
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << shift) + d - 1) / d);
+    multiplier = static_cast<uint32_t>((uint64_t{1} << shift) / d + 1);
   }
   __host__ __device__ constexpr operator int() const { return value; }
 };
@@ -26,6 +26,14 @@ __host__ __device__ constexpr int operator/(int n, const Divisor& d) {
 __host__ __device__ constexpr int operator%(int n, const Divisor& d) {
   return n - n / d * d.value;
 }
+constexpr bool is_exact(int d) {
+  for (const int n : {0, d - 1, d, INT32_MAX / d * d - 1, INT32_MAX / d * d, INT32_MAX}) {
+    if (n / Divisor(d) != n / d || n % Divisor(d) != n % d) return false;
+  }
+  return true;
+}
+static_assert(is_exact(1) && is_exact(2) && is_exact(3) && is_exact(7) && is_exact(641) &&
+              is_exact((1 << 30) + 1) && is_exact(INT32_MAX));
 
 struct Box {
   int cols, rows, images;

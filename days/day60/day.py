@@ -16,7 +16,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "comparison: `stride > MOST_SCALE` -> `stride >= MOST_SCALE`": (
         "at a stride of 8 the other kernel computes the same"
     ),
-    "conv2d_boxes.cu: conv2d_boxes_kernel: other dimension: `threadIdx.x` -> `threadIdx.y`, 4th": (
+    "conv2d_boxes.cu: conv2d_boxes_kernel: other dimension: `threadIdx.x` -> `threadIdx.y`, 3rd": (
         "all threads wait for bulk copies, and most of them have started none"
     ),
     "conv2d_boxes.cu: launch_boxes: "
@@ -28,8 +28,24 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "`rounds(g, M, N, CLUSTER, places_for(on, CLUSTER)) / M`": (
         "another tile size is chosen, which computes the same"
     ),
-    "conv2d_boxes.cu: convolve: arithmetic operator: `N / rate` -> `N * rate`": (
+    "conv2d_boxes.cu: convolve: arithmetic operator: `g.steps() / rate` -> `g.steps() * rate`": (
         "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: arithmetic operator: `rate + STORE` -> `rate - STORE`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: arithmetic operator: `STORE / P::CONSUMERS` -> "
+    "`STORE * P::CONSUMERS`": "another tile size is chosen, which computes the same",
+    "conv2d_boxes.cu: convolve: arithmetic operator: `M * N` -> `M / N`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: arithmetic operator: "
+    "`N * (g.steps() / rate + STORE / P::CONSUMERS)` -> "
+    "`N / (g.steps() / rate + STORE / P::CONSUMERS)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_boxes.cu: convolve: initial value: `double least = 0` -> `double least = 1`": (
+        "the first tile size sets it"
     ),
     "conv2d_boxes.cu: convolve: comparison: `time >= least` -> `time > least`": (
         "another tile size is chosen, which computes the same"
@@ -40,16 +56,33 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "conv2d_split.cu: conv2d_v4_split_kernel: barrier removed: `ptx::cluster_sync()` -> ``, 2nd": (
         "a cluster's barrier does not wait for threads that have returned"
     ),
-    "conv2d_split.cu: conv2d_v4_split_kernel: comparison: `own < SPLIT` -> `own <= SPLIT`": (
-        "no block has the rank SPLIT"
-    ),
-    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
-    "`split_time(g, 128, 128, 2, x)` -> `split_time(g, 129, 128, 2, x)`": (
+    "conv2d_split.cu: conv2d_v4_split: comparison: "
+    "`split_time(g, 128, 256, 4, 1.0, x) < split_time(g, 128, 128, 2, 0.75, x)` -> "
+    "`split_time(g, 128, 256, 4, 1.0, x) <= split_time(g, 128, 128, 2, 0.75, x)`": (
         "another tile size is chosen, which computes the same"
     ),
-    "conv2d_split.cu: conv2d_v4_split: comparison: "
-    "`split_time(g, 128, 256, 4, x) < split_time(g, 128, 128, 2, x)` -> "
-    "`split_time(g, 128, 256, 4, x) <= split_time(g, 128, 128, 2, x)`": (
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 256, 4, 1.0, x)` -> `split_time(g, 129, 256, 4, 1.0, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 256, 4, 1.0, x)` -> `split_time(g, 128, 257, 4, 1.0, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 256, 4, 1.0, x)` -> `split_time(g, 128, 256, 5, 1.0, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 128, 2, 0.75, x)` -> `split_time(g, 129, 128, 2, 0.75, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 128, 2, 0.75, x)` -> `split_time(g, 128, 129, 2, 0.75, x)`": (
+        "another tile size is chosen, which computes the same"
+    ),
+    "conv2d_split.cu: conv2d_v4_split: constant off by one: "
+    "`split_time(g, 128, 128, 2, 0.75, x)` -> `split_time(g, 128, 128, 3, 0.75, x)`": (
         "another tile size is chosen, which computes the same"
     ),
     "conv2d_weight_gradient.cu: weight_gradient_by_boxes: "
@@ -125,10 +158,17 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "boxes.cuh: split_time: rounded down: `ceil_div(g.steps(), split)` -> `((g.steps()) / "
     "(split))`": ("another tile size is chosen, which computes the same"),
-    "boxes.cuh: split_time: arithmetic operator: `ceil_div(g.steps(), split) + "
-    "EXCHANGE_STEPS` -> `ceil_div(g.steps(), split) - EXCHANGE_STEPS`": (
+    "boxes.cuh: split_time: arithmetic operator: `ceil_div(g.steps(), split) / rate` -> "
+    "`ceil_div(g.steps(), split) * rate`": "another tile size is chosen, which computes the same",
+    "boxes.cuh: split_time: arithmetic operator: `rate + EXCHANGE` -> "
+    "`rate - EXCHANGE`": "another tile size is chosen, which computes the same",
+    "boxes.cuh: split_time: arithmetic operator: "
+    "`rounds(g, m, n, 1, places_for(on, split)) * steps` -> "
+    "`rounds(g, m, n, 1, places_for(on, split)) / steps`": (
         "another tile size is chosen, which computes the same"
     ),
+    "boxes.cuh: split_time: arithmetic operator: `m * n` -> "
+    "`m / n`": "another tile size is chosen, which computes the same",
     "boxes.cuh: split_time: constant off by one: `1` -> `2`": (
         "another tile size is chosen, which computes the same"
     ),
