@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
-from common.base.compiling import STABLE_ABI, BuildError, run_compiler, sources_of, torch_includes
+from common.base.compiling import (
+    STABLE_ABI,
+    BuildError,
+    compiler_message,
+    run_compiler,
+    sources_of,
+    torch_includes,
+)
 from common.base.days import Day
 from common.base.paths import ROOT
 from common.base.toolchain import ToolchainError, Toolkit, find_compiler, find_toolkit, sm
@@ -23,6 +30,10 @@ CUDA_FLAGS = [
     *("-O3", "-std=c++20", "-lineinfo", "--extended-lambda", "--expt-relaxed-constexpr"),
     *HALF_OPERATORS,
 ]
+
+# What ptxas says where registers of a wgmma's sums are written or read among the products: it lets
+# each product wait for the one before.
+WAITING_PRODUCTS = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected")
 
 
 def cuda_flags(archs: list[str]) -> list[str]:
@@ -50,7 +61,8 @@ def compile_source(
     compiled again. archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use.
     optimised: False leaves out most optimisations of device code, which take up to three quarters
     of the time and find no error; nvcc before CUDA 13 makes no difference.
-    Raises BuildError with nvcc's message, ToolchainError if there is no nvcc.
+    Raises BuildError with nvcc's message, also where optimised code has products that wait for each
+    other (wgmma), which nvcc takes for no fault. ToolchainError if there is no nvcc.
     """
     toolkit = toolkit or find_toolkit()
     if toolkit is None:
@@ -66,7 +78,9 @@ def compile_source(
 
     def make(directory: Path) -> None:
         code = directory / "code.fatbin"
-        run_compiler([*command, "-o", code])
+        said = run_compiler([*command, "-o", code])
+        if optimised and any(line in said for line in WAITING_PRODUCTS):
+            raise BuildError(compiler_message(said))
         code.unlink()
         entry.path.touch()
 

@@ -283,6 +283,31 @@ def wheel_toolkit() -> toolchain.Toolkit:
     return toolkit
 
 
+def test_products_that_wait_for_each_other_are_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "waiting.cu"
+    source.write_text(
+        """#include "common/cuda/ptx.cuh"
+__global__ void waiting(float* out, int steps) {
+  extern __shared__ __align__(1024) char tile[];
+  float sums[4] = {};
+  for (int i = 0; i < steps; ++i) {
+    ptx::wgmma_fence(sums);
+    const uint64_t at = ptx::wgmma_descriptor(tile, ptx::Swizzle::k128, 0, 1024);
+    ptx::wgmma<__nv_bfloat16, __nv_bfloat16>(sums, at, at);
+    ptx::wgmma_commit();
+    sums[0] += 1;
+  }
+  ptx::wgmma_wait<0>(sums);
+  out[threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+}
+"""
+    )
+    toolkit = wheel_toolkit()
+    with pytest.raises(compiling.BuildError, match="instructions are serialized"):
+        nvcc.compile_source("test-waiting", source, ["9.0a"], toolkit)
+    nvcc.compile_source("test-waiting", source, ["9.0a"], toolkit, optimised=False)
+
+
 def test_finds_the_wheels_where_the_machine_has_no_toolkit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
