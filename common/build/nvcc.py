@@ -71,7 +71,9 @@ def compile_source(
     flags = [*cuda_flags(archs), *BINDING, "-ccbin", compiler.path]
     if not optimised and int(toolkit.version.split(".")[0]) >= 13:
         flags.append("-Ofc=max")
-    key = digest([toolkit.version, str(toolkit.home), compiler.version, *flags], sources_of(source))
+    refused = WAITING_PRODUCTS if optimised else ()
+    words = [toolkit.version, str(toolkit.home), compiler.version, *flags, *refused]
+    key = digest(words, sources_of(source))
     entry = Entry(f"{name}-{source.stem}-compiled", key, "compiled")
     command: list[str | Path] = [toolkit.nvcc, "-fatbin", source, *flags, f"-I{ROOT}"]
     command += [f"-I{path}" for path in torch_includes()]
@@ -79,7 +81,7 @@ def compile_source(
     def make(directory: Path) -> None:
         code = directory / "code.fatbin"
         said = run_compiler([*command, "-o", code])
-        if optimised and any(line in said for line in WAITING_PRODUCTS):
+        if any(remark in said for remark in refused):
             raise BuildError(compiler_message(said))
         code.unlink()
         entry.path.touch()

@@ -85,8 +85,8 @@ void launch_boxes(const Gather& g, const Tensor& on) {
 }
 
 // Launches the tile size of the least time. Rates are those of products with many steps, relative
-// to the largest tile. To store an element takes a consumer as long as STORE steps of the block
-// take, per element of the tile (H200).
+// to the largest tile. STORE: how many steps cost the block, per element of the tile, what a
+// consumer's store of an element costs (H200).
 template <Major B, int CLUSTER>
 void convolve(const Gather& given, const Tensor& on) {
   constexpr double STORE = 4.5;

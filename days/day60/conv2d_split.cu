@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                            const __grid_constant__ TensorMap filter,
                            const __grid_constant__ TensorMap to) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int SHARE = P::BN / SPLIT;  // channels
+  constexpr int CHANNELS = P::BN / SPLIT;  // of a share
   __shared__ uint64_t full[P::STAGES], empty[P::STAGES];
   __shared__ uint64_t arrived[Exchange<P, SPLIT>::ARRIVALS];
   init_stages<P>(full, empty, 1, from, filter, to);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     const auto load = [&](char* tile, int tap, int depth, uint64_t* loaded) {
 #pragma unroll
       for (int j = 0; j < SPLIT; ++j) {  // the shares in this block's order
-        ptx::load_tensor(tile + j * SHARE * ROW, filter, {depth, tap, n + (j ^ rank) * SHARE},
+        ptx::load_tensor(tile + j * CHANNELS * ROW, filter, {depth, tap, n + (j ^ rank) * CHANNELS},
                          loaded);
       }
     };
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     const Pixel group = roles.group_in_box(0);
     int turn = 0;
 #pragma unroll
-    for (int part = 0; part < SHARE; part += PART) {
-      roles.store_pixels(&sums[0][part / 2], n + rank * SHARE + part, to, at, group, turn);
+    for (int part = 0; part < CHANNELS; part += PART) {
+      roles.store_pixels(&sums[0][part / 2], n + rank * CHANNELS + part, to, at, group, turn);
     }
     if (threadIdx.x % WARPGROUP == 0) ptx::bulk_wait_read<0>();  // the block's memory may go
     ptx::cluster_wait();                                         // and the others have what it sent
