@@ -211,7 +211,6 @@ Tensor batch_norm_inference(const Tensor& x, const Tensor& weight, const Tensor&
   check_per_channel(running_mean, "running_mean", x);
   check_per_channel(running_var, "running_var", x);
   check_eps(eps);
-  const DeviceGuard guard(x);
   Tensor y = torch::stable::empty_like(x);
   if (x.numel() == 0) return y;
   Arguments p{};

@@ -239,19 +239,16 @@ inline bool is_channels_last(const Tensor& x) {
   return fits(1, 1) && fits(0, expected);
 }
 
-// Checks x, and says which layout it has.
-inline Sizes sizes_of(const Tensor& x) {
-  check(x, "x").on_gpu().floating();
-  STD_TORCH_CHECK(x.dim() >= 2, "x: expected (N, C, ...), got ", shape_of(x));
+// Checks x or gy, and says which layout it has.
+inline Sizes sizes_of(const Tensor& x, const char* name = "x") {
+  check(x, name).on_gpu().floating();
+  STD_TORCH_CHECK(x.dim() >= 2, name, ": expected (N, C, ...), got ", shape_of(x));
   const int64_t channels = x.size(1);
-  if (x.numel() == 0) {
-    check(x, "x").contiguous();
-    return {0, channels, 1};
-  }
+  if (x.numel() == 0) return {0, channels, 1};
   const int64_t outer = x.size(0), inner = x.numel() / (outer * channels);
   if (x.is_contiguous()) return {outer, channels, inner};
-  STD_TORCH_CHECK(is_channels_last(x),
-                  "x: expected a tensor that is contiguous or channels_last, got other strides");
+  STD_TORCH_CHECK(is_channels_last(x), name,
+                  ": expected a tensor that is contiguous or channels_last, got other strides");
   return {outer * inner, channels, 1};
 }
 
@@ -291,7 +288,6 @@ inline Sizes prepare_forward(const Tensor& x, const Tensor& weight, const Tensor
   check_eps(eps);
   STD_TORCH_CHECK(s.count() != 1, "x: Expected more than 1 value per channel when training, got ",
                   "input size ", shape_of(x));
-  const DeviceGuard guard(x);
   out = {torch::stable::empty_like(x), per_channel(x, s), per_channel(x, s)};
   auto& [y, mean, rstd] = out;
   p.in[0] = x.const_data_ptr();
@@ -313,15 +309,12 @@ inline Sizes prepare_backward(const Tensor& gy, const Tensor& x, const Tensor& m
                               const Tensor& rstd, const Tensor& weight, bool training, Outputs& out,
                               Arguments& p) {
   const Sizes s = sizes_of(x);
-  check(gy, "gy").on_gpu().like(x, "x");
-  for (int64_t d = 0; d < x.dim() && x.numel() > 0; ++d) {
-    STD_TORCH_CHECK(gy.size(d) == 1 || gy.stride(d) == x.stride(d),
-                    "gy: expected the strides of x, got others in dimension ", d);
-  }
+  check(gy, "gy").like(x, "x");
+  STD_TORCH_CHECK(sizes_of(gy, "gy").inner == s.inner,
+                  "gy: expected the layout of x, contiguous or channels_last, got the other");
   check_per_channel(mean, "mean", x);
   check_per_channel(rstd, "rstd", x);
   check_per_channel(weight, "weight", x);
-  const DeviceGuard guard(x);
   out = {torch::stable::empty_like(x), per_channel(x, s), per_channel(x, s)};
   auto& [gx, gw, gb] = out;
   p.in[0] = x.const_data_ptr();

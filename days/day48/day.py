@@ -24,6 +24,29 @@ EQUIVALENT = {  # mutants that compute the same, and why
     ),
     "batch_norm_fused.cu: has_fused: comparison: `sizes_of(x).inner == 1 || has_capability(9, 0)` "
     "-> `sizes_of(x).inner == 1 && has_capability(9, 0)`": "v2 computes both layouts on any card",
+    "channels.cuh: Forward::finish: comparison: `more < 0` -> `more <= 0`": ("0 becomes 0"),
+    'channels.cuh: sizes_of: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+        "weight, which is on a GPU, must be on the same as x"
+    ),
+    "slices.cuh: rows_coefficients: initial value: `float origin = 0` -> `float origin = 1`": (
+        "only of columns beyond the last channel, which store nothing"
+    ),
+    "slices.cuh: parts_for: constant off by one: `{parts, 3}` -> `{parts, 4}`": (
+        "memory that nobody reads"
+    ),
+    "slices.cuh: with_chunks: constant off by one: `16 == 0` -> `16 == 1`": (
+        "element by element the result is the same"
+    ),
+    "walks.cuh: PlaneWalk::PlaneWalk: bounds check dropped: `first < end` -> `true`": (
+        "beyond the end the count is 0 or less, and no loop runs"
+    ),
+    "walks.cuh: Rows::Rows: comparison: `width < columns` -> `width <= columns`": (
+        "a wider strip has columns without channels"
+    ),
+    "walks.cuh: batch: constant off by one: `N == 1` -> `N == 2`": (
+        "other numbers of loads in flight"
+    ),
+    "walks.cuh: batch: constant off by one: `4` -> `5`": ("other numbers of loads in flight"),
 }
 
 EXERCISE = Exercise(

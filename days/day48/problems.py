@@ -13,9 +13,16 @@ from .module import BatchNorm
 
 FLOATS = ["float32", "float16", "bfloat16"]
 MOMENTUM, EPS = 0.1, 1e-5
-# Whole chunks and single elements; one slice and several; (N, C); M = 2; nothing.
-PLANES = [(2, 3, 5, 7), (4, 5, 8, 8), (3, 2, 33, 33), (2, 2, 64, 72), (7, 3, 24), (2, 3, 1, 1)]
-ROWS = [(2, 3, 5, 7), (3, 8, 4, 5), (2, 72, 3, 3), (2, 136, 2, 2), (3, 3, 20, 20), (2, 8, 50, 50)]
+# Whole chunks and single elements; one slice and several; more channels than blocks, more slices
+# than are merged at once; (N, C); M = 2; nothing.
+PLANES = [
+    *((2, 3, 5, 7), (4, 5, 8, 8), (3, 2, 33, 33), (2, 2, 64, 72)),
+    *((7, 3, 24), (2, 600, 1, 2), (1, 3, 1, 2)),
+]
+ROWS = [
+    *((2, 3, 5, 7), (3, 8, 4, 5), (2, 72, 3, 3), (2, 136, 18, 18)),
+    *((3, 3, 20, 20), (2, 8, 50, 50)),
+]
 EMPTY = [(0, 3, 4, 4), (2, 0, 4, 4), (2, 3, 0, 4)]
 RESNET = (128, 64, 56, 56)
 
@@ -42,6 +49,11 @@ def untracked_inputs(last, case, draw):
     return drawn(last, case, draw, 2), weight, bias, None, None, 0.0, EPS
 
 
+def require_eps(eps):
+    if not eps >= 0:
+        raise ValueError(f"eps: expected 0 or more, got {eps}")
+
+
 def require_several(x):
     if x.dim() < 2:
         raise ValueError("x: expected (N, C, …)")
@@ -51,6 +63,7 @@ def require_several(x):
 
 def reference(x, weight, bias, running_mean, running_var, momentum, eps):
     require_several(x)
+    require_eps(eps)
     if x.numel() == 0:
         return x.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
     return torch.native_batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
@@ -69,8 +82,7 @@ def inference_inputs(last, case, draw):
 
 def inference(x, weight, bias, running_mean, running_var, eps):
     """Also for eps = 0, which some versions of F.batch_norm refuse."""
-    if not eps >= 0:
-        raise ValueError(f"eps: expected 0 or more, got {eps}")
+    require_eps(eps)
     if x.numel() == 0:
         return x.clone()
     return torch.native_batch_norm(x, weight, bias, running_mean, running_var, False, 0.0, eps)[0]
