@@ -25,7 +25,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "batch_norm_fused.cu: has_fused: comparison: `sizes_of(x).inner == 1 || has_capability(9, 0)` "
     "-> `sizes_of(x).inner == 1 && has_capability(9, 0)`": "v2 computes both layouts on any card",
     "channels.cuh: Forward::finish: comparison: `more < 0` -> `more <= 0`": ("0 becomes 0"),
-    'channels.cuh: sizes_of: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
+    "channels.cuh: sizes_of: device check dropped: `check(x, name).on_gpu()` -> `check(x, name)`": (
         "weight, which is on a GPU, must be on the same as x"
     ),
     "slices.cuh: rows_coefficients: initial value: `float origin = 0` -> `float origin = 1`": (
