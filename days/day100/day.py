@@ -26,7 +26,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "blocks behind the last element return at once"
     ),
     "sampling.cuh: Sampler::next: 64-bit index in 32 bits: `int64_t next` -> `int next`": (
-        "it is the number of a word, of which there are at most 2^28"
+        "it is the number of a word, of which there are at most 2^20"
     ),
     "sampling.cuh: Sampler::block_sums: constant off by one: `32 == 0` -> `32 == 1`": (
         "warp_sum leaves the sum in all lanes, so any of them may write it"

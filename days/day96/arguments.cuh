@@ -13,7 +13,8 @@
 #define ARGUMENTS wte, wpe, vectors, last_norm, qkv, proj, fc, out, cache, token, position, steps
 
 using Decoded = std::tuple<Tensor, Tensor>;  // tokens (steps), logits (steps, V)
-constexpr int64_t MOST_C = 2048, MOST_ROWS = 1 << 28;
+// So small that 32-bit numbers count the chunks of a matrix.
+constexpr int64_t MOST_LAYERS = 1 << 10, MOST_C = 2048, MOST_ROWS = 1 << 20;
 
 // Checks, allocates the results, and calls run(model), which launches.
 template <typename F>
@@ -38,9 +39,9 @@ Decoded decode(PARAMETERS, const char* name, F&& run) {
                   D);
   STD_TORCH_CHECK(C == H * D && 0 < C && C <= MOST_C, "wte: expected the cache's ", H, " heads of ",
                   D, " channels, 1 to ", MOST_C, " in all, got ", C);
-  STD_TORCH_CHECK(0 < V && V <= MOST_ROWS, "wte: expected 1 to 2^28 words, got ", V);
-  STD_TORCH_CHECK(L <= 1 << 16 && P <= MOST_ROWS, "cache: expected at most 2^16 layers and 2^28 ",
-                  "positions, got ", L, " and ", P);
+  STD_TORCH_CHECK(0 < V && V <= MOST_ROWS, "wte: expected 1 to 2^20 words, got ", V);
+  STD_TORCH_CHECK(L <= MOST_LAYERS && P <= MOST_ROWS, "cache: expected at most ", MOST_LAYERS,
+                  " layers and 2^20 positions, got ", L, " and ", P);
   weights(wte, "wte", {V, C}), weights(wpe, "wpe", {P, C}),
       weights(last_norm, "last_norm", {2 * C});
   weights(vectors, "vectors", {L, VECTORS * C}), weights(qkv, "qkv", {L, 3 * C, C});

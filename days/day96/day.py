@@ -89,9 +89,12 @@ ONE_STEP = [(2, 4, 64, 131, 65, position, 1) for position in (0, 1, 7, 63)]
 ONE_STEP += [(1, 1, 8, 1, 5, 2, 1), (1, 1, 128, 33, 80, 79, 1), (0, 2, 32, 70, 3, 1, 1)]
 ONE_STEP += [(1, 5, 40, 301, 500, 470, 1), (1, 9, 288, 50, 12, 11, 1), (1, 7, 896, 9, 3, 1, 1)]
 SEVERAL = [(2, 4, 64, 131, 40, 14, 4), (1, 2, 64, 97, 9, 3, 6), (2, 4, 64, 131, 9, 0, 9)]
-# 12 elements per head; a position too many; no step; more channels than the kernels take
+SEVERAL += [(1, 1, 32, 2, 12, 3, 8)]  # half of the tokens are the last word
+# 12 elements per head; a position too many; no step; more channels, layers, words, positions than
+# the kernels take
 REFUSED = [(1, 3, 36, 20, 8, 1, 1), (1, 2, 32, 20, 8, 6, 3), (1, 2, 32, 20, 8, 6, 0)]
-REFUSED += [(0, 17, 2176, 2, 2, 1, 1)]
+REFUSED += [(0, 17, 2176, 2, 2, 1, 1), (1025, 1, 8, 3, 2, 1, 1)]
+REFUSED += [(0, 1, 8, (1 << 20) + 1, 2, 1, 1), (1, 1, 8, 3, (1 << 20) + 1, 1, 1)]
 
 RUNGS = (
     Rung("decode_v1_kernels", "8 kernels per layer"),

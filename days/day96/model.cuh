@@ -48,11 +48,11 @@ struct Model {
     return reinterpret_cast<const Raw*>(matrices[kind]) + units * chunks();
   }
   __device__ const bf16* vector(int layer, int place) const {
-    return vectors + (int64_t{layer} * VECTORS + place) * C;
+    return vectors + (layer * VECTORS + place) * C;
   }
   // The keys (which = 0) or values (1) of one head: (P, D).
   __device__ bf16* cached(int layer, int which, int head) const {
-    return cache + ((int64_t{layer} * 2 + which) * H + head) * P * D;
+    return cache + int64_t{(layer * 2 + which) * H + head} * P * D;
   }
   // NaN for a token outside the vocabulary.
   __device__ float embedding(int64_t id, int position, int c) const {

@@ -47,7 +47,7 @@ __device__ void multiply_rows(const Model& m, const Buffers& b, int layer, int s
                                    : OUT_BIAS;
   for (int row = blockIdx.x * WARPS + threadIdx.x / 32; row < m.rows(KIND);
        row += gridDim.x * WARPS) {
-    const Raw* const weights = m.matrix(KIND, layer) + int64_t{row} * chunks;
+    const Raw* const weights = m.matrix(KIND, layer) + row * chunks;
     float sum = 0;
 #pragma unroll 4
     for (int c = threadIdx.x % 32; c < chunks; c += 32) {

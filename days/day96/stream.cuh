@@ -67,10 +67,11 @@ struct Share {
   int first_row, rows;  // of this block
 };
 
-// Block `block` of `blocks`: shares differ by one row at most.
+// Block `block` of `blocks`: shares differ by one row at most. (2^20 rows times 2^11 blocks would
+// be too many for an int; no GPU has so many multiprocessors.)
 __device__ inline Share share_of(int rows, int block, int blocks) {
-  const int first = static_cast<int>(int64_t{rows} * block / blocks);
-  return {first, static_cast<int>(int64_t{rows} * (block + 1) / blocks) - first};
+  const int first = rows * block / blocks;
+  return {first, rows * (block + 1) / blocks - first};
 }
 
 // The position of a warp in the sequence of its units.
@@ -106,7 +107,7 @@ struct Ring {
     next.settle(m, shares);
     if (next.step < m.steps) {
       const int k = Place::kind(m, next.matrix);
-      const int64_t unit = int64_t{shares[k].first_row} * m.units_per_row(k) + next.unit;
+      const int unit = shares[k].first_row * m.units_per_row(k) + next.unit;
       const Raw* const from = m.matrix(k, k == HEAD ? 0 : next.matrix / 4) + unit * m.chunks();
 #pragma unroll
       for (int i = 0; i < PER_LANE; ++i) {
