@@ -125,16 +125,18 @@ FLOATS = tuple(
     Case((n, 0), "float32", values) for n in (33, 2049) for values in ("nonfinite", "extreme")
 )
 
-# More tiles than one block of v2 has co-ranks for.
-many_tiles = Problem(
-    "sort of many tiles",
-    inputs,
-    reference,
-    rungs=LADDER[1:2],
-    cases=grid([(270_001, 0)], ["int32"]),
-    outputs_exact=True,
-    timed=False,
-)
+
+def many_tiles(name, rung, n):
+    return Problem(
+        name,
+        inputs,
+        reference,
+        rungs=(rung,),
+        cases=grid([(n, 0)], ["int32"]),
+        outputs_exact=True,
+        timed=False,
+    )
+
 
 PROBLEMS = (
     sort("int32", *LADDER, cases=(*grid([*SIZES, LARGE], ["int32"]),)),
@@ -144,7 +146,9 @@ PROBLEMS = (
         *LADDER[1:],
         cases=(*grid([(2049, 40), (4097, 0)], ["float32"]), *FLOATS),
     ),
-    many_tiles,
+    # more tiles than one block of v2 has co-ranks for, and than one round of v3 adds
+    many_tiles("sort of many tiles", LADDER[1], 270_001),
+    many_tiles("sort of more tiles", LADDER[2], 4096 * 256 + 1),
 )
 
 

@@ -122,7 +122,10 @@ PROBLEMS = (
         reference=reference,
         rungs=(V2,),
         cases=(Case((9, 4, 5)),),
-        refused=grid([(50, 24, 9, bad) for bad in range(1, 6)], ["float32"]),
+        refused=(
+            *grid([(50, 24, 9, bad) for bad in range(1, 6)], ["float32"]),
+            Case((400, 2, 9, 1)),  # the first bad index is the second block's
+        ),
         timed=False,
         outputs_exact=True,
     ),
