@@ -20,6 +20,7 @@ from common.practice.mutants.campaign import (
     Unwatched,
     _DayCampaign,
     _deciding,
+    _leaves_out_more,
     _no_longer_run,
 )
 from common.practice.mutants.derive import Mutant
@@ -536,6 +537,16 @@ def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
     usual = came("passed", "PASS", "SKIP")
     assert _no_longer_run(usual, came("skipped", "SKIP", "SKIP")) == "a"
     assert _no_longer_run(usual, came("passed", "PASS", "SKIP")) == ""
+
+
+def test_a_mutant_that_the_card_can_no_longer_run_on_a_case_is_seen() -> None:
+    def came(*left_out: int) -> Result:
+        rows = [["p", "ab"[i], "PASS", "1", "", str(count)] for i, count in enumerate(left_out)]
+        return Result("passed", used=rows)
+
+    assert _leaves_out_more(came(0, 1), came(0, 2)) == "b"
+    assert _leaves_out_more(came(0, 1), came(0, 1)) == ""
+    assert _leaves_out_more(came(), came(1)) == ""  # the original's check did not come so far
 
 
 def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,15 +50,16 @@ _NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
 # What decides a verdict beside the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
 _THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
-_SKIPPED = "it is skipped, where the original runs"
+_SKIPPED = "a case or all are skipped, where the original runs"
 _ELSEWHERE = f"{_THROWN}on the wrong "  # device, or stream
 _ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
 _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two runs on the same")
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
-# Of the original: its rungs, their operators, and the card that is played, "" for the usual one.
-_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str]
+# Of the original: its rungs, their operators, the card that is played, "" for the usual one, and
+# whether all cases are checked.
+_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str, bool]
 
 
 class DayUnfit(Exception):
@@ -380,6 +381,9 @@ class _DayCampaign:
         if result.status in BAD:
             return _killed(verdict, result, _by(result))
         skipped = _no_longer_run(usual, result)
+        if not skipped and any(int(row[5]) for row in result.used):
+            whole = self._check_original("plain", pairs, operators, whole=True)
+            skipped = _leaves_out_more(whole, result)
         if skipped:
             return _killed(verdict, replace(result, rung=skipped, reason=_SKIPPED), "skipped")
         if self._is_original(mutant, operators, name):
@@ -465,9 +469,11 @@ class _DayCampaign:
         pairs: tuple[Pair, ...],
         operators: Collection[str],
         model: str = "",
+        whole: bool = False,
     ) -> Result:
-        """What a check of the original, built as mutants are, gives in this variant and card."""
-        key = (variant, pairs, frozenset(operators), model)
+        """What a check of the original, built as mutants are, gives in this variant and card.
+        whole: of all cases, where a quick check does otherwise."""
+        key = (variant, pairs, frozenset(operators), model, whole)
         with self._lock:
             future = self._baselines.get(key)
             mine = future is None
@@ -475,22 +481,29 @@ class _DayCampaign:
                 future = self._baselines[key] = Future()
         if mine:
             try:
-                future.set_result(self._try_original(variant, pairs, operators, model))
+                future.set_result(self._try_original(variant, pairs, operators, model, whole))
             except BaseException as error:
                 future.set_exception(error)
         return future.result()
 
     def _try_original(
-        self, variant: Variant, pairs: tuple[Pair, ...], operators: Collection[str], model: str
+        self,
+        variant: Variant,
+        pairs: tuple[Pair, ...],
+        operators: Collection[str],
+        model: str,
+        whole: bool,
     ) -> Result:
         shop = self.shop(variant)
         objects = [shop.original(s, mine) for s, mine in shop.needed(operators).items()]
         objects = objects or [shop.original(s, frozenset()) for s in self.day.library_sources]
         words = [word for pair in pairs for word in pair]
-        library = shop.library(objects, f"original-{digest([*words, *sorted(operators), model])}")
+        words += [*sorted(operators), model, str(whole)]
+        library = shop.library(objects, f"original-{digest(words)}")
         trial = replace(self._trial(library, pairs, 300.0), model=model)
+        quick = _few_cases(variant) and not whole
         return self.campaign.arena(variant).run(
-            replace(trial, quick=_few_cases(variant), watched=variant != "plain")
+            replace(trial, quick=quick, watched=variant != "plain")
         )
 
     def _trial(self, library: Path, rungs: tuple[Pair, ...], limit: float) -> Trial:
@@ -573,6 +586,14 @@ def _no_longer_run(usual: Result, result: Result) -> str:
     """A rung that the original runs and the mutant skips: the card lacks something now. Or ""."""
     ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
     return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
+
+
+def _leaves_out_more(usual: Result, result: Result) -> str:
+    """A rung that the mutant checks on fewer cases than the original, both of all cases: for those,
+    the card lacks something now. Or ""."""
+    left_out = {(row[0], row[1]): int(row[5]) for row in usual.used}
+    pairs = ((row[0], row[1], int(row[5])) for row in result.used)
+    return next((rung for problem, rung, n in pairs if n > left_out.get((problem, rung), n)), "")
 
 
 def _by(result: Result) -> str:

@@ -79,7 +79,7 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
     platform = replace(platform, model=trial.model or platform.model)
     lesson = load_lesson(day)
     if not trial.rungs:
-        pairs = [[p.name, rung.name, "", "0", ""] for p in lesson.problems for rung in p.rungs]
+        pairs = [[p.name, rung.name, "", "0", "", "0"] for p in lesson.problems for rung in p.rungs]
         channel.emit(Table("used", [], pairs))
         channel.emit(Over())
         return
@@ -109,7 +109,10 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
         _, outcome = worker.check_rung(run, problem, rung, operators)
         seconds = time.monotonic() - began
         used = ",".join(calls.take(day.name))
-        rows[pair] = [problem.name, rung.name, outcome.status, f"{seconds:.3f}", used]
+        of_rung = [c for c in problem.cases if not rung.dtypes or c.dtype in rung.dtypes]
+        left_out = 0 if trial.quick else len(of_rung) - outcome.checked
+        what = [outcome.status, f"{seconds:.3f}", used, str(left_out)]
+        rows[pair] = [problem.name, rung.name, *what]
         channel.emit(Finished(outcome))
         if outcome.status == FAIL:
             break

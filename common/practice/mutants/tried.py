@@ -39,7 +39,7 @@ class Result:
     status: "passed", "failed", "skipped" (no rung can run here), "died" or "late". rung: the one
     that failed, or that ran when it died. reason, details: of the failure. findings: what the
     tracer found ("races", …). used: for each rung that ran, (problem, rung, its status, seconds,
-    operators that it called).
+    operators that it called, cases that it left out because the card lacks something).
     """
 
     status: str
