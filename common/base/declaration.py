@@ -224,6 +224,10 @@ class Problem:
     unwatched: str = ""
     tolerance: Tolerance = field(default_factory=Tolerance)
 
+    def cases_of(self, rung: Rung) -> list[Case]:
+        """Those of the dtypes that the rung takes."""
+        return [case for case in self.cases if not rung.dtypes or case.dtype in rung.dtypes]
+
     def timing_case(self, device: str) -> Case:
         """What is timed, or profiled, on "cuda" or "cpu"; of a problem that is only checked, its
         first case."""

@@ -85,7 +85,7 @@ def check_bad_input(
     of bad inputs tried; the failure says which argument, how it was made, and what happened.
     """
     result = CheckResult()
-    cases = [case for case in problem.cases if not rung.dtypes or case.dtype in rung.dtypes]
+    cases = problem.cases_of(rung)
     if not cases:
         result.failure = Failure(f"no case to derive bad input from, of {', '.join(rung.dtypes)}")
         return result

@@ -663,7 +663,7 @@ def check_rung(
     out, with a remark. Raises Skip, with what the card lacks, where every case is.
     """
     result = CheckResult()
-    cases = [case for case in problem.cases if not rung.dtypes or case.dtype in rung.dtypes]
+    cases = problem.cases_of(rung)
     lacks: dict[str, Case] = {}
     if not cases:
         result.failure = Failure(
@@ -729,7 +729,7 @@ def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
         return Behaviour()
     case, rung = failed.case, failed.rung
     known = {each: True for each in right} | {case: False}
-    mine = [c for c in failed.problem.cases if not rung.dtypes or c.dtype in rung.dtypes]
+    mine = failed.problem.cases_of(rung)
     twins = [c for c in mine if (c.shape, c.values) == (case.shape, case.values)]
     alike = [c for c in mine if (c.dtype, c.values) == (case.dtype, case.values)]
     until = time.monotonic() + TRYING

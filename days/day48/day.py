@@ -32,7 +32,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "only of columns beyond the last channel, which store nothing"
     ),
     "slices.cuh: parts_for: constant off by one: `{parts, 3}` -> `{parts, 4}`": (
-        "memory that nobody reads"
+        "memory behind the parts, which nothing uses"
     ),
     "slices.cuh: with_chunks: constant off by one: `16 == 0` -> `16 == 1`": (
         "element by element the result is the same"

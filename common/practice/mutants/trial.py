@@ -109,8 +109,7 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
         _, outcome = worker.check_rung(run, problem, rung, operators)
         seconds = time.monotonic() - began
         used = ",".join(calls.take(day.name))
-        of_rung = [c for c in problem.cases if not rung.dtypes or c.dtype in rung.dtypes]
-        left_out = 0 if trial.quick else len(of_rung) - outcome.checked
+        left_out = 0 if trial.quick else len(problem.cases_of(rung)) - outcome.checked
         what = [outcome.status, f"{seconds:.3f}", used, str(left_out)]
         rows[pair] = [problem.name, rung.name, *what]
         channel.emit(Finished(outcome))
