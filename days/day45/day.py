@@ -40,6 +40,55 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "even_rows.cuh: launch_v2_even: comparison: `with(std::integral_constant<int, 256>{}) || "
     "with(std::integral_constant<int, 512>{})` -> `with(std::integral_constant<int, 256>{}) && "
     "with(std::integral_constant<int, 512>{})`": "the kernel for any row computes the same as well",
+    "even_rows.cuh: wide_bytes: constant off by one: `WIDE_PACKS * 16` -> `WIDE_PACKS * 17`": (
+        "more shared memory than is used"
+    ),
+    "even_rows.cuh: wide_bytes: constant off by one: `(residual ? 2 : 1)` -> "
+    "`(residual ? 3 : 1)`": "more shared memory than is used",
+    "even_rows.cuh: wide_bytes: constant off by one: `(residual ? 2 : 1)` -> "
+    "`(residual ? 2 : 2)`": "more shared memory than is used",
+    "forward.cuh: ring_bytes: constant off by one: `RING_BLOCK * 16` -> `RING_BLOCK * 17`": (
+        "more shared memory than is used"
+    ),
+    "forward.cuh: ring_bytes: constant off by one: `(residual ? 2 : 1)` -> "
+    "`(residual ? 3 : 1)`": "more shared memory than is used",
+    "even_rows.cuh: layer_norm_v2_even_kernel: other dimension: `threadIdx.x` -> `threadIdx.y`, "
+    "7th": "all threads store the same mean and rstd",
+    "even_rows.cuh: layer_norm_v3_even_kernel: bounds check dropped: `from > 0` -> `true`": (
+        "the first packs of weight and bias are loaded twice"
+    ),
+    "even_rows_backward.cuh: sum_over_block: constant off by one: `16 == 0` -> `16 == 1`": (
+        "all 16 lanes of a half have the same sum"
+    ),
+    "even_rows_backward.cuh: layer_norm_backward_v2_even_kernel: 64-bit index in 32 bits: "
+    "`int64_t step` -> `int step`": "the blocks of a grid that is resident, times 2 at most",
+    "even_rows_backward.cuh: layer_norm_backward_v2_even_kernel: comparison: `s < STAGES - 1` -> "
+    "`s <= STAGES - 1`": "the third row is copied twice to the same place, and a copy more awaited",
+    "rows.cuh: announce_merging: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
+        "any one thread may do it"
+    ),
+    "rows.cuh: RowLaunch::resident: min for max: `min<int64_t>(work, std::max(1, clusters))` -> "
+    "`max<int64_t>(work, std::max(1, clusters))`": "clusters without a row add nothing",
+    "rows.cuh: RowLaunch::resident: min for max: `max(1, clusters)` -> `min(1, clusters)`": (
+        "one cluster takes all rows, one after the other"
+    ),
+    "forward.cuh: statistics_of: comparison: `variance < 0` -> `variance <= 0`": "0 either way",
+    "rows.cuh: Place::Place: bounds check dropped: `first < end ? (end - first + width - 1u)` -> "
+    "`true ? (end - first + width - 1u)`": (
+        "first is at most end + width - 2, where the quotient is 0 as well"
+    ),
+    "rows.cuh: Place::goes_on: comparison: `row - team < rows` -> `row - team <= rows`": (
+        "a round more, in which no thread has a row"
+    ),
+    "rows.cuh: merge_warps: bounds check dropped: `warps > 1` -> `true`": (
+        "merges the only warp's value with those of no elements"
+    ),
+    "rows.cuh: merge_blocks: other dimension: `threadIdx.x` -> `threadIdx.y`": (
+        "of the warps that call send_to_blocks then, only the first has lanes that send"
+    ),
+    "rows.cuh: merge_blocks: bounds check dropped: `threadIdx.x < 32` -> `true`": (
+        "of the warps that call send_to_blocks then, only the first has lanes that send"
+    ),
 }
 
 EXERCISE = Exercise(

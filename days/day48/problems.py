@@ -54,6 +54,11 @@ def require_eps(eps):
         raise ValueError(f"eps: expected 0 or more, got {eps}")
 
 
+def require_momentum(momentum):
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"momentum: expected 0 to 1, got {momentum}")
+
+
 def require_several(x):
     if x.dim() < 2:
         raise ValueError("x: expected (N, C, …)")
@@ -63,6 +68,7 @@ def require_several(x):
 
 def reference(x, weight, bias, running_mean, running_var, momentum, eps):
     require_several(x)
+    require_momentum(momentum)
     require_eps(eps)
     if x.numel() == 0:
         return x.clone(), torch.zeros_like(weight), torch.zeros_like(weight)

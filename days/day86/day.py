@@ -100,7 +100,9 @@ PROBLEMS = (
         name="batches",
         timed=False,
         rungs=(Rung("draw_batch", "Philox by step and sequence"),),
-        cases=tuple(Case(shape, "uint8") for shape in [(1, 1, 1), (3, 9, 9), (70, 33, 300)]),
+        cases=tuple(
+            Case(shape, "uint8") for shape in [(1, 1, 1), (3, 9, 9), (70, 33, 300), (2, 300, 1000)]
+        ),
         inputs=model.batch_inputs,
         reference=model.draw_batch,
         outputs_exact=True,
