@@ -47,6 +47,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "other numbers of loads in flight"
     ),
     "walks.cuh: batch: constant off by one: `4` -> `5`": ("other numbers of loads in flight"),
+    "walks.cuh: batch: comparison: `N == 1 || rows` -> `N == 1 && rows`": (
+        "other numbers of loads in flight"
+    ),
 }
 
 EXERCISE = Exercise(
