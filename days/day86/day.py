@@ -17,6 +17,25 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "norms.cuh: each_chunk: comparison: `k < CHUNKS` -> `k <= CHUNKS`": (
         "CHUNKS of them have all columns of a row"
     ),
+    "train_gpt.cu: Step::by_chunks: rounded down: `ceil_div<int64_t>(s.C(), 32 * EIGHT)` -> "
+    "`((s.C()) / (32 * EIGHT))`": "more chunks per lane than a row has",
+    "train_gpt.cu: Step::add_parts: rounded down: `ceil_div<int64_t>(sums, 32)` -> "
+    "`((sums) / (32))`": "the sums of 64 columns per head",
+    "train_gpt.cu: Step::norm_backward: comparison: `bias < 0` -> `bias <= 0`": (
+        "the buffer of parameters begins with a matrix"
+    ),
+    "attention.cu: attention_forward: constant off by one: `flash::BM + 4` -> `flash::BM + 5`": (
+        "more shared memory than is used"
+    ),
+    "attention.cu: attention_forward: constant off by one: `8 / n.scale_log2` -> "
+    "`9 / n.scale_log2`": "sums are rescaled later, which changes no result",
+    "attention.cu: row_numbers_kernel: comparison: `i < packs` -> `i <= packs`": (
+        "what is read is not stored"
+    ),
+    "adamw.cuh: coefficients_kernel: comparison: `t <= length` -> `t < length`": (
+        "at t = length both are length - 1"
+    ),
+    "adamw.cuh: adamw_kernel: constant off by one: `g[4]` -> `g[5]`": "more than is used",
 }
 
 EXERCISE = Exercise(
@@ -45,6 +64,8 @@ SHAPES = [
     (2, 5, 1, 1, 16, 8),
     (3, 37, 2, 1, 72, 40),
     (1, 70, 1, 3, 136, 70),
+    (2, 150, 1, 1, 8, 152),  # two tiles of keys and more than one of rows
+    (1, 2, 1, 5, 8, 2),  # two chunks of a row per lane
 ]
 NANO = (64, 256, 6, 6, 72, 256)  # nanoGPT's for Shakespeare: 10.8 million parameters
 SMALL = (2, 16, 1, 1, 72, 16)
