@@ -113,11 +113,7 @@ def explore(
 ) -> tuple[int, Finding | None]:
     """How many cases were tried in that time, and what went wrong on the simplest that failed."""
     known = [
-        case
-        for case in problem.cases
-        if case.shape
-        and math.prod(case.shape) <= LARGEST
-        and (not rung.dtypes or case.dtype in rung.dtypes)
+        case for case in problem.cases_of(rung) if case.shape and math.prod(case.shape) <= LARGEST
     ]
     if not known:
         return 0, None

@@ -48,11 +48,10 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     cost = problem.cost(problem.bench)
     if not cost.bytes or cost.flops > MOST_WORK * cost.bytes:
         return None, UNLIMITED
-    known = {case.dtype: case for case in problem.cases if case.values == "normal"}
-    dtypes = [name for name in known if not rung.dtypes or name in rung.dtypes]
-    if not dtypes:
+    known = {case.dtype: case for case in problem.cases_of(rung) if case.values == "normal"}
+    if not known:
         return None, "no dtype to try it in"
-    dtype = min(dtypes, key=lambda name: known[name].itemsize)
+    dtype = min(known, key=lambda name: known[name].itemsize)
     shape = list(problem.bench.shape)
     longest = shape.index(max(shape))
     # A 0 in a shape is a choice (not causal, no padding), no size.

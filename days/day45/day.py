@@ -68,7 +68,9 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "any one thread may do it"
     ),
     "rows.cuh: RowLaunch::resident: min for max: `min<int64_t>(work, std::max(1, clusters))` -> "
-    "`max<int64_t>(work, std::max(1, clusters))`": "clusters without a row add nothing",
+    "`max<int64_t>(work, std::max(1, clusters))`": (
+        "any number of clusters computes the same: those without a row add nothing"
+    ),
     "rows.cuh: RowLaunch::resident: min for max: `max(1, clusters)` -> `min(1, clusters)`": (
         "one cluster takes all rows, one after the other"
     ),

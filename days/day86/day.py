@@ -20,7 +20,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "train_gpt.cu: Step::by_chunks: rounded down: `ceil_div<int64_t>(s.C(), 32 * EIGHT)` -> "
     "`((s.C()) / (32 * EIGHT))`": "more chunks per lane than a row has",
     "train_gpt.cu: Step::add_parts: rounded down: `ceil_div<int64_t>(sums, 32)` -> "
-    "`((sums) / (32))`": "the sums of 64 columns per head",
+    "`((sums) / (32))`": "a head has 64 columns, so nothing is rounded",
     "train_gpt.cu: Step::norm_backward: comparison: `bias < 0` -> `bias <= 0`": (
         "the buffer of parameters begins with a matrix"
     ),
@@ -30,7 +30,7 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "attention.cu: attention_forward: constant off by one: `8 / n.scale_log2` -> "
     "`9 / n.scale_log2`": "sums are rescaled later, which changes no result",
     "attention.cu: row_numbers_kernel: comparison: `i < packs` -> `i <= packs`": (
-        "what is read is not stored"
+        "one chunk more of the same buffer is read, and not stored"
     ),
     "adamw.cuh: coefficients_kernel: comparison: `t <= length` -> `t < length`": (
         "at t = length both are length - 1"
