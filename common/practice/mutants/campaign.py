@@ -128,6 +128,7 @@ class Campaign:
         self.platform, self.choice, self.tell = platform, choice, tell
         self.programs = Programs()
         self._pool = ThreadPoolExecutor(jobs)
+        self._first = ThreadPoolExecutor(jobs)
         self._days = ThreadPoolExecutor(DAYS_AT_A_TIME)
         self._scratch = tempfile.TemporaryDirectory(prefix="hundred-days-mutants-")
         self._arenas: dict[Variant, Arena] = {}
@@ -138,13 +139,17 @@ class Campaign:
         return [self._days.submit(self._try_day, day) for day in days]
 
     def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Runs this in the pool."""
+        """Runs this after what was submitted before it, of all days."""
         return self._pool.submit(work, *arguments)
+
+    def submit_first(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
+        """Runs this beside the mutants of other days, which no day's original waits for."""
+        return self._first.submit(work, *arguments)
 
     def close(self) -> None:
         """Ends everything that runs and removes what was built."""
         self.programs.stop()
-        for pool in (self._days, self._pool):
+        for pool in (self._days, self._first, self._pool):
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
@@ -214,7 +219,10 @@ class _DayCampaign:
             return verdict
 
         self.campaign.tell(report)
-        for future in [self.campaign.submit(judge, mutant) for mutant in chosen]:
+        # What is listed is tried to the end, so it takes the longest: it does not begin last.
+        listed = self.day.equivalent
+        longest_first = sorted(chosen, key=lambda mutant: mutant.identity not in listed)
+        for future in [self.campaign.submit(judge, mutant) for mutant in longest_first]:
             future.result()
         report.problems += [
             f"listed in EQUIVALENT, but {v.status}{f' ({v.by})' if v.by else ''}: {v.identity}"
@@ -255,7 +263,7 @@ class _DayCampaign:
                 raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
             arena = self.campaign.arena("plain")
             futures = [
-                self.campaign.submit(
+                self.campaign.submit_first(
                     arena.run,
                     replace(self._trial(library, ((row[0], row[1]),), 300.0), quick=True),
                 )
