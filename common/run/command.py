@@ -220,6 +220,7 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         try:
             runner.run()
         except Interrupted:
+            runner.break_off()
             report.text("interrupted; what is known so far:", "yellow")
             report.summary(broken + runner.outcomes, time.monotonic() - began)
             _store(options, platform, broken + runner.outcomes, report, write=False)

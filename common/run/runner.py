@@ -19,7 +19,7 @@ from typing import Any
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Skip
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
 from common.base.where import cores
 from common.process.child import Child, describe_exit, fork
@@ -153,8 +153,24 @@ class Runner:
             for task in self._tasks:
                 if task.child is not None:
                     task.child.kill(BUILD_GRACE if task.state == "building" else 0.0)
+                    for event in task.child.read():
+                        task.progress.take(event)
                     task.child.close()
                     task.child = None
+
+    def break_off(self) -> None:
+        """After something ended `run`: of the days that were running, those with a rung that has an
+        outcome, or has passed its checks, are over, and skipped for what is missing."""
+        for task in self._in("running"):
+            progress, outcome = task.progress, task.outcome
+            if outcome.rungs or progress.checked:
+                task.state = "over"
+                outcome.status, outcome.reason = SKIP, f"interrupted, while {progress.doing()}"
+                for rung in progress.complete():
+                    if rung.status == PASS:
+                        self._show_rung(task, rung)
+                progress.conclude()
+                self._report.day(outcome)
 
     def _enter(self, task: _Task) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A day that hangs, and has started a process that would outlive it."""
+"""A day whose second rung hangs, and has started a process that would outlive it."""
 
 import subprocess
 import time
@@ -17,4 +17,4 @@ def hang(x):
         time.sleep(1)
 
 
-PROBLEMS = (parts.problem(parts.rung("twice_v1_hangs", hang)),)
+PROBLEMS = (parts.problem(parts.rung("twice_v1", parts.twice), parts.rung("twice_v2_hangs", hang)),)
