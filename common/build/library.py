@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -108,12 +109,12 @@ def _make_cuda(todo: Build, directory: Path) -> None:
     _load(
         todo,
         directory,
-        extra_cuda_cflags=[
+        extra_cuda_cflags=quoted(
             *nvcc.cuda_flags([todo.platform.arch]),
             *nvcc.BINDING,
             f"-I{ROOT}",
-        ],
-        extra_ldflags=[f"-L{nvcc.link_directory(toolkit)}"],
+        ),
+        extra_ldflags=quoted(f"-L{nvcc.link_directory(toolkit)}"),
     )
 
 
@@ -123,14 +124,14 @@ def _make_cpu(todo: Build, directory: Path) -> None:
         todo,
         directory,
         is_standalone=True,
-        extra_cflags=[
+        extra_cflags=quoted(
             *libraries.prelude(todo.platform),
             "-std=c++20",
             STABLE_ABI,
             *libraries.flags(todo.platform),
             f"-I{ROOT}",
-        ],
-        extra_ldflags=["-shared", *libraries.link_flags(todo.platform)],
+        ),
+        extra_ldflags=quoted("-shared", *libraries.link_flags(todo.platform)),
     )
     libraries.build_runtime(todo.platform)
     import torch
@@ -149,6 +150,12 @@ def use_compilers(device: str) -> None:
     with_compilers(platform, lambda _: None)
     if platform.device == "cuda" and platform.toolkit is not None:
         os.environ["CUDA_HOME"] = str(platform.toolkit.home)
+
+
+def quoted(*flags: str) -> list[str]:
+    """Flags for cpp_extension.load, which hands them to a shell as they are: a blank in a path
+    splits none of them."""
+    return [shlex.quote(flag) for flag in flags]
 
 
 def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: list[str]) -> None:

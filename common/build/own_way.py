@@ -23,7 +23,7 @@ from common.base.compiling import BuildError, compiler_message, run_compiler, so
 from common.base.outcome import Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
-from common.build.library import Build, compilers, kind, load, with_compilers
+from common.build.library import Build, compilers, kind, load, quoted, with_compilers
 from common.build.nvcc import cuda_flags, link_directory
 from common.cpu import backend as cpu
 from common.cpu import libraries
@@ -41,7 +41,8 @@ class Site:
     """Where a day builds a library in a way of its own: see `Builder.library`.
 
     directory: holds copies of the sources, and whatever is built. kernel: the .cu, or the .cpp that
-    the CPU backend makes of it. flags: (macros) -> keywords for torch.utils.cpp_extension.load.
+    the CPU backend makes of it. flags: (macros) -> keywords for torch.utils.cpp_extension.load,
+    where each flag is quoted as for a shell.
     """
 
     directory: Path
@@ -68,9 +69,9 @@ class Site:
             found["CUDAHOSTCXX"] = compiler
             found["TORCH_CUDA_ARCH_LIST"] = self.platform.arch
         else:
-            found["CFLAGS"] = found["CXXFLAGS"] = shlex.join(flags["extra_cflags"])
+            found["CFLAGS"] = found["CXXFLAGS"] = " ".join(flags["extra_cflags"])
         # Libraries may stand before the objects that need them.
-        found["LDFLAGS"] = shlex.join(["-Wl,--no-as-needed", *flags["extra_ldflags"]])
+        found["LDFLAGS"] = " ".join(["-Wl,--no-as-needed", *flags["extra_ldflags"]])
         found |= {name: str(value) for name, value in variables.items()}
         words = [str(word) for word in command]
         done = subprocess.run(words, cwd=self.directory, env=found, capture_output=True, text=True)
@@ -273,15 +274,15 @@ class Builder:
             toolkit = platform.toolkit
             assert toolkit
             return {
-                "extra_cflags": ["-O2", *macros],
-                "extra_cuda_cflags": [*cuda_flags([platform.arch]), *macros],
-                "extra_ldflags": [f"-L{link_directory(toolkit)}"],
+                "extra_cflags": quoted("-O2", *macros),
+                "extra_cuda_cflags": quoted(*cuda_flags([platform.arch]), *macros),
+                "extra_ldflags": quoted(f"-L{link_directory(toolkit)}"),
                 "extra_include_paths": [str(toolkit.include)],
             }
         runtime = libraries.build_runtime(platform)
         return {
-            "extra_cflags": [*libraries.flags(platform), *macros],
-            "extra_ldflags": cpu.ldflags(runtime, platform.variant),
+            "extra_cflags": quoted(*libraries.flags(platform), *macros),
+            "extra_ldflags": quoted(*cpu.ldflags(runtime, platform.variant)),
         }
 
     def _module(self, name: str, compile_into: Callable[[Path], Any], entry: Entry) -> Any:

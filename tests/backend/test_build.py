@@ -46,16 +46,17 @@ METADATA = 'TITLE = "t"\nTEACHES = "t"\nTOPICS = ("t",)\nSOURCE = "scale.cu"\n'
 
 @pytest.fixture
 def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
-    """A day outside the repository with a header of its own, and a cache without any day."""
+    """A day outside the repository with a header of its own, and a cache without any day, in
+    folders with a blank in their names."""
     platform = toolchain.detect("cpu")
     shared = [libraries.build_runtime(platform), *map(Path, libraries.build_prelude(platform)[1:])]
-    cache = tmp_path / "cache"
+    cache = tmp_path / "a cache"
     cache.mkdir()
     for file in shared:
         (cache / file.parent.name).symlink_to(file.parent)
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(cache))
-    folder = tmp_path / "day77"
-    folder.mkdir()
+    folder = tmp_path / "some days" / "day77"
+    folder.mkdir(parents=True)
     (folder / "scale.cu").write_text(SOURCE)
     (folder / "scale.cuh").write_text("#pragma once\nconstexpr float SCALE = 3.0f;\n")
     (folder / "day.py").write_text(METADATA)
