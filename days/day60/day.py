@@ -118,6 +118,11 @@ EQUIVALENT = {  # mutants that compute the same, and why
         "a phase beyond the stride has rows of another phase, with the same results; one "
         "beyond the image has none"
     ),
+    "conv2d_boxes.cu: conv2d_data_gradient_v2: min for max: `min(v.stride, v.H)` -> "
+    "`max(v.stride, v.H)`": (
+        "a phase beyond the stride has rows of another phase, with the same results; one "
+        "beyond the image has none"
+    ),
     "conv2d_boxes.cu: conv2d_data_gradient_v2: comparison: `col < std::min(v.stride, v.W)` ->"
     " `col <= std::min(v.stride, v.W)`": (
         "the additional phase has columns of phase 0, with the same results, or none"

@@ -38,6 +38,18 @@ EQUIVALENT = {  # mutants that compute the same, and why
     "phases.cuh: embed: other dimension: `gridDim.x` -> `gridDim.y`": (
         "blocks then also write what the blocks after them write, the same numbers"
     ),
+    "phases.cuh: attend_heads: other dimension: `gridDim.x` -> `gridDim.y`": (
+        "blocks then also attend for the heads of the blocks after them, with the same numbers"
+    ),
+    "stream.cuh: Place::settle: comparison: `step < m.steps` -> `step <= m.steps`": (
+        "behind the last token nothing is fetched, whatever the unit"
+    ),
+    "worker.cuh: Worker::load_x: loop bound off by one: `e < PER_CHUNK` -> `e < PER_CHUNK - 1`": (
+        "a chunk that is not loaded is not multiplied either"
+    ),
+    "worker.cuh: Worker::load_x: bounds check dropped: `lane + 32 * i >= chunks` -> `false`, 3rd": (
+        "a chunk that is not loaded is not multiplied either"
+    ),
     "model.cuh: Best::consider: comparison: `other.index < index` -> `other.index <= index`": (
         "the candidate with the same index is the same"
     ),
