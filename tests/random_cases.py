@@ -35,7 +35,7 @@ from common.build import day_build, library
 from common.check import device
 from common.check.bad_input import Attempt, BadInput, layouts, unaligned
 from common.check.draw import Draw
-from common.check.expected import ProblemError, signature_of
+from common.check.expected import RAISED, ProblemError, signature_of
 from common.process.worker import load_rung
 
 LARGEST = 1 << 13  # elements of a case's shape
@@ -82,13 +82,6 @@ def arrangements(tensor: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
     yield from layouts(tensor, written)
     if tensor.numel() > 1 and tensor.dim():
         yield "not aligned, like x[1:]", unaligned(tensor)
-
-
-# What a day's inputs raise for a shape that they do not know, such as patches of no pixels.
-_UNKNOWN_SHAPE = (
-    *(ProblemError, ValueError, ArithmeticError),
-    *(RuntimeError, AssertionError, LookupError),
-)
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -140,7 +133,7 @@ def explore(
         drawn = Draw(case, backend, numbers)
         try:
             args = problem.inputs(case, drawn)
-        except _UNKNOWN_SHAPE:
+        except (ProblemError, *RAISED):
             return  # a shape that the day's inputs do not know
         text = f"{case}, draw {numbers}"
         tensors = [i for i, value in enumerate(args) if isinstance(value, Tensor)]

@@ -31,6 +31,11 @@ class ProblemError(Exception):
     """The day's declaration, not a rung, is at fault; the message says what to change."""
 
 
+# What the inputs or the reference of a problem raise for a shape that they do not know, such as
+# patches of no pixels.
+RAISED = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError)
+
+
 # ---------------------------------------------------------------- what is called
 
 

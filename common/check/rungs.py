@@ -31,6 +31,7 @@ from common.check.call import (
 )
 from common.check.draw import NONFINITE_ROWS, Draw
 from common.check.expected import (
+    RAISED,
     Expected,
     Gradients,
     ProblemError,
@@ -135,7 +136,7 @@ class _CaseCheck:
             )
         try:
             expected = evaluate(problem, args, self.signature.writes)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except RAISED as error:
             raise ProblemError(
                 f"the reference of {problem.name!r} raised {type(error).__name__}: "
                 f"{message_of(error)}"
@@ -839,7 +840,7 @@ def _random_case(
         return None
     try:
         check = check_of(case)
-    except (ProblemError, ValueError, RuntimeError, AssertionError, LookupError):
+    except (ProblemError, *RAISED):
         return None  # a shape that the problem's inputs or its reference do not know
     failure = check.right_or_refused()
     if failure is None:

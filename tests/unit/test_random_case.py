@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
@@ -61,3 +62,28 @@ def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
         assert found.failure is not None
         assert f"{SEED_VARIABLE}={session_seed()} repeats it" in str(found.failure)
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError, IndexError, RuntimeError, TypeError])
+def test_a_shape_that_the_reference_does_not_know_is_left_out(raised: type[Exception]) -> None:
+    cases = grid([(1,), (255,), (999,)], ["float32"])
+    known = {case.shape for case in cases}
+    asked = []
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        asked.append(tuple(x.shape))
+        if tuple(x.shape) not in known:
+            raise raised
+        return 2 * x
+
+    problem = Problem(
+        "double",
+        lambda case, draw: (draw(*case.shape),),
+        reference,
+        (Rung("double", "the test's own"),),
+        cases,
+        cost=lambda case: Cost(),
+    )
+    assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
+    case = random_case(cases, f"double {session_seed()}")
+    assert case is not None and case.shape in asked
