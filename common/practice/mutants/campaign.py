@@ -1,8 +1,8 @@
 """Tries the mutants of days: builds each, has the day's own checks run on it, and judges.
 
 A mutant is tried with the rungs that reach its function, the quickest first, until one fails. What
-the plain check lets pass is tried as `--sanitize` does: in more orders, and in builds that watch
-memory. What these builds have to say of the original is not held against a mutant.
+the plain check lets pass is tried as `--sanitize` does: in builds that watch memory, and in more
+orders. What these builds have to say of the original is not held against a mutant.
 """
 
 from __future__ import annotations
@@ -402,10 +402,6 @@ class _DayCampaign:
             return verdict
         if not mutant.kind.watched:
             return verdict
-        more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
-        result = plain.run(more)
-        if result.status in BAD:
-            return _killed(verdict, result, "sanitizer: orders")
         watched = [rung for rung in rungs if rung.pair not in self._otherwise]
         if watched:
             left_out = []
@@ -418,6 +414,11 @@ class _DayCampaign:
                 if failed is not None:
                     return _killed(verdict, failed, _watched_by(failed, variant))
             verdict.reason = "; ".join(left_out)
+        # Last, because it takes the longest: all cases, each in many orders.
+        more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
+        result = plain.run(more)
+        if result.status in BAD:
+            return _killed(verdict, result, "sanitizer: orders")
         return verdict
 
     def _build(self, shop: Workshop, mutant: Mutant, operators: set[str], name: str) -> Path:
