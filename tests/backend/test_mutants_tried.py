@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 from common.base.days import read_day
 from common.base.paths import ROOT
 from common.base.toolchain import detect
+from common.base.verdict import Verdict
 from common.practice.mutants.campaign import Campaign, Choice, DayReport, _DayCampaign
+from common.practice.mutants.ledger import Ledger
 from tests.command_line import CommandLine
 
 DAYS = ROOT / "tests" / "mutant_days"
@@ -140,9 +144,11 @@ def test_interrupted_it_tells_what_is_known(
 # Headers ------------------------------------------------------------------------------------------
 
 
-def of_the_header(folder: Path, choice: Choice) -> DayReport:
+def of_the_header(
+    folder: Path, choice: Choice, tell: Callable[[DayReport], None] = lambda report: None
+) -> DayReport:
     """What becomes of the day that has a header, and of two kinds of this header's mutants."""
-    campaign = Campaign(detect("cpu"), 1, choice)
+    campaign = Campaign(detect("cpu"), 1, choice, tell)
     try:
         day = _DayCampaign(campaign, read_day(DAYS / "day02"), folder)
         chosen = day._choose
@@ -178,3 +184,22 @@ def test_what_is_known_of_a_header_is_kept(header: DayReport, tmp_path: Path) ->
     again = of_the_header(tmp_path, Choice())
     assert all(verdict.stored for verdict in again.verdicts)
     assert [v.status for v in again.verdicts] == [v.status for v in header.verdicts]
+
+
+def test_what_is_known_is_told_before_others_are_tried(
+    header: DayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run that is ended would not tell of it."""
+    forgotten = header.verdicts[0]
+    known = Ledger.verdict
+    told: list[list[str]] = []
+
+    def verdict(ledger: Ledger, key: str) -> Verdict | None:
+        found = known(ledger, key)
+        return None if found and found.identity == forgotten.identity else found
+
+    monkeypatch.setattr(Ledger, "verdict", verdict)
+    monkeypatch.setattr(_DayCampaign, "_try_with_enough", lambda *_: replace(forgotten))
+    of_the_header(tmp_path, Choice(), lambda r: told.append([v.identity for v in r.verdicts]))
+    assert told[-1] == [v.identity for v in header.verdicts]
+    assert told[-2] == told[-1][1:]

@@ -111,6 +111,17 @@ class _Rung:
     operators: frozenset[str]
 
 
+@dataclass(frozen=True)
+class _Todo:
+    """A mutant to judge. rungs: those that reach its function. key: of its verdict in the ledger.
+    known: the verdict of an earlier run."""
+
+    mutant: Mutant
+    rungs: list[_Rung]
+    key: str
+    known: Verdict | None
+
+
 class Campaign:
     """Tries the mutants of days.
 
@@ -210,19 +221,21 @@ class _DayCampaign:
         self._many = len(chosen) >= MANY
         verdicts: dict[str, Verdict] = {}
 
-        def judge(mutant: Mutant) -> Verdict:
-            verdict = self._judge(mutant, rungs)
+        def judge(todo: _Todo) -> Verdict:
+            verdict = self._judge(todo)
             with self._lock:
-                verdicts[mutant.identity] = verdict
+                verdicts[verdict.identity] = verdict
                 report.verdicts = [verdicts[m.identity] for m in chosen if m.identity in verdicts]
             self.campaign.tell(report)
             return verdict
 
         self.campaign.tell(report)
-        # What is listed is tried to the end, so it takes the longest: it does not begin last.
+        todo = [self._todo(mutant, rungs) for mutant in chosen]
+        # What is known from before comes first, so that a run that is ended tells of it. What is
+        # listed is tried to the end, so it takes the longest: it does not begin last.
         listed = self.day.equivalent
-        longest_first = sorted(chosen, key=lambda mutant: mutant.identity not in listed)
-        for future in [self.campaign.submit(judge, mutant) for mutant in longest_first]:
+        todo.sort(key=lambda each: (not each.known, each.mutant.identity not in listed))
+        for future in [self.campaign.submit(judge, each) for each in todo]:
             future.result()
         report.problems += [
             f"listed in EQUIVALENT, but {v.status}{f' ({v.by})' if v.by else ''}: {v.identity}"
@@ -311,16 +324,19 @@ class _DayCampaign:
 
     # A mutant -------------------------------------------------------------------------------------
 
-    def _judge(self, mutant: Mutant, rungs: list[_Rung]) -> Verdict:
+    def _todo(self, mutant: Mutant, rungs: list[_Rung]) -> _Todo:
         tried = self._rungs_of(mutant, rungs)
         key = self._mutant_key(mutant, tried)
-        verdict = self.ledger.verdict(key)
+        return _Todo(mutant, tried, key, self.ledger.verdict(key))
+
+    def _judge(self, todo: _Todo) -> Verdict:
+        mutant, key, verdict = todo.mutant, todo.key, todo.known
         if verdict is not None:
             verdict.identity, verdict.line, verdict.stored = mutant.identity, mutant.line, True
         else:
             name = f"mutant-{key}"
             try:
-                verdict = self._try_with_enough(mutant, tried, name)
+                verdict = self._try_with_enough(mutant, todo.rungs, name)
             finally:
                 with self._building:
                     shops = list(self._shops.values())
