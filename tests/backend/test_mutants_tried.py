@@ -186,13 +186,13 @@ def test_what_is_known_of_a_header_is_kept(header: DayReport, tmp_path: Path) ->
     assert [v.status for v in again.verdicts] == [v.status for v in header.verdicts]
 
 
-def test_what_is_known_is_told_before_others_are_tried(
+def test_what_is_known_is_reported_before_others_are_tried(
     header: DayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a run that is ended would not tell of it."""
     forgotten = header.verdicts[0]
     known = Ledger.verdict
-    told: list[list[str]] = []
+    reported: list[list[str]] = []
 
     def verdict(ledger: Ledger, key: str) -> Verdict | None:
         found = known(ledger, key)
@@ -200,6 +200,6 @@ def test_what_is_known_is_told_before_others_are_tried(
 
     monkeypatch.setattr(Ledger, "verdict", verdict)
     monkeypatch.setattr(_DayCampaign, "_try_with_enough", lambda *_: replace(forgotten))
-    of_the_header(tmp_path, Choice(), lambda r: told.append([v.identity for v in r.verdicts]))
-    assert told[-1] == [v.identity for v in header.verdicts]
-    assert told[-2] == told[-1][1:]
+    of_the_header(tmp_path, Choice(), lambda r: reported.append([v.identity for v in r.verdicts]))
+    assert reported[-1] == [v.identity for v in header.verdicts]
+    assert reported[-2] == reported[-1][1:]
