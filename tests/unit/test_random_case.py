@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,24 +40,31 @@ def test_without_sizes_there_is_none() -> None:
     assert random_case((Case(()), Case((0,)), Case((1 << 20,))), 1) is None
 
 
-def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
-    """Right on all cases that are declared, wrong on any other."""
-    cases = grid([(1,), (255,), (999,)], ["float32"])
-    known = {case.shape for case in cases}
-    problem = Problem(
+FEW = grid([(1,), (255,), (999,)], ["float32"])
+
+
+def doubling(reference: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
+    """A problem with these few cases."""
+    return Problem(
         "double",
         lambda case, draw: (draw(*case.shape),),
-        lambda x: 2 * x,
+        reference,
         (Rung("double", "the test's own"),),
-        cases,
+        FEW,
         cost=lambda case: Cost(),
     )
+
+
+def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
+    """Right on all cases that are declared, wrong on any other."""
+    known = {case.shape for case in FEW}
+    problem = doubling(lambda x: 2 * x)
 
     def learnt_by_heart(x: torch.Tensor) -> torch.Tensor:
         return 2 * x if tuple(x.shape) in known else 3 * x
 
     found = check_rung(problem, problem.rungs[0], learnt_by_heart, FakeBackend())
-    case = random_case(cases, f"double {session_seed()}")
+    case = random_case(FEW, f"double {session_seed()}")
     assert case is not None
     if case.shape not in known:
         assert found.failure is not None
@@ -66,8 +74,7 @@ def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError, IndexError, RuntimeError, TypeError])
 def test_a_shape_that_the_reference_does_not_know_is_left_out(raised: type[Exception]) -> None:
-    cases = grid([(1,), (255,), (999,)], ["float32"])
-    known = {case.shape for case in cases}
+    known = {case.shape for case in FEW}
     evaluated = []
 
     def reference(x: torch.Tensor) -> torch.Tensor:
@@ -76,14 +83,7 @@ def test_a_shape_that_the_reference_does_not_know_is_left_out(raised: type[Excep
             raise raised
         return 2 * x
 
-    problem = Problem(
-        "double",
-        lambda case, draw: (draw(*case.shape),),
-        reference,
-        (Rung("double", "the test's own"),),
-        cases,
-        cost=lambda case: Cost(),
-    )
+    problem = doubling(reference)
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
-    case = random_case(cases, f"double {session_seed()}")
+    case = random_case(FEW, f"double {session_seed()}")
     assert case is not None and case.shape in evaluated
