@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ examples:
   python run_day.py all --compile-only --arch 8.0,9.0a
                                       does it compile? needs no GPU
   python run_day.py 5 --sanitize      look for memory errors and races
+  python run_day.py 5 --draw          which thread reads and writes what
   python run_day.py 5 --mutants       would the checks of day 5 notice a bug?
   python run_day.py all --shard 2/8 --json part2.json
   python run_day.py --merge part1.json part2.json --json whole.json
@@ -31,7 +33,9 @@ examples:
                                       what became slower, what fails now?
   python run_day.py --html report.html
                                       the stored results as a page
+  python run_day.py 21 --diff v2 v3   what changes from one rung to the next
   python run_day.py --doctor          what is missing on this machine?
+  python run_day.py --editor          files for clangd, VS Code and gdb
   python run_day.py --new 101 "Sparse attention"
                                       a folder to start from
 
@@ -40,6 +44,8 @@ exit codes: 0 nothing failed and something passed; 1 a failure, a build error or
 """
 
 
+ALONE = ("list", "doctor", "editor", "diff", "new")  # what is done instead of a run
+SELECTING = ("list", "diff")  # of these, what days may be named for
 LEARNER = ("hint", "reset", "solution", "next", "watch")  # what goes with --practice
 
 
@@ -59,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> float:
     """A number above 0, for argparse."""
     try:
-        value = float(text)
+        value = float(text) if text.isascii() else 0.0
     except ValueError:
         value = 0.0
     if not value > 0:
@@ -69,9 +75,23 @@ def positive(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number above 0, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def seed(text: str) -> int:
+    """A whole number, for argparse."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def drawing(text: str) -> Path:
+    """The name of an SVG, for argparse."""
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no FILE.svg; days stand before --draw")
+    return Path(text)
 
 
 def parser() -> Parser:
@@ -94,6 +114,18 @@ def parser() -> Parser:
         "--doctor",
         action="store_true",
         help="say what is there on this machine, what is wrong, and how to fix it",
+    )
+    p.add_argument(
+        "--editor",
+        action="store_true",
+        help="write what clangd and VS Code need to read, check and debug the days' .cu files and "
+        "yours",
+    )
+    p.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("V2", "V3"),
+        help="show the change from one rung of a day to another, with both stored times",
     )
     p.add_argument(
         "--new",
@@ -121,6 +153,17 @@ def parser() -> Parser:
         action="store_true",
         help="fewer cases, shorter timing; with --model no bad input, which no card changes",
     )
+    how.add_argument(
+        "--further",
+        action="store_true",
+        help="also run what goes beyond the days' main lines; all and --write do so",
+    )
+    how.add_argument(
+        "--verbose",
+        action="store_true",
+        help="of one day, also say how its rungs were checked: what was not tried, what fell back "
+        "on another kernel",
+    )
     how.add_argument("--no-bench", action="store_true", help="check, but time nothing")
     how.add_argument(
         "-j",
@@ -129,6 +172,14 @@ def parser() -> Parser:
         default=0,
         metavar="N",
         help="builds at a time; default: as cores and memory allow",
+    )
+    how.add_argument(
+        "--side-by-side",
+        type=count,
+        default=0,
+        metavar="N",
+        help="days that are checked at a time on one GPU, or on the CPU; default: as many as cores "
+        "and memory allow. They are timed one by one, alone",
     )
     how.add_argument(
         "--time-limit",
@@ -165,6 +216,15 @@ def parser() -> Parser:
         "conflicts and divergence by line of the source",
     )
     what.add_argument(
+        "--draw",
+        nargs="?",
+        type=drawing,
+        const=Path(),
+        metavar="FILE.svg",
+        help="draw which thread of each rung reads and writes which element, on a small case, from "
+        "the CPU backend's record; with a file, also as an SVG",
+    )
+    what.add_argument(
         "--mutants",
         action="store_true",
         help="change a source or header of the day in one place at a time, on the CPU backend, and "
@@ -179,7 +239,7 @@ def parser() -> Parser:
     )
     else_.add_argument(
         "--seed",
-        type=int,
+        type=seed,
         metavar="S",
         help="with --sample: choose the same again; default: the date, as 20260131",
     )
@@ -205,11 +265,10 @@ def parser() -> Parser:
         "--practice",
         nargs="?",
         const="write",
-        choices=("write", "debug", "speed"),
-        metavar="KIND",
-        help="write (default): fill a gap in practice/dayNN/write.cu; debug: find the change that "
-        "is planted in practice/dayNN/debug.cu; speed: make the day's first rung, in "
-        "practice/dayNN/speed.cu, as fast as its last; each file is written at first, and then "
+        metavar="NAME",
+        help="without a name: fill the gap of the day's next step; the name of a step: that one; "
+        "debug: find the change that is planted in the day's file; speed: make the day's first "
+        "rung as fast as its last; the file, practice/dayNN/NAME.cu, is written at first, and then "
         "checked",
     )
     learn.add_argument("--hint", action="store_true", help="show the next hint")
@@ -285,8 +344,22 @@ def parser() -> Parser:
     return p
 
 
+def check_alone(p: Parser, args: argparse.Namespace) -> None:
+    """Refuses options beside one that runs no day."""
+    alone = next((name for name in ALONE if getattr(args, name)), None)
+    if alone is None:
+        return
+    allowed = {alone, "root", "device", "no_color", *(("days",) if alone in SELECTING else ())}
+    for action in p._actions:
+        value = vars(args).get(action.dest)
+        if value and value != action.default and action.dest not in allowed:
+            other = action.option_strings[-1] if action.option_strings else "a day"
+            p.error(f"--{alone} runs no day: not with {other}")
+
+
 def check(p: Parser, args: argparse.Namespace) -> None:
     """Refuses options that do not go together."""
+    check_alone(p, args)
     if args.arch and not args.compile_only:
         p.error("--arch goes with --compile-only")
     if args.model and (args.compile_only or args.device == "cuda"):
@@ -300,8 +373,8 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and args.rungs:
         p.error("--write stores whole days: not with --rungs")
-    if args.write and (args.compile_only or args.sanitize or args.profile):
-        p.error("--write stores times: not with --compile-only, --sanitize or --profile")
+    if args.write and (args.compile_only or args.sanitize or args.profile or args.draw):
+        p.error("--write stores times: not with --compile-only, --sanitize, --profile or --draw")
     if (args.source or args.merge or args.compare) and args.days:
         p.error("--from, --merge and --compare take files, no days")
     if args.compare and (args.source or args.merge or args.write or args.json):
@@ -313,6 +386,8 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         args.practice = "write"
     if args.practice and (args.write or args.json or args.shard or args.source or args.merge):
         p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
+    if args.practice and args.draw:
+        p.error("--draw draws the days' own rungs: not with --practice")
     if args.shard and not args.days:
         p.error("--shard takes part of some days: name them, or all")
 
@@ -342,7 +417,7 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
-    if args.no_bench or args.mutants or args.practice or args.sanitize:
+    if args.no_bench or args.mutants or args.practice or args.sanitize or args.draw:
         # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
         # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
         # libgomp reads this when it is loaded.
@@ -356,6 +431,15 @@ def main(argv: list[str] | None = None) -> int:
         from common.run import doctor
 
         return doctor.main(colour=not args.no_color)
+    if args.editor:
+        from common.run import editor
+
+        return editor.main(root.parent)
+    if args.diff:
+        from common.run.command import show_diff
+
+        first, second = args.diff
+        return show_diff(args.days, first, second, root, colour=not args.no_color)
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
@@ -366,7 +450,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.practice:
         return practise(args, root)
     if not args.days:
-        if args.mutants or args.compile_only or args.sanitize or args.profile or args.json:
+        tools = args.mutants or args.compile_only or args.sanitize or args.profile or args.draw
+        if tools or args.json:
             p.error("name a day, a range, a topic, or all; --list shows what there is")
         return where_we_are(root)
 
@@ -376,7 +461,7 @@ def main(argv: list[str] | None = None) -> int:
     from common.run import command
 
     modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
-    modes["profiled"] = args.profiled
+    modes |= {"profiled": args.profiled, "draw": args.draw is not None}
     return command.run(
         command.Options(
             selected=tuple(args.days),
@@ -387,13 +472,17 @@ def main(argv: list[str] | None = None) -> int:
             quick=args.quick,
             bench=not args.no_bench,
             jobs=args.jobs,
+            side_by_side=args.side_by_side,
             time_limit=args.time_limit,
             archs=tuple((args.arch or "8.0,9.0a").split(",")),
             json=args.json,
             html=args.html,
+            svg=args.draw if args.draw and args.draw.name else None,
             write=args.write,
             colour=not args.no_color,
             days=root,
+            further=args.further,
+            verbose=args.verbose,
             in_process=args.in_process,
             watched=args.watched,
             rungs=tuple(filter(None, args.rungs.split(","))),
@@ -414,9 +503,14 @@ def practise(args: argparse.Namespace, root: Path) -> int:
         quick=args.quick,
         jobs=args.jobs,
         time_limit=args.time_limit,
+        bench=not args.no_bench,
         colour=not args.no_color,
         days=root,
     )
+    if args.in_process:
+        from common.run import in_place
+
+        return in_place.run(options, args.practice)
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
 
@@ -525,11 +619,20 @@ def prepare_process() -> None:
 
 if __name__ == "__main__":
     prepare_process()
+    if "--in-process" not in sys.argv:  # which a tool watches
+        from common.run.keeper import go_on_kept
+
+        go_on_kept()
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         code = 141  # the reader (head, less) has gone: as the shell names a death by SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+            raise
+        code = 1  # the output goes to a disk that is full
+        print(f"run_day.py: no more output can be written: {error.strerror}", file=sys.stderr)
     if "--in-process" in sys.argv:
         sys.exit(code)  # the tool that watches this process reports at its orderly end
     # Without taking torch apart, which takes a third of a second.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from common.base.cache import cache_directory
 from common.base.paths import ROOT
+from tests.progress import finish
 
 FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
 
@@ -45,25 +44,21 @@ class CommandLine:
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=120)
+        output, _ = finish(process)
         return subprocess.CompletedProcess(process.args, process.returncode, output)
 
     def alive(self) -> list[str]:
         """Command lines of all processes that this object's runs have started and left running."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append(text)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has ended, or is somebody else's
-        return found
+        return alive(self.marker)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Returns as soon as the condition holds; fails the test if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
+def alive(marker: str) -> list[str]:
+    """Return the command lines of all processes with "NAME=value" among their variables."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is somebody else's
+    return found

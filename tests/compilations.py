@@ -11,8 +11,11 @@ import contextlib
 import multiprocessing
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +68,29 @@ def library(name: str, device: str) -> Path:
     )
 
 
+def _end_with(parent: Connection) -> None:
+    """Make this process, and the compilers that it starts, end when the other end of the pipe is
+    closed: by `give_up`, or by the end of the process that has it, however that comes about."""
+
+    def end(*_: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError):
+            parent.recv_bytes()
+        end()
+
+    os.setpgid(0, 0)  # Ctrl-C on the terminal is the parent's to answer
+    signal.signal(signal.SIGTERM, end)  # of the pool, to the others once a worker is gone
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class Compilations:
     """Compilations in the background, each begun once."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+        self._theirs, self._ours = multiprocessing.Pipe(duplex=False)
         self._begun: dict[Hashable, Future[Any]] = {}
 
     def begin(self, work: Callable[..., Any], *arguments: Hashable) -> Future[Any]:
@@ -79,7 +100,7 @@ class Compilations:
         """
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
+                os.cpu_count(), multiprocessing.get_context("spawn"), _end_with, (self._theirs,)
             )
         name = (work.__name__, *arguments)
         if name not in self._begun:
@@ -96,10 +117,23 @@ class Compilations:
             with contextlib.suppress(CancelledError):
                 future.exception()
 
+    def give_up(self) -> None:
+        """End what is not done, without waiting."""
+        self._ours.close()
+
     def close(self) -> None:
-        """Gives up what has not begun."""
+        """End what is not done: no test waits for it any more.
+
+        A further Ctrl-C waits until that is done, a moment later: it would take the pool's own
+        thread for ended (Thread.join does so where it is interrupted) and hang at the exit.
+        """
+        self.give_up()
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                self._pool.shutdown(cancel_futures=True)
+            finally:
+                signal.signal(signal.SIGINT, before)
 
 
 def architectures(source: Path) -> list[str]:

@@ -14,6 +14,7 @@ import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -27,12 +28,11 @@ from common.base import toolchain
 from common.base.days import Day, discover
 from common.cpu import backend
 from common.cpu import libraries as shared
-from tests import chance, wrapper_table
+from tests import taken, wrapper_table
 from tests.command_line import FIXTURE_DAYS, CommandLine
 from tests.compilations import Compilations
 from tests.days.runs import DayRuns
 from tests.kernel_files import ORDERS, Call, Libraries
-from tests.remembered import Remembered
 
 
 def _name_of_place(place: tuple[str, int] | str) -> str:
@@ -42,54 +42,40 @@ def _name_of_place(place: tuple[str, int] | str) -> str:
 _outcomes_on_gpu: dict[str, list[bool]] = {}  # of the tests of each file of kernels
 
 
-NOT_DUE = f"not this day's turn; {chance.SEED_VARIABLE}=<a number> takes every day"
-MODULE_NOT_DUE = f"not this module's turn; {chance.SEED_VARIABLE}=<a number> takes every module"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 _COMPILATIONS = pytest.StashKey[Compilations]()
 _DAY_RUNS = pytest.StashKey[DayRuns]()
-_REMEMBERED = pytest.StashKey[Remembered]()
+_TAKEN = pytest.StashKey[str]()
 
-chance.hand_down()
-
-
-class _Noter:
-    """Hears of every test's outcome."""
-
-    def __init__(self, remembered: Remembered):
-        self._remembered = remembered
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._remembered.note(report)
+taken.hand_down()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a script starts in the background ignores Ctrl-C, and hands that on to programs that it
-    starts: those that tests interrupt must not."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "uses_days(*names): the days that a test depends on, or all")
-    due = "in_turn(purpose, headers=False, one_in=5): a part of the days will do: chance.py"
-    config.addinivalue_line("markers", due)
+    """Ctrl-C ends the compilations at once: a second one may skip all that comes later. It is taken
+    note of also where a script started the tests in the background, which ignores it and hands that
+    on to programs that it starts: those that tests interrupt must not."""
     compilations = Compilations()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        compilations.give_up()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    config.addinivalue_line("markers", "some_days(purpose): takes a part of the days: taken.py")
     config.stash[_COMPILATIONS] = compilations
     config.stash[_DAY_RUNS] = DayRuns(compilations.wait)
-    config.stash[_REMEMBERED] = Remembered()
-    config.pluginmanager.register(_Noter(config.stash[_REMEMBERED]), "remembered")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what need not run again, and begins to compile what the others need."""
-    config.stash[_REMEMBERED].skip_passed(items, config.getoption("--all"))
+    """Leave out what is not taken, and begin to compile what the others need."""
     named = config.getoption("keyword") or any("::" in word for word in config.args)
-    if not named:
-        skip_what_is_not_due(items)
+    if not named and not config.getoption("--all"):
+        leave_out_what_is_not_taken(config, items)
     if config.getoption("collectonly"):
         return
     compilations = config.stash[_COMPILATIONS]
     for item in items:
-        if item.get_closest_marker("skip"):
-            continue
         if name := getattr(getattr(item, "module", None), "KERNELS", None):
             Libraries(compilations, DEVICES).begin([name])
         if begin := getattr(getattr(item, "function", None), "begin", None):
@@ -97,17 +83,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     begin_day_runs(config.stash[_DAY_RUNS], items)
 
 
-def skip_what_is_not_due(items: list[pytest.Item]) -> None:
-    """Marks the tests, of those that take a part of the days or modules in turn, that are not
-    due."""
-    days, _ = discover()
-    modules = sorted({item.path for item in items if item.path.is_relative_to(chance.BACKEND)})
+def leave_out_what_is_not_taken(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of days and of modules of tests/backend that are not taken. A module that
+    the command line names is taken."""
+    days = taken.order_of_days(discover()[0])
+    modules = taken.order_of_modules()
+    named = {Path(word).resolve() for word in config.args}
+    requested: dict[str, set[Day]] = {}
     for item in items:
-        if item.path in modules and not chance.is_module_due(item.path, modules):
-            item.add_marker(pytest.mark.skip(reason=MODULE_NOT_DUE))
-        mark = item.get_closest_marker("in_turn")
-        if mark and not chance.is_due(item.callspec.params["day"], days, *mark.args, **mark.kwargs):
-            item.add_marker(pytest.mark.skip(reason=NOT_DUE))
+        if mark := item.get_closest_marker("some_days"):
+            requested.setdefault(mark.args[0], set()).add(_day(item))
+    first = {name: days.first(taken.DAYS_TAKEN[name], of) for name, of in requested.items()}
+    others = set(modules.items[taken.MODULES_TAKEN :]) - named
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        mark = item.get_closest_marker("some_days")
+        is_taken = _day(item) in first[mark.args[0]] if mark else item.path not in others
+        (kept if is_taken else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_TAKEN] = taken.in_words(days, modules)
+        items[:] = kept
+
+
+def _day(item: pytest.Item) -> Day:
+    return item.callspec.params["day"]  # type: ignore[attr-defined]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Report which part of the tests is run, and the seed of what they draw."""
+    return [config.stash.get(_TAKEN, "taken: all that was named"), taken.drawn_by()]
 
 
 def begin_day_runs(runs: DayRuns, items: list[pytest.Item]) -> None:
@@ -116,8 +122,8 @@ def begin_day_runs(runs: DayRuns, items: list[pytest.Item]) -> None:
     waiting: dict[Any, set[Day]] = {}
     for item in items:
         begin = getattr(getattr(item, "function", None), "begin_run", None)
-        if begin and not item.get_closest_marker("skip"):
-            waiting.setdefault(begin, set()).add(item.callspec.params["day"])
+        if begin:
+            waiting.setdefault(begin, set()).add(_day(item))
     for begin, days in waiting.items():
         begin(runs, sorted(days, key=lambda day: day.number))
     items.sort(key=lambda item: hasattr(getattr(item, "function", None), "begin_run"))
@@ -130,7 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="store which PTX wrappers were proven on this machine's GPU (wrapper_table.py)",
     )
     parser.addoption(
-        "--all", action="store_true", help="run also what passed before with the same sources"
+        "--all", action="store_true", help="take every day and every module; it takes hours"
     )
 
 
@@ -146,10 +152,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remembers what passed; with --record, stores which files of kernels were proven."""
+    """End what still runs; with --record, stores which files of kernels were proven."""
     session.config.stash[_COMPILATIONS].close()
     session.config.stash[_DAY_RUNS].close()  # which waited for compilations
-    session.config.stash[_REMEMBERED].save()
     if session.config.getoption("--record"):
         proven = [name for name, passed in _outcomes_on_gpu.items() if all(passed)]
         if not proven:
@@ -191,6 +196,7 @@ def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
     cpu_library.set_time_limit(30)
     cpu_library.set_spin_limit(1.5)
     cpu_library.set_stuck_limit(math.inf)
+    cpu_library.refuse_masks(False)
 
 
 @pytest.fixture(params=ORDERS, ids=_name_of_place)

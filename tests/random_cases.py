@@ -1,6 +1,6 @@
 """Calls all rungs of some days with cases that hypothesis draws, and says which of them fails.
 
-    python -m tests.random_cases 5 6 --seconds 3 --seed 7
+    python -m tests.random_cases 5 6 --cases 8 --seed 7
 
 draws shapes beside those that the day declares (also around multiples of tile sizes), its dtypes
 and values, and for some cases a tensor that is not contiguous or not aligned. Each call must give
@@ -39,7 +39,6 @@ from common.check.expected import RAISED, ProblemError, signature_of
 from common.process.worker import load_rung
 
 LARGEST = 1 << 13  # elements of a case's shape
-EXAMPLES = 100_000  # more than any time allows
 SHRINKING = 20.0  # seconds, after a failure
 TILES = (8, 16, 32, 64, 128, 256)
 
@@ -101,10 +100,10 @@ def explore(
     rung: Rung,
     call: Callable[..., Any],
     backend: device.Backend,
-    seconds: float,
+    count: int,
     seed: int,
 ) -> tuple[int, Finding | None]:
-    """How many cases were tried in that time, and what went wrong on the simplest that failed."""
+    """How many of `count` cases were tried, and what went wrong on the simplest that failed."""
     known = [
         case for case in problem.cases_of(rung) if case.shape and math.prod(case.shape) <= LARGEST
     ]
@@ -112,13 +111,12 @@ def explore(
         return 0, None
     signature = signature_of(call, problem.reference)
     backend.use(backend.schedules()[0])
-    end = time.monotonic() + seconds
-    tried = 0
+    tried, failed_at = 0, math.inf
     found: Finding | None = None
 
     @hypothesis.seed(seed)
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=count,
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
@@ -127,8 +125,8 @@ def explore(
     )
     @hypothesis.given(cases(known), st.integers(0, 99), st.integers(0, 7), st.integers(0, 15))
     def one(case: Case, numbers: int, place: int, how: int) -> None:
-        nonlocal tried, found
-        if time.monotonic() > end + (SHRINKING if found else 0):
+        nonlocal tried, found, failed_at
+        if time.monotonic() > failed_at + SHRINKING:
             raise TimeIsUp
         drawn = Draw(case, backend, numbers)
         try:
@@ -147,11 +145,12 @@ def explore(
         bad = BadInput("the arguments", text, args, signature.names)
         attempt = Attempt(problem, call, signature, backend, args, drawn.on_host, text)
         try:
-            failure = attempt.attempt(bad, 0)
+            failure, _ = attempt.attempt(bad, 0)
         except ProblemError:
             return  # a shape that the reference does not know
         tried += 1
         if failure is not None:
+            failed_at = min(failed_at, time.monotonic())
             found = Finding(text, str(failure).splitlines())
             raise found
 
@@ -160,8 +159,8 @@ def explore(
     return tried, found
 
 
-def explore_day(day: Day, seconds: float, seed: int) -> Iterator[dict[str, Any]]:
-    """All rungs of the day, for so many seconds together: what was tried of each, and found."""
+def explore_day(day: Day, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """All rungs of the day, each on so many cases: what was tried of each, and found."""
     platform = toolchain.detect("cpu")
     day_build.build(day, platform)
     todo = library.plan(day, platform)
@@ -176,7 +175,7 @@ def explore_day(day: Day, seconds: float, seed: int) -> Iterator[dict[str, Any]]
             yield {"problem": problem.name, "rung": rung.name, "skipped": str(skip)}
             continue
         mine, its = device.of_rung(problem, rung, backend)
-        tried, finding = explore(problem, mine, call, its, seconds / len(pairs), seed)
+        tried, finding = explore(problem, mine, call, its, count, seed)
         yield {
             "problem": problem.name,
             "rung": rung.name,
@@ -189,7 +188,7 @@ def explore_day(day: Day, seconds: float, seed: int) -> Iterator[dict[str, Any]]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("days", type=int, nargs="+")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each of the days")
+    parser.add_argument("--cases", type=int, default=8, help="for each rung")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for day in discover()[0]:
@@ -199,7 +198,7 @@ def main() -> None:
         if not child:
             code = 1
             try:
-                for found in explore_day(day, args.seconds, args.seed):
+                for found in explore_day(day, args.cases, args.seed):
                     print(json.dumps({"day": day.number, **found}), flush=True)
                 code = 0
             except Exception:

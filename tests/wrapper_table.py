@@ -4,7 +4,7 @@
     python -m tests.wrapper_table             writes the table from it
 
 A wrapper is proven by the tests that call its file of kernels on the GPU, all of which must pass.
-What is stored, `common/results/<gpu>/ptx.json`, holds for the code as it was: a wrapper whose
+What is stored, `common/cuda/ptx/proven/<gpu>.json`, holds for the code as it was: a wrapper whose
 header has changed since is marked. Nothing of the table is typed: it comes from the headers'
 comments, the stored proofs and the days' sources.
 """
@@ -26,7 +26,7 @@ from tests.compilations import FOLDER
 
 HEADERS = ROOT / "common" / "cuda" / "ptx"
 README = HEADERS / "README.md"
-RESULTS = ROOT / "common" / "results"
+PROVEN = HEADERS / "proven"
 
 _HEAD = """# PTX wrappers
 
@@ -123,7 +123,7 @@ def record(kernels: Iterable[str]) -> Path:
     """Stores that the wrappers which these files of kernels use were proven here, today."""
     used = set().union(*(used_by(FOLDER / f"{name}.cu") for name in kernels))
     here = where(toolchain.detect("cuda"))
-    path = RESULTS / slug(here) / "ptx.json"
+    path = PROVEN / f"{slug(here)}.json"
     proven = json.loads(path.read_text())["wrappers"] if path.is_file() else {}
     for wrapper in wrappers():
         if wrapper.name in used:
@@ -137,7 +137,7 @@ def record(kernels: Iterable[str]) -> Path:
 
 def table() -> str:
     """The README of common/cuda/ptx."""
-    proofs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/ptx.json"))]
+    proofs = [json.loads(path.read_text()) for path in sorted(PROVEN.glob("*.json"))]
     days = {
         folder.name[3:]: set().union(*(used_by(file) for file in folder.glob("*.cu*")))
         for folder in sorted(DAYS.glob("day*"))

@@ -17,24 +17,40 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 KEPT = 3  # entries of one kind: going back to yesterday's flags builds nothing
-_STAMP = "complete.json"  # written last: the sizes of the products, and the seconds it took
+_STAMP = "complete.json"  # written last: the product's bytes and digest, the seconds it took
 _LOCK = ".lock"
 _IN_USE = 600.0  # seconds: longer than a compilation takes that uses an entry
 
 
 def cache_directory() -> Path:
-    """Where builds are kept: HUNDRED_DAYS_CACHE, else the user's cache directory. Absolute."""
+    """Return where builds are kept: HUNDRED_DAYS_CACHE, else the user's cache directory.
+    Absolute."""
     if given := os.environ.get("HUNDRED_DAYS_CACHE"):
         return Path(given).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "hundred-days-of-cuda"
 
 
+def keep_compilers_caches() -> None:
+    """Let Triton and torch.compile keep what they compile beside our builds, in this process and in
+    those that it starts, unless the user has chosen otherwise."""
+    for variable, value in (
+        ("TRITON_CACHE_DIR", str(cache_directory() / "triton")),
+        ("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor")),
+        # Whole graphs, with what comes before and after their kernels: on by default, but for sure.
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
+        ("TORCHINDUCTOR_AUTOGRAD_CACHE", "1"),
+    ):
+        os.environ.setdefault(variable, value)
+
+
 def digest(parts: Sequence[str], files: Sequence[Path] = ()) -> str:
-    """16 hexadecimal digits for these words and the names and contents of these files.
+    """Return 16 hexadecimal digits for these words and the names and contents of these files.
 
     Raises OSError if a file cannot be read.
     """
@@ -68,27 +84,38 @@ class Entry:
 
     @property
     def ready(self) -> bool:
-        """True where the product is there, as long as it was when it was built."""
+        """Return True where the product is there, as it was when it was built."""
         return self._stamp() is not None
 
     @property
     def seconds(self) -> float:
-        """How long building it took. Raises LookupError where it is not built."""
+        """Return how long building it took. Raises LookupError where it is not built."""
         stamp = self._stamp()
         if stamp is None:
             raise LookupError(f"{self.directory} is not built")
         return float(stamp["seconds"])
 
-    def _stamp(self) -> dict[str, float] | None:
+    def _stamp(self) -> dict[str, Any] | None:
         try:
-            stamp: dict[str, float] = json.loads((self.directory / _STAMP).read_bytes())
-            return stamp if self.path.stat().st_size == stamp["bytes"] else None
+            stamp: dict[str, Any] = json.loads((self.directory / _STAMP).read_bytes())
+            there = self.path.stat()
+            if there.st_size != stamp["bytes"]:
+                return None
+            # Other bytes would end every process that loads them.
+            return stamp if _digest(self.path, there.st_mtime_ns) == stamp["digest"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent, or cut short by a crash: it is built again
 
 
+@cache
+def _digest(file: Path, _changed: int) -> str:
+    """Return the digest of a file's bytes, taken once for each time at which it was changed."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
-    """The entry's product, made first where it is not there.
+    """Return the entry's product, made first where it is not there.
 
     make: gets an empty directory, the entry's own, and leaves the product in it. Two processes
     never make one entry at a time, and a process that dies, however it dies, leaves it unmade and
@@ -105,7 +132,11 @@ def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
         _clear(directory)  # what a killed process has left
         started = time.monotonic()
         make(directory)
-        stamp = {"bytes": entry.path.stat().st_size, "seconds": time.monotonic() - started}
+        stamp = {
+            "bytes": entry.path.stat().st_size,
+            "digest": _digest(entry.path, entry.path.stat().st_mtime_ns),
+            "seconds": time.monotonic() - started,
+        }
         partial = directory / f"{_STAMP}.partial"
         partial.write_text(json.dumps(stamp))
         os.replace(partial, directory / _STAMP)
@@ -115,8 +146,12 @@ def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Holds the directory for this process. The kernel lets go when the process dies."""
+    """Hold the directory for this process. The kernel lets go when the process dies."""
     while True:
+        if not directory.is_dir():
+            # A file, or a link to nothing, is in its place; or it is made just now.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                directory.unlink()
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / _LOCK, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -147,7 +182,7 @@ def _touch(entry: Entry) -> None:
 
 
 def _prune(newest: Entry) -> None:
-    """Removes the entries of this kind that were used longest ago, beyond `kept` of them.
+    """Remove the entries of this kind that were used longest ago, beyond `kept` of them.
 
     Never the newest, nor one that is being made, nor one used so lately that another checkout may
     be compiling with it.

@@ -25,7 +25,7 @@ class BuildError(Exception):
 
 
 def run_compiler(command: Sequence[str | Path], what: str = "") -> str:
-    """Runs a compiler and returns what it printed as warnings.
+    """Run a compiler and return what it printed as warnings.
 
     what: a first line of the error, where the command compiles no file of the user's. Raises
     BuildError with the compiler's message.
@@ -44,7 +44,8 @@ _NOISE = re.compile(
 
 
 def compiler_message(text: str) -> str:
-    """The compiler's message: without the build tool's lines, paths relative to the repository."""
+    """Return the compiler's message: without the build tool's lines, paths relative to the
+    repository."""
     lines = [line for line in text.splitlines() if not _NOISE.match(line)]
     message = "\n".join(lines).strip() or text.strip()
     return message.replace(f"{ROOT}/", "")
@@ -54,7 +55,7 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.MU
 
 
 def sources_of(file: Path, roots: Sequence[Path] = (ROOT,)) -> list[Path]:
-    """`file` and every project header that it reaches by #include, sorted.
+    """Return `file` and every project header that it reaches by #include, sorted.
 
     A header is looked for beside the including file, unless it is in angle brackets, then from
     `roots`, by default the repository.

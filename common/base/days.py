@@ -1,7 +1,7 @@
 """How days are found and loaded: the folder is the registry.
 
 Listing a hundred days reads their metadata from the syntax tree of each `day.py`, without running
-it and without importing torch, and takes milliseconds.
+it and without importing torch, and from their TOML files; it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -9,17 +9,30 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
-from common.base.declaration import Exercise, Problem
+from common.base.day_files import (
+    EXERCISES,
+    MUTANTS,
+    WRITE,
+    DayFileError,
+    Step,
+    read_mutants,
+    read_steps,
+    text_of,
+)
+from common.base.declaration import Problem
 from common.base.paths import DAYS
 
 
 class DayError(Exception):
-    """A day's folder or its day.py is not what the runner needs; the message names the file.
+    """A day's folder or a file of it is not what the runner needs; the message names the file.
 
     folder: the day's folder, where `discover` met the error.
     """
@@ -28,19 +41,35 @@ class DayError(Exception):
 
 
 @dataclass(frozen=True)
+class Further:
+    """What lies beyond a day's main line: the folder `further` in the day's folder, whose day.py
+    declares SOURCE, EXTRA_SOURCES and PROBLEMS as the day's own does.
+
+    sources: its .cu files for the day's library, and files that rungs build in other ways.
+    """
+
+    folder: Path
+    sources: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
 class Day:
-    """A day as `--list` needs it: read from day.py without running it.
+    """A day as `--list` needs it: read from its files without running day.py.
 
     number: from the folder's name. title, teaches (one line for progress.md), topics, source
     (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
     optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
     library; the others are what rungs with a `load` of their own build. introduces: the optional
-    constant INTRODUCES, the terms of the glossary that the day explains. exercise: the optional
-    constant EXERCISE, what the learner writes. metrics: the optional constant METRICS, counters of
-    Nsight Compute that --profile reads beside those that it always does. uses: the optional
-    constant USES, numbers of days whose operators this day's rungs call; they are built and loaded
-    with its own. replaced: files of the day, each with the one that stands in its place, as a
-    learner's does. only: the rungs that are built, of those with a way of their own, () for all.
+    constant INTRODUCES, the terms of the glossary that the day explains. metrics: the optional
+    constant METRICS, counters of Nsight Compute that --profile reads beside those that it always
+    does. uses: the optional constant USES, numbers of days whose operators this day's rungs call;
+    they are built and loaded with its own. steps: of exercises.toml, what the learner writes, one
+    after the other. equivalent, heuristics: of mutants.toml, see
+    `common.base.day_files.KnownMutants`. replaced: files of the day, each with the one that stands
+    in its place, as a learner's does. only: the
+    rungs that are built, of those with a way of their own, () for all. further: what goes beyond
+    the main line, None where the day has no folder `further`. whole: the day is built and run with
+    it.
     """
 
     number: int
@@ -51,89 +80,128 @@ class Day:
     source: Path
     extra_sources: tuple[Path, ...] = ()
     introduces: tuple[str, ...] = ()
-    exercise: Exercise | None = None
-    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
     uses: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    equivalent: dict[str, str] = field(default_factory=dict, hash=False)
+    heuristics: dict[str, str] = field(default_factory=dict, hash=False)
     replaced: tuple[tuple[Path, Path], ...] = ()
     only: tuple[str, ...] = ()
+    further: Further | None = None
+    whole: bool = False
+
+    def with_further(self) -> Day:
+        """Return the day together with what goes beyond its main line, if anything does."""
+        return replace(self, whole=self.further is not None)
 
     @property
     def name(self) -> str:
-        """The folder's name, which is also the operators' namespace: "day05", "day100"."""
+        """Return the folder's name, which is also the operators' namespace: "day05", "day100"."""
         return self.folder.name
 
     @property
     def kind(self) -> str:
-        """What its entries in the cache are called. A day of another folder than the course's has
-        another kind, so that its builds never push out the course's."""
-        return self.name if self.folder.parent == DAYS else f"other-{self.name}"
+        """Return what its entries in the cache are called. A day of another folder than the
+        course's has another kind, so that its builds never push out the course's."""
+        name = f"{self.name}-whole" if self.whole else self.name
+        return name if self.folder.parent == DAYS else f"other-{name}"
 
     def with_source(self, original: Path, other: Path) -> Day:
-        """The day with another file in the place of one of its sources."""
+        """Return the day with another file in the place of one of its sources."""
         extra = tuple(other if source == original else source for source in self.extra_sources)
         source = other if self.source == original else self.source
         replaced = (*self.replaced, (original, other))
         return replace(self, source=source, extra_sources=extra, replaced=replaced)
 
     def file(self, name: str) -> Path:
-        """The file of this name in the day's folder, or the one that stands in its place."""
+        """Return the file of this name in the day's folder, or the one that stands in its place."""
         original = self.folder / name
         return dict(self.replaced).get(original, original)
 
-    def practice(self, kind: str = "write") -> str:
-        """The command line of the day's exercise of this kind; "write" is the default there too."""
-        return f"python run_day.py {self.number} --practice{'' if kind == 'write' else f' {kind}'}"
+    def practice(self, exercise: str = WRITE) -> str:
+        """Return the command line of an exercise of the day: a step's name, "debug" or "speed".
+        Without a name, it goes on with the first step that is not solved."""
+        name = "" if exercise == WRITE else f" {exercise}"
+        return f"python run_day.py {self.number} --practice{name}"
+
+    def step(self, name: str) -> Step | None:
+        """Return the step of this name, None if there is none."""
+        return next((step for step in self.steps if step.name == name), None)
 
     @property
     def library_sources(self) -> tuple[Path, ...]:
-        """The .cu files that the day's library is made of, `source` first."""
-        return (self.source, *(path for path in self.extra_sources if path.suffix == ".cu"))
+        """Return the .cu files that the day's library is made of, `source` first."""
+        return (self.source, *(path for path in self._beside_source if path.suffix == ".cu"))
+
+    @property
+    def _beside_source(self) -> tuple[Path, ...]:
+        further = self.further.sources if self.further and self.whole else ()
+        return (*self.extra_sources, *further)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Return the folders with sources of the day: its own and, of a whole day, `further`."""
+        return (self.folder, *((self.further.folder,) if self.further and self.whole else ()))
+
+    @property
+    def headers(self) -> tuple[Path, ...]:
+        """Return the .cuh files of its folders."""
+        return tuple(path for folder in self.folders for path in sorted(folder.glob("*.cuh")))
+
+    @property
+    def modules(self) -> tuple[Path, ...]:
+        """Return the .py files of its folders."""
+        return tuple(path for folder in self.folders for path in sorted(folder.glob("*.py")))
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """Further .cu files of its folder: programs with a main() of their own, which `show` runs
-        (common/tools/watched_program.py)."""
+        """Return further .cu files of its folder: programs with a main() of their own, which `show`
+        runs (common/tools/watched_program.py)."""
         known = {*self.library_sources, *dict(self.replaced)}
-        return tuple(path for path in sorted(self.folder.glob("*.cu")) if path not in known)
+        found = (path for folder in self.folders for path in sorted(folder.glob("*.cu")))
+        return tuple(path for path in found if path not in known)
 
     @property
     def nvcc_sources(self) -> tuple[Path, ...]:
-        """All .cu files that nvcc compiles: of the library, and the programs."""
+        """Return all .cu files that nvcc compiles: of the library, and the programs."""
         return (*self.library_sources, *self.programs)
 
     @property
     def other_sources(self) -> tuple[Path, ...]:
-        """The files that rungs build in a way of their own."""
-        return tuple(path for path in self.extra_sources if path.suffix != ".cu")
+        """Return the files that rungs build in a way of their own."""
+        return tuple(path for path in self._beside_source if path.suffix != ".cu")
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL = {
-    **dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple),
-    "EQUIVALENT": dict,
-}
+OPTIONAL = dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple)
+ITEMS = {"USES": int}  # what a tuple holds, else texts
+
+
+SOURCES = (".cu", ".cuh", ".py")  # texts that are read wherever they stand in a day's folders
 
 
 def read_day(folder: Path) -> Day:
-    """The metadata of the day in `folder`. Raises DayError naming what is missing or wrong."""
+    """Return the metadata of the day in `folder`. Raises DayError naming what is missing or
+    wrong."""
+    try:
+        return _read_day(folder)
+    except DayFileError as error:
+        raise DayError(str(error)) from None
+
+
+def _read_day(folder: Path) -> Day:
     file = folder / "day.py"
     number = folder.name.removeprefix("day")
     if not number.isdigit() or folder.name != f"day{int(number):02d}":
         raise DayError(f"{folder}: a day's folder is named day01 to day100")
     if not file.is_file():
         raise DayError(f"{folder}: day.py is missing")
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    except SyntaxError as error:
-        raise DayError(f"{file}:{error.lineno}: {error.msg}") from None
+    _check_texts(folder)
+    tree = _parsed(file)
     found: dict[str, Any] = {}
-    exercise = None
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name == "EXERCISE":
-                exercise = _exercise(file, node.value)
             if name in METADATA or name in OPTIONAL:
                 try:
                     found[name] = ast.literal_eval(node.value)
@@ -146,13 +214,14 @@ def read_day(folder: Path) -> Day:
             raise DayError(f"{file}: {name} is missing")
         if not isinstance(found[name], kind) or not found[name]:
             raise DayError(f"{file}: {name} must be a non-empty {kind.__name__}")
-    sources = [folder / name for name in (found["SOURCE"], *found.get("EXTRA_SOURCES", ()))]
-    for source in sources:
-        if not source.is_file():
-            raise DayError(f"{file}: names {source.name}, which is not in the folder")
+        item = ITEMS.get(name, str)
+        if wrong := [each for each in found[name] if not isinstance(each, item)]:
+            raise DayError(f"{file}: {name} must hold {item.__name__}, got {wrong[0]!r}")
+    sources = _sources(file, found)
     for used in found.get("USES", ()):
         if not any((days / f"day{used:02}").is_dir() for days in (folder.parent, DAYS)):
             raise DayError(f"{file}: USES names day {used!r}, which does not exist")
+    mutants = read_mutants(folder / MUTANTS)
     return Day(
         int(number),
         folder,
@@ -162,29 +231,70 @@ def read_day(folder: Path) -> Day:
         sources[0],
         tuple(sources[1:]),
         tuple(found.get("INTRODUCES", ())),
-        exercise,
-        found.get("EQUIVALENT", {}),
         tuple(found.get("USES", ())),
         tuple(found.get("METRICS", ())),
+        read_steps(folder / EXERCISES),
+        mutants.equivalent,
+        mutants.heuristics,
+        further=_further(folder / "further"),
     )
 
 
-def _exercise(file: Path, node: ast.expr) -> Exercise:
-    """EXERCISE = Exercise(function="…", …), read without running it."""
-    place = f"{file}:{node.lineno}: EXERCISE"
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Exercise") or node.args:
-        raise DayError(f"{place} must be Exercise(function=…, task=…, hints=…)")
+def _check_texts(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        if path.suffix in SOURCES:
+            text_of(path)
+
+
+def _parsed(file: Path) -> ast.Module:
     try:
-        given = {word.arg or "**": ast.literal_eval(word.value) for word in node.keywords}
-        return Exercise(**given)
-    except ValueError:
-        raise DayError(f"{place} must be made of literals") from None
-    except TypeError as error:
-        raise DayError(f"{place}: {error}") from None
+        return ast.parse(text_of(file), str(file))
+    except SyntaxError as error:
+        raise DayError(f"{file}:{error.lineno or 1}: {error.msg}") from None
+    except (
+        RecursionError,
+        MemoryError,
+    ):  # the second from the parser, which has a stack of its own
+        raise DayError(f"{file}: nested too deeply") from None
+
+
+def _sources(file: Path, found: dict[str, Any]) -> list[Path]:
+    """Return the files that SOURCE and EXTRA_SOURCES of a day.py name. Raises DayError."""
+    names = (found["SOURCE"], *found.get("EXTRA_SOURCES", ()))
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise DayError(f"{file}: SOURCE and EXTRA_SOURCES name files, got {wrong[0]!r}")
+    for name in names:
+        if Path(name).name != name or not (file.parent / name).is_file():
+            raise DayError(f"{file}: names {name}, which is not in the folder")
+    return [file.parent / name for name in names]
+
+
+def _further(folder: Path) -> Further | None:
+    """Return what the folder `further` of a day declares. Raises DayError naming what is wrong."""
+    if not folder.is_dir():
+        return None
+    file = folder / "day.py"
+    for path in (file, folder / "README.md"):
+        if not path.is_file():
+            raise DayError(f"{folder}: {path.name} is missing")
+    _check_texts(folder)
+    found: dict[str, Any] = {}
+    for node in _parsed(file).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("SOURCE", "EXTRA_SOURCES"):
+                try:
+                    found[name] = ast.literal_eval(node.value)
+                except ValueError:
+                    raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
+    if not found.get("SOURCE"):
+        raise DayError(f"{file}: SOURCE is missing")
+    return Further(folder, tuple(_sources(file, found)))
 
 
 def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
-    """All days under `root` in order, and an error for each folder that is not a proper day."""
+    """Return all days under `root` in order, and an error for each folder that is not a proper
+    day."""
     days: list[Day] = []
     errors: list[DayError] = []
     folders = [p for p in root.glob("day*") if p.is_dir()] if root.is_dir() else []
@@ -194,7 +304,15 @@ def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
         except DayError as error:
             error.folder = folder
             errors.append(error)
+        except Exception as error:  # whatever it is, the other days are read
+            wrong = DayError(f"{folder}: cannot be read: {type(error).__name__}: {error}")
+            wrong.folder = folder
+            errors.append(wrong)
     return days, errors
+
+
+Show = Callable[[Any, Any], dict[str, str] | None]
+FURTHER_SHOWS = "further:"  # a line between what the main line prints and what goes beyond it does
 
 
 @dataclass(frozen=True)
@@ -207,18 +325,85 @@ class Lesson:
     """
 
     problems: tuple[Problem, ...]
-    show: Callable[[Any, Any], dict[str, str] | None] | None = None
+    show: Show | None = None
 
 
 def load_lesson(day: Day) -> Lesson:
-    """Runs the day's day.py. Raises DayError where what it declares is not what is needed.
+    """Run the day's day.py. Raises DayError where what it declares is not what is needed.
 
     day.py is loaded as a package, so that it can import other .py files of its folder, by
-    `from .name import …`. They are run anew each time, as it is.
+    `from .name import …`. They are run anew each time, as it is. A module that imports one that
+    another file stands in for (`Day.replaced`) gets that file.
     """
-    file = day.folder / "day.py"
+    _stand_in(day)
+    lesson = _load(f"days.{day.name}", day.folder)
+    if not (day.further and day.whole):
+        return lesson
+    further = _load(f"days.{day.name}.further", day.further.folder)
+    beyond = (replace(problem, further=True) for problem in further.problems)
+    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show))
+
+
+def _both(main: Show | None, further: Show | None) -> Show | None:
+    """Return one `show` for two; the files of `further` have its folder in their names."""
+    if further is None:
+        return main
+
+    def show(operators: Any, device: Any) -> dict[str, str]:
+        own = (main(operators, device) if main else None) or {}
+        print(FURTHER_SHOWS)
+        others = further(operators, device) or {}
+        return own | {f"further/{name}": text for name, text in others.items()}
+
+    return show
+
+
+class _ReadAnew(SourceFileLoader):
+    """Loads a module without a cache of bytecode, which takes a file for the same one that was
+    saved twice in a second with as many bytes."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+class _StandIns(MetaPathFinder):
+    """Finds the files that stand in for modules of days. files: by the module's name."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = self.files.get(fullname)
+        if file is None:
+            return None
+        loader = _ReadAnew(fullname, str(file))
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
+
+
+_STAND_INS = _StandIns()
+
+
+def _stand_in(day: Day) -> None:
+    """Let imports of the day's modules find what stands in for them, and nothing of other runs."""
+    if _STAND_INS not in sys.meta_path:
+        sys.meta_path.insert(0, _STAND_INS)
+    packages = (f"days.{day.name}", f"days.{day.name}.further")
+    _STAND_INS.files = {
+        f"{package}.{original.stem}": other
+        for folder, package in zip(day.folders, packages, strict=False)
+        for original, other in day.replaced
+        if original.parent == folder and original.suffix == ".py"
+    }
+
+
+def _load(module_name: str, folder: Path) -> Lesson:
+    """Run a folder's day.py as the package `module_name`. Raises DayError."""
+    file = folder / "day.py"
     spec = importlib.util.spec_from_file_location(
-        f"days.{day.name}", file, submodule_search_locations=[str(day.folder)]
+        module_name, file, submodule_search_locations=[str(folder)]
     )
     assert spec and spec.loader
     for name in sys.modules.copy():  # other threads import meanwhile

@@ -33,7 +33,7 @@ class Case:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element of `dtype`."""
+        """Return bytes per element of `dtype`."""
         return ITEMSIZES[self.dtype]
 
     def __str__(self) -> str:
@@ -96,6 +96,9 @@ class Target:
         return f"≥ {self.at_least:g} × {self.of}"
 
 
+TRITON_INTERPRETER, NUMBA_SIMULATOR = "Triton's interpreter", "Numba's simulator"
+
+
 @dataclass(frozen=True)
 class Rung:
     """One variant of a day's ladder.
@@ -109,6 +112,7 @@ class Rung:
         that the clock of the host is the right one.
     timed: False where a time says nothing (a rung that prints).
     target: what this rung must reach; several are met together.
+    falls_back: why it hands nearly all cases to another rung's kernel, where that is meant.
     calls: PyTorch's operators that compute for it where that is the point, e.g. ("matmul",) for a
         launcher that takes the library's product. Any other but allocation, fill, copy and view
         fails its check.
@@ -131,6 +135,7 @@ class Rung:
     host_timed: bool = False
     timed: bool = True
     target: Target | tuple[Target, ...] | None = None
+    falls_back: str = ""
     calls: tuple[str, ...] = ()
     backward: Callable[..., Any] | None = None
     saves: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
@@ -140,19 +145,24 @@ class Rung:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """All that it must reach."""
+        """Return all that it must reach."""
         if self.target is None:
             return ()
         return self.target if isinstance(self.target, tuple) else (self.target,)
 
     @property
     def in_python(self) -> bool:
-        """Whether its kernel is Python code, which is interpreted on the CPU."""
-        return bool(self.triton or self.numba)
+        """Return whether its kernel is Python code, which is interpreted on the CPU."""
+        return bool(self.interpreter)
+
+    @property
+    def interpreter(self) -> str:
+        """Return what runs its kernel in Python on the CPU, "" for a kernel in CUDA."""
+        return TRITON_INTERPRETER if self.triton else NUMBA_SIMULATOR if self.numba else ""
 
     @property
     def of_library(self) -> bool:
-        """Whether it is an operator of the day's library."""
+        """Return whether it is an operator of the day's library."""
         return self.load is None and not self.in_python
 
 
@@ -202,6 +212,8 @@ class Problem:
         training is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
         out, and the report says why.
+    further: whether it goes beyond the day's main line; set where the folder `further` is loaded.
+    case_words: case -> what a failure calls it, where sizes and dtype do not say what it is.
     """
 
     name: str
@@ -222,55 +234,32 @@ class Problem:
     several_streams: bool = False
     gradients: bool = False
     unwatched: str = ""
+    further: bool = False
     tolerance: Tolerance = field(default_factory=Tolerance)
+    case_words: Callable[[Case], str] = str
 
     def cases_of(self, rung: Rung) -> list[Case]:
-        """Those of the dtypes that the rung takes."""
+        """Return those of the dtypes that the rung takes."""
         return [case for case in self.cases if not rung.dtypes or case.dtype in rung.dtypes]
 
     def timing_case(self, device: str) -> Case:
-        """What is timed, or profiled, on "cuda" or "cpu"; of a problem that is only checked, its
-        first case."""
+        """Return what is timed, or profiled, on "cuda" or "cpu"; of a problem that is only checked,
+        its first case."""
         if not self.timed:
             return self.cases[0]
         return self.bench if device == "cuda" else self.bench_cpu
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """What the learner writes on a day in practice mode: the body of a function, or part of it.
-
-    All fields are literals in day.py, read without running it.
-
-    function: a function of the day's source that stands there once.
-    task: what to write, in one or two sentences; it stands in the file in place of the code.
-    hints: a nudge, the idea, nearly the code.
-    first, last: to leave out part of the body: text that stands in its first and in its last line,
-        and in no other line of the body.
-    source: the file of the function, "" for the day's SOURCE.
-    rungs: on a day that builds rungs in ways of their own, those that the day's exercises are
-        checked with, () for all: one that is built quickly spares the learner the others.
-    """
-
-    function: str
-    task: str
-    hints: tuple[str, ...]
-    first: str = ""
-    last: str = ""
-    source: str = ""
-    rungs: tuple[str, ...] = ()
-
-
 def grid(
     shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
 ) -> tuple[Case, ...]:
-    """Every shape with every dtype, as cases."""
+    """Return every shape with every dtype, as cases."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)
 
 
 def streamed(tensors: int, operations: int = 1) -> Callable[[Case], Cost]:
-    """The cost of a memory-bound problem: so many tensors of the case's shape are read or written
-    once, with so many operations per element. Smaller tensors are neglected."""
+    """Return the cost of a memory-bound problem: so many tensors of the case's shape are read or
+    written once, with so many operations per element. Smaller tensors are neglected."""
 
     def cost(case: Case) -> Cost:
         elements = math.prod(case.shape)
@@ -280,5 +269,5 @@ def streamed(tensors: int, operations: int = 1) -> Callable[[Case], Cost]:
 
 
 def one_tensor(case: Case, draw: Any) -> tuple[Any, ...]:
-    """The `inputs` of a problem with one argument: a tensor of the case's shape."""
+    """Return the `inputs` of a problem with one argument: a tensor of the case's shape."""
     return (draw(*case.shape),)

@@ -33,8 +33,9 @@ class Ladder:
 
 
 def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
-    """The longest ladder of the problems, the first of equals; None where no problem that is timed
-    has two rungs. Rungs that are built in a way of their own, as a library's are, do not count."""
+    """Return the longest ladder of the problems, the first of equals; None where no problem that is
+    timed has two rungs. Rungs that are built in a way of their own, as a library's are, do not
+    count."""
     found = [
         Ladder(problem, tuple(rung for rung in problem.rungs if rung.timed and rung.of_library))
         for problem in problems
@@ -46,7 +47,7 @@ def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
 
 @cache
 def has_ladder(day: Day) -> bool:
-    """The same question answered from the sources alone, without running day.py, which needs
+    """Return the same question answered from the sources alone, without running day.py, which needs
     PyTorch: whether two versions of one operator are bound that are not built in another way."""
     versions: dict[str, set[str]] = defaultdict(set)
     for source in day.library_sources:
@@ -54,12 +55,13 @@ def has_ladder(day: Day) -> bool:
             versions[stem].add(name)
     if all(len(names) < 2 for names in versions.values()):
         return False
-    otherwise = _built_otherwise(sorted(day.folder.glob("*.py")))
+    otherwise = _built_otherwise(day.modules)
     return any(len(names - otherwise) > 1 for names in versions.values())
 
 
 def _built_otherwise(files: Sequence[Path]) -> set[str]:
-    """The names of rungs that are given `load=`, by Rung itself or by a function around it."""
+    """Return the names of rungs that are given `load=`, by Rung itself or by a function around
+    it."""
     texts = [file.read_text(encoding="utf-8") for file in files]
     if not any("load=" in text for text in texts):
         return set()
@@ -88,7 +90,7 @@ def _built_otherwise(files: Sequence[Path]) -> set[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """The statements of a module, each with its own lines."""
+    """Return the statements of a module, each with its own lines."""
     lines = text.splitlines()
     for node in ast.parse(text).body:
         yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])

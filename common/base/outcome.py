@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
-PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
+from common.base.plain import decode
+
+Status = Literal["PASS", "FAIL", "SKIP"]
+PASS: Status = "PASS"
+FAIL: Status = "FAIL"
+SKIP: Status = "SKIP"
 
 ABOVE_CEILING = 1.15  # of the copy's bandwidth; reading alone reaches 1.06
 
@@ -14,6 +19,13 @@ class Skip(Exception):
     """Raised by a day.py, or by a rung's `load`, where something optional is missing.
 
     The message says what, and the command that installs it.
+    """
+
+
+class Mistake(Exception):
+    """Raised by what a rung's `load` returns, where it sees that the rung did wrong.
+
+    The message is the failure: a line that says what is wrong, then lines that explain it.
     """
 
 
@@ -28,6 +40,8 @@ class Timing:
     as on the CPU).
     pytorch_ms: the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved
     with it.
+    host_us: microseconds of the host per call of a small case, until it returns, and
+    pytorch_host_us: those of PyTorch's call; None where they were not measured, as on the CPU.
     note: how it was timed ("events", "graph of 32 calls", "host clock").
     """
 
@@ -41,6 +55,8 @@ class Timing:
     share: float | None = None
     pytorch_ms: float | None = None
     libraries: dict[str, float] = field(default_factory=dict)
+    host_us: float | None = None
+    pytorch_host_us: float | None = None
     note: str = ""
 
     @property
@@ -60,21 +76,26 @@ class RungOutcome:
     """One line of the report.
 
     status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
-    failure; checked: number of cases; bad_inputs: how many were tried; remarks: what was not tried
-    and why. build_s: seconds that its build took, where it has one of its own. findings: what the
-    CPU backend's tracer found, each {"what": …, "places": two, "summary": a line, "details":
-    lines}. counts: of its accesses to memory, by line, where these were counted
+    failure; checked: number of cases; bad_inputs: how many were tried; remarks: what a user should
+    know of it, as what was not tried and why. asides: how it was checked, of interest to who writes
+    the day: shown by --verbose. build_s: seconds that its build took, where it has one of its own.
+    findings: what the CPU backend's tracer found, each {"what": …, "places": two, "summary": a
+    line, "details": lines}. counts: of its accesses to memory, by line, where these were counted
     (common.cpu.findings.LineCounts). kernels: the counters of each by Nsight Compute's names, where
     these were counted or measured, in the order of the launches (common.bench.counters.Kernel).
+    further: it goes beyond the day's main line. example: of a wrong result, lines that show one
+    tiny case in full (common/check/tiny_case.py). drawing: of its launches, where these were drawn
+    (common.report.drawn_call.DrawnCall).
     """
 
     problem: str
     rung: str
     idea: str
-    status: str
+    status: Status
     reason: str = ""
     details: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
     checked: int = 0
     bad_inputs: int = 0
     build_s: float | None = None
@@ -84,14 +105,22 @@ class RungOutcome:
     findings: list[dict[str, Any]] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    further: bool = False
+    example: list[str] = field(default_factory=list)
+    drawing: dict[str, Any] = field(default_factory=dict)
+
+    def without_time(self) -> RungOutcome:
+        """Return the outcome with no time: one on the CPU backend says nothing of a GPU's."""
+        return replace(self, timing=None, target_met=None)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> RungOutcome:
-        timing = Timing(**data["timing"]) if data.get("timing") else None
-        return RungOutcome(**{**data, "timing": timing})
+    def from_json(data: Any, place: str = "") -> RungOutcome:
+        """Return the outcome that `to_json` gave. Raises PlainError, naming the field."""
+        outcome: RungOutcome = decode(RungOutcome, data, place)
+        return outcome
 
 
 @dataclass
@@ -99,26 +128,33 @@ class DayOutcome:
     """A day's run: its rungs, or the reason why there are none.
 
     status: FAIL if any rung failed or the day did not build, crashed or hung; SKIP if every rung
-    was skipped. build_s, run_s: seconds. output: what the day printed, its middle left out where it
-    is long. files: those that its `show` made, texts by name.
+    was skipped. build_s, run_s: seconds, without those that it waited for its turn. spent: seconds
+    of the run by what was done, "waiting" among it. output: what the day printed, its middle left
+    out where it is long. files: those that its `show` made, texts by name.
     """
 
     number: int
     name: str
     title: str
-    status: str
+    status: Status
     reason: str = ""
     details: list[str] = field(default_factory=list)
     rungs: list[RungOutcome] = field(default_factory=list)
     build_s: float = 0.0
     run_s: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
     output: str = ""
     files: dict[str, str] = field(default_factory=dict)
+
+    def without_times(self) -> DayOutcome:
+        """Return the outcome with no times, see `RungOutcome.without_time`."""
+        return replace(self, rungs=[rung.without_time() for rung in self.rungs])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> DayOutcome:
-        rungs = [RungOutcome.from_json(rung) for rung in data["rungs"]]
-        return DayOutcome(**{**data, "rungs": rungs})
+    def from_json(data: Any, place: str = "") -> DayOutcome:
+        """Return the outcome that `to_json` gave. Raises PlainError, naming the field."""
+        outcome: DayOutcome = decode(DayOutcome, data, place)
+        return outcome

@@ -33,5 +33,5 @@ OTHERS = Part(10, "Days of your own", 101, 1 << 30)
 
 
 def part_of(number: int) -> Part:
-    """The part that a day belongs to."""
+    """Return the part that a day belongs to."""
     return next((part for part in PARTS if part.first <= number <= part.last), OTHERS)

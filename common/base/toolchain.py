@@ -20,12 +20,15 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from common.base.cache import Entry, cached, digest
+from common.base.cache import Entry, cache_directory, cached, digest
+from common.base.obstacle import INSTALL, INSTALL_COMPILER, obstacle
+from common.base.paths import ROOT
 
 # A way of building the CPU backend's runtime and what runs on it. "plain" is for running and
-# timing; the others watch memory: "address" by the compiler's address sanitizer, "trace" by calling
-# the runtime at every access.
-Variant = Literal["plain", "address", "trace"]
+# timing, "debug" for a debugger: nothing is optimised away. The others watch memory: "address" by
+# the compiler's address sanitizer, with local variables that begin with a pattern; "zeroed" is the
+# same with zeros; "trace" calls the runtime at every access.
+Variant = Literal["plain", "debug", "address", "zeroed", "trace"]
 
 # Asks the driver, not torch: 0.2 s instead of 2 s. Attributes 75 and 76 are the compute capability.
 _PROBE = """
@@ -46,6 +49,8 @@ for i in range(count.value):
     gpus.append([name.value.decode(), major.value, minor.value])
 print(json.dumps({"gpus": gpus, "driver": driver.value}))
 """
+
+_PROCESS = Path("/proc/self")
 
 # Architectures whose newest instructions exist only in the "a" variant of the target.
 _ARCH_SPECIFIC = {"9.0", "10.0", "10.3", "12.0"}
@@ -109,7 +114,7 @@ class Platform:
     note: str = ""
 
     def label(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         if self.device == "cpu":
             model = f" (model {self.model})" if self.model else ""
             return f"CPU backend{model}, {self.compiler_version}, torch {self.torch}"
@@ -118,7 +123,7 @@ class Platform:
 
 
 def sm(arch: str) -> str:
-    """ "9.0a" -> "90a". Raises ToolchainError for what is no architecture."""
+    """Return "9.0a" -> "90a". Raises ToolchainError for what is no architecture."""
     match = re.fullmatch(r"(\d+)\.(\d)([af]?)", arch)
     if not match:
         raise ToolchainError(
@@ -129,7 +134,7 @@ def sm(arch: str) -> str:
 
 @cache
 def find_gpus() -> Gpus:
-    """The GPUs, queried in a process of its own. `problem` says why there are none."""
+    """Return the GPUs, queried in a process of its own. `problem` says why there are none."""
     try:
         probe = subprocess.run(
             [sys.executable, "-S", "-c", _PROBE], capture_output=True, text=True, timeout=60
@@ -153,7 +158,7 @@ def find_gpus() -> Gpus:
 
 
 def _wheel_home() -> Path | None:
-    """CUDA_HOME inside site-packages, as the cuda-toolkit wheels unpack it."""
+    """Return CUDA_HOME inside site-packages, as the cuda-toolkit wheels unpack it."""
     spec = importlib.util.find_spec("nvidia")
     for base in spec.submodule_search_locations or [] if spec else []:
         for home in sorted(Path(base).glob("cu[0-9]*"), reverse=True):
@@ -172,7 +177,8 @@ def _toolkit(home: Path, origin: str) -> Toolkit | None:
 
 
 def _home_of_path_nvcc() -> Path | None:
-    """The toolkit behind the nvcc on PATH, which may be a link or a script: ask nvcc itself."""
+    """Return the toolkit behind the nvcc on PATH, which may be a link or a script: ask nvcc
+    itself."""
     nvcc = shutil.which("nvcc")
     if not nvcc:
         return None
@@ -185,7 +191,8 @@ def _home_of_path_nvcc() -> Path | None:
 
 @cache
 def find_toolkit() -> Toolkit | None:
-    """CUDA_HOME (or CUDA_PATH), else the nvcc on PATH, else the wheels. None if there is none.
+    """Return CUDA_HOME (or CUDA_PATH), else the nvcc on PATH, else the wheels. None if there is
+    none.
 
     Raises ToolchainError if CUDA_HOME is set to something that is no toolkit.
     """
@@ -216,7 +223,7 @@ class Compiler:
 
 @cache
 def find_compiler() -> Compiler:
-    """The host C++ compiler that builds: CXX, else the first of c++, g++, clang++ that can.
+    """Return the host C++ compiler that builds: CXX, else the first of c++, g++, clang++ that can.
 
     A compiler that cannot build what PyTorch loads is passed over, and `note` says so. Raises
     ToolchainError if there is none.
@@ -236,13 +243,13 @@ def find_compiler() -> Compiler:
             return Compiler(path, version, f"{refused[0]}; {path} is used" if refused else "")
         refused.append(f"{'CXX=' if name == requested else ''}{path} {reason}")
     if refused:
-        raise ToolchainError(f"no usable C++ compiler: {refused[0]}; {INSTALL_COMPILER}")
+        fix = "" if INSTALL in refused[0] else f"; {INSTALL_COMPILER}"
+        raise ToolchainError(f"no usable C++ compiler: {refused[0]}{fix}")
     raise ToolchainError(
         f"no C++ compiler on PATH (looked for c++, g++, clang++); {INSTALL_COMPILER}"
     )
 
 
-INSTALL_COMPILER = "on Debian or Ubuntu: sudo apt-get install g++ (version 11 or later)"
 _TRIAL = "#include <concepts>\nint check(int n) { return n ? n : throw n; }\n"
 
 
@@ -252,15 +259,30 @@ def _compiler_version(path: str) -> str:
 
 
 def compiler_unfit(path: str, version: str) -> str:
-    """Why days cannot be built with this compiler; "" if they can.
+    """Return why days cannot be built with this compiler; "" if they can.
 
-    A tiny library is built once for each compiler, and the answer kept in the cache.
+    A tiny library is built once for each compiler and assembler, and that it can is remembered. One
+    that cannot is tried again: what it lacks may have been installed since.
     """
-    entry = Entry("compiler", digest([path, version, str(os.stat(path).st_mtime)]), "unfit.txt", 8)
+    parts = [path, version, str(os.stat(path).st_mtime), str(shutil.which("as"))]
+    entry = Entry("compiler", digest(parts), "fit", 8)
+
+    def make(_directory: Path) -> None:
+        if reason := _try_compiler(path):
+            raise _Unfit(reason)
+        entry.path.touch()
+
     try:
-        return cached(entry, lambda _: entry.path.write_text(_try_compiler(path))).read_text()
+        cached(entry, make)
+    except _Unfit as unfit:
+        return str(unfit)
     except OSError:
         return _try_compiler(path)  # a cache that cannot be written is reported by the build itself
+    return ""
+
+
+class _Unfit(Exception):
+    """The compiler cannot build what PyTorch loads; the message says why."""
 
 
 def _try_compiler(path: str) -> str:
@@ -268,10 +290,14 @@ def _try_compiler(path: str) -> str:
         source, library = Path(folder) / "try.cpp", Path(folder) / "try.so"
         source.write_text(_TRIAL)
         command = [path, "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        english = {**os.environ, "LC_ALL": "C"}  # which `obstacle` reads
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=english)
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return f"does not build C++20: {last}"
+            if found := obstacle(done.stderr):
+                return f"does not build C++20: {found.what}; {found.fix}"
+            said = done.stderr.strip().splitlines() or ["no message"]
+            errors = [line for line in said if "error" in line]
+            return f"does not build C++20: {(errors or said)[-1]}"
         # The name of a library that the loader must find stands in the file as it is.
         if b"libstdc++.so" not in library.read_bytes():
             return (
@@ -283,7 +309,8 @@ def _try_compiler(path: str) -> str:
 
 @cache
 def torch_version() -> str:
-    """Version of the installed torch without importing it. Raises ToolchainError if absent."""
+    """Return version of the installed torch without importing it. Raises ToolchainError if
+    absent."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -294,7 +321,7 @@ def torch_version() -> str:
 
 @cache
 def torch_cuda() -> str:
-    """The CUDA version that the installed torch was built for, "" for a CPU build."""
+    """Return the CUDA version that the installed torch was built for, "" for a CPU build."""
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         return ""
@@ -304,8 +331,8 @@ def torch_cuda() -> str:
 
 
 def cuda_headers() -> Path:
-    """Directory of the CUDA headers for the CPU backend: the wheels' (their version is pinned),
-    else the toolkit's. Raises ToolchainError if there are none."""
+    """Return directory of the CUDA headers for the CPU backend: the wheels' (their version is
+    pinned), else the toolkit's. Raises ToolchainError if there are none."""
     wheel = _wheel_home()
     if wheel and (wheel / "include" / "crt" / "host_config.h").is_file():  # a wheel of its own
         return wheel / "include"
@@ -318,7 +345,7 @@ def cuda_headers() -> Path:
 
 
 def _why_not_cuda() -> str:
-    """Why days cannot run on a GPU here, with the fix; "" if they can."""
+    """Return why days cannot run on a GPU here, with the fix; "" if they can."""
     gpus = find_gpus()
     if gpus.problem:
         return gpus.problem
@@ -338,13 +365,14 @@ def _why_not_cuda() -> str:
     return ""
 
 
-# Set by `--sanitize` for the processes that it starts.
+# Set by `--sanitize` for the processes that it starts, and by an editor for its debugger.
 VARIANT_VARIABLE = "HUNDRED_DAYS_VARIANT"
 
 
 def leave_preload() -> None:
-    """Called first in a process that `--sanitize` started: what was preloaded into it is not for
-    the compilers and other programs that it starts."""
+    """Remove a preloaded library from the environment: called first in a process that `--sanitize`
+    started: what was preloaded into it is not for the compilers and other programs that it starts.
+    """
     if VARIANT_VARIABLE in os.environ:
         os.environ.pop("LD_PRELOAD", None)
 
@@ -359,14 +387,30 @@ def _variant() -> Variant:
     )
 
 
+def _check_path(path: Path, refused: str, fix: str) -> None:
+    """Raise ToolchainError for a path that ninja's files, or the linker's -Wl and -rpath, would
+    take for something else."""
+    wrong = [letter for letter in refused if letter in str(path)]
+    if wrong or any("\udc80" <= letter <= "\udcff" for letter in str(path)):
+        what = repr(wrong[0]) if wrong else "a byte that is no UTF-8"
+        raise ToolchainError(f"{path}: nothing can be built with {what} in this path; {fix}")
+
+
 @cache
 def detect(device: str = "auto") -> Platform:
-    """The platform for `device`: "cuda", "cpu", or "auto" (the GPU where there is one).
+    """Return the platform for `device`: "cuda", "cpu", or "auto" (the GPU where there is one).
 
     Raises ToolchainError if something needed is missing. Does not initialise CUDA.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise ToolchainError(f"--device: {device!r} is unknown; choose auto, cuda or cpu")
+    if sys.platform == "linux" and not _PROCESS.exists():
+        raise ToolchainError(
+            "there is no /proc, where PyTorch reads what the processor can do; "
+            "mount -t proc proc /proc"
+        )
+    _check_path(ROOT, "$\n", "move the checkout")
+    _check_path(cache_directory(), "$\n:,", "set HUNDRED_DAYS_CACHE to another folder")
     compiler = find_compiler()
     reason = _why_not_cuda() if device != "cpu" else "the CPU was requested"
     if not reason:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-KILLED, SURVIVED, EQUIVALENT, STILLBORN = "killed", "survived", "equivalent", "stillborn"
+Status = Literal["killed", "survived", "equivalent", "stillborn"]
+KILLED: Status = "killed"
+SURVIVED: Status = "survived"
+EQUIVALENT: Status = "equivalent"
+STILLBORN: Status = "stillborn"
 
 GOAL = 0.95  # of the mutants that are not equivalent, to be killed on every day
 
@@ -28,7 +32,7 @@ class Verdict:
     kind: str
     source: str
     line: int
-    status: str
+    status: Status
     by: str = ""
     rung: str = ""
     reason: str = ""
@@ -60,12 +64,12 @@ class Score:
 
     @property
     def counted(self) -> int:
-        """The mutants that are not equivalent."""
+        """Return the mutants that are not equivalent."""
         return self.made - self.equivalent
 
     @property
     def rate(self) -> float:
-        """The share of these that is killed; 1 where there are none."""
+        """Return the share of these that is killed; 1 where there are none."""
         return sum(self.killed.values()) / self.counted if self.counted else 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +77,7 @@ class Score:
 
 
 def score(day: int, verdicts: Sequence[Verdict], complete: bool = False, date: str = "") -> Score:
-    """Counts a day's verdicts."""
+    """Count a day's verdicts."""
     killed = Counter(v.by for v in verdicts if v.status == KILLED)
     return Score(
         day,

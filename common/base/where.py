@@ -11,9 +11,15 @@ from pathlib import Path
 from common.base.figures import counted
 from common.base.toolchain import Platform, torch_cuda
 
+# The fields of a machine's description that are always there.
+WHERE = (
+    *("device", "gpu", "arch", "driver", "driver_cuda", "nvcc", "torch", "torch_cuda"),
+    *("compiler", "python", "processor", "date"),
+)
+
 
 def where(platform: Platform) -> dict[str, str]:
-    """The machine, versions and today's date, each as text; "" where it does not apply.
+    """Return the machine, versions and today's date, each as text; "" where it does not apply.
 
     "model", the card that the CPU backend plays, is there only where one was chosen.
     """
@@ -37,7 +43,7 @@ def where(platform: Platform) -> dict[str, str]:
 
 
 def driver() -> str:
-    """The NVIDIA driver's version, e.g. "580.95.05"; "" where the system does not tell."""
+    """Return the NVIDIA driver's version, e.g. "580.95.05"; "" where the system does not tell."""
     file = Path("/proc/driver/nvidia/version")
     text = file.read_text(errors="replace") if file.is_file() else ""
     match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
@@ -45,7 +51,8 @@ def driver() -> str:
 
 
 def processor() -> str:
-    """The processor's name and the cores this process may use, e.g. "AMD EPYC 9354, 2 cores"."""
+    """Return the processor's name and the cores this process may use, e.g. "AMD EPYC 9354, 2
+    cores"."""
     name = machine.processor() or machine.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file() and (
@@ -56,25 +63,25 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def slug(where: dict[str, str]) -> str:
-    """The folder of a device's results: "nvidia-h200", "cpu", "cpu-8-6" (see `where`)."""
+    """Return the name of a device's results: "nvidia-h200", "cpu", "cpu-8-6" (see `where`)."""
     name = where["gpu"] if where["device"] == "cuda" else f"cpu {where.get('model', '')}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def device_name(where: dict[str, str]) -> str:
-    """ "NVIDIA H200", or "CPU backend"."""
+    """Return "NVIDIA H200", or "CPU backend"."""
     return where["gpu"] or "CPU backend"
 
 
 def versions(where: dict[str, str]) -> str:
-    """What it was measured with and when, in a line."""
+    """Return what it was measured with and when, in a line."""
     if where["device"] == "cuda":
         driver = where["driver"] or f"for CUDA {where['driver_cuda']}"
         return f"driver {driver}, nvcc {where['nvcc']}, torch {where['torch']}, {where['date']}"

@@ -43,7 +43,7 @@ class Ceilings:
 
 
 def ceilings(cache: Path) -> Ceilings:
-    """The current GPU's ceilings: from `cache` (a directory) if measured there before."""
+    """Return the current GPU's ceilings: from `cache` (a directory) if measured there before."""
     file = _file(cache)
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
@@ -53,7 +53,7 @@ def ceilings(cache: Path) -> Ceilings:
 
 
 def raise_ceilings(found: Mapping[str, float], cache: Path) -> None:
-    """Keeps the rates of day 50's kernels as the current GPU's ceilings from now on.
+    """Keep the rates of day 50's kernels as the current GPU's ceilings from now on.
 
     found: rates by field of Ceilings, in its units. Where PyTorch's operator reached more, that
     stays the ceiling: a maximum is the most that was seen.
@@ -65,7 +65,7 @@ def raise_ceilings(found: Mapping[str, float], cache: Path) -> None:
 
 def _file(cache: Path) -> Path:
     slug = re.sub(r"\W+", "-", torch.cuda.get_device_properties(0).name.lower())
-    return cache / f"ceilings-5-{slug}-torch{torch.__version__.split('+')[0]}.json"
+    return cache / f"ceilings-6-{slug}-torch{torch.__version__.split('+')[0]}.json"
 
 
 def _keep(file: Path, measured: Ceilings) -> None:
@@ -76,7 +76,7 @@ def _keep(file: Path, measured: Ceilings) -> None:
 
 
 def measure() -> Ceilings:
-    """Measures the current GPU; takes about a second and 8 GiB at most."""
+    """Measure the current GPU; takes about a second and 8 GiB at most."""
     properties = torch.cuda.get_device_properties(0)
     wake_gpu()
     count = min(GIB, properties.total_memory // 16) // 4
@@ -92,7 +92,8 @@ def measure() -> Ceilings:
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
-    a, b = (torch.ones(n, n, device="cuda", dtype=torch.int8) for _ in range(2))
+    # Random, as the others are: a product of equal numbers needs less power.
+    a, b = (torch.randint(-128, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
     int8 = 2 * n**3 / _best_seconds(lambda: torch._int_mm(a, b.T)) / 1e12
     fp8 = 0.0
     if torch.cuda.get_device_capability(0) >= (8, 9):
@@ -104,7 +105,8 @@ def measure() -> Ceilings:
 
 
 def _multiply_adds(dtype: torch.dtype) -> float:
-    """TFLOP/s of multiply-adds, two operations each, in chains that do not wait for one another."""
+    """Return TFLOP/s of multiply-adds, two operations each, in chains that do not wait for one
+    another."""
     steps, chains = 2048, 8  # eight per thread hide the latency of one
     factor = "T(0.999)" if dtype.is_floating_point else "T(3)"
     names = [f"c{i}" for i in range(chains)]
@@ -124,7 +126,7 @@ def _multiply_adds(dtype: torch.dtype) -> float:
 
 
 def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """The shortest of some calls."""
+    """Return the shortest of some calls."""
     for _ in range(3):
         call()
     return min(gpu_times(call, repeats))

@@ -28,7 +28,7 @@ SECTORS = {
 # Passes over the banks of shared memory, and what they would be without bank conflicts.
 WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
 
-STORED = "counters.json"  # in a day's folder: the last column of each device
+STORED = "counters.json"  # in results/show of a day: the last column of each device
 LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as many, less than `show` may
 COLUMNS = {"cpu": "CPU backend", "cuda": "ncu"}
 
@@ -41,8 +41,8 @@ class Kernel:
     counters: dict[str, float]
 
     def ratio(self, over: str, under: str) -> float:
-        """One counter over another one; 0 where both are. Raises NotCounted where one is missing,
-        for this GPU or this version of ncu may not have it."""
+        """Return one counter over another one; 0 where both are. Raises NotCounted where one is
+        missing, for this GPU or this version of ncu may not have it."""
         for name in (over, under):
             if name not in self.counters:
                 raise NotCounted(f"{self.name} has no counter {name}")
@@ -55,7 +55,7 @@ class NotCounted(Exception):
 
 
 def profiled(folder: Path, device: str, quick: bool) -> list[Kernel]:
-    """The kernels of the day in `folder`, in the order of its rungs.
+    """Return the kernels of the day in `folder`, in the order of its rungs.
 
     device: "cpu" or "cuda". quick: on a GPU, the small timing cases, which are the CPU's. Raises
     NotCounted where a rung gives no counters, or where it takes too long.
@@ -82,14 +82,14 @@ def counted_columns(
     rows: Callable[[Sequence[Kernel]], dict[str, Any]],
     quick: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """The columns "CPU backend" and "ncu" of a day's table, where they are known: that of this
-    device taken anew, the other one as it is stored in the day's counters.json.
+    """Return the columns "CPU backend" and "ncu" of a day's table, where they are known: that of
+    this device taken anew, the other one as it is stored in the day's counters.json.
 
     rows: makes the column from the kernels, values by the name of the row. quick: see
     `profiled`. Raises NotCounted where the CPU backend gives no counters. Where a GPU gives none,
     says why, and keeps the stored ones.
     """
-    stored = folder / STORED
+    stored = folder / "results" / "show" / STORED
     columns = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
     try:
         columns[COLUMNS[device]] = rows(profiled(folder, device, quick))
@@ -101,7 +101,7 @@ def counted_columns(
 
 
 def columns_file(columns: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """counters.json with these columns, a line per row, as `show` returns it."""
+    """Return counters.json with these columns, a line per row, as `show` returns it."""
     parts = []
     for title, column in columns.items():
         lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in column.items())

@@ -13,7 +13,8 @@ import torch
 
 
 def peak_memory(call: Callable[[], object]) -> int:
-    """Bytes of GPU memory that a call takes at its peak, its results included; 0 without a GPU."""
+    """Return bytes of GPU memory that a call takes at its peak, its results included; 0 without a
+    GPU."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.synchronize()
@@ -30,7 +31,7 @@ HEAD_START = 2_000_000  # clock cycles, about 1 ms: longer than it takes to laun
 
 
 def seconds(call: Callable[[], object], repeats: int = 10) -> float:
-    """Median of a call's time: by events of the GPU, and without one by the host's clock.
+    """Return median of a call's time: by events of the GPU, and without one by the host's clock.
 
     For a table of a day's own. Rungs are timed by the runner, with the caches emptied. The GPU is
     kept busy until the call's launches are queued, so that they follow each other at once.
@@ -47,7 +48,7 @@ def seconds(call: Callable[[], object], repeats: int = 10) -> float:
 
 
 def wake_gpu(busy: float = 0.3) -> None:
-    """Keeps the GPU busy for so many seconds. One that was idle moves about a tenth fewer bytes per
+    """Keep the GPU busy for so many seconds. One that was idle moves about a tenth fewer bytes per
     second in its first milliseconds, although its multiprocessors are at full clock."""
     x = torch.zeros(1 << 26, device="cuda")
     began = time.perf_counter()
@@ -58,8 +59,8 @@ def wake_gpu(busy: float = 0.3) -> None:
 
 
 def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each of so many calls, by events of the GPU, which waits until the call and both
-    events are in its queue: what a busy host takes to launch them does not count."""
+    """Return seconds of each of so many calls, by events of the GPU, which waits until the call and
+    both events are in its queue: what a busy host takes to launch them does not count."""
     times = []
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -75,9 +76,9 @@ def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
 def seconds_in_turn(
     calls: Mapping[str, Callable[[], object]], turn: float = 0.05, rounds: int = 10
 ) -> dict[str, float]:
-    """Seconds per call of each under load: the calls take turns, in another order in each round,
-    and in each turn one is launched back to back for `turn` seconds. Medians of the rounds. Without
-    a GPU by the host's clock.
+    """Return seconds per call of each under load: the calls take turns, in another order in each
+    round, and in each turn one is launched back to back for `turn` seconds. Medians of the rounds.
+    Without a GPU by the host's clock.
 
     Unlike single calls with pauses between them, the card keeps the clock that it can sustain.
     """
@@ -102,7 +103,8 @@ def seconds_in_turn(
 
 
 def card_state() -> str:
-    """Clock of the multiprocessors and power at this moment, by nvidia-smi; "" without one."""
+    """Return clock of the multiprocessors and power at this moment, by nvidia-smi; "" without
+    one."""
     query = "--query-gpu=clocks.sm,power.draw.instant"
     try:
         run = subprocess.run(
@@ -114,7 +116,7 @@ def card_state() -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table, the first column to the left and the others to the right."""
+    """Print a table, the first column to the left and the others to the right."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
@@ -125,7 +127,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def rows_as_json(found: Mapping[str, Sequence[object]]) -> str:
-    """Rows by name as the text of a file, a line per row: so that a diff shows what changed."""
+    """Return rows by name as the text of a file, a line per row: so that a diff shows what
+    changed."""
     lines = [
         f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows)
         for name, rows in found.items()

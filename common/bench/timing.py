@@ -11,26 +11,29 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from common.base.declaration import Cost, Problem, Rung, Target
+from common.base.declaration import Cost, Library, Problem, Rung, Target
 from common.base.outcome import Timing
 from common.bench.ceilings import Ceilings
+from common.bench.host_time import host_microseconds
 from common.bench.showing import wake_gpu
 from common.check.device import Backend
 from common.check.draw import Draw
-from common.check.expected import map_tensors, message_of, signature_of, tensors_of
+from common.check.expected import evaluate, map_tensors, message_of, signature_of, tensors_of
 from common.check.lacks import lacking
 from common.check.rungs import check_outputs
 
 PYTORCH = "pytorch"
 
+WAKE = 0.3  # seconds of other work before the first sample, where there is time for it
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
 MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
 USUAL_BALANCE = 15  # operations a byte from which arithmetic bounds, where no ceiling is known
@@ -79,7 +82,8 @@ def time_problem(
     quick: bool = False,
     lesser_card: bool = False,
 ) -> dict[str, Timing | str]:
-    """Times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside them.
+    """Return times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside
+    them.
 
     ceilings: None where none are known (the CPU). A call that the host's clock times is held
     against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
@@ -93,9 +97,7 @@ def time_problem(
     seconds = 0.1 if quick or backend.name == "cpu" else 2.0
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
-    # Where one rung writes an argument, PyTorch's call may write it too: each has its own.
-    signatures = [signature_of(calls[name], problem.reference) for name in rungs]
-    writes = sorted({place for signature in signatures for place in signature.writes})
+    writes = _written(problem, calls)
     step = _training_step if problem.gradients else _as_it_is
     contenders, fell_back = [], {}
     results: dict[str, Timing | str] = {}
@@ -124,8 +126,8 @@ def time_problem(
             f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
         ) from error
     missing = []
-    for each in problem.libraries if backend.name == "cuda" and not quick else ():
-        call = each.call or torch.compile(problem.pytorch, dynamic=False)
+    for each in _libraries(problem, backend, quick):
+        call = library_call(problem, each)
         other = Rung(each.name, "", not_captured=each.not_captured, host_timed=plain.host_timed)
         try:
             call = step(call, inputs)
@@ -136,19 +138,30 @@ def time_problem(
     _interleave(backend, contenders, seconds)
 
     medians = {c.name: statistics.median(c.samples) for c in contenders}
+    expected = cache(partial(evaluate, problem, inputs))
     wrong = {
-        c.name: check_outputs(problem, calls[c.name], inputs, c.arguments, c.output())
+        c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
         for c in contenders
         if c.name in rungs and not fell_back[c.name]
     }
     right = next((c for c in contenders if c.name in wrong and wrong[c.name] is None), None)
     for baseline in [c for c in contenders if right and c.name not in rungs]:
         assert right
-        if difference := _differs(baseline, right, problem.own_numbers):
+        if difference := differs(baseline.output(), right.output(), problem.own_numbers):
             if baseline.name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
             del medians[baseline.name]
             missing.append(f"{baseline.name} is not shown: {difference}")
+    host: dict[str, float] = {}
+    if backend.name == "cuda" and not quick:
+        launching = {
+            c.name: calls[c.name]
+            for c in contenders
+            if c.name in wrong and not rungs[c.name].host_timed
+        }
+        if launching:
+            launching[PYTORCH] = problem.pytorch
+            host = host_microseconds(problem, launching, backend, step, fallback)
     cost = problem.cost(case)
     fastest = cpu_copy_rate(cost.bytes) if backend.name == "cpu" else None
     for contender in contenders:
@@ -175,6 +188,8 @@ def time_problem(
                 for each in problem.libraries
                 if each.name in medians
             },
+            host_us=host.get(contender.name),
+            pytorch_host_us=host.get(PYTORCH),
             note="; ".join([contender.note, *missing]),
         )
         try:
@@ -188,8 +203,54 @@ def time_problem(
     return results
 
 
+def _written(problem: Problem, calls: dict[str, Callable[..., Any]]) -> list[int]:
+    """Return positions of the arguments that one of the rungs writes: PyTorch's call may write them
+    too, so each has its own."""
+    signatures = [signature_of(call, problem.reference) for call in calls.values()]
+    return sorted({place for signature in signatures for place in signature.writes})
+
+
+def _libraries(problem: Problem, backend: Backend, quick: bool) -> tuple[Library, ...]:
+    """Return those that are timed beside the rungs."""
+    return problem.libraries if backend.name == "cuda" and not quick else ()
+
+
+def library_call(problem: Problem, library: Library) -> Callable[..., Any]:
+    """Return what calls the library; torch.compile knows again what it has compiled before."""
+    if library.call is not None:
+        return library.call
+    assert problem.pytorch is not None
+    compiled: Callable[..., Any] = torch.compile(problem.pytorch, dynamic=False)
+    return compiled
+
+
+def warm_up(
+    problem: Problem,
+    calls: dict[str, Callable[..., Any]],
+    backend: Backend,
+    *,
+    quick: bool = False,
+) -> None:
+    """Call once all that `time_problem` times, while other days may run on the GPU: what a first
+    call compiles, loads or chooses takes none of the time in which the day has it alone.
+
+    What fails here fails again there, and is reported there.
+    """
+    case = problem.timing_case(backend.name)
+    step = _training_step if problem.gradients else _as_it_is
+    assert problem.pytorch is not None
+    libraries = [library_call(problem, each) for each in _libraries(problem, backend, quick)]
+    with suppress(Exception):
+        inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
+        writes = _written(problem, calls)
+        for call in (*calls.values(), problem.pytorch, *libraries):
+            with suppress(Exception):
+                step(call, inputs)(*_with_copies(inputs, writes))
+        backend.synchronize()
+
+
 def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
-    """Fills in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
+    """Fill in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
 
     Raises MeasuringFault if the rate is above that ceiling.
     """
@@ -227,8 +288,8 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
 
 
 def cpu_copy_rate(moved: int) -> float | None:
-    """GB/s at which as many bytes are copied as a call moves, read and written: from memory, or
-    from a cache that holds them. None for so few that calling takes longer.
+    """Return GB/s at which as many bytes are copied as a call moves, read and written: from memory,
+    or from a cache that holds them. None for so few that calling takes longer.
 
     PyTorch copies on all cores, NumPy on one, which does not wait for others that are busy.
     """
@@ -247,7 +308,7 @@ def cpu_copy_rate(moved: int) -> float | None:
 
 
 def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
-    """Raises MeasuringFault for a rate on the CPU that its memory and caches do not have.
+    """Raise MeasuringFault for a rate on the CPU that its memory and caches do not have.
 
     fastest: what a copy of `moved` bytes reached. Before a rate counts as too high the copy is
     measured again, since other programs may have slowed it; returns the best of all.
@@ -264,7 +325,8 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
 
 
 def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
-    """Whether `rung` reached its targets in these results. Without a target or a time: False."""
+    """Return whether `rung` reached its targets in these results. Without a target or a time:
+    False."""
     mine = results.get(rung.name)
     if not rung.targets or not isinstance(mine, Timing):
         return False
@@ -295,25 +357,30 @@ def _is_met(
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
 
 
-def _differs(other: Contender, rung: Contender, own_numbers: bool) -> str:
-    """Why the last outputs of a baseline are not those of a rung; "" where they are about equal.
+def differs(other: Any, ours: Any, own_numbers: bool = False) -> str:
+    """Return why the result of a baseline is not that of a rung, or "" if they are about equal.
 
-    A baseline may return fewer outputs. What is written in place is not looked at. own_numbers: it
+    A baseline may return fewer outputs. What is written in place is not compared. own_numbers: it
     draws other random numbers, so only the norms have to be about equal.
     """
-    for theirs, ours in zip(tensors_of(other.output()), tensors_of(rung.output()), strict=False):
-        if theirs.shape != ours.shape:
-            return f"its result has the shape {tuple(theirs.shape)}, not {tuple(ours.shape)}"
-        size = ours.float().norm()
+    for their, our in zip(tensors_of(other), tensors_of(ours), strict=False):
+        if their.shape != our.shape:
+            return f"its result has the shape {tuple(their.shape)}, not {tuple(our.shape)}"
+        x, y = their.to(our.device).float(), our.float()
+        size = _norm(y.nan_to_num(0, 0, 0))
         if own_numbers:
-            theirs_size = theirs.to(ours.device).float().norm()
-            if not abs(theirs_size - size) <= FAR * size:
-                return f"its result has the norm {float(theirs_size):.3g}, not {float(size):.3g}"
+            if not abs(_norm(x) - size) <= FAR * size:
+                return f"its result has the norm {float(_norm(x)):.3g}, not {float(size):.3g}"
             continue
-        distance = (theirs.to(ours.device).float() - ours.float()).norm()
-        if distance > FAR * size:
+        distance = _norm((x - y).masked_fill_((x == y) | (x.isnan() & y.isnan()), 0))
+        if not distance <= FAR * size:  # also of NaN
             return f"its result differs by {float(distance / size):.0%} of the norm"
     return ""
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    """Compute in float64: the squares of 64-bit integers overflow fp32."""
+    return torch.linalg.vector_norm(x, dtype=torch.float64)
 
 
 Step = Callable[..., Any]  # what is called with a problem's arguments
@@ -324,7 +391,7 @@ def _as_it_is(call: Step, inputs: tuple[Any, ...]) -> Step:
 
 
 def _training_step(call: Step, inputs: tuple[Any, ...]) -> Step:
-    """The call's forward pass and backward pass; it returns the outputs of the first.
+    """Return the call's forward pass and backward pass; it returns the outputs of the first.
 
     The upstream gradients are drawn once, here.
     """
@@ -359,7 +426,7 @@ def _prepare(
     writes: list[int],
     baseline: bool = False,
 ) -> Contender:
-    """writes: positions of arguments that a call may write, so that it needs copies of them.
+    """Return writes: positions of arguments that a call may write, so that it needs copies of them.
 
     baseline: of a long call, time the graph or the call itself, whichever is faster. A copy by
     cudaMemcpyAsync, such as that of torch.clone, is slower as a node of a graph.
@@ -465,12 +532,12 @@ def _event_seconds(run: Callable[[], None]) -> float:
 
 
 def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -> None:
-    """Fills every contender's samples, a round at a time, until they are precise or time is up."""
+    """Fill every contender's samples, a round at a time, until they are precise or time is up."""
     flush = None
     if backend.name == "cuda":
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda")
-        wake_gpu()
+        wake_gpu(min(WAKE, seconds))
     deadline = time.perf_counter() + seconds * len(contenders)
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):
@@ -497,7 +564,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
 
 
 def _spread(samples: list[float]) -> float:
-    """Half the interquartile range over the median: how far a usual sample lies from it."""
+    """Return half the interquartile range over the median: how far a usual sample lies from it."""
     if len(samples) < 4:
         return (max(samples) - min(samples)) / 2 / statistics.median(samples)
     low, middle, high = statistics.quantiles(samples, n=4)

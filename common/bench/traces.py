@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def traced_events(call: Callable[[], object]) -> list[dict[str, Any]]:
-    """The events of a trace of a call, in the format of Chrome's traces: ranges, operators and, on
-    a GPU, launches and kernels."""
+    """Return the events of a trace of a call, in the format of Chrome's traces: ranges, operators
+    and, on a GPU, launches and kernels."""
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with _without_notes(), profile(activities=activities) as profiler:
@@ -33,8 +33,8 @@ def traced_events(call: Callable[[], object]) -> list[dict[str, Any]]:
 
 
 def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
-    """The kernels that a call launches: "name", "registers per thread", "shared memory" (bytes per
-    block), "grid", "block" and more, as the profiler calls them; [] without a GPU."""
+    """Return the kernels that a call launches: "name", "registers per thread", "shared memory"
+    (bytes per block), "grid", "block" and more, as the profiler calls them; [] without a GPU."""
     call()  # the first launch loads the kernel
     return [
         {"name": event["name"], **event["args"]}
@@ -45,7 +45,7 @@ def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leaves out what the profiler writes to the standard error stream in every run: that it starts
+    """Leave out what the profiler writes to the standard error stream in every run: that it starts
     and stops, that the thread is not the one that imported PyTorch, which matters only to profiling
     from outside, and that it forgets what it recorded before."""
     sys.stderr.flush()

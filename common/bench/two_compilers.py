@@ -23,8 +23,8 @@ IF_ANY = ("shuffles", "barriers", "copies", "ldmatrix", "products")
 def print_machine_code(
     cuda: Path, triton: Path, kernels: Sequence[tuple[str, str | TritonKernel]], note: str
 ) -> None:
-    """Compiles the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp
-    shuffles, barriers and what serves tensor cores are counted where one of the kernels has any.
+    """Compile the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp shuffles,
+    barriers and what serves tensor cores are counted where one of the kernels has any.
 
     cuda, triton: the two sources. kernels: a title each, and a kernel: one in CUDA by its name and
     template arguments as nvcc writes them, "add_v1_kernelIfE" for add_v1_kernel<float>. note: what
@@ -53,5 +53,5 @@ def print_machine_code(
 
 
 def widths(moved: Mapping[int, int]) -> str:
-    """{4: 2, 16: 1} as "2 × 4 B, 1 × 16 B"."""
+    """Return {4: 2, 16: 1} as "2 × 4 B, 1 × 16 B"."""
     return ", ".join(f"{count} × {width} B" for width, count in sorted(moved.items()))

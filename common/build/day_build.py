@@ -1,29 +1,36 @@
-"""Builds all of a day: its library, and what rungs build in a way of their own."""
+"""Builds all of a day: its library, what rungs build otherwise, and its kernels in Triton."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError
-from common.base.days import Day, load_lesson
+from common.base.days import Day, Lesson, load_lesson
 from common.base.toolchain import Platform
 from common.build.library import Build, build_library, kind, plan, used
 from common.build.own_way import Builder
 
 
 def extras(todo: Build) -> Entry | None:
-    """The entry that says that the day's rungs have built what they build in a way of their own;
-    None for a day without such a rung."""
+    """Return the entry that shows that the day's rungs have built what they build in a way of their
+    own, and that their kernels in Triton are compiled; None for a day without such a rung."""
     if not todo.day.other_sources:
         return None
-    files = [todo.day.folder / "day.py", *todo.day.other_sources]
-    key = digest([todo.entry.key, *todo.day.only], files)
+    declared = [folder / "day.py" for folder in todo.day.folders]
+    files = [*declared, *todo.day.other_sources]
+    parts = [todo.entry.key, *todo.day.only]
+    if todo.platform.device == "cuda":
+        parts += [_version("triton"), os.environ.get("TRITON_CACHE_DIR", "")]
+    key = digest(parts, files)
     return Entry(f"{kind(todo.day.kind, todo.platform)}-extras", key, "built")
 
 
 def ready(day: Day, platform: Platform) -> bool:
-    """True where there is nothing to build. Raises OSError if a source cannot be read."""
+    """Return True where there is nothing to build. Raises OSError if a source cannot be read."""
     try:
         todo = plan(day, platform)
         own = [todo.entry, *(other.entry for other in used(todo))]
@@ -34,7 +41,7 @@ def ready(day: Day, platform: Platform) -> bool:
 
 
 def build(day: Day, platform: Platform) -> Path:
-    """Builds what of the day is not there yet and returns its library.
+    """Build what of the day is not there yet and return its library.
 
     Loads the library into this process as a side effect, so call it in a process of its own.
     Raises BuildError with the compiler's message, OSError if the disk is full.
@@ -47,11 +54,37 @@ def build(day: Day, platform: Platform) -> Path:
     if others is not None:
 
         def make(directory: Path) -> None:
-            for problem in load_lesson(day).problems:
+            lesson = load_lesson(day)
+            for problem in lesson.problems:
                 for rung in problem.rungs:
                     if rung.load is not None and (not day.only or rung.name in day.only):
                         rung.load(Builder(todo))
+            if platform.device == "cuda":
+                _compile_triton(lesson, todo)
             (directory / others.product).touch()
 
         cached(others, make)
     return library
+
+
+def _compile_triton(lesson: Lesson, todo: Build) -> None:
+    """Fill Triton's cache with what the day's rungs in Triton launch on their cases."""
+    builder = Builder(todo)
+    rungs = []
+    for problem in lesson.problems:
+        for rung in problem.rungs:
+            if rung.triton and (not todo.day.only or rung.name in todo.day.only):
+                with suppress(Exception):  # the run meets it too, and shows it with its rung
+                    call = getattr(builder.triton(rung.triton), rung.name)
+                    rungs.append((problem, rung, call))
+    if rungs:
+        from common.build.triton_kernels import compile_kernels
+
+        compile_kernels(rungs, todo.platform.arch)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

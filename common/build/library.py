@@ -49,7 +49,7 @@ class Build:
 
 
 def kind(name: str, platform: Platform) -> str:
-    """What entries of the cache are called that belong to this platform: "day05-cpu"."""
+    """Return what entries of the cache are called that belong to this platform: "day05-cpu"."""
     words = [name, platform.device]
     if platform.device == "cuda":
         words.append(platform.arch)
@@ -59,7 +59,8 @@ def kind(name: str, platform: Platform) -> str:
 
 
 def compilers(platform: Platform) -> list[str]:
-    """What builds on this platform depend on beside their sources: compilers, flags, versions."""
+    """Return what builds on this platform depend on beside their sources: compilers, flags,
+    versions."""
     parts = [platform.device, platform.compiler_version, platform.torch]
     if platform.device == "cuda":
         assert platform.toolkit
@@ -69,7 +70,7 @@ def compilers(platform: Platform) -> list[str]:
 
 
 def plan(day: Day, platform: Platform) -> Build:
-    """Where the day's library is or will be. Compiles nothing.
+    """Return where the day's library is or will be. Compiles nothing.
 
     Raises OSError if a source cannot be read, BuildError for what the CPU backend does not have.
     """
@@ -89,12 +90,12 @@ def plan(day: Day, platform: Platform) -> Build:
 
 
 def used(todo: Build) -> list[Build]:
-    """The builds of the days whose operators this one calls. Raises as `plan` does."""
+    """Return the builds of the days whose operators this one calls. Raises as `plan` does."""
     return [plan(read_day(DAYS / f"day{n:02d}"), todo.platform) for n in todo.day.uses]
 
 
 def build_library(todo: Build) -> Path:
-    """Builds the day's library if it is not there yet and returns its path.
+    """Build the day's library if it is not there yet and return its path.
 
     Loads the library into this process as a side effect, so call it in a process of its own.
     Raises BuildError with the compiler's message, OSError if the disk is full.
@@ -140,9 +141,9 @@ def _make_cpu(todo: Build, directory: Path) -> None:
 
 
 def use_compilers(device: str) -> None:
-    """From now on PyTorch's own build tools in this process, cpp_extension and AOTInductor, use
-    what the course builds with: the host's compiler and, on a GPU, the CUDA toolkit. device: as
-    for `detect`.
+    """Let PyTorch's own build tools in this process, cpp_extension and AOTInductor, use what the
+    course builds with: the host's compiler and, on a GPU, the CUDA toolkit. device: as for
+    `detect`.
 
     Raises ToolchainError if something needed is missing.
     """
@@ -153,8 +154,8 @@ def use_compilers(device: str) -> None:
 
 
 def quoted(*flags: str) -> list[str]:
-    """Flags for cpp_extension.load, which hands them to a shell as they are: a blank in a path
-    splits none of them."""
+    """Return flags for cpp_extension.load, which hands them to a shell as they are: a blank in a
+    path splits none of them."""
     return [shlex.quote(flag) for flag in flags]
 
 
@@ -177,7 +178,7 @@ def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: li
 
 
 def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
-    """call(cpp_extension.load) with this platform's compilers; its result.
+    """Return call(cpp_extension.load) with this platform's compilers; its result.
 
     Raises BuildError with the compiler's message.
     """
@@ -195,8 +196,8 @@ def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
 
 
 def load(todo: Build) -> Any:
-    """Loads a built day into this process; returns its operators, torch.ops.dayNN. The operators
-    of the days that it uses are loaded too, and built where they are not there.
+    """Load a built day into this process; returns its operators, torch.ops.dayNN. The operators of
+    the days that it uses are loaded too, and built where they are not there.
 
     A library that does not load is taken out of the cache, so that the next run builds it again.
     """
@@ -219,8 +220,8 @@ def load(todo: Build) -> Any:
 
 
 def operators_of(number: int, device: str = "auto") -> tuple[Any, str]:
-    """torch.ops.dayNN and the device of its tensors, "cuda" or "cpu", for a program of that day's
-    own: a command, or one process of several. The library is built where it is not there.
+    """Return torch.ops.dayNN and the device of its tensors, "cuda" or "cpu", for a program of that
+    day's own: a command, or one process of several. The library is built where it is not there.
 
     device: "auto", "cuda", or "cpu" for the CPU backend. Raises ToolchainError if something needed
     is missing, BuildError and OSError as `build_library`.
@@ -232,7 +233,7 @@ def operators_of(number: int, device: str = "auto") -> tuple[Any, str]:
 
 
 def fallbacks(todo: Build) -> Callable[[], str]:
-    """Returns what a launcher said by fell_back() since the last call (common/cuda/binding.cuh).
+    """Return what a launcher said by fell_back() since the last call (common/cuda/binding.cuh).
 
     Always "" for a library without that header.
     """
@@ -244,9 +245,9 @@ def fallbacks(todo: Build) -> Callable[[], str]:
 
 
 def unset_locals(day: Day, platform: Platform) -> list[str]:
-    """Local variables that may be read before they are set, as far as the compiler sees it: a line
-    each, "file:line: variable 'sum' may be read before it is set". For the variant "address", whose
-    compiler flags leave such reads as they stand."""
+    """Return local variables that may be read before they are set, as far as the compiler sees it:
+    a line each, "file:line: variable 'sum' may be read before it is set". For the variant
+    "address", whose compiler flags leave such reads as they stand."""
     found: dict[str, None] = {}
     for source in plan(day, platform).sources:
         command = [platform.compiler, "-c", str(source), "-o", os.devnull, STABLE_ABI]

@@ -42,7 +42,7 @@ _GUARD = r"(?:@!?U?P\w+ +)?"  # the predicate that it may have
 
 
 def _all(of: str) -> re.Pattern[str]:
-    """What finds the instructions whose names begin like this pattern."""
+    """Return what finds the instructions whose names begin like this pattern."""
     return re.compile(_AT + _GUARD + of, re.MULTILINE)
 
 
@@ -98,12 +98,12 @@ class MachineCode:
 
 
 def architecture() -> str:
-    """That of the first GPU, or DEFAULT_ARCH."""
+    """Return the architecture of the first GPU, or DEFAULT_ARCH."""
     return next(iter(find_gpus().archs), DEFAULT_ARCH)
 
 
 def cuda_code(source: Path, arch: str) -> Path:
-    """The cubin of a `.cu`. Raises Skip where there is no nvcc, BuildError."""
+    """Return the cubin of a `.cu`. Raises Skip where there is no nvcc, BuildError."""
     toolkit = find_toolkit()
     if toolkit is None:
         raise Skip("no nvcc: python -m pip install -r requirements.txt brings it")
@@ -117,8 +117,8 @@ def cuda_code(source: Path, arch: str) -> Path:
 
 
 def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> list[Path]:
-    """The cubins of a module's Triton kernels. Raises Skip where there is no Triton, RuntimeError
-    with its message where one does not compile."""
+    """Return the cubins of a module's Triton kernels. Raises Skip where there is no Triton,
+    RuntimeError with its message where one does not compile."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -143,7 +143,7 @@ def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> lis
 
 
 def read_code(cubin: Path, function: str) -> MachineCode:
-    """The machine code of the first kernel whose name contains `function`. Raises Skip where
+    """Return the machine code of the first kernel whose name contains `function`. Raises Skip where
     Triton, which brings the disassembler, is missing; LookupError where there is no such kernel."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
@@ -160,7 +160,7 @@ def read_code(cubin: Path, function: str) -> MachineCode:
 
 
 def parsed(usage: str, listing: str, function: str) -> MachineCode:
-    """What cuobjdump says of a kernel. usage: with -res-usage. listing: with -sass."""
+    """Return what cuobjdump says of a kernel. usage: with -res-usage. listing: with -sass."""
     used = re.search(rf"Function (\S*{function}\S*):\s+REG:(\d+) STACK:(\d+)", usage)
     if used is None:
         others = re.findall(r"Function (\S+):", usage)
@@ -181,7 +181,7 @@ def parsed(usage: str, listing: str, function: str) -> MachineCode:
 
 
 def lines_of(source: Path, name: str) -> int:
-    """How many lines a kernel has in its source, comments and blank lines left out. Raises
+    """Return how many lines a kernel has in its source, comments and blank lines left out. Raises
     LookupError where it is not there."""
     lines = source.read_text(encoding="utf-8").splitlines()
     at = next((i for i, line in enumerate(lines) if re.search(rf"\b{name}\(", line)), None)

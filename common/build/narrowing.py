@@ -2,7 +2,8 @@
 
 No input that a check can afford has 2^31 elements, so that `int i = blockIdx.x * int64_t{…} + …`
 passes all of them. The compiler warns of the conversion (-Wconversion), of the condition of a loop
-whose counter is shorter than its bound, and of a block's index that is multiplied in 32 bits.
+whose counter is shorter than its bound, of a thread's index in 32 bits that is compared with a
+bound of 64, of a block's index that is multiplied in 32 bits, and of casts in C's way.
 """
 
 from __future__ import annotations
@@ -36,6 +37,22 @@ template <class A, class B>
 [[deprecated("a block's index is multiplied in 32 bits")]] auto cudacpu_product(A a, B b) {
   return a * b;
 }
+template <class A, class B>
+A cudacpu_index(A a, B) { return a; }
+template <class A, class B>
+  requires(sizeof(A) < 8 && sizeof(B) == 8)
+[[deprecated("a 32-bit index is compared with a 64-bit bound")]] A cudacpu_index(A a, B) {
+  return a;
+}
+template <class T>
+struct cudacpu_to {};
+template <class T, class V>
+T operator->*(cudacpu_to<T>, V v) { return (T)v; }
+template <class T, class V>
+  requires(sizeof(V) == 8 && requires(V v) { v % v; })
+[[deprecated("a value of 64 bits is cast to 32")]] T operator->*(cudacpu_to<T>, V v) {
+  return (T)v;
+}
 """
 
 # for (int i = …; i < bound; …), in code that is formatted; a bound in capitals is a constant.
@@ -59,6 +76,16 @@ _SMALL = re.compile(
     r"|static_cast<(?:int|unsigned)>\([^()]*$|\bprintf\(.*$",
     re.DOTALL,
 )
+# const int i = blockIdx.x * blockDim.x + threadIdx.x; a cast says that it is meant.
+_INDEX = re.compile(
+    r"\b(?:int|unsigned|int32_t|uint32_t) (?P<name>\w+) = (?![^;]*(?:static_cast|int64_t))[^;]*"
+    rf"{_GRID}[^;]*;"
+)
+# (int)n, int(n): C's way to cast, which says less than static_cast<int>(n).
+_CAST = re.compile(
+    r"(?<![\w>])\((?P<type>int|unsigned|unsigned int|int32_t|uint32_t)\) ?(?=[A-Za-z_(])"
+    r"|(?<![\w:<>*&.\])])(?P<called>int|unsigned|int32_t|uint32_t)(?=\([A-Za-z_(])"
+)
 _CONVERSION = re.compile(
     r"^(?P<place>.+?:\d+):\d+: warning: (?:narrowing )?conversion .*?"
     r"from [‘'](?P<source>[^’']+)[’']"
@@ -67,7 +94,8 @@ _CONVERSION = re.compile(
 )
 _OWN = re.compile(
     r"^(?P<place>.+?:\d+):\d+: warning: .*(?P<what>a loop's counter is shorter than its bound"
-    r"|a block's index is multiplied in 32 bits)",
+    r"|a block's index is multiplied in 32 bits|a value of 64 bits is cast to 32"
+    r"|a 32-bit index is compared with a 64-bit bound)",
     re.MULTILINE,
 )
 _LONG = re.compile(r"^(u?int64_t|size_t|ptrdiff_t|(long )+(unsigned )?int|(unsigned )?(long ?)+)$")
@@ -75,8 +103,8 @@ _SHORT = ("int", "unsigned int", "int32_t", "uint32_t")
 
 
 def narrowed(day: Day, platform: Platform) -> list[str]:
-    """Each place of the day's sources where a value of 64 bits is kept in 32, or is the bound of a
-    counter of 32, or where a block's index is multiplied in 32 bits: a line each,
+    """Return each place of the day's sources where a value of 64 bits is kept in 32, or is the
+    bound of a counter of 32, or where a block's index is multiplied in 32 bits: a line each,
     "days/day05/x.cu:12: …". Kept in the cache.
 
     A conversion that is meant is written as one: static_cast<int>(…). Raises BuildError with the
@@ -118,18 +146,22 @@ WARNINGS = ("-fsyntax-only", "-Wconversion")  # for the compiler, of what `prepa
 
 
 def environment() -> dict[str, str]:
-    """Variables for a compiler whose warnings `places` reads: they are in English."""
+    """Return variables for a compiler whose warnings `places` reads: they are in English."""
     return {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
 def prepared(text: str, filename: str) -> str:
-    """A rewritten source, with calls in it that the compiler warns of."""
+    """Return a rewritten source, with calls in it that the compiler warns of."""
     text = _PRODUCT.sub(_multiplied, _LOOP.sub(_compared, text))
+    for name in {match["name"] for match in _INDEX.finditer(text)}:
+        bound = rf"(?<![\w.]){name} (?=(?:<|>|<=|>=) (?P<bound>[a-z_]\w*)(?![\w(\[.<:]))"
+        text = re.sub(bound, rf"cudacpu_index({name}, \g<bound>) ", text)
+    text = _CAST.sub(lambda m: f"cudacpu_to<{m['type'] or m['called']}>{{}} ->* ", text)
     return f'{_WARNING}#line 1 "{filename}"\n{text}'
 
 
 def places(warnings: str, day: Day) -> list[str]:
-    """What `narrowed` returns, read from the compiler's warnings."""
+    """Return what `narrowed` returns, read from the compiler's warnings."""
     lines = []
     for match in _CONVERSION.finditer(warnings):
         source_type = match["meant"] or match["source"]
@@ -164,7 +196,8 @@ def _multiplied(match: re.Match[str]) -> str:
 
 def _ours(place: str, day: Day) -> bool:
     path = Path(place.rsplit(":", 1)[0])
-    return path.is_relative_to(ROOT) or path.is_relative_to(day.folder)
+    own = path.is_relative_to(ROOT) or path.is_relative_to(day.folder)
+    return own or path in day.library_sources  # a learner's file
 
 
 def _short(place: str) -> str:

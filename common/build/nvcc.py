@@ -37,13 +37,13 @@ WAITING_PRODUCTS = ("wgmma.mma_async instructions are serialized", "warpgroup.wa
 
 
 def cuda_flags(archs: list[str]) -> list[str]:
-    """nvcc's flags for these architectures, e.g. ["8.0", "9.0a"]."""
+    """Return nvcc's flags for these architectures, e.g. ["8.0", "9.0a"]."""
     codes = [f"-gencode=arch=compute_{sm(arch)},code=sm_{sm(arch)}" for arch in archs]
     return [*CUDA_FLAGS, *codes]
 
 
 def compile_only(day: Day, archs: list[str], toolkit: Toolkit | None = None) -> None:
-    """Compiles the day's .cu files for every architecture: see `compile_source`."""
+    """Compile the day's .cu files for every architecture: see `compile_source`."""
     for source in day.nvcc_sources:
         compile_source(day.kind, source, archs, toolkit)
 
@@ -55,7 +55,7 @@ def compile_source(
     toolkit: Toolkit | None = None,
     optimised: bool = True,
 ) -> None:
-    """Compiles a .cu for every architecture, without a GPU and without linking.
+    """Compile a .cu for every architecture, without a GPU and without linking.
 
     name: of its entry in the cache: a success is remembered, so that the same content is not
     compiled again. archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use.
@@ -90,7 +90,8 @@ def compile_source(
 
 
 def link_directory(toolkit: Toolkit) -> Path:
-    """A directory with a libcudart.so to link against. The wheels have libcudart.so.13 only."""
+    """Return a directory with a libcudart.so to link against. The wheels have libcudart.so.13
+    only."""
     for place in ("lib64", "lib"):
         if (toolkit.home / place / "libcudart.so").exists():
             return toolkit.home / place

@@ -12,14 +12,16 @@ import shlex
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
 from typing import Any
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError, compiler_message, run_compiler, sources_of
+from common.base.declaration import NUMBA_SIMULATOR, TRITON_INTERPRETER
 from common.base.outcome import Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
@@ -32,8 +34,36 @@ from common.cpu.rewrite import RewriteError, rewrite
 _KEPT_GENERATED = 60  # generated sources of a day, and libraries of them
 
 
+# Works with NumPy 2.4 and, by `numpy_as_numba_expects`, 2.5.
+NUMBA = "'numba-cuda[cu13]==0.30.4' numba==0.68.1"
+
+
 def _nothing() -> None:
-    """A kernel, to see whether Numba compiles any."""
+    """Do nothing: a kernel to see whether Numba compiles any."""
+
+
+def _installed(*packages: str) -> list[Distribution]:
+    return [found for name in packages for found in distributions(name=name)]
+
+
+@contextmanager
+def numpy_as_numba_expects() -> Iterator[None]:
+    """Give NumPy row_stack back for a while: at its first compilation numba-cuda, up to 0.30.4,
+    registers that old name of vstack, which NumPy 2.5 has removed. No kernel of ours calls it."""
+    import numpy
+
+    if hasattr(numpy, "row_stack"):
+        yield
+        return
+
+    def row_stack(tup: Any) -> Any:
+        return numpy.vstack(tup)
+
+    vars(numpy)["row_stack"] = row_stack
+    try:
+        yield
+    finally:
+        del vars(numpy)["row_stack"]
 
 
 @dataclass(frozen=True)
@@ -52,11 +82,11 @@ class Site:
 
     @property
     def sm(self) -> str:
-        """The GPU's architecture as CMake and nvcc write it, "90a"; "" on the CPU."""
+        """Return the GPU's architecture as CMake and nvcc write it, "90a"; "" on the CPU."""
         return sm(self.platform.arch) if self.platform.device == "cuda" else ""
 
     def run(self, command: list[Any], **variables: Any) -> None:
-        """Runs a command in the directory, with this platform's compilers in its environment.
+        """Run a command in the directory, with this platform's compilers in its environment.
 
         variables: further environment variables. Raises BuildError with what the command printed.
         """
@@ -79,6 +109,11 @@ class Site:
             raise BuildError(f"{shlex.join(words)}\n{compiler_message(done.stdout + done.stderr)}")
 
 
+def not_watched(interpreter: str) -> str:
+    """Return why no tool looks at the accesses of kernels that this interpreter runs."""
+    return f"{interpreter} runs the kernels; on a GPU, --sanitize watches them"
+
+
 class Builder:
     """What `Rung.load` is called with.
 
@@ -92,12 +127,13 @@ class Builder:
         self.seconds: float | None = None
 
     def operators(self) -> Any:
-        """The day's operators, torch.ops.dayNN, built from its SOURCE through the stable ABI."""
+        """Return the day's operators, torch.ops.dayNN, built from its SOURCE through the stable
+        ABI."""
         self.seconds = self._todo.entry.seconds
         return load(self._todo)
 
     def module(self, name: str, sources: list[str], defines: list[str]) -> Any:
-        """A Python module of the day's own `sources` with pybind11 and torch/extension.h.
+        """Return a Python module of the day's own `sources` with pybind11 and torch/extension.h.
 
         defines: macros set for all of them. Raises BuildError.
         """
@@ -120,7 +156,7 @@ class Builder:
         return self._module(name, compile_into, self._entry(name, reached, macros, f"{name}.so"))
 
     def inline(self, name: str, declarations: str, source: str, functions: list[str]) -> Any:
-        """A Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
+        """Return a Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
 
         declarations: C++ declarations of `functions`, which become the module's. Raises BuildError.
         """
@@ -154,12 +190,12 @@ class Builder:
         return self._module(name, compile_into, entry)
 
     def text(self) -> str:
-        """The text of the day's SOURCE, or of the file that stands in its place."""
+        """Return the text of the day's SOURCE, or of the file that stands in its place."""
         return self._todo.day.source.read_text(encoding="utf-8")
 
     def generated(self, name: str, text: str) -> ctypes.CDLL:
-        """A library of CUDA source text that uses no header of PyTorch, for `extern "C"` functions
-        by ctypes. It stays while newer texts of this name are few. Raises BuildError."""
+        """Return a library of CUDA source text that uses no header of PyTorch, for `extern "C"`
+        functions by ctypes. It stays while newer texts of this name are few. Raises BuildError."""
         day, platform = self._todo.day, self._todo.platform
         source = Entry(f"{day.kind}-{name}-text", digest([text]), f"{name}.cu", _KEPT_GENERATED)
         file = cached(source, lambda _: source.path.write_text(text, encoding="utf-8"))
@@ -191,7 +227,7 @@ class Builder:
         return ctypes.CDLL(str(library))
 
     def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
-        """The operators torch.ops.<namespace> of a library that the day builds itself.
+        """Return the operators torch.ops.<namespace> of a library that the day builds itself.
 
         sources: files of the day's folder, copied to where it is built; one of them is the .cu.
         make: builds the library and returns its path. It is part of day.py, so that it is built
@@ -223,11 +259,11 @@ class Builder:
         return getattr(torch.ops, namespace)
 
     def triton(self, module: str) -> Any:
-        """`module`.py of the day's folder, whose functions launch Triton kernels. On the CPU,
-        Triton's interpreter runs them. Raises Skip where there is no Triton, or where memory is to
-        be watched, which the interpreter's is not."""
+        """Return `module`.py of the day's folder, whose functions launch Triton kernels. On the
+        CPU, Triton's interpreter runs them. Raises Skip where there is no Triton, or where memory
+        is to be watched, which the interpreter's is not."""
         if self.device == "cpu":
-            self._not_watched("Triton's interpreter")
+            self._not_watched(TRITON_INTERPRETER)
             os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is decorated
             # A result may be infinite; NumPy, which computes it, would print that.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton|numpy")
@@ -238,25 +274,28 @@ class Builder:
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
     def numba(self, module: str) -> Any:
-        """The same for Numba's kernels, and for its simulator on the CPU."""
+        """Return the same for Numba's kernels, and for its simulator on the CPU."""
         if self.device == "cpu":
-            self._not_watched("Numba's simulator")
+            self._not_watched(NUMBA_SIMULATOR)
             os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read where Numba is imported
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # most cases are small on purpose
         try:
             # Compiles at once, so that a Numba that is older than its NumPy is found here.
-            importlib.import_module("numba.cuda").jit("void()")(_nothing)
-        except ImportError as error:
-            install = "python -m pip install 'numba-cuda[cu13]'"
-            raise Skip(f"Numba is missing: {install} ({error})") from error
-        except AttributeError as error:
-            numpy = f"NumPy {version('numpy')}"
-            raise Skip(f"this Numba does not work with {numpy}: {error}") from error
+            with numpy_as_numba_expects():
+                importlib.import_module("numba.cuda").jit("void()")(_nothing)
+        except ModuleNotFoundError as error:
+            raise Skip(f"Numba is missing: python -m pip install {NUMBA} ({error})") from error
+        except (ImportError, AttributeError) as error:
+            found = ", ".join(f"{d.name} {d.version}" for d in _installed("numba", "numba-cuda"))
+            raise Skip(
+                f"{found} does not work with NumPy {version('numpy')}: {error}; with NumPy 2.4 and "
+                f"2.5, this does: python -m pip install {NUMBA}"
+            ) from error
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
-    def _not_watched(self, what: str) -> None:
+    def _not_watched(self, interpreter: str) -> None:
         if self._todo.platform.variant != "plain":
-            raise Skip(f"{what} is not watched; on a GPU its kernels are")
+            raise Skip(not_watched(interpreter))
 
     def _entry(self, name: str, files: list[Path], parts: list[str], product: str) -> Entry:
         key = digest([self._todo.entry.key, *parts], files)

@@ -23,7 +23,7 @@ def require(
     shape: tuple[int, ...] | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Refuses what a kernel in Python could not read: every tensor has to be contiguous, and on the
+    """Refuse what a kernel in Python could not read: every tensor has to be contiguous, and on the
     GPU, or on the CPU where an interpreter runs the kernels.
 
     like: it has to have the dtype, shape and device of this one. dtypes: one of these. rank: so
@@ -50,8 +50,18 @@ def require(
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
 
 
+def aligned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors, each that begins at no multiple of 16 bytes as a copy that does.
+
+    Triton compiles a kernel anew for each combination of aligned and unaligned pointers, and loads
+    narrowly where one is not. The rare slice that is not aligned, like x[1:], is copied instead, as
+    torch.compile does too.
+    """
+    return tuple(t if t.data_ptr() % 16 == 0 else t.clone() for t in tensors)
+
+
 def require_float(value: float, name: str) -> None:
-    """Refuses a finite number that would be infinite in fp32. Raises ValueError."""
+    """Refuse a finite number that would be infinite in fp32. Raises ValueError."""
     if math.isfinite(value) and abs(value) > torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: expected a number of fp32, got {value:g}")
 

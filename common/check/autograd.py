@@ -12,7 +12,7 @@ from common.base.declaration import Rung
 
 @cache
 def differentiable(namespace: str, rung: Rung) -> None:
-    """Makes torch.ops.<namespace>.<rung> differentiable; once per process.
+    """Make torch.ops.<namespace>.<rung> differentiable; once per process.
 
     Source: torch.library.register_autograd.
     """

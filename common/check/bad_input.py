@@ -7,12 +7,11 @@ itself refuses, or a device that does not work afterwards, is a failure.
 
 from __future__ import annotations
 
-import itertools
 import math
 import resource
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
-from common.check.call import Call, Failure, call_guarded, judge, side_effects, storage_of
+from common.base.outcome import Mistake
+from common.check.call import Call, Failure, call_guarded, judge, raised, side_effects, storage_of
+from common.check.compilations import triton_compilations
 from common.check.draw import Draw
 from common.check.expected import (
     Expected,
@@ -78,7 +79,7 @@ def check_bad_input(
     *,
     only_shifted: bool = False,
 ) -> CheckResult:
-    """Tries all bad inputs that can be derived from one small good case, then that case again; and
+    """Try all bad inputs that can be derived from one small good case, then that case again; and
     tensors that are not aligned from cases that vector loads fit.
 
     only_shifted: nothing but tensors that are not aligned. In the result, `checked` is the number
@@ -89,10 +90,10 @@ def check_bad_input(
     if not cases:
         result.failure = Failure(f"no case to derive bad input from, of {', '.join(rung.dtypes)}")
         return result
-    signature = signature_of(call, problem.reference)
+    signature, words = signature_of(call, problem.reference), problem.case_words
     backend.use(backend.schedules()[0])
-    good = good_case(cases)
-    for case in dict.fromkeys([good, *aligned_cases(cases)]):
+    good, *_ = starts = starting_cases(cases)
+    for case in starts:
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
         everything = case == good and not only_shifted
@@ -106,25 +107,32 @@ def check_bad_input(
             result.remark(f"no bad input was tried: {case}: {lacks}")
             continue
         if before is not None:
-            result.failure = before.about(f"the good case {case} itself")
+            result.failure = before.about(f"the good case {words(case)} itself")
             return result
         if everything:
             tried = bad_inputs(args, signature, backend, drawn.on_host, two_gpus)
         else:
-            tried = _shifted(args, signature)
-            if not only_shifted:
-                # Beside a size of 0, others that vector loads fit.
-                tried = itertools.chain(tried, _emptied(args, signature))
+            tried = fewer_bad_inputs(args, signature, only_shifted)
+        unseen: list[str] = []  # refused calls since the GPU was waited for
         for number, bad in enumerate(tried):
             result.checked += 1
-            failure = run.attempt(bad, number)
+            with triton_compilations() as compiled:
+                failure, refused = run.attempt(bad, number)
+            unseen = [*unseen, str(bad)] if refused else []
+            if compiled:
+                what = f"for the bad input {bad}, which no case needs"
+                result.aside(f"Triton compiled {', '.join(compiled)} {what}")
             if failure is not None:
-                where = "" if case == good else f", from {case}"
-                result.failure = failure.about(f"bad input{where}, {bad}")
+                where = "" if case == good else f", from {words(case)}"
+                result.failure = _late(failure, unseen, backend)
+                result.failure = result.failure.about(f"bad input{where}, {bad}")
                 return result
         after = run.judge_good()
         if after is not None:
-            result.failure = after.about(f"the good case {case}, after bad inputs were refused")
+            after = _late(after, unseen, backend)
+            result.failure = after.about(
+                f"the good case {words(case)}, after bad inputs were refused"
+            )
             return result
     for case in () if only_shifted else problem.refused:
         drawn = Draw(case, backend, seed=3)
@@ -133,19 +141,30 @@ def check_bad_input(
         run = Attempt(problem, call, signature, backend, args, drawn.on_host, case)
         failure = run.refusal()
         if failure is not None:
-            result.failure = failure.about(f"bad input, {case}")
+            result.failure = failure.about(f"bad input, {words(case)}")
             return result
     return result
 
 
+def _late(failure: Failure, unseen: Sequence[str], backend: Backend) -> Failure:
+    """Return the failure, with the refused calls for whose kernels, if they launched any, the GPU
+    was not waited for: an error of one of them shows in a later call."""
+    if backend.name == "cpu" or not unseen:
+        return failure
+    calls = "; ".join(unseen[-SHOWN_CALLS:])
+    note = f"if a kernel failed, it may be of a call that was refused before: {calls}"
+    return replace(failure, details=[*failure.details, note])
+
+
+SHOWN_CALLS = 4
 ALIGNED = 8  # elements: 16 bytes of the shortest floating dtypes, and a multiple of them for others
 LARGEST = 1 << 16  # elements of a case's shape, for more than one call
 
 
 def aligned_cases(cases: list[Case]) -> list[Case]:
-    """For each dtype, the smallest and the largest case with sizes that allow vector loads: there a
-    kernel takes its fastest path, unless it looks at the addresses too. The last size tells, or
-    where that never does (it may be no size of a tensor), any of them."""
+    """Return, for each dtype, the smallest and the largest case with sizes that allow vector loads:
+    there a kernel takes its fastest path, unless it looks at the addresses too. The last size
+    tells, or where that never does (it may be no size of a tensor), any of them."""
     found: list[Case] = []
     for dtype in dict.fromkeys(case.dtype for case in cases):
         ordinary = [
@@ -170,7 +189,8 @@ def aligned_cases(cases: list[Case]) -> list[Case]:
 
 
 def good_case(cases: list[Case]) -> Case:
-    """The case to start from: ordinary values, no size of 0 or 1 if possible, distinct sizes."""
+    """Return the case to start from: ordinary values, no size of 0 or 1 if possible, distinct
+    sizes."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
         return (
@@ -183,7 +203,22 @@ def good_case(cases: list[Case]) -> Case:
     return min(cases, key=rank)
 
 
+def starting_cases(cases: list[Case]) -> list[Case]:
+    """Return the case that all bad inputs are derived from, then those that a few are."""
+    return list(dict.fromkeys([good_case(cases), *aligned_cases(cases)]))
+
+
 # ---------------------------------------------------------------- what is tried
+
+
+def fewer_bad_inputs(
+    args: tuple[Any, ...], signature: Signature, only_shifted: bool = False
+) -> Iterator[BadInput]:
+    """Yield what is tried with a case that vector loads fit: tensors that are not aligned and,
+    unless only_shifted, a size of 0 beside others that they fit."""
+    yield from _shifted(args, signature)
+    if not only_shifted:
+        yield from _emptied(args, signature)
 
 
 def bad_inputs(
@@ -193,8 +228,9 @@ def bad_inputs(
     on_host: bool = False,
     two_gpus: bool = False,
 ) -> Iterator[BadInput]:
-    """All that is tried, one after the other. on_host: the arguments are host arrays. two_gpus:
-    also with a tensor on a second GPU, which the CPU backend plays for common/cuda/tensor.cuh."""
+    """Return all that is tried, one after the other. on_host: the arguments are host arrays.
+    two_gpus: also with a tensor on a second GPU, which the CPU backend plays for
+    common/cuda/tensor.cuh."""
     names = signature.names
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     tensors = tuple(names[place] for place in places)
@@ -240,7 +276,7 @@ def bad_inputs(
 
 
 def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
-    """(how, tensor) for one tensor argument, the others left as they are."""
+    """Return (how, tensor) for one tensor argument, the others left as they are."""
     for dtype in _other_dtypes(good.dtype):
         yield f"as {_name(dtype)} instead of {_name(good.dtype)}", good.to(dtype)
 
@@ -266,7 +302,7 @@ def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]
 
 
 def layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
-    """The same shape and, but for the last, the same values, otherwise in memory."""
+    """Return the same shape and, but for the last, the same values, otherwise in memory."""
     if good.dim() == 0 or good.numel() < 2:
         return
     step = good.new_zeros((*good.shape[:-1], 2 * good.shape[-1]))[..., ::2]
@@ -281,14 +317,14 @@ def layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def unaligned(good: Tensor, elements: int = 1) -> Tensor:
-    """Contiguous, but starting so many elements past an aligned address, like x[1:]."""
+    """Return contiguous, but starting so many elements past an aligned address, like x[1:]."""
     room = good.new_zeros(good.numel() + elements)
     return room[elements:].view(good.shape).copy_(good)
 
 
 def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
-    """Tensors that begin at odd addresses: each alone, then all of them; of lists, the first or the
-    last."""
+    """Return tensors that begin at odd addresses: each alone, then all of them; of lists, the first
+    or the last."""
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     names = tuple(signature.names[place] for place in places)
     for place, value in enumerate(args):
@@ -315,7 +351,7 @@ def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
 
 
 def _emptied(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
-    """For each size that occurs, all tensors with 0 in its place."""
+    """Return, for each size that occurs, all tensors with 0 in its place."""
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     names = tuple(signature.names[place] for place in places)
     for size in sorted({size for place in places for size in args[place].shape if size > 0}):
@@ -328,7 +364,7 @@ def _emptied(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
 
 
 def _index_variants(good: Tensor, tensors: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(how, tensor) with one value that is out of range if the values are indices."""
+    """Return (how, tensor) with one value that is out of range if the values are indices."""
     if good.dtype not in (torch.int32, torch.int64) or not good.numel():
         return
     most = int(good.max())
@@ -353,7 +389,7 @@ def _other_dtypes(dtype: torch.dtype) -> list[torch.dtype]:
 
 
 def _elsewhere(good: Tensor, backend: Backend) -> tuple[str, Tensor]:
-    """The tensor on a device where the rung does not expect it."""
+    """Return the tensor on a device where the rung does not expect it."""
     other = "meta"
     if backend.name == "cuda":
         other = "cpu" if good.device.type == "cuda" else "cuda"
@@ -361,7 +397,7 @@ def _elsewhere(good: Tensor, backend: Backend) -> tuple[str, Tensor]:
 
 
 def _scalar_variants(value: Any) -> Iterator[tuple[str, Any]]:
-    """(how, value) for one argument that is no tensor."""
+    """Return (how, value) for one argument that is no tensor."""
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int):
@@ -390,7 +426,8 @@ def _are_tensors(value: Any) -> bool:
 
 
 def _list_variants(value: Any, written: bool) -> Iterator[tuple[str, list[Tensor]]]:
-    """(how, tensors) for one argument that is a list of tensors: its first or its last changed."""
+    """Return (how, tensors) for one argument that is a list of tensors: its first or its last
+    changed."""
     if not _are_tensors(value):
         return
     for place in dict.fromkeys((0, len(value) - 1)):
@@ -406,7 +443,7 @@ def _together(
     signature: Signature,
     backend: Backend,
 ) -> Iterator[BadInput]:
-    """Changes of all tensor arguments at once, so that they still agree with each other."""
+    """Return changes of all tensor arguments at once, so that they still agree with each other."""
     title = " and ".join(tensors)
 
     def everywhere(how: str, function: Callable[[Tensor], Tensor], **options: Any) -> BadInput:
@@ -433,7 +470,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A value in a few characters: a list of tensors as their number."""
+    """Return a value in a few characters: a list of tensors as their number."""
     if _are_tensors(value):
         return f"{len(value)} tensors"
     return repr(value)
@@ -447,7 +484,7 @@ ROOM = 8 << 30  # bytes that a call with bad input may take, where sizes can be 
 
 @contextmanager
 def _limited_memory(backend: Backend) -> Iterator[None]:
-    """Lets allocations fail beyond ROOM, on the CPU, instead of having the process killed."""
+    """Let allocations fail beyond ROOM, on the CPU, instead of having the process killed."""
     if backend.name != "cpu":
         yield
         return
@@ -493,7 +530,7 @@ class Attempt:
         )
 
     def _expected(self, args: tuple[Any, ...], number: int) -> Expected:
-        """For the bad input of that number in order, -1 for the good one."""
+        """Return the arguments for the bad input of that number in order, -1 for the good one."""
         return expectations.get(
             self.problem,
             self.backend.device,
@@ -501,24 +538,33 @@ class Attempt:
             lambda: evaluate(self.problem, args, self.signature.writes),
         )
 
-    def attempt(self, bad: BadInput, number: int) -> Failure | None:
+    def attempt(self, bad: BadInput, number: int) -> tuple[Failure | None, bool]:
+        """Return what is wrong with the call, and whether it was refused.
+
+        A GPU is not waited for after a refused call: a launcher that refuses has launched nothing,
+        and where several processes share the GPU, thousands of waits take most of a check. If it
+        has launched something that fails, the next call that is waited for shows it.
+        """
         with _limited_memory(self.backend):
             return self._attempt(bad, number)
 
-    def _attempt(self, bad: BadInput, number: int) -> Failure | None:
+    def _attempt(self, bad: BadInput, number: int) -> tuple[Failure | None, bool]:
         try:
             done = self._called(bad.args, bad.key, bad.other_device)
+        except Mistake as error:
+            failure = raised(error)
+            return replace(failure, summary=f"it was accepted, and {failure.summary}"), False
         except Exception as error:
             refusal = error
         else:
             if bad.other_device is not None:
                 advice = f"check that {bad.argument} is on the device of the others (same_device)"
-                return Failure("it was accepted", [advice])
-            return self._judge_accepted(bad, number, done)
-        return self._judge_refused(bad.names, refusal, bad.by_dispatcher)
+                return Failure("it was accepted", [advice]), False
+            return self._judge_accepted(bad, number, done), False
+        return self._judge_refused(bad.names, refusal, bad.by_dispatcher), True
 
     def refusal(self) -> Failure | None:
-        """Whether the arguments are refused, as the problem says that they must be."""
+        """Return whether the arguments are refused, as the problem says that they must be."""
         try:
             if _share_memory(self.good):  # guarded copies would not
                 with self.backend.watching(None, self.on_host), torch.no_grad():
@@ -527,17 +573,22 @@ class Attempt:
             else:
                 self._called(self.good)
         except Exception as error:
-            return self._judge_refused(self.signature.names, error)
+            return self._judge_refused(self.signature.names, error, wait=True)
         return Failure("it was accepted, although the problem lists it as refused")
 
     def _judge_refused(
-        self, names: tuple[str, ...], refusal: Exception, by_dispatcher: bool = False
+        self,
+        names: tuple[str, ...],
+        refusal: Exception,
+        by_dispatcher: bool = False,
+        wait: bool = False,
     ) -> Failure | None:
         message = message_of(refusal)
-        try:
-            self.backend.synchronize()
-        except Exception as error:
-            return Failure("it left the device in error", [message, message_of(error)])
+        if wait:
+            try:
+                self.backend.synchronize()
+            except Exception as error:
+                return Failure("it left the device in error", [message, message_of(error)])
         if GAVE_UP.search(message):
             return Failure("it was not refused but broke on the way", message.splitlines()[:6])
         if names_one_of(message, names) or lacking(message):
@@ -582,9 +633,7 @@ class Attempt:
         try:
             done = self._called(self.good)
         except Exception as error:
-            if lacks := lacking(message_of(error)):
-                raise Lacking(lacks) from error
-            return Failure(f"it raised {type(error).__name__}: {message_of(error)}")
+            return raised(error)
         expected = self._expected(self.good, -1)
         return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 

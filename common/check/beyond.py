@@ -36,7 +36,7 @@ ERROR = 0.05  # of an element and of the usual size: what is wrong here is anoth
 
 
 def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, str]:
-    """The case to try and "", or None and why there is none.
+    """Return the case to try and "", or None and why there is none.
 
     It is the case of the timing, in the shortest of the rung's dtypes, with its largest dimension
     made as long as necessary. free: bytes of the GPU's memory.
@@ -66,10 +66,15 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     return case, ""
 
 
+def why_not(problem: Problem, rung: Rung) -> str:
+    """Return why there is no such case however much memory is free; "" if there is one."""
+    return large_case(problem, rung, MOST_BYTES)[1]
+
+
 def check_beyond(
     problem: Problem, rung: Rung, call: Callable[..., Any], backend: Backend
 ) -> tuple[Failure | None, str]:
-    """What went wrong beyond 2^31 elements, and why nothing was tried, "" if it was.
+    """Return what went wrong beyond 2^31 elements, and why nothing was tried, "" if it was.
 
     A refusal by the name of an argument is right, too.
     """
@@ -130,7 +135,7 @@ def _outputs(
 
 
 def difference(got: Tensor, own: Tensor) -> str:
-    """Where two outputs differ by more than rounding, looked at in parts; "" if nowhere."""
+    """Return where two outputs differ by more than rounding, looked at in parts; "" if nowhere."""
     if got.shape != own.shape:
         return f"shape {tuple(got.shape)}, PyTorch's has {tuple(own.shape)}"
     mine, theirs = got.reshape(-1), own.reshape(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from common.base.declaration import Case, Problem, Rung
+from common.base.figures import counted
+from common.base.outcome import Mistake
 from common.base.paths import ROOT
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Watched
-from common.check.expected import Expected, Signature, map_tensors, message_of, tensors_of
-from common.check.guard import GuardedAllocations, GuardedMemory, bits
+from common.check.expected import (
+    Expected,
+    Signature,
+    map_tensors,
+    message_of,
+    passed_on,
+    places_of,
+    tensors_of,
+)
+from common.check.guard import GuardedAllocations, GuardedMemory, bits, values_of
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import NO_LOOK, Look
 
@@ -26,16 +37,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong. summary: one line that names the case. details: lines that explain it."""
+    """What went wrong. summary: one line that names the case. details: lines that explain it.
+    example: lines that show one tiny case in full (common/check/tiny_case.py). values: an output
+    has the right shape and dtype, and wrong elements."""
 
     summary: str
     details: list[str] = field(default_factory=list)
+    example: list[str] = field(default_factory=list)
+    values: bool = False
 
     def __str__(self) -> str:
-        return "\n".join([self.summary, *(f"    {line}" for line in self.details)])
+        lines = [f"    {line}" for line in (*self.details, *self.example)]
+        return "\n".join([self.summary, *lines])
 
     def about(self, case: Case | str) -> Failure:
-        """The same, naming the case."""
+        """Return the same, naming the case."""
         return replace(self, summary=f"{case}: {self.summary}")
 
 
@@ -53,14 +69,14 @@ class Call:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The address of the memory that the tensor is a view of."""
+    """Return the address of the memory that the tensor is a view of."""
     return tensor.untyped_storage().data_ptr()
 
 
 def outputs_of(
     result: Any, args: tuple[Any, ...], signature: Signature
 ) -> tuple[list[Tensor], list[str]]:
-    """The outputs as `common.check.expected` defines them, and what to call each."""
+    """Return the outputs as `common.check.expected` defines them, and what to call each."""
     returned = tensors_of(result)
     outputs = list(returned)
     many = len(returned) > 1
@@ -94,7 +110,7 @@ def call_guarded(
     other_device: int | None = None,
     late: bool = False,
 ) -> Call:
-    """Calls a rung on copies of `args` in guarded memory, its own allocations guarded as well.
+    """Call a rung on copies of `args` in guarded memory, its own allocations guarded as well.
 
     variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
     earlier call, into whose arguments' memory the copies go where they fit. key: see
@@ -151,7 +167,7 @@ def _copies(memory: GuardedMemory, args: tuple[Any, ...], signature: Signature) 
 
 
 def _taken_out(args: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Each contiguous tensor with a copy of its values, which it has no longer."""
+    """Return each contiguous tensor with a copy of its values, which it has no longer."""
     pairs = []
     for leaf in tree_leaves(args):
         if isinstance(leaf, Tensor) and leaf.device.type != "meta" and leaf.is_contiguous():
@@ -161,7 +177,8 @@ def _taken_out(args: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The arguments of an earlier call with the values of these; None where they do not fit."""
+    """Return the arguments of an earlier call with the values of these; None where they do not
+    fit."""
     leaves, structure = tree_flatten(args)
     places = tree_leaves(earlier.args)
     if len(places) != len(leaves):
@@ -177,38 +194,43 @@ def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None
 
 
 def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> Failure | None:
-    """Memory written where the call had no business to write."""
+    """Return memory written where the call had no business to write."""
     outside = done.memory.violations()
     if outside:
-        return Failure("memory outside its tensors was written", outside)
-    for place, (now, was) in enumerate(zip(done.args, before, strict=True)):
-        if place in signature.writes:
-            continue
-        pairs = zip(tree_leaves(now), tree_leaves(was), strict=True)
-        for mine, theirs in pairs:
-            if not isinstance(mine, Tensor) or mine.device.type == "meta":
-                continue
-            name = signature.names[place]
-            if not torch.equal(bits(mine), bits(theirs)):
-                changed = bits(mine) != bits(theirs)
-                index = tuple(changed.nonzero()[0].tolist())
-                return Failure(
-                    f"argument {name} was modified, and the schema does not mark it as written",
-                    [
-                        f"{int(changed.sum()):,} of {changed.numel():,} elements, the first at "
-                        f"{index}: {theirs[index].item()} became {mine[index].item()}"
-                    ],
-                )
-            for output, title in zip(done.outputs, done.names, strict=True):
-                if output.numel() and storage_of(output) == storage_of(mine):
-                    return Failure(f"{title} shares its memory with argument {name}")
+        hint = (
+            "hint: is the index computed as it should be, and does each thread check that it is "
+            "inside the tensor before it stores?"
+        )
+        return Failure("memory outside its tensors was written", [*outside, hint])
+    kept = [
+        (signature.names[place], mine, theirs)
+        for place, (now, was) in enumerate(zip(done.args, before, strict=True))
+        if place not in signature.writes
+        for mine, theirs in zip(tree_leaves(now), tree_leaves(was), strict=True)
+        if isinstance(mine, Tensor) and mine.device.type != "meta"
+    ]
+    changes = [bits(mine) != bits(theirs) for _, mine, theirs in kept]
+    modified = values_of([changed.any() for changed in changes])
+    for (name, mine, theirs), changed, wrong in zip(kept, changes, modified, strict=True):
+        if wrong:
+            index = tuple(changed.nonzero()[0].tolist())
+            return Failure(
+                f"argument {name} was modified, and the schema does not mark it as written",
+                [
+                    f"{int(changed.sum()):,} of {changed.numel():,} elements, the first at "
+                    f"{index}: {theirs[index].item()} became {mine[index].item()}"
+                ],
+            )
+        for output, title in zip(done.outputs, done.names, strict=True):
+            if output.numel() and storage_of(output) == storage_of(mine):
+                return Failure(f"{title} shares its memory with argument {name}")
     return None
 
 
 def not_a_kernels(
     done: Call, rung: Rung, backend: Backend, on_host: bool = False
 ) -> Failure | None:
-    """A result that was not computed by kernels of the operator's own."""
+    """Return a result that was not computed by kernels of the operator's own."""
     if done.modified:
         return Failure(
             "an argument was written that the schema does not mark as written, and was restored",
@@ -255,7 +277,7 @@ def judge(
     strides: bool = True,
     looks: Sequence[Look] = (),
 ) -> Failure | None:
-    """Compares outputs with what is expected.
+    """Compare outputs with what is expected.
 
     samples: makes those of further inputs, for PyTorch's error; called where an output is not
     right without. strides: whether those of a returned tensor must be as PyTorch's are; those of
@@ -264,7 +286,7 @@ def judge(
     pairs = expected.pairs(len(outputs))
     if pairs is None:
         return Failure(
-            f"the rung gives {len(outputs)} tensors ({', '.join(names) or 'none'}), "
+            f"the rung gives {counted(len(outputs), 'tensor')} ({', '.join(names) or 'none'}), "
             f"the reference {len(expected.returned)}"
         )
 
@@ -306,27 +328,36 @@ def judge(
                 seen = "nothing was written: it holds what it held before the call"
                 details.insert(0, f"hint: {seen if itself else f'it is {its} unchanged'}")
                 break
-        return Failure(f"{name}: {found.summary}", details)
+        return Failure(f"{name}: {found.summary}", details, values=found.kind == "values")
     expected.accept(outputs, rules)
     return None
 
 
+# What STD_TORCH_CHECK puts in front of a message, where the check is a helper's: not the line that
+# went wrong.
+_OF_A_HELPER = re.compile(r"^\S+, common/cuda/\S+:\d+, ")
+
+
 def raised(error: Exception, where: str = "") -> Failure:
-    """A call that raised, as a failure; where: in front of it, with a comma and a blank.
+    """Return a call that raised, as a failure; where: in front of it, with a comma and a blank.
 
     Raises Lacking where the call said that the card lacks something.
     """
     if lacks := lacking(message_of(error)):
         raise Lacking(lacks) from error
-    lines = message_of(error).replace(f"{ROOT}/", "").splitlines()
-    kind = "" if type(error) in (RuntimeError, Exception) else f"{type(error).__name__}: "
-    return Failure(f"{where}it raised {kind}{lines[0]}", lines[1:])
+    cause = passed_on(error)
+    lines = message_of(cause).replace(f"{ROOT}/", "").splitlines()
+    if isinstance(cause, Mistake):
+        return Failure(f"{where}{lines[0]}", lines[1:])
+    lines[0] = _OF_A_HELPER.sub("", lines[0])
+    kind = "" if type(cause) in (RuntimeError, Exception) else f"{type(cause).__name__}: "
+    return Failure(f"{where}it raised {kind}{lines[0]}", lines[1:] + places_of(cause, True))
 
 
 def first_difference(
     before: Sequence[Tensor], after: Sequence[Tensor], names: Sequence[str]
 ) -> str | None:
-    """Where two lists of tensors first differ in bits (any NaN equal to any), in words."""
+    """Return where two lists of tensors first differ in bits (any NaN equal to any), in words."""
     for old, new, name in zip(before, after, names, strict=True):
         if same_values(old, new):
             continue

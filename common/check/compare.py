@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from common.base.declaration import Tolerance
+from common.base.figures import counted
 from common.check.guard import bits
 from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
@@ -43,9 +44,9 @@ MANY = 256  # elements from which their errors are looked at together
 NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
 
 _NEARLY_RIGHT = (
-    "hint: all are nearly right: more is rounded than PyTorch rounds. Is a sum kept in a type that "
-    "is too small, or added up in one long chain where PyTorch has a tree? If that is this day's "
-    "method, its Tolerance says so"
+    f"hint: each is off by less than {NEARLY:g} times what is allowed, so it may be rounding "
+    "alone: is a sum kept in a type that is too small, or added up in one long chain where PyTorch "
+    "has a tree?"
 )
 
 Pair = tuple[Tensor, Tensor]
@@ -78,7 +79,7 @@ def compare(
     samples: Sequence[Pair] = (),
     look: Look = NO_LOOK,
 ) -> Mismatch | None:
-    """None where `got` is accepted.
+    """Return None where `got` is accepted.
 
     got: a rung's output. truth: the reference's in float64 (of any dtype where the output is no
     floating one). own: PyTorch's own result in the dtype of the rung; it says which shape, dtype,
@@ -101,9 +102,7 @@ def compare(
         return metadata
     if got.dtype.is_complex:
         raise ValueError(f"got: complex outputs cannot be compared yet, got {got.dtype}")
-    bound = None
-    if got.dtype.is_floating_point and not exact:
-        bound = _Bound(got.dtype, tolerance, [(truth, own), *samples])
+    bound = _bound_of(got, truth, own, tolerance, exact, samples)
     levels = tolerance if bound is None and not exact else Tolerance()
     wrong = _compare_values(got, truth, own, bound, levels, look)
     if wrong is None and bound is not None and got.element_size() == 2:
@@ -111,8 +110,43 @@ def compare(
     return wrong
 
 
+def wrong_elements(
+    got: Tensor,
+    truth: Tensor,
+    own: Tensor,
+    tolerance: Tolerance,
+    exact: bool = False,
+    samples: Sequence[Pair] = (),
+) -> Tensor:
+    """Return where `got` is not accepted; bool, of its shape, which is that of the others.
+
+    The arguments are those of `compare`, of which a tolerance's `levels` and `share` count for a
+    whole output and not here.
+    """
+    bound = _bound_of(got, truth, own, tolerance, exact, samples)
+    wrong, _ = _wrong_in_chunk(got.reshape(-1), truth.reshape(-1), own.reshape(-1), bound)
+    mask = torch.zeros(got.numel(), dtype=torch.bool, device=got.device)
+    mask[wrong] = True
+    return mask.reshape(got.shape)
+
+
+def _bound_of(
+    got: Tensor,
+    truth: Tensor,
+    own: Tensor,
+    tolerance: Tolerance,
+    exact: bool,
+    samples: Sequence[Pair],
+) -> _Bound | None:
+    """Return the allowed errors; None where elements must be equal."""
+    if exact or not got.dtype.is_floating_point:
+        return None
+    return _Bound(got.dtype, tolerance, [(truth, own), *samples])
+
+
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype agree bit for bit, any NaN equal to any other."""
+    """Return whether two tensors of one shape and dtype agree bit for bit, any NaN equal to any
+    other."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(bits(a), bits(b)) or not bool(_differ(a, b).any())
@@ -126,7 +160,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In a dtype that every operation knows: float8 has few of its own."""
+    """Return the tensor in a dtype that every operation knows: float8 has few of its own."""
     one_byte = tensor.dtype.is_floating_point and tensor.element_size() == 1
     return tensor.float() if one_byte else tensor
 
@@ -143,7 +177,9 @@ def _compare_metadata(got: Tensor, own: Tensor) -> Mismatch | None:
     if got.shape != own.shape:
         hint = []
         if sorted(got.shape) == sorted(own.shape):
-            hint.append("the same sizes in another order: are two dimensions swapped?")
+            hint.append("hint: the same sizes in another order: are two dimensions swapped?")
+        elif got.numel() != own.numel():
+            hint.append(f"it has {counted(got.numel(), 'element')}, expected {own.numel()}")
         return Mismatch(
             "shape", f"the output has shape {tuple(got.shape)}, expected {tuple(own.shape)}", hint
         )
@@ -168,19 +204,21 @@ def _compare_metadata(got: Tensor, own: Tensor) -> Mismatch | None:
 
 
 def _power_of_two_below(magnitude: Tensor) -> Tensor:
-    """2^floor(log2 m) for float64 m >= 0, by clearing the mantissa: exact, and fast anywhere."""
+    """Return 2^floor(log2 m) for float64 m >= 0, by clearing the mantissa: exact, and fast
+    anywhere."""
     return (magnitude.view(torch.int64) & (0x7FF << 52)).view(torch.float64)
 
 
 def _ulp(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance of neighbouring numbers of `dtype` around a float64 magnitude; float64."""
+    """Return the distance of neighbouring numbers of `dtype` around a float64 magnitude;
+    float64."""
     limits = torch.finfo(dtype)
     return _power_of_two_below(magnitude).clamp(min=limits.smallest_normal) * limits.eps
 
 
 def _binade(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """The biased exponent of float64 magnitudes, 0 to 2047; below the smallest normal number of
-    `dtype` all are one binade."""
+    """Return the biased exponent of float64 magnitudes, 0 to 2047; below the smallest normal number
+    of `dtype` all are one binade."""
     smallest = torch.finfo(dtype).smallest_normal
     return magnitude.clamp(min=smallest).view(torch.int64) >> 52
 
@@ -194,7 +232,7 @@ class _Errors:
         self.count = np.zeros(2048, dtype=np.int64)
 
     def add(self, truth: Tensor, own: Tensor) -> None:
-        """Takes in one result of PyTorch's. Elements that are not finite say nothing."""
+        """Take in one result of PyTorch's. Elements that are not finite say nothing."""
         eps = torch.finfo(own.dtype).eps
         scale = min(1.0, torch.finfo(self.dtype).eps / eps)
         flat_truth, flat_own = truth.reshape(-1), own.reshape(-1)
@@ -224,7 +262,7 @@ class _Errors:
         self.largest = np.maximum(self.largest, largest.cpu().numpy())
 
     def table(self) -> np.ndarray:
-        """E by binade, float64, 2048 long."""
+        """Return e by binade, float64, 2048 long."""
         result = np.zeros(2048)
         present = np.flatnonzero(self.count)
         counts, errors = self.count[present].tolist(), self.largest[present].tolist()
@@ -255,7 +293,7 @@ class _Bound:
         self._table: Tensor | None = None
 
     def always(self, magnitude: Tensor) -> Tensor:
-        """The part that does not depend on PyTorch's error; float64."""
+        """Return the part that does not depend on PyTorch's error; float64."""
         limits = torch.finfo(self.dtype)
         ulps = magnitude.clamp(min=limits.smallest_normal) * (self.tolerance.ulps * limits.eps)
         if self.tolerance.at_zero:
@@ -263,7 +301,7 @@ class _Bound:
         return ulps
 
     def allowed(self, magnitude: Tensor) -> Tensor:
-        """All that is allowed; float64. PyTorch's errors are looked at on the first call."""
+        """Return all that is allowed; float64. PyTorch's errors are looked at on the first call."""
         if self._table is None:
             errors = _Errors(self.dtype)
             for pair in self.pairs:
@@ -279,7 +317,7 @@ class _Bound:
 def _wrong_floating(
     got: Tensor, truth: Tensor, own: Tensor, bound: _Bound
 ) -> tuple[Tensor, Tensor]:
-    """Flat tensors -> (wrong, |got - truth| over what is allowed, float64)."""
+    """Return flat tensors -> (wrong, |got - truth| over what is allowed, float64)."""
     limits = torch.finfo(got.dtype)
     g, t, o = got.double(), truth.double(), own.double()
     magnitude = t.abs()
@@ -302,7 +340,7 @@ def _wrong_floating(
 def _wrong_in_chunk(
     got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None
 ) -> tuple[Tensor, Tensor]:
-    """Flat chunks -> (indices of wrong elements, how wrong each is, float64)."""
+    """Return flat chunks -> (indices of wrong elements, how wrong each is, float64)."""
     if bound is None:
         wrong = _differ(got, truth.to(got.dtype)).nonzero().flatten()
         severity = (got[wrong].double() - truth[wrong].double()).abs()
@@ -327,7 +365,7 @@ def _compare_values(
     tolerance: Tolerance,
     look: Look,
 ) -> Mismatch | None:
-    """tolerance: for what has no bound, its levels and share."""
+    """Return tolerance: for what has no bound, its levels and share."""
     flat_got, flat_truth, flat_own = got.reshape(-1), truth.reshape(-1), own.reshape(-1)
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, flat_got.numel(), CHUNK):
@@ -348,7 +386,7 @@ def _compare_values(
     order = severity[top].argsort(descending=True, stable=True)[:WORST]
     worst = places[top[order]].tolist()
     mismatch = _explain(flat_got, flat_truth, places, worst, bound, got.shape, look)
-    if bound is not None and float(severity.max()) < NEARLY:
+    if bound is not None and float(severity.max()) < NEARLY and not look.explained:
         mismatch.details.insert(0, _NEARLY_RIGHT)
     if within:
         hint = (
@@ -382,7 +420,7 @@ class _Average:
 
 
 def _average(got: Tensor, truth: Tensor) -> _Average | None:
-    """None where there are too few elements, or too many of them are equal."""
+    """Return None where there are too few elements, or too many of them are equal."""
     g, t = got.reshape(-1).double(), truth.reshape(-1).double()
     usable = g.isfinite() & t.isfinite()
     t = torch.where(usable, t, 0.0)
@@ -409,8 +447,8 @@ def _average(got: Tensor, truth: Tensor) -> _Average | None:
 def _compare_on_average(
     got: Tensor, truth: Tensor, own: Tensor, tolerance: Tolerance
 ) -> Mismatch | None:
-    """Errors that are small enough one by one, but all of one sign, or all about as large as is
-    allowed: in short dtypes, a constant factor that is 1 % off hides within a few ulps."""
+    """Return errors that are small enough one by one, but all of one sign, or all about as large as
+    is allowed: in short dtypes, a constant factor that is 1 % off hides within a few ulps."""
     ours, theirs = _average(got, truth), _average(own, truth)
     if ours is None or theirs is None:
         return None
@@ -433,8 +471,8 @@ def _compare_on_average(
                 [
                     f"{mine:+.3%} on average, where {allowed:.3%} is allowed and PyTorch's own has "
                     f"{pytorchs:+.3%}",
-                    "hint: a factor that is slightly off, a rounding that always goes one way, or "
-                    "an intermediate result in a short dtype",
+                    "hint: is a factor slightly off, does a rounding always go one way, or is an "
+                    "intermediate result kept in a short dtype?",
                 ],
                 got.numel(),
             )
@@ -453,7 +491,7 @@ def _explain(
     shape: torch.Size,
     look: Look,
 ) -> Mismatch:
-    """Flat tensors, flat indices of the wrong elements in order, and of the worst."""
+    """Return flat tensors, flat indices of the wrong elements in order, and of the worst."""
     total, count = got.numel(), places.numel()
     if total == 1:
         summary = "the only element is wrong"
@@ -473,7 +511,7 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _number(value: float, dtype: torch.dtype) -> str:
-    """Digits enough to tell neighbouring numbers of the dtype apart."""
+    """Return digits enough to tell neighbouring numbers of the dtype apart."""
     if not dtype.is_floating_point:
         return str(bool(value)) if dtype == torch.bool else str(int(value))
     digits = math.ceil(1 - math.log10(torch.finfo(dtype).eps)) + 1
@@ -483,7 +521,7 @@ def _number(value: float, dtype: torch.dtype) -> str:
 def _table(
     got: Tensor, truth: Tensor, worst: list[int], bound: _Bound | None, shape: torch.Size
 ) -> list[str]:
-    """The worst elements in columns, with a heading."""
+    """Return the worst elements in columns, with a heading."""
     dtype = got.dtype
     rows = [("index", "got", "expected", "difference", "allowed")]
     for flat in worst:
@@ -515,15 +553,16 @@ def _table(
 
 
 def _in_ulps(count: float) -> str:
-    """ " = 2.5 ulp"; nothing where there are so many that they say no more than the difference."""
+    """Return " = 2.5 ulp"; nothing where there are so many that they say no more than the
+    difference."""
     return f" = {count:.3g} ulp" if count < MANY_ULPS else ""
 
 
 def _neighbourhood(
     got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size
 ) -> list[str]:
-    """What lies around an element in its row, expected above got, wrong ones marked; as many as
-    fit on a line."""
+    """Return what lies around an element in its row, expected above got, wrong ones marked; as many
+    as fit on a line."""
     for count in AROUND:
         lines = _around(got, truth, places, flat, shape, count)
         if max(map(len, lines), default=0) <= WIDTH:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from common.base.declaration import Problem, Rung
 from common.base.toolchain import Platform, Variant
-from common.cpu import findings, libraries
+from common.cpu import findings, launch_record, libraries
 from common.cpu.backend import Launch, Runtime
 from common.cpu.findings import Trace
+from common.cpu.launch_record import RecordedLaunch
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ MORE_SCHEDULES = (
 # With late streams: what was submitted last first, and at random.
 LATE_SCHEDULES = (Schedule("forward"), Schedule("random", 1), Schedule("random", 2))
 
-TRACED_TIME_LIMIT = 300.0  # seconds that a launch may take where every access is looked at
+TIME_LIMIT = 30.0  # seconds that a launch may take on the CPU backend: its own default
+TRACED_TIME_LIMIT = 300.0  # the same where every access is looked at
 
 
 @dataclass
@@ -63,13 +65,16 @@ class Watched:
 
     work: kernels, copies and fills that ran. allocations: of cudaMalloc and its like, more than
     before. touched: which argument host code read or wrote, and where, or "". launches: of kernels,
-    unless there were many.
+    unless there were many. early_return: at which barrier threads were missing that had returned,
+    or "". undefined_shuffle: which shuffle read a lane that did not take part, or "".
     """
 
     work: int = 0
     allocations: int = 0
     touched: str = ""
     launches: tuple[Launch, ...] = ()
+    early_return: str = ""
+    undefined_shuffle: str = ""
 
 
 class Backend:
@@ -92,25 +97,25 @@ class Backend:
         self._schedules = (Schedule("hardware"),) if runtime is None else schedules
 
     def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
-        """The orders that a check goes through: one on a GPU, several on the CPU; where it is to be
-        quick, one, unless more were requested than usual."""
+        """Return the orders that a check goes through: one on a GPU, several on the CPU; where it
+        is to be quick, one, unless more were requested than usual."""
         return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
     def late_schedules(self) -> tuple[Schedule, ...]:
-        """The orders for late streams, which the CPU backend has."""
+        """Return the orders for late streams, which the CPU backend has."""
         return () if self._runtime is None else LATE_SCHEDULES
 
     def use(self, schedule: Schedule) -> None:
-        """Runs the following launches in this order."""
+        """Run the following launches in this order."""
         if self._runtime is not None:
             self._runtime.set_schedule(
                 schedule.order, schedule.seed, schedule.blocks, schedule.completion
             )
 
     def namer(self) -> Callable[[Tensor, str], None] | None:
-        """Gives a tensor's memory its name in messages, until this is called anew. None where no
+        """Give a tensor's memory its name in messages, until this is called anew. None where no
         message names memory."""
-        if self._runtime is None or self._variant == "plain":
+        if self._runtime is None or self._variant in UNWATCHED:
             return None
         runtime = self._runtime
         runtime.forget_names()
@@ -123,7 +128,7 @@ class Backend:
 
     @property
     def watches_calls(self) -> bool:
-        """Whether `watching` sees anything: on the CPU backend."""
+        """Return whether `watching` sees anything: on the CPU backend."""
         return self._runtime is not None
 
     @contextmanager
@@ -133,7 +138,7 @@ class Backend:
         on_host: bool = False,
         late: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> Iterator[Watched]:
-        """Plays what a launcher finds on a GPU, while it is called, and watches it.
+        """Play what a launcher finds on a GPU, while it is called, and watches it.
 
         PyTorch's current stream is not the default one, the current device is not the tensors', and
         host code cannot touch the tensors that `tensors` adds to the runtime. on_host: the
@@ -165,7 +170,10 @@ class Backend:
             if late is not None:
                 wrong = runtime.end_late_check()
             watched.touched = runtime.forget_tensors()
-            watched.launches = tuple(runtime.launches()) if not on_host else ()
+            if not on_host:
+                watched.launches = tuple(runtime.launches())
+                watched.early_return = runtime.early_return()
+                watched.undefined_shuffle = runtime.undefined_shuffle()
             runtime.check_launcher(False)
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations
@@ -174,7 +182,7 @@ class Backend:
 
     @contextmanager
     def on_other_device(self, tensor: Tensor) -> Iterator[None]:
-        """Plays a second GPU, on the CPU backend, with this tensor alone on it."""
+        """Play a second GPU, on the CPU backend, with this tensor alone on it."""
         assert self._runtime is not None
         self._runtime.place_on_other_device(
             tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -185,14 +193,14 @@ class Backend:
             self._runtime.place_on_other_device(0, 0)
 
     def open_tensors(self, opened: bool) -> None:
-        """Lets host code touch the tensors of `watching` for a while: PyTorch itself may."""
+        """Let host code touch the tensors of `watching` for a while: PyTorch itself may."""
         if self._runtime is not None:
             self._runtime.open_tensors(opened)
 
     @contextmanager
     def small_card(self, shared: bool = False) -> Iterator[None]:
-        """Plays a card so small that small inputs take the paths of large ones. shared: with as
-        much shared memory as it has."""
+        """Play a card so small that small inputs take the paths of large ones. shared: with as much
+        shared memory as it has."""
         assert self._runtime is not None
         self._runtime.set_small(True, shared)
         try:
@@ -202,42 +210,65 @@ class Backend:
 
     @property
     def traces(self) -> bool:
-        """Whether every access is looked at."""
+        """Return whether every access is looked at."""
         return self._runtime is not None and self._variant == "trace"
 
     def trace(self, mode: str) -> None:
-        """What accesses are watched for from now on, where they are traced: "off", "races" or
-        "profile". Elsewhere, nothing."""
+        """Choose what accesses are watched for from now on, where they are traced: "off", "races",
+        "profile" or "record". Elsewhere, nothing."""
         if self.traces:
             assert self._runtime
             self._runtime.set_trace(mode)
 
     def take_trace(self) -> Trace:
-        """What was found since the last call; nothing where accesses are not traced."""
+        """Return what was found since the last call; nothing where accesses are not traced."""
         if not self.traces:
             return Trace([], [], [])
         assert self._runtime
         return findings.take(self._runtime)
 
+    def take_launches(self) -> list[RecordedLaunch]:
+        """Return what was recorded of each launch since the last call; nothing where accesses are
+        not traced."""
+        if not self.traces:
+            return []
+        assert self._runtime
+        return launch_record.take(self._runtime)
+
+    def release_memory(self) -> None:
+        """Give the device's memory that PyTorch keeps for later back to other processes."""
+        if self.name == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def time_limit(self, seconds: float) -> Iterator[None]:
+        """End a launch that takes longer, on the CPU backend."""
+        assert self._runtime is not None
+        self._runtime.set_time_limit(seconds)
+        try:
+            yield
+        finally:
+            self._runtime.set_time_limit(TRACED_TIME_LIMIT if self.traces else TIME_LIMIT)
+
     def synchronize(self) -> None:
-        """Waits for the device; errors of earlier launches surface here."""
+        """Wait for the device; errors of earlier launches surface here."""
         if self.name == "cuda":
             torch.cuda.synchronize()
 
 
 def interpreted(rung: Rung) -> str:
-    """What the report says of a rung whose kernel in Python is interpreted."""
+    """Return what the report says of a rung whose kernel in Python is interpreted."""
     if rung.numba:
-        return "kernels in Numba run in Numba's simulator"
+        return f"kernels in Numba run in {rung.interpreter}"
     return (
-        "kernels in Triton run in Triton's interpreter, in one order; bfloat16 is left out, since "
+        f"kernels in Triton run in {rung.interpreter}, in one order; bfloat16 is left out, since "
         "it cuts results off where a GPU rounds them"
     )
 
 
 def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backend]:
-    """The rung with the dtypes that it is checked with, and what it runs on, which is no runtime of
-    ours where the kernel is `interpreted`."""
+    """Return the rung with the dtypes that it is checked with, and what it runs on, which is no
+    runtime of ours where the kernel is `interpreted`."""
     if not rung.in_python or backend.name != "cpu":
         return rung, backend
     if rung.numba:
@@ -250,11 +281,12 @@ def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backe
 # Seconds: how long all threads may wait in loops, and how long one may run without reaching a
 # barrier or its end, where that is looked for. Builds that watch memory take longer.
 SPIN_LIMIT = 0.5
-STUCK_LIMIT = {"plain": 1.0, "address": 5.0, "trace": 10.0}
+STUCK_LIMIT = {"plain": 1.0, "debug": 1.0, "address": 5.0, "zeroed": 5.0, "trace": 10.0}
+UNWATCHED = ("plain", "debug")  # builds that watch no memory; under a debugger, threads may stop
 
 
 def make(platform: Platform, debug: bool = False) -> Backend:
-    """The backend of this platform; on the CPU, its runtime library is built if need be.
+    """Return the backend of this platform; on the CPU, its runtime library is built if need be.
 
     debug: on the CPU, go through more orders and end early what hangs, as builds that watch memory
     always do. Raises BuildError.
@@ -263,7 +295,9 @@ def make(platform: Platform, debug: bool = False) -> Backend:
         return Backend("cuda")
     runtime = Runtime(libraries.build_runtime(platform))
     runtime.set_model(platform.model)
-    if debug or platform.variant != "plain":
+    # CUDA's guide lets a mask name lanes that have exited. Nothing makes them exit before the call.
+    runtime.refuse_masks(debug)
+    if debug or platform.variant not in UNWATCHED:
         runtime.set_spin_limit(SPIN_LIMIT)
         runtime.set_stuck_limit(STUCK_LIMIT[platform.variant])
     schedules = (*SCHEDULES, *MORE_SCHEDULES) if debug else SCHEDULES

@@ -19,7 +19,8 @@ Allocator = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 def dtype_named(name: str | torch.dtype) -> torch.dtype:
-    """The torch dtype of that name, e.g. "bfloat16". Raises ValueError naming what it was."""
+    """Return the torch dtype of that name, e.g. "bfloat16". Raises ValueError naming what it
+    was."""
     if isinstance(name, torch.dtype):
         return name
     dtype = getattr(torch, name, None)
@@ -57,12 +58,12 @@ class _Source:
         return empty.normal_(generator=self.generator)
 
     def uniform(self) -> Tensor:
-        """In [0, 1)."""
+        """Return numbers in [0, 1)."""
         empty = torch.empty(self.shape, dtype=self.precision, device=self.device)
         return empty.uniform_(generator=self.generator)
 
     def integers(self, low: int, high: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """In [low, high)."""
+        """Return numbers in [low, high)."""
         return torch.randint(
             low, high, self.shape, generator=self.generator, device=self.device, dtype=dtype
         )
@@ -91,7 +92,7 @@ NONFINITE_ROWS = 8  # kinds of rows; the seeds from 0 to 7 put each of them firs
 
 
 def _nonfinite(source: _Source) -> Tensor:
-    """Row by row what a kernel may get wrong alone: what one row holds, the next does not.
+    """Return row by row what a kernel may get wrong alone: what one row holds, the next does not.
 
     One NaN; one +inf; some -inf; all -inf; ordinary; subnormals; one each of +inf, -inf and NaN;
     one each of +inf and -inf. Where the tensors of a case are drawn one after the other, most of
@@ -184,11 +185,11 @@ class Draw:
         device: str | torch.device | None = None,
         pinned: bool = False,
     ) -> Tensor:
-        """A contiguous tensor of that shape.
+        """Return a contiguous tensor of that shape.
 
         dtype: the case's where None; a name or a torch dtype.
-        values: a key of VALUES; the case's where None. Integer dtypes are uniform: over all of
-            their range for "extreme", else in [-100, 100] (uint8: [0, 255]); bool is even.
+        values: a key of VALUES, for a floating dtype; the case's where None. Integers are uniform
+            over all of their dtype's range; bool is even.
         low, high: uniform in [low, high) instead, integers and floating alike.
         device: the backend's where None; "cpu" for a host array.
         pinned: a host array in page-locked memory, where there is a GPU that gains by it.
@@ -238,13 +239,9 @@ def _numbers(source: _Source, name: str, low: float | None, high: float | None) 
                     f"low, high: {kind} holds {limits.min} to {limits.max}, got [{low}, {high})"
                 )
             return source.integers(int(low), int(high))
-        if name == "extreme":
-            # All bit patterns; randint's upper end is exclusive and cannot be 2^63.
-            bits = source.integers(-(2**63), 2**63 - 1)
-            return bits.to(kind)
-        if kind == torch.uint8:
-            return source.integers(0, 256)
-        return source.integers(max(-100, limits.min), 101)
+        # All bit patterns, of which the copy keeps the lower ones. randint's upper end is exclusive
+        # and cannot be 2^63.
+        return source.integers(-(2**63), 2**63 - 1)
     if low is not None and high is not None:
         values = low + (high - low) * source.uniform()
         # Rounding to a short dtype may reach `high`, which is excluded.

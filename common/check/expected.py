@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +22,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.declaration import Problem
+from common.base.paths import ROOT
 from common.check.compare import ENOUGH, Pair, same_values
 
 KEPT_BYTES = 4 << 30  # of what is expected, for the next rung
 SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
+
+
+# How far a reference may be from itself in float32 on ordinary numbers: of its own size, and of its
+# arguments'. More is no rounding: it draws other numbers, or takes another way.
+FAR, NOTABLE = 0.25, 1e-3
 
 
 class ProblemError(Exception):
@@ -48,7 +55,7 @@ class Signature:
 
 
 def signature_of(call: Callable[..., Any], like: Callable[..., Any] | None = None) -> Signature:
-    """The signature of an operator of torch.ops, from its schema, or of a Python function.
+    """Return the signature of an operator of torch.ops, from its schema, or of a Python function.
 
     A Python function writes the arguments that its attribute `writes` names, if it has one.
     like: has the names where `call` is compiled and does not tell them.
@@ -74,7 +81,8 @@ def signature_of(call: Callable[..., Any], like: Callable[..., Any] | None = Non
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """The tensors that a call returned, in order. Raises TypeError for anything else in there."""
+    """Return the tensors that a call returned, in order. Raises TypeError for anything else in
+    there."""
     leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -83,7 +91,8 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with `function` of each tensor in its place, also inside lists and tuples."""
+    """Return the arguments with `function` of each tensor in its place, also inside lists and
+    tuples."""
 
     def mapped(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -96,9 +105,35 @@ def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> 
 
 
 def message_of(error: BaseException) -> str:
-    """An exception's own words, without the C++ stack that PyTorch may add."""
-    text = re.split(r"\n?(?:Exception raised from|C\+\+ CapturedTraceback)", str(error))[0]
-    return text.strip() or type(error).__name__
+    """Return an exception's own words, without the C++ stack that PyTorch may add. Of Triton's
+    compiler, what is wrong first, then where."""
+    text = re.split(r"\n?(?:Exception raised from|C\+\+ CapturedTraceback)", str(error))[0].strip()
+    if wrong := getattr(error, "error_message", None):
+        text = f"{wrong}\n{text.removesuffix(wrong).rstrip()}"
+    return text or type(error).__name__
+
+
+def passed_on(error: BaseException) -> BaseException:
+    """Return the exception of a kernel in Python that Triton passes on in one of its own: the one
+    that the interpreter met, or that of the innermost function that does not compile."""
+    while (cause := error.__cause__) is not None and (
+        type(error).__name__ == "InterpreterError" or type(cause).__module__.startswith("triton.")
+    ):
+        error = cause
+    return error
+
+
+def places_of(error: BaseException, of_days: bool = False) -> list[str]:
+    """Return lines of an exception's traceback, "days/day61/vector_ops_triton.py:21 in
+    leaky_add_kernel: mask = i < n": those of days and learners. of_days: nothing where there is
+    none; else those of common/, or of elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/")]
+    days = [frame for frame in ours if not frame.filename.startswith(f"{ROOT}/common/")]
+    return [
+        f"{frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in (days if of_days else days or ours or frames[-3:])
+    ]
 
 
 # ---------------------------------------------------------------- what is expected
@@ -111,32 +146,34 @@ class Expected:
     args: the arguments, never written. returned, written: for what the reference returned and
     for the arguments that the rung writes, pairs of (truth, PyTorch's own in the rung's dtype).
     rough: like returned + written, with PyTorch's in float32 where its own is the truth itself.
-    on_host: whether host arrays are among the arguments. accepted: see `accept`.
+    aside: how PyTorch's error was found, where not as usual. on_host: whether host arrays are among
+    the arguments. accepted: see `accept`.
     """
 
     args: tuple[Any, ...]
     returned: list[Pair]
     written: list[Pair]
     rough: list[Pair]
-    remark: str = ""
+    aside: str = ""
     on_host: bool = False
     accepted: tuple[Hashable, list[Tensor]] | None = None
 
     def pairs(self, outputs: int) -> list[Pair] | None:
-        """A pair for each of so many outputs; None if that is not their number."""
+        """Return a pair for each of so many outputs; None if that is not their number."""
         if len(self.returned) == outputs:
             return self.returned
         together = self.returned + self.written
         return together if len(together) == outputs else None
 
     def bytes(self) -> int:
-        """Of all tensors, with those that `accept` keeps: they are as large as PyTorch's own."""
+        """Return the bytes of all tensors, with those that `accept` keeps: they are as large as
+        PyTorch's own."""
         pairs = [tensor for pair in self.returned + self.written for tensor in (*pair, pair[1])]
         leaves = [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Tensor)]
         return sum(tensor.nbytes for tensor in pairs + leaves)
 
     def accept(self, outputs: Sequence[Tensor], how: Hashable) -> None:
-        """Notes that these outputs are right: judging equal ones again would say the same.
+        """Note that these outputs are right: judging equal ones again would say the same.
 
         how: all that their judgement depends on beside them and this object.
         """
@@ -144,7 +181,7 @@ class Expected:
             self.accepted = how, [output.clone() for output in outputs]
 
     def accepts(self, outputs: Sequence[Tensor], how: Hashable) -> bool:
-        """Whether outputs of these very bits, in the same layout, were accepted last."""
+        """Return whether outputs of these very bits, in the same layout, were accepted last."""
         if self.accepted is None or self.accepted[0] != how:
             return False
         return all(
@@ -164,10 +201,11 @@ class Expectations:
     def get(
         self, problem: Problem, device: torch.device, key: Hashable, make: Callable[[], Expected]
     ) -> Expected:
-        """What `make` gave for this key of the problem before, or gives now."""
+        """Return what `make` gave for this key of the problem before, or gives now."""
         owner = (problem.name, problem.inputs, problem.reference, device)
         if owner != self._owner:
-            self._owner, self._kept, self._size = owner, {}, 0
+            self.clear()
+            self._owner = owner
         if key in self._kept:
             return self._kept[key]
         expected = make()
@@ -176,13 +214,18 @@ class Expectations:
             self._size += expected.bytes()
         return expected
 
+    def clear(self) -> None:
+        """Keep nothing any longer."""
+        self._owner, self._kept, self._size = (), {}, 0
+
 
 expectations = Expectations()
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """So that a reference that makes floating numbers out of integers makes them of this dtype."""
+    """Set the default dtype, so that a reference that makes floating numbers out of integers makes
+    them of this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -194,7 +237,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _reference(
     problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...], dtype: torch.dtype | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """(returned, written) of the reference on copies, floating ones in `dtype` unless None."""
+    """Return (returned, written) of the reference on copies, floating ones in `dtype` unless
+    None."""
 
     def copy(tensor: Tensor) -> Tensor:
         same = dtype is None or not tensor.is_floating_point()
@@ -216,7 +260,7 @@ def _lacks_kernel(error: Exception) -> bool:
 
 
 def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> Expected:
-    """The reference on `args`, in float64 and as they are.
+    """Return the reference on `args`, in float64 and as they are.
 
     writes: positions of the arguments that the rung writes.
     Raises whatever the reference raises; ProblemError if it does not compute in float64 when
@@ -226,7 +270,7 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
     truths = _reference(problem, args, writes, torch.float64)
-    remark = ""
+    aside = ""
     try:
         own = _reference(problem, args, writes, None)
     except (RuntimeError, NotImplementedError) as error:
@@ -238,7 +282,7 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         written, returned = own
         own = _rounded(written, half), _rounded(returned, half)
         name = str(short[0]).removeprefix("torch.")
-        remark = (
+        aside = (
             f"PyTorch has no kernel for {name} here: its error is taken from float32, then rounded"
         )
     pairs = [list(zip(truth, mine, strict=True)) for truth, mine in zip(truths, own, strict=True)]
@@ -257,11 +301,42 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         single = _reference(problem, args, writes, torch.float32)
         both = zip(pairs[0] + pairs[1], single[0] + single[1], strict=True)
         rough = [(truth, mine) for (truth, _), mine in both]
-    return Expected(args, pairs[0], pairs[1], rough, remark)
+    return Expected(args, pairs[0], pairs[1], rough, aside)
+
+
+def check_same_in_both(problem: Problem, expected: Expected) -> None:
+    """Raise ProblemError where the reference computes one thing in float32 and another in float64:
+    then PyTorch's error, which it tells, accepts any result. Where terms cancel, rounding is all
+    that is left: a difference counts that is large beside the arguments, too."""
+    leaves = [leaf for leaf in tree_leaves(expected.args) if isinstance(leaf, Tensor)]
+    largest = max((_size(leaf) for leaf in leaves if leaf.is_floating_point()), default=1.0)
+    for truth, own in expected.returned + expected.written:
+        if own.dtype != torch.float32 or truth.shape != own.shape:
+            continue
+        usable = truth.isfinite() & own.isfinite()
+        distance, size = _size((own - truth)[usable]), _size(truth[usable])
+        if distance > max(FAR * size, NOTABLE * largest):
+            raise ProblemError(
+                f"the reference of {problem.name!r} does not compute the same in float32 and in "
+                f"float64: {distance:.3g} apart, where numbers are {size:.3g} (root mean squares): "
+                "does it draw numbers, or depend on the default dtype?"
+            )
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square; 0 of no elements."""
+    return float(tensor.double().norm()) / max(tensor.numel(), 1) ** 0.5
+
+
+def truths(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> list[Tensor]:
+    """Return the reference on `args` in float64: what it returns, then what it writes. writes: as
+    for `evaluate`. Raises whatever the reference raises."""
+    returned, written = _reference(problem, args, writes, torch.float64)
+    return returned + written
 
 
 def samples_needed(problem: Problem, expected: Expected) -> int:
-    """How many further inputs it takes until PyTorch's error is no matter of luck.
+    """Return how many further inputs it takes until PyTorch's error is no matter of luck.
 
     Not only outputs of few elements need them: all elements of a row may share one error, that
     of their sum, and a few rows are few errors. 0 where nothing floating is compared.
@@ -276,7 +351,7 @@ def samples_needed(problem: Problem, expected: Expected) -> int:
 
 
 def rolled_samples(problem: Problem, expected: Expected, writes: tuple[int, ...]) -> list[Expected]:
-    """The samples needed, from the arguments themselves with their elements moved along.
+    """Return the samples needed, from the arguments themselves with their elements moved along.
 
     For arguments that no case draws: the numbers stay in their range, the roundings differ.
     """
@@ -311,7 +386,8 @@ def backward(
     upstream: list[Tensor | None],
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """The gradients of the arguments at `places`, floating arguments in `dtype` unless None."""
+    """Return the gradients of the arguments at `places`, floating arguments in `dtype` unless
+    None."""
 
     def copy(tensor: Tensor) -> Tensor:
         same = dtype is None or not tensor.is_floating_point()
@@ -335,7 +411,8 @@ def backward(
 def expected_gradients(
     problem: Problem, args: tuple[Any, ...], signature: Signature, expanded: bool = False
 ) -> Gradients:
-    """The gradients by PyTorch's autograd through the reference, in float64 and as `args` are.
+    """Return the gradients by PyTorch's autograd through the reference, in float64 and as `args`
+    are.
 
     Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). expanded: its
     first row is expanded to all, with a stride of 0. Raises ProblemError for a rung that writes its

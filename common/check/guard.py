@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from common.cpu.backend import Runtime
 
 BAND = 16 * 1024  # bytes before and after each tensor
+ALLOCATED = "that the operator allocates"  # ends a tensor's name until it is known as an output
 ALIGNMENT = 256  # bytes: what cudaMalloc promises, and kernels with 16-byte loads rely on
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,13 +28,13 @@ _BODY = 0
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory seen as signed integers of the same width (1 to 8 bytes)."""
+    """Return the same memory seen as signed integers of the same width (1 to 8 bytes)."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 @lru_cache(maxsize=1024)
 def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
-    """The bits of one element of poison, as a signed integer of its width.
+    """Return the bits of one element of poison, as a signed integer of its width.
 
     variant 0: a quiet NaN for floating dtypes, so that it spreads to all that is computed from it.
     variant 1: a large finite number, for kernels that lose a NaN (fmaxf does); see _fresh.
@@ -65,7 +66,7 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
 
 
 def _fresh(dtype: torch.dtype, variant: int, tag: int = _BODY) -> tuple[int, int]:
-    """The bits of the even and of the odd elements of fresh memory.
+    """Return the bits of the even and of the odd elements of fresh memory.
 
     They differ in variant 1, where large numbers of both signs alternate: a minimum with memory
     that was not written does not show a positive one, a maximum does not show a negative one.
@@ -77,13 +78,14 @@ def _fresh(dtype: torch.dtype, variant: int, tag: int = _BODY) -> tuple[int, int
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
+    """Return those of a contiguous tensor."""
     sizes = [max(size, 1) for size in shape]
     return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def is_poison(tensor: Tensor) -> Tensor:
-    """Where `tensor` holds what unwritten memory of its dtype is filled with; bool, its shape.
+    """Return where `tensor` holds what unwritten memory of its dtype is filled with; bool, its
+    shape.
 
     Always False for bool, whose values are all ordinary.
     """
@@ -111,10 +113,31 @@ class _Record:
         return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
 
     def bands(self) -> tuple[Tensor, Tensor]:
-        """What lies before and after the body, as integers of the width of its elements."""
+        """Return what lies before and after the body, as integers of the width of its elements."""
         integer = _INTEGERS[self.dtype.itemsize]
         before, after = self.buffer[: self.start], self.buffer[self.start + self.size :]
         return before.view(integer), after.view(integer)
+
+
+@dataclass(frozen=True)
+class GuardedTensor:
+    """Where a tensor lies. name: as an argument or an output is called, "" for others. itemsize:
+    bytes per element. address: of the first element. span: of all its memory, bands included."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+    address: int
+    span: tuple[int, int]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def holds(self, address: int) -> bool:
+        """Return whether the address is in its memory, or in a band beside it."""
+        return self.span[0] <= address < self.span[1]
 
 
 class GuardedMemory:
@@ -146,7 +169,7 @@ class GuardedMemory:
         pinned: bool = False,
         shift: int = 0,
     ) -> Tensor:
-        """A contiguous tensor full of poison, 256-byte aligned, with a band on both sides.
+        """Return a contiguous tensor full of poison, 256-byte aligned, with a band on both sides.
 
         name: how `violations` calls it. pinned: in page-locked host memory.
         shift: starts so many elements behind an aligned address instead.
@@ -180,7 +203,8 @@ class GuardedMemory:
         return body
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
-        """The values, strides and misalignment of `tensor`, in guarded memory of its kind."""
+        """Return the values, strides and misalignment of `tensor`, in guarded memory of its
+        kind."""
         shift = tensor.data_ptr() % 16 // tensor.element_size()
         place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
         if tensor.is_contiguous():
@@ -196,7 +220,7 @@ class GuardedMemory:
         return result
 
     def refill(self, tensor: Tensor, source: Tensor) -> bool:
-        """Puts the values of `source` into a tensor that `copy_of` made; False where they differ in
+        """Put the values of `source` into a tensor that `copy_of` made; False where they differ in
         more than values."""
         if (tensor.shape, tensor.dtype, tensor.device, tensor.stride()) != (
             source.shape,
@@ -210,7 +234,7 @@ class GuardedMemory:
         return True
 
     def argument_of(self, tensor: Tensor) -> str:
-        """The name of the argument in whose memory this tensor lies, or ""."""
+        """Return the name of the argument in whose memory this tensor lies, or ""."""
         place = tensor.untyped_storage().data_ptr()
         for record in self._records:
             mine = record.name.startswith("argument")
@@ -219,7 +243,7 @@ class GuardedMemory:
         return ""
 
     def add_arguments(self, runtime: Runtime, written: Collection[str]) -> None:
-        """Tells the runtime of the arguments in this memory; the names of those that a call may
+        """Tell the runtime of the arguments in this memory; the names of those that a call may
         write are in `written`."""
         for record in self._records:
             if record.name.startswith("argument") and record.size:
@@ -228,7 +252,7 @@ class GuardedMemory:
                 runtime.add_tensor(address, record.size, BAND, writable, record.name)
 
     def still_held(self) -> list[str]:
-        """The tensors of this memory that somebody else holds, arguments left out."""
+        """Return the tensors of this memory that somebody else holds, arguments left out."""
         return [
             str(record)
             for record in self._records
@@ -237,15 +261,29 @@ class GuardedMemory:
             and torch._C._storage_Use_Count(record.buffer.untyped_storage()._cdata) > 2
         ]
 
+    def tensors(self) -> list[GuardedTensor]:
+        """Return where each tensor lies that was handed out, in order."""
+        return [
+            GuardedTensor(
+                record.name,
+                str(record.dtype).removeprefix("torch."),
+                record.shape,
+                record.dtype.itemsize,
+                record.buffer.data_ptr() + record.start,
+                (record.buffer.data_ptr(), record.buffer.data_ptr() + record.buffer.numel()),
+            )
+            for record in self._records
+        ]
+
     def rename(self, tensor: Tensor, name: str) -> None:
-        """Calls the record that holds `tensor` by this name, if there is one."""
+        """Call the record that holds `tensor` by this name, if there is one."""
         for record in self._records:
             if record.buffer.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
                 record.name = name
 
     def untouched(self, tensor: Tensor) -> Tensor:
-        """Where `tensor` holds what its memory was filled with; bool, its shape. Always False for
-        bool, whose values are all ordinary, and for memory from elsewhere."""
+        """Return where `tensor` holds what its memory was filled with; bool, its shape. Always
+        False for bool, whose values are all ordinary, and for memory from elsewhere."""
         place = tensor.untyped_storage().data_ptr()
         for record in self._records:
             mine = record.buffer.untyped_storage().data_ptr() == place
@@ -255,7 +293,7 @@ class GuardedMemory:
         return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
 
     def violations(self) -> list[str]:
-        """A line for each band that was written: whose, which side, how far in elements.
+        """Return a line for each band that was written: whose, which side, how far in elements.
 
         Waits for the device where there is something to look at.
         """
@@ -264,10 +302,10 @@ class GuardedMemory:
             for record in self._records
             for side, band in zip(("before", "after"), record.bands(), strict=True)
         ]
-        touched = [(band != record.poison).any() for record, _, band in sides]
+        touched = values_of([(band != record.poison).any() for record, _, band in sides])
         found: list[str] = []
         for (record, side, band), wrong in zip(sides, touched, strict=True):
-            if not wrong.item():
+            if not wrong:
                 continue
             items = (band != record.poison).nonzero().flatten()
             if side == "before":
@@ -280,6 +318,21 @@ class GuardedMemory:
 
 def _elements(count: int) -> str:
     return f"{count} element" + ("" if count == 1 else "s")
+
+
+def values_of(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of these bool tensors of one element each.
+
+    Each device is waited for once: where several processes share a GPU, a wait may take until it is
+    this one's turn.
+    """
+    found = [False] * len(flags)
+    for device in {flag.device for flag in flags}:
+        places = [i for i, flag in enumerate(flags) if flag.device == device]
+        values = torch.stack([flags[i] for i in places]).tolist()
+        for i, value in zip(places, values, strict=True):
+            found[i] = bool(value)
+    return found
 
 
 class GuardedAllocations(TorchDispatchMode):
@@ -361,19 +414,19 @@ class GuardedAllocations(TorchDispatchMode):
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
     ) -> Tensor:
-        """Guarded memory for one allocation, filled where the operator requested that."""
+        """Return guarded memory for one allocation, filled where the operator requested that."""
         self.allocated += 1
         place = torch.device("cpu" if device is None else device)
         kind = torch.get_default_dtype() if dtype is None else dtype
         if place.type == "meta":
             return torch.empty(tuple(shape), dtype=kind, device=place)
-        name = f"tensor {self.allocated} that the operator allocates"
+        name = f"tensor {self.allocated} {ALLOCATED}"
         result = self.memory.empty(shape, kind, place, name)
         return result if fill is None else result.fill_(fill)
 
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The key that PyTorch would choose from these arguments; None where we cannot tell."""
+    """Return the key that PyTorch would choose from these arguments; None where we cannot tell."""
     leaves = tree_leaves((args, kwargs))
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     for kind, key in (("meta", "Meta"), ("cuda", "CUDA"), ("cpu", "CPU")):
@@ -387,7 +440,7 @@ def _plain(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -
 
 
 def _like(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -> Tensor:
-    """The *_like and new_* family: what is not given is taken from the first argument."""
+    """Return the *_like and new_* family: what is not given is taken from the first argument."""
     model: Tensor = args[0]
     shape = args[1] if len(args) > 1 and not isinstance(args[1], (int, float, bool)) else None
     dtype = kwargs.get("dtype") or model.dtype
@@ -416,8 +469,8 @@ def _new_strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
 
 
 def _onto_itself(name: str, args: Sequence[Any]) -> bool:
-    """Whether a copy's target is its source, as when Triton's interpreter brings arguments back to
-    the CPU, where they are: nothing changes."""
+    """Return whether a copy's target is its source, as when Triton's interpreter brings arguments
+    back to the CPU, where they are: nothing changes."""
     if not name.startswith("aten.copy_"):
         return False
     target, source = args[:2]
@@ -455,7 +508,7 @@ _ALLOCATIONS = {
 
 
 def _with_dtype(kwargs: dict[str, Any], value: Any) -> dict[str, Any]:
-    """aten::full takes the dtype of its value where none is given."""
+    """Return aten::full takes the dtype of its value where none is given."""
     if kwargs.get("dtype") is not None:
         return kwargs
     return {**kwargs, "dtype": torch.full((), value).dtype}

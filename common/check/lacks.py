@@ -13,6 +13,6 @@ class Lacking(Exception):
 
 
 def lacking(message: str) -> str:
-    """What the card lacks, from an exception's message; "" where that says nothing of it."""
+    """Return what the card lacks, from an exception's message; "" where that says nothing of it."""
     found = re.search(rf"{PHRASE}[^\n]*", message)
     return found.group() if found else ""

@@ -23,6 +23,10 @@ from common.cpu.backend import Launch
 
 MOST = 3  # sentences about one output
 SIZE = 1 << 22  # elements in which relations are looked for, at most
+ALL_ONES = -1  # the bits of an element of shared memory to which nothing was stored
+UNSET = 2**32 - 1  # the same as an unsigned int
+FARTHEST = 8  # elements by which a result may be shifted
+ROUNDINGS = 16  # times its eps: what many roundings to a dtype add up to, at most
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class Look:
 
     launches: of its kernels, as far as known. again: the same output of another call on the same
     input, where each tensor's fresh memory held a number of its own instead of NaN; None where
-    there was none. untouched: where it still held that number; bool, of its shape.
+    there was none. untouched: where it still held that number; bool, of its shape. explained: what
+    went wrong is known from other calls, or seen otherwise.
     """
 
     launches: tuple[Launch, ...] = ()
     again: Tensor | None = None
     untouched: Tensor | None = None
+    explained: bool = False
 
 
 NO_LOOK = Look()
@@ -71,7 +77,7 @@ class Wrong:
 
     @property
     def width(self) -> int:
-        """Elements per row: of the last dimension."""
+        """Return elements per row: of the last dimension."""
         return self.shape[-1] if self.shape else 1
 
     @property
@@ -80,28 +86,33 @@ class Wrong:
 
     @cached_property
     def bad(self) -> Tensor:
-        """The wrong elements."""
+        """Return the wrong elements."""
         return self.got[self.places]
 
     @cached_property
     def bad_again(self) -> Tensor | None:
-        """The same elements of the other call."""
+        """Return the same elements of the other call."""
         again = self.look.again
         if again is None or again.numel() != self.total or again.dtype != self.got.dtype:
             return None
         return again.reshape(-1)[self.places]
 
     @cached_property
-    def poisoned(self) -> bool:
-        """Whether all wrong elements hold what fresh memory is filled with."""
-        if not bool(is_poison(self.bad).all()):
-            return False
+    def unwritten(self) -> Tensor:
+        """Return which of all elements hold what fresh memory is filled with."""
         untouched = self.look.untouched
-        return untouched is None or bool(untouched.reshape(-1)[self.places].all())
+        poison = is_poison(self.got)
+        return poison if untouched is None else poison & untouched.reshape(-1)
+
+    @cached_property
+    def poisoned(self) -> bool:
+        """Return whether all wrong elements hold what fresh memory is filled with."""
+        return bool(self.unwritten[self.places].all())
 
     @cached_property
     def wide(self) -> Tensor:
-        """The wrong elements in a dtype that every operation knows: float8 has few of its own."""
+        """Return the wrong elements in a dtype that every operation knows: float8 has few of its
+        own."""
         return self.bad.float() if self.floating and self.bad.element_size() == 1 else self.bad
 
 
@@ -120,18 +131,24 @@ def nothing_written(wrong: Wrong) -> str:
 
 
 def not_written(wrong: Wrong) -> str:
-    if not wrong.poisoned:
+    number = int(wrong.unwritten[wrong.places].sum())
+    if not number:
         return ""
-    return f"they hold the poison that fresh memory is filled with: never written{_surely(wrong)}"
+    they = "they were" if number == wrong.count else f"{number:,} of them were"
+    if number == 1:
+        they = "it was" if wrong.count == 1 else "1 of them was"
+    what = "it holds" if number == 1 else "they hold"
+    return f"{they} never written: {what} what fresh memory is filled with{_surely(wrong)}"
 
 
 def _surely(wrong: Wrong) -> str:
-    """One call alone does not tell memory never written from a NaN that was read and passed on."""
-    return "" if wrong.look.untouched is not None else ", or read and passed on"
+    """Return one call alone does not tell memory never written from a NaN that was read and passed
+    on."""
+    return "" if wrong.look.untouched is not None else " (or it was read, and passed on)"
 
 
 def from_unwritten_memory(wrong: Wrong) -> str:
-    """Not a number where fresh memory holds NaN, and a number where it holds one."""
+    """Recognise NaN where fresh memory holds NaN, and a number where it holds one."""
     if not wrong.floating or wrong.bad_again is None:
         return ""
     was_nan = wrong.wide.isnan()
@@ -139,8 +156,21 @@ def from_unwritten_memory(wrong: Wrong) -> str:
     if not bool(was_nan.any()) or bool((was_nan & again.isnan()).any()):
         return ""
     return (
-        f"{_some(was_nan)} NaN, and other numbers when fresh memory holds other numbers: they are "
+        f"{_some(wrong, was_nan)} NaN, and other numbers when fresh memory holds other numbers: "
         "computed from memory that was not written, or that lies outside of a tensor"
+    )
+
+
+def from_shared_memory(wrong: Wrong) -> str:
+    """Recognise NaN with the bits that the CPU backend gives shared memory."""
+    if not wrong.floating or wrong.bad.device.type != "cpu":
+        return ""
+    nan = wrong.wide.isnan()
+    if not bool(nan.any()) or not bool((bits(wrong.bad)[nan] == ALL_ONES).all()):
+        return ""
+    return (
+        f"{_some(wrong, nan)} NaN with all bits set, which is what shared memory holds before a "
+        "thread stores to it, and often a variable without a first value: is one of them read?"
     )
 
 
@@ -155,25 +185,116 @@ def invalid_operation(wrong: Wrong) -> str:
         # x86 makes this NaN for an invalid operation; those that are passed on keep their bits.
         default = bits(torch.tensor([-math.nan], dtype=wrong.bad.dtype))
         if bool((bits(wrong.bad)[nan] == default).all()):
-            return f"{_some(nan)} NaN that an operation made: {made}"
-    return f"{_some(nan)} NaN: {made}, or computed from memory never written or outside of a tensor"
+            return f"{_some(wrong, nan)} NaN that an operation made: {made}"
+    return (
+        f"{_some(wrong, nan)} NaN: {made}, or computed from memory never written or outside of a "
+        "tensor"
+    )
 
 
 def infinite(wrong: Wrong) -> str:
     if not wrong.floating or not bool(wrong.wide.isinf().all()):
         return ""
-    return "they are infinite: an overflow, or a division by zero"
+    return f"{_they_are(wrong)} infinite: does something overflow, or is it divided by zero?"
 
 
 def zero(wrong: Wrong) -> str:
-    return "they are all zero" if wrong.count > 1 and not bool(wrong.bad.any()) else ""
+    if bool(wrong.bad.any()):
+        return ""
+    every = "all " if wrong.count > 1 else ""
+    return f"{_they_are(wrong)} {every}zero: is anything added to what a sum begins with?"
 
 
-def _some(which: Tensor) -> str:
-    return "they are" if bool(which.all()) else f"{int(which.sum()):,} of them are"
+def _they_are(wrong: Wrong) -> str:
+    return "it is" if wrong.count == 1 else "they are"
+
+
+def _some(wrong: Wrong, which: Tensor) -> str:
+    return _they_are(wrong) if bool(which.all()) else f"{int(which.sum()):,} of them are"
 
 
 # ---------------------------------------------------------------- where the wrong elements are
+
+
+def one_blocks_part(wrong: Wrong) -> str:
+    """Return written is as much as one block writes, and several ran."""
+    blocks, block = _launch(wrong)
+    written = _written_beginning(wrong)
+    if blocks < 2 or not written or wrong.look.untouched is None:
+        return ""
+    needed = -(-wrong.total // written)  # blocks, if each had so much
+    if blocks != needed and not (blocks > needed and written == block):
+        return ""
+    rows = len(wrong.shape) > 1 and written % wrong.width == 0
+    if not rows and written % block:
+        return ""
+    unit, noun = (wrong.width, "row") if rows else (1, "element")
+    return (
+        f"{_only_first(written // unit, noun, wrong.total // unit)} written, the part of one of "
+        f"{blocks:,} blocks: does the index use blockIdx.x?"
+    )
+
+
+def _only_first(number: int, noun: str, size: int) -> str:
+    """Return "only the first row of 3 was", "only the first 2 rows of 3 were"."""
+    if number == 1:
+        return f"only the first {noun} of {size:,} was"
+    return f"only the first {number:,} {noun}s of {size:,} were"
+
+
+def _written_beginning(wrong: Wrong) -> int:
+    """Return how many elements at the beginning were written, where none behind them was; 0
+    otherwise."""
+    unwritten = wrong.unwritten
+    written = wrong.total - int(unwritten.sum())
+    return 0 if bool(unwritten[:written].any()) or written == wrong.total else written
+
+
+def one_tile(wrong: Wrong) -> str:
+    """Recognise a matrix and a grid in two dimensions of which is written what one block along
+    x or along y writes, or what threads write whose x and y are swapped."""
+    launch, corner = _launch_2d(wrong), _written_corner(wrong)
+    if launch is None or corner is None or wrong.look.untouched is None:
+        return ""
+    (height, width), (rows, columns) = (wrong.total // wrong.width, wrong.width), corner
+    (blocks_x, blocks_y, _), (block_x, block_y, _) = launch.grid, launch.block
+    across, down = blocks_x * block_x, blocks_y * block_y
+    fits = across >= width and down >= height
+    if fits and (rows, columns) == (min(height, across), min(width, down)):
+        return (
+            f"of {height} × {width}, only the first {rows} × {columns} were written, and the grid "
+            f"has {across} threads along x and {down} along y: are x and y, column and row, "
+            "swapped?"
+        )
+    sides = (
+        (columns, "column", width, blocks_x, block_x, "x"),
+        (rows, "row", height, blocks_y, block_y, "y"),
+    )
+    for number, noun, size, blocks, block, axis in sides:
+        part = f"{_only_first(number, noun, size)} written"
+        if number < size and 1 < blocks == -(-size // number) and number % block == 0:
+            return (
+                f"{part}, the part of one of {blocks} blocks along {axis}: does the index use "
+                f"blockIdx.{axis}?"
+            )
+        if number < size and number == blocks * block:
+            return (
+                f"{part}, as many as the grid has threads along {axis}: are there blocks enough "
+                f"along {axis}?"
+            )
+    return ""
+
+
+def _written_corner(wrong: Wrong) -> tuple[int, int] | None:
+    """Return rows and columns of the upper left part, where it was written and nothing else was."""
+    if len(wrong.shape) < 2:
+        return None
+    written = ~wrong.unwritten.view(-1, wrong.width)
+    rows, columns = int(written.any(1).sum()), int(written.any(0).sum())
+    if not 0 < rows * columns < wrong.total:
+        return None
+    whole = bool(written[:rows, :columns].all()) and int(written.sum()) == rows * columns
+    return (rows, columns) if whole else None
 
 
 def tail(wrong: Wrong) -> str:
@@ -187,6 +308,12 @@ def tail(wrong: Wrong) -> str:
         if row == height - 1:
             return f"only the last row, {row}, is wrong"
     text = f"exactly the tail is wrong: all from flat index {wrong.first} to the end"
+    size = wrong.bad.element_size()
+    if size > 1 and wrong.first > 3 and wrong.first == wrong.total // size:
+        return (
+            f"{text} ({wrong.count:,}); {wrong.total:,} bytes are right, and as many elements are "
+            "expected: is a size in bytes meant somewhere?"
+        )
     return f"{text} ({wrong.count:,}){_next_thread(wrong)}"
 
 
@@ -197,7 +324,7 @@ def beginning(wrong: Wrong) -> str:
 
 
 def columns(wrong: Wrong) -> str:
-    if not _part(wrong) or len(wrong.shape) < 2:
+    if not _part(wrong) or len(wrong.shape) < 2 or wrong.width == 1:
         return ""
     width = wrong.width
     found = torch.unique(wrong.places % width)
@@ -231,7 +358,7 @@ def rows(wrong: Wrong) -> str:
 
 
 def every_nth(wrong: Wrong) -> str:
-    """One residue of the index, with a stride that is no dimension."""
+    """Return one residue of the index, with a stride that is no dimension."""
     if not _part(wrong) or wrong.count < 8:
         return ""
     steps = wrong.places.diff()
@@ -248,7 +375,8 @@ def _part(wrong: Wrong) -> bool:
 
 
 def _launch(wrong: Wrong) -> tuple[int, int]:
-    """Blocks and threads per block of the kernels that ran, where all have one size, along x."""
+    """Return blocks and threads per block of the kernels that ran, where all have one size, along
+    x."""
     sizes = set(wrong.look.launches)
     if len(sizes) != 1:
         return 0, 0
@@ -258,10 +386,21 @@ def _launch(wrong: Wrong) -> tuple[int, int]:
     return launch.grid[0], launch.block[0]
 
 
+def _launch_2d(wrong: Wrong) -> Launch | None:
+    """Return the one size of all kernels that ran, where their grid or block goes along x and y."""
+    sizes = set(wrong.look.launches)
+    if len(sizes) != 1:
+        return None
+    (launch,) = sizes
+    along_y = launch.grid[1] * launch.block[1] > 1
+    return launch if along_y and launch.grid[2] == launch.block[2] == 1 else None
+
+
 def _next_thread(wrong: Wrong) -> str:
-    """Which thread the first element of the tail is, where each thread has one."""
+    """Return which thread the first element of the tail is, where each thread has one, and none
+    stored."""
     blocks, block = _launch(wrong)
-    if not blocks:
+    if not blocks or not wrong.poisoned:
         return ""
     first, threads = wrong.first, blocks * block
     grid = f"{_plural(blocks, 'block')} of {_plural(block, 'thread')}"
@@ -273,7 +412,8 @@ def _next_thread(wrong: Wrong) -> str:
     if first < threads:
         return (
             f". With one element per thread, that is thread {first % block} of block "
-            f"{first // block}, and the grid has it ({grid}): does a condition exclude it?"
+            f"{first // block}, and the grid has it ({grid}): does a condition "
+            "exclude it, or is its index another?"
         )
     if first % threads == 0:
         return f". That is {first // threads} elements per thread of the grid ({grid})"
@@ -282,7 +422,7 @@ def _next_thread(wrong: Wrong) -> str:
 
 def _next_column(wrong: Wrong, column: int) -> str:
     blocks, block = _launch(wrong)
-    if not blocks or column != block:
+    if not blocks or column != block or not wrong.poisoned:
         return ""
     return (
         f". A block has {_plural(block, 'thread')}: with one column per thread, column {column} "
@@ -298,7 +438,8 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
-    """got and truth in float64, the largest magnitude, eps; None where there is nothing to say."""
+    """Return got and truth in float64, the largest magnitude, eps; None where there is nothing to
+    say."""
     if wrong.total == 1 or wrong.poisoned or wrong.total > SIZE:
         return None
     g, t = wrong.got.double(), wrong.truth.double()
@@ -310,8 +451,8 @@ def _numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
 
 
 def _alike(wrong: Wrong, arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> bool:
-    """Whether what `arrange` makes of got and truth is equal but for rounding, and not because all
-    is one value."""
+    """Return whether what `arrange` makes of got and truth is equal but for rounding, and not
+    because all is one value."""
     numbers = _numbers(wrong)
     if numbers is None:
         return False
@@ -333,26 +474,32 @@ def transposed(wrong: Wrong) -> str:
 
 
 def shifted(wrong: Wrong) -> str:
-    if _alike(wrong, lambda g, t: (g[1:], t[:-1])):
-        return "got is what is expected, shifted one element towards the end"
-    if _alike(wrong, lambda g, t: (g[:-1], t[1:])):
-        return "got is what is expected, shifted one element towards the start"
+    if text := _shifted(wrong, wrong.total, "the end", "the start"):
+        return f"got is what is expected, shifted {text}"
     return ""
 
 
 def rows_shifted(wrong: Wrong) -> str:
-    """Every row shifted by itself."""
-    if len(wrong.shape) < 2 or wrong.width < 3 or wrong.total == wrong.width:
+    """Return every row shifted by itself."""
+    if len(wrong.shape) < 2 or wrong.total == wrong.width:
         return ""
-    width = wrong.width
+    if text := _shifted(wrong, wrong.width, "its end", "its start"):
+        return f"each row is what is expected, shifted {text}"
+    return ""
 
-    def cut(tensor: Tensor, start: int) -> Tensor:
-        return tensor.view(-1, width)[:, start : start + width - 1].reshape(-1)
 
-    if _alike(wrong, lambda g, t: (cut(g, 1), cut(t, 0))):
-        return "each row is what is expected, shifted one element towards its end"
-    if _alike(wrong, lambda g, t: (cut(g, 0), cut(t, 1))):
-        return "each row is what is expected, shifted one element towards its start"
+def _shifted(wrong: Wrong, width: int, end: str, start: str) -> str:
+    """Return how many elements rows of that width are shifted, and to which side, or ""."""
+
+    def cut(tensor: Tensor, first: int, by: int) -> Tensor:
+        return tensor.view(-1, width)[:, first : first + width - by].reshape(-1)
+
+    for by in range(1, min(FARTHEST, width // 2) + 1):
+        number = "one element" if by == 1 else f"{by} elements"
+        if _alike(wrong, lambda g, t, by=by: (cut(g, by, by), cut(t, 0, by))):
+            return f"{number} towards {end}"
+        if _alike(wrong, lambda g, t, by=by: (cut(g, 0, by), cut(t, by, by))):
+            return f"{number} towards {start}"
     return ""
 
 
@@ -369,7 +516,7 @@ def opposite_sign(wrong: Wrong) -> str:
 
 
 def _wrong_numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
-    """The same of the wrong elements alone, those that are finite."""
+    """Return the same of the wrong elements alone, those that are finite."""
     numbers = _numbers(wrong)
     if numbers is None:
         return None
@@ -395,7 +542,7 @@ def factor(wrong: Wrong) -> str:
 
 
 def row_factors(wrong: Wrong) -> str:
-    """Every row is off by a factor of its own."""
+    """Return every row is off by a factor of its own."""
     numbers = _numbers(wrong)
     if numbers is None or len(wrong.shape) < 2 or wrong.width < 8:
         return ""
@@ -432,6 +579,20 @@ def offset(wrong: Wrong) -> str:
     return ""
 
 
+def unset_integers(wrong: Wrong) -> str:
+    """Count that began with the bits that the CPU backend gives shared memory."""
+    if wrong.floating or wrong.got.element_size() != 8 or wrong.got.device.type != "cpu":
+        return ""
+    difference = wrong.bad - wrong.truth[wrong.places].to(wrong.bad.dtype)
+    from_unset = (difference != 0) & (difference % UNSET == 0)
+    if int(from_unset.sum()) < max(3, 0.75 * wrong.count):
+        return ""
+    return (
+        "most are off by multiples of 2^32 − 1, which an unsigned int of shared memory holds "
+        "before a thread stores to it: is each one set to 0 first?"
+    )
+
+
 def lower_precision(wrong: Wrong) -> str:
     numbers = _wrong_numbers(wrong)
     if numbers is None or not wrong.floating:
@@ -441,7 +602,10 @@ def lower_precision(wrong: Wrong) -> str:
     normal = t.abs() > limits.smallest_normal
     if int(normal.sum()) < 8:
         return ""
-    relative = float(((g - t).abs() / t.abs())[normal].median())
+    error, size = (g - t).abs()[normal], t.abs()[normal]
+    relative = float((error / size).median())
+    # A sum that is small by chance may be far off, measured by itself.
+    largest = float((error / size.clamp(min=float(size.median()))).max())
     # A long sum in float16 errs as much as one rounding to bfloat16.
     kinds = (
         ("float32", "float32", 2.0**-23),
@@ -450,7 +614,7 @@ def lower_precision(wrong: Wrong) -> str:
     )
     for narrow, kept, eps in kinds:
         # One rounding errs by a sixth of eps in the median, several by a little more.
-        if eps > limits.eps and eps / 16 < relative <= eps / 2:
+        if eps > limits.eps and eps / 16 < relative <= eps / 2 and largest < ROUNDINGS * eps:
             return (
                 f"the errors are the size of {narrow}'s rounding: is a value kept, or a sum added "
                 f"up, in {kept}, although the result is "
@@ -459,27 +623,40 @@ def lower_precision(wrong: Wrong) -> str:
     return ""
 
 
+# Those of them that hold whatever other calls give.
+SURE = (nothing_written, not_written, from_unwritten_memory, one_tile, one_blocks_part)
 # Of each group, the first that sees its pattern speaks.
 OUTPUT: tuple[tuple[Recogniser, ...], ...] = (
-    (nothing_written, not_written, from_unwritten_memory, invalid_operation, infinite, zero),
-    (tail, beginning, columns, rows, every_nth),
+    (
+        nothing_written,
+        not_written,
+        from_unwritten_memory,
+        from_shared_memory,
+        invalid_operation,
+        infinite,
+        zero,
+    ),
+    (one_tile, one_blocks_part, tail, beginning, columns, rows, every_nth),
     (
         transposed,
+        opposite_sign,
+        unset_integers,
+        factor,
+        offset,
         shifted,
         rows_shifted,
         reversed_order,
-        opposite_sign,
-        factor,
         row_factors,
-        offset,
         lower_precision,
     ),
 )
 
 
 def hints(wrong: Wrong) -> list[str]:
-    """What the output says, a sentence of each group at most."""
-    said = (next(filter(None, (see(wrong) for see in group)), "") for group in OUTPUT)
+    """Return what the output says, a sentence of each group at most; only what is sure where other
+    calls explain it."""
+    groups = [[s for s in group if s in SURE or not wrong.look.explained] for group in OUTPUT]
+    said = (next(filter(None, (see(wrong) for see in group)), "") for group in groups)
     return [text for text in said if text][:MOST]
 
 
@@ -496,7 +673,9 @@ class Behaviour:
     calls on one input, whether they were right with NaN in fresh memory and with numbers in it;
     both several times. calls: of calls in turn, whether they were right. cases: of one dtype,
     with whether they were right. dtypes: of the case that failed, which were right. not_finite: the
-    wrong output has infinities or NaN where finite numbers are expected.
+    wrong output has infinities or NaN where finite numbers are expected. near: it is off by no more
+    than roundings to its dtype add up to. undefined: an undefined value was read, which is another
+    in another order. reading: how the input was read, in words.
     """
 
     orders: dict[str, bool] = field(default_factory=dict)
@@ -507,6 +686,9 @@ class Behaviour:
     cases: tuple[tuple[Case, bool], ...] = ()
     dtypes: dict[str, bool] = field(default_factory=dict)
     not_finite: bool = False
+    near: bool = False
+    undefined: bool = False
+    reading: str = ""
 
 
 def one_order(seen: Behaviour) -> str:
@@ -515,22 +697,26 @@ def one_order(seen: Behaviour) -> str:
     if not right or not wrong:
         return ""
     text = f"right with threads in {right[0]} order, wrong in {wrong[0]} order"
-    if seen.repeats:
-        return f"{text}: it depends on the order in which threads run: a race"
-    if seen.repeats is None:
+    if seen.repeats is None or seen.undefined:
         return text
+    if seen.repeats:
+        return (
+            f"{text}: it depends on the order in which threads run: a race, or a variable that is "
+            "read before it is set"
+        )
     return (
         f"{text}. But another call in {next(iter(seen.orders))} order differs as well: it depends "
-        "on what ran before (a result that is kept, memory that is not written), or on chance"
+        "on what ran before (a result that is kept, a variable or memory that is not set), or on "
+        "chance"
     )
 
 
 def every_order(seen: Behaviour) -> str:
-    if not seen.differ:
+    if not seen.differ or seen.undefined:
         return ""
     return (
         f"wrong with threads in {' and in '.join(seen.differ)} order, and differently: it depends "
-        "on the order in which threads run: a race"
+        "on the order in which threads run: a race, or a variable that is read before it is set"
     )
 
 
@@ -557,7 +743,7 @@ def first_call_only(seen: Behaviour) -> str:
 
 
 def multiples(seen: Behaviour) -> str:
-    """Right where one size is a multiple of a power of two, and wrong where it is not."""
+    """Return right where one size is a multiple of a power of two, and wrong where it is not."""
     found = [text for place in range(_rank(seen)) if (text := _multiples_of(seen, place))]
     return found[0] if len(found) == 1 else ""  # two sizes that explain it explain nothing
 
@@ -602,8 +788,8 @@ def _up_to(seen: Behaviour, place: int) -> str:
     if not odd[0] & odd[1]:
         return ""  # it may as well be what they are multiples of
     return (
-        f"right where {_size(seen, place)} is at most {right[-1]}, wrong from {wrong[0]} on: "
-        "does each thread go on to its next element, and are there enough blocks?"
+        f"right where {_size(seen, place)} is at most {right[-1]}, wrong from {wrong[0]} on: is "
+        "that what a block, the grid or an array can hold?"
     )
 
 
@@ -619,8 +805,23 @@ def half_overflow(seen: Behaviour) -> str:
     )
 
 
+def short_sum(seen: Behaviour) -> str:
+    wrong = [name for name in ("float16", "bfloat16") if not seen.dtypes.get(name, True)]
+    if not wrong or not seen.dtypes.get("float32") or not seen.near:
+        return ""
+    return (
+        f"right in float32, and in {' and '.join(wrong)} off by what roundings to 16 bits add up "
+        "to: is a sum, or another value on the way, kept in 16 bits? Keep it in float, and round "
+        "the result alone"
+    )
+
+
+def misread_input(seen: Behaviour) -> str:
+    return seen.reading
+
+
 def _size(seen: Behaviour, place: int) -> str:
-    """What to call that size of the cases' shapes."""
+    """Return what to call that size of the cases' shapes."""
     last = _rank(seen) - 1
     if last == 0:
         return "the length"
@@ -638,11 +839,18 @@ BEHAVIOUR: tuple[Callable[[Behaviour], str], ...] = (
     unwritten_memory,
     first_call_only,
     half_overflow,
-    multiples,
-    up_to_a_size,
+    short_sum,
+    misread_input,
 )
+# Less than where in one output the wrong elements are.
+SIZES: tuple[Callable[[Behaviour], str], ...] = (multiples, up_to_a_size)
 
 
 def habits(seen: Behaviour) -> list[str]:
-    """What the calls say."""
+    """Return what the calls say."""
     return [text for recognise in BEHAVIOUR if (text := recognise(seen))]
+
+
+def sizes(seen: Behaviour) -> list[str]:
+    """Return what the sizes say for which the calls are right."""
+    return [text for recognise in SIZES if (text := recognise(seen))]

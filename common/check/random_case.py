@@ -18,12 +18,13 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 @cache
 def session_seed() -> int:
-    """The seed of this process and of those that it forks; a failure names it."""
+    """Return the seed of this process and of those that it forks; a failure names it."""
     return int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
 
 
 def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
-    """One of the cases with other sizes, the same for the same seed; None where none has sizes.
+    """Return one of the cases with other sizes, the same for the same seed; None where none has
+    sizes.
 
     A dimension that is odd in one of the cases takes any size up to the largest there is of it;
     another keeps to the sizes that the cases have, because it may have to be a multiple.
@@ -52,7 +53,7 @@ def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
 
 
 def _size(chance: random.Random, most: int) -> int:
-    """A size in [1, most], often one beside a multiple of a tile's."""
+    """Return a size in [1, most], often one beside a multiple of a tile's."""
     tile = chance.choice(_TILES)
     near = tile * chance.randint(1, max(most // tile, 1)) + chance.choice((-1, 0, 1))
     return near if 1 <= near <= most and chance.random() < 0.75 else chance.randint(1, most)

@@ -14,12 +14,21 @@ GAVE_UP = re.compile(
 )
 
 
+# What is added to CUDA's error of a launch that it refused, by the CPU backend (runtime/launch.cpp)
+# or by common/cuda/tensor.cuh: it speaks of threads, of blocks and of x, and names no argument.
+_OF_A_LAUNCH = re.compile(
+    r"(?:: |, )(?:a grid (?:of|has) |\d+ threads per block|dynamic shared memory of |"
+    r"shared memory is at most |in \S+<<<)[^\n]*"
+)
+
+
 def names_one_of(message: str, names: tuple[str, ...]) -> bool:
-    """Whether a message names one of the arguments, as a word.
+    """Return whether a message names one of the arguments, as a word.
 
     "a" and "A" are words of English too: they count only in quotes or before a colon, "must",
     "has", "is" or "expected".
     """
+    message = _OF_A_LAUNCH.sub("", message)
     for name in names:
         word = rf"(?<![\w.]){re.escape(name)}(?!\w)"
         if name in ("a", "A"):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.outcome import Skip
+from common.base.paths import ROOT
 from common.check.call import (
     Call,
     Failure,
@@ -37,6 +38,7 @@ from common.check.expected import (
     ProblemError,
     Signature,
     backward,
+    check_same_in_both,
     evaluate,
     expectations,
     expected_gradients,
@@ -48,9 +50,11 @@ from common.check.expected import (
 )
 from common.check.guard import bits
 from common.check.lacks import Lacking, lacking
-from common.check.patterns import Behaviour, Look, habits
+from common.check.misread import misread
+from common.check.patterns import ROUNDINGS, Behaviour, Look, habits, sizes
 from common.check.random_case import SEED_VARIABLE, random_case, session_seed
 from common.check.refusal import GAVE_UP, names_one_of
+from common.check.tiny_case import tiny_case
 
 if TYPE_CHECKING:
     from common.check.device import Backend, Schedule
@@ -66,16 +70,22 @@ class CheckResult:
     failure: the first one, after which no further case is tried.
     fallbacks: what the launcher handed to another rung's kernel, and why, for each case on which it
     did.
-    remarks: what was not tried, or was tried in another way, and why."""
+    remarks: what was not tried for want of something, and why. asides: what was tried in another
+    way, or not at all, as the day declares."""
 
     checked: int = 0
     failure: Failure | None = None
     fallbacks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
 
     def remark(self, text: str) -> None:
-        if text and text not in self.remarks:
+        if text not in self.remarks:
             self.remarks.append(text)
+
+    def aside(self, text: str) -> None:
+        if text and text not in self.asides:
+            self.asides.append(text)
 
 
 class _CaseCheck:
@@ -100,7 +110,9 @@ class _CaseCheck:
         self.schedules = schedules
         self.result = result
         self.explain = explain
-        self.wrong: Call | None = None  # the first call, where its values were wrong
+        self.wrong: Call | None = None  # the first call, where its values were wrong in each order
+        self.wrong_values = False  # of the first call, in any order
+        self.reading = ""  # how that call read its input, in words
         self.lacks = ""  # what `right_or_refused` was refused for, of the card
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
@@ -111,10 +123,10 @@ class _CaseCheck:
                 f"the inputs of {problem.name!r} must have the same shapes for every seed, got "
                 f"{first} and {second}"
             )
-        result.remark(self.first.remark)
+        result.aside(self.first.aside)
 
     def _expected(self, draw: int) -> Expected:
-        """For the `draw`-th set of inputs of this case."""
+        """Return what is expected for the `draw`-th set of inputs of this case."""
         key = (self.case, self.signature.writes, draw)
         return expectations.get(
             self.problem, self.backend.device, key, lambda: self._evaluated(draw)
@@ -141,11 +153,13 @@ class _CaseCheck:
                 f"the reference of {problem.name!r} raised {type(error).__name__}: "
                 f"{message_of(error)}"
             ) from error
+        if self.case.values == "normal":
+            check_same_in_both(problem, expected)
         expected.on_host = drawn.on_host
         return expected
 
     def _samples(self) -> list[Expected]:
-        """Further inputs of the case, for PyTorch's error on them."""
+        """Return further inputs of the case, for PyTorch's error on them."""
         return [
             self._expected(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]
@@ -161,6 +175,18 @@ class _CaseCheck:
             self.problem, expected, outputs, names, self.signature, self._samples, looks=looks
         )
 
+    def _judge_call(
+        self, expected: Expected, done: Call, looks: Sequence[Look] = ()
+    ) -> Failure | None:
+        """Return the same of a call that came back; wrong values with what the CPU backend saw of
+        it."""
+        look = Look(done.watched.launches, explained=_undefined(done))
+        looks = looks or [look] * len(done.outputs)
+        failure = self._judge(expected, done.outputs, done.names, looks)
+        if failure is None or not failure.values:
+            return failure
+        return _with_hints(failure, _seen(done))
+
     def _attempt(
         self,
         expected: Expected,
@@ -169,7 +195,7 @@ class _CaseCheck:
         into: Call | None = None,
         late: bool = False,
     ) -> tuple[Call | None, Failure | None]:
-        """One guarded call, and what was wrong with it. into, late: see `call_guarded`."""
+        """Return one guarded call, and what was wrong with it. into, late: see `call_guarded`."""
         try:
             done = call_guarded(
                 self.call,
@@ -185,18 +211,18 @@ class _CaseCheck:
             return None, raised(error)
         failure = side_effects(done, expected.args, self.signature)
         if failure is None and compare_values:
-            failure = self._judge(expected, done.outputs, done.names)
+            failure = self._judge_call(expected, done)
         if failure is None:
             failure = not_a_kernels(done, self.rung, self.backend, expected.on_host)
         return done, failure
 
     def first_call(self) -> Failure | None:
-        """The failure of the first call alone, not yet naming the case."""
+        """Return the failure of the first call alone, not yet naming the case."""
         self.backend.use(self.schedules[0])
         return self._attempt(self.first)[1]
 
     def run(self) -> Failure | None:
-        """The first failure, not yet naming the case."""
+        """Return the first failure, not yet naming the case."""
         self.backend.use(self.schedules[0])
         done, failure = self._attempt(self.first)
         if failure is not None:
@@ -225,49 +251,72 @@ class _CaseCheck:
         return None
 
     def _explained(self, done: Call | None, failure: Failure) -> Failure:
-        """What the first call's failure says, and what other calls on the same input say of it."""
+        """Return what the first call's failure says, and what other calls on the same input say of
+        it."""
         if done is None:
             return failure
-        right = next((order for order in self.schedules[1:] if self.right(order)), None)
+        self.wrong_values = failure.values
+        right = next((order for order in self._further_orders() if self.right(order)), None)
         if right is not None:
             orders = {str(self.schedules[0]): False, str(right): True}
-            seen = Behaviour(orders, repeats=not self.right(self.schedules[0]))
-            return _with_habits(failure, seen)
+            repeats = not self.right(self.schedules[0])
+            seen = Behaviour(orders, repeats, undefined=_undefined(done))
+            return _with_habits(self._explained_elsewhere(done, failure), seen)
         self.backend.use(self.schedules[0])
         if len(self.schedules) == 1 and not self.rung.not_repeatable:
             again, _ = self._attempt(self.first, compare_values=False)
             if again is not None and first_difference(done.outputs, again.outputs, done.names):
-                hint = "hint: a second run gives other values: a race, or memory read unwritten"
-                return replace(failure, details=[hint, *failure.details])
-        mismatch = self._judge(self.first, done.outputs, done.names)
-        if mismatch is None or mismatch.summary != failure.summary:
-            return failure  # not for its values
+                hint = (
+                    "a second run gives other values: is there a race, or is memory read unwritten?"
+                )
+                return _with_hints(self._explained_elsewhere(done, failure), [hint])
+        if not failure.values:
+            return failure
         self.wrong = done
-        return self._looked_at(done, failure) if self.explain else failure
+        return self._looked_at(done) if self.explain else failure
 
-    def _looked_at(self, done: Call, failure: Failure) -> Failure:
-        """The failure of wrong values, explained by another call with other fresh memory."""
+    def _explained_elsewhere(self, done: Call, failure: Failure) -> Failure:
+        """Return the failure, where other calls say what went wrong: without what the size of an
+        error says."""
+        looks = [Look(explained=True)] * len(done.outputs)
+        return (self._judge_call(self.first, done, looks) or failure) if failure.values else failure
+
+    def _looked_at(self, done: Call) -> Failure:
+        """Return the failure of wrong values, explained by further calls on the same input."""
         again, fault = self._attempt(self.first, variant=2)
-        looks = [Look(done.watched.launches)] * len(done.outputs)
+        differ = self._differing_orders(done)
+        self.reading = self.misread(done)
+        known = Look(
+            done.watched.launches, explained=bool(differ or self.reading or _undefined(done))
+        )
+        looks = [known] * len(done.outputs)
         if again is not None and len(again.outputs) == len(done.outputs):
             looks = [
-                Look(done.watched.launches, output, again.memory.untouched(output))
+                replace(known, again=output, untouched=again.memory.untouched(output))
                 for output in again.outputs
             ]
-        better = self._judge(self.first, done.outputs, done.names, looks)
+        better = self._judge_call(self.first, done, looks)
         assert better is not None
-        better = _with_habits(better, Behaviour(differ=self._differing_orders(done)))
+        better = _with_hints(better, [self.reading])
+        better = _with_habits(better, Behaviour(differ=differ, undefined=_undefined(done)))
         if again is None or fault is not None:
             return better
         fresh = (False, self.right()), (True, self.right(variant=2))
         return _with_habits(better, Behaviour(fresh=fresh))
 
+    def misread(self, done: Call) -> str:
+        """Return how a call on the first input read it, where its outputs are wrong; "" where that
+        is not known."""
+        return misread(
+            self.problem, self.first, done.outputs, self.signature, done.watched.launches
+        )
+
     def _differing_orders(self, done: Call) -> tuple[str, ...]:
-        """The first order and another in which the wrong result is another one; () where there is
-        none, or where the first order itself gives different results."""
+        """Return the first order and another in which the wrong result is another one; () where
+        there is none, or where the first order itself gives different results."""
         if self.rung.not_repeatable or not self._repeats(done.outputs):
             return ()
-        for schedule in self.schedules[1:]:
+        for schedule in self._further_orders():
             self.backend.use(schedule)
             other, _ = self._attempt(self.first, compare_values=False)
             self.backend.use(self.schedules[0])
@@ -275,31 +324,55 @@ class _CaseCheck:
                 return str(self.schedules[0]), str(schedule)
         return ()
 
+    def _further_orders(self) -> Sequence[Schedule]:
+        """Return the orders in which a wrong call is tried again: where it is to be explained, also
+        those in which no right one is."""
+        return (self.backend.schedules() if self.explain else self.schedules)[1:]
+
     def right(self, schedule: Schedule | None = None, variant: int = 0) -> bool:
-        """Whether a call on the first input is right."""
+        """Return whether a call on the first input is right."""
         if schedule is not None:
             self.backend.use(schedule)
         return self._attempt(self.first, variant)[1] is None
 
-    def not_finite(self) -> bool:
-        """Whether the first call gave infinities or NaN where finite numbers are expected."""
+    def _floating(self) -> list[tuple[Tensor, Tensor]]:
+        """Return (output, truth) in float64 of the wrong call, of outputs that are floating."""
         assert self.wrong is not None
         pairs = self.first.pairs(len(self.wrong.outputs)) or []
-        return any(
-            got.dtype.is_floating_point
-            and got.shape == truth.shape
-            and bool((truth.isfinite() & ~got.double().isfinite()).any())
+        return [
+            (got.double(), truth.double())
             for got, (truth, _) in zip(self.wrong.outputs, pairs, strict=False)
+            if got.dtype.is_floating_point and got.shape == truth.shape
+        ]
+
+    def not_finite(self) -> bool:
+        """Return whether the first call gave infinities or NaN where finite numbers are
+        expected."""
+        return any(
+            bool((truth.isfinite() & ~got.isfinite()).any()) for got, truth in self._floating()
+        )
+
+    def near(self) -> bool:
+        """Return whether the first call is off by no more than roundings in 16 bits add up to."""
+        if self.case.dtype not in ("float16", "bfloat16"):
+            return False
+        allowed = ROUNDINGS * torch.finfo(getattr(torch, self.case.dtype)).eps
+        found = self._floating()
+        return bool(found) and all(
+            bool(((got - truth).abs() <= allowed * (truth.abs() + truth.norm() / size)).all())
+            for got, truth in found
+            if (size := max(truth.numel(), 1) ** 0.5)
         )
 
     def _repeats(self, kept: list[Tensor]) -> bool:
-        """Whether the first order gives these outputs again."""
+        """Return whether the first order gives these outputs again."""
         self.backend.use(self.schedules[0])
         again, _ = self._attempt(self.first)
         return again is not None and first_difference(kept, again.outputs, again.names) is None
 
     def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
-        """Other numbers in the same memory: nothing may be left over from the call before."""
+        """Return other numbers in the same memory: nothing may be left over from the call
+        before."""
         again, failure = self._attempt(self.second, into=done)
         if failure is not None:
             details = failure.details
@@ -309,7 +382,8 @@ class _CaseCheck:
                     "memory: is a result kept by the address of its input?",
                     *details,
                 ]
-            second = Failure(f"in a second call, on other inputs, {failure.summary}", details)
+            summary = f"in a second call, on other inputs, {failure.summary}"
+            second = replace(failure, summary=summary, details=details)
             if not self.explain:
                 return second
             calls = (True, False, self.right(), self.right())
@@ -331,7 +405,7 @@ class _CaseCheck:
         return None
 
     def _same_again(self, kept: list[Tensor]) -> Failure | None:
-        """The same input, with other numbers in all memory that was not written yet."""
+        """Return the same input, with other numbers in all memory that was not written yet."""
         again, failure = self._attempt(self.first, variant=1)
         if failure is not None:
             summary = f"with large numbers in fresh memory instead of NaN, {failure.summary}"
@@ -339,8 +413,7 @@ class _CaseCheck:
             seen = _with_habits(replace(failure, summary=summary), Behaviour(fresh=fresh))
             if seen.details != failure.details:
                 return seen
-            hint = "hint: memory is read that was not written, or runs differ"
-            return replace(seen, details=[hint, *failure.details])
+            return _with_hints(seen, ["is memory read that was not written, or do runs differ?"])
         assert again is not None
         difference = first_difference(kept, again.outputs, again.names)
         if difference is None or self.rung.not_repeatable:
@@ -349,8 +422,8 @@ class _CaseCheck:
             "two runs on the same input differ in bits",
             [
                 difference,
-                "the order of the additions changes (atomics?), or memory is read unwritten; "
-                "if it is meant, the rung says why in not_repeatable",
+                "does the order of the additions change (atomics), or is memory read unwritten? If "
+                "it is meant, the rung says why in not_repeatable",
             ],
         )
 
@@ -360,10 +433,11 @@ class _CaseCheck:
             done, failure = self._attempt(self.first)
             orders = {str(self.schedules[0]): True, str(schedule): False}
             if failure is not None:
-                wrong = Failure(
-                    f"with threads in {schedule} order, {failure.summary}", failure.details
-                )
-                return _with_habits(wrong, Behaviour(orders, self._repeats(kept)))
+                wrong = failure if done is None else self._explained_elsewhere(done, failure)
+                summary = f"with threads in {schedule} order, {wrong.summary}"
+                wrong = replace(wrong, summary=summary)
+                seen = Behaviour(orders, self._repeats(kept), undefined=_undefined(done))
+                return _with_habits(wrong, seen)
             assert done is not None
             difference = first_difference(kept, done.outputs, done.names)
             if difference is not None and not self.rung.not_repeatable:
@@ -373,29 +447,30 @@ class _CaseCheck:
                     else f"another call in {self.schedules[0]} order differs as well: it depends "
                     "on what ran before, on memory that is not written, or on chance"
                 )
-                return Failure(
+                if _undefined(done):
+                    cause = "the result depends on the order in which threads run"
+                differs = Failure(
                     f"with threads in {schedule} order, the result differs in bits",
                     [cause, f"{self.schedules[0]} order against {schedule} order: {difference}"],
                 )
+                return _with_hints(differs, _seen(done))
         self.backend.use(self.schedules[0])
         return None
 
     def _late_streams(self) -> Failure | None:
-        """With the work of streams as late as legal, on the CPU backend."""
+        """Check with the work of streams as late as legal, on the CPU backend."""
         for schedule in self.backend.late_schedules():
             self.backend.use(schedule)
             failure = self._attempt(self.first, late=True)[1]
             if failure is not None:
-                hint = "hint: a stream does not wait for an event that it needs"
-                return Failure(
-                    f"with late streams ({schedule} order), {failure.summary}",
-                    [hint, *failure.details],
-                )
+                hint = "does a stream lack an event that it has to wait for?"
+                summary = f"with late streams ({schedule} order), {failure.summary}"
+                return _with_hints(replace(failure, summary=summary), [hint])
         self.backend.use(self.schedules[0])
         return None
 
     def _further_rows(self) -> Failure | None:
-        """Further draws, so that each kind of row comes, also where a case has only one."""
+        """Return further draws, so that each kind of row comes, also where a case has only one."""
         for draw in range(2, NONFINITE_ROWS):
             failure = self._attempt(self._expected(draw))[1]
             if failure is not None:
@@ -403,7 +478,7 @@ class _CaseCheck:
         return None
 
     def leaks(self) -> Failure | None:
-        """Calls three times: what each of them leaves behind is a leak."""
+        """Call three times: what each of them leaves behind is a leak."""
         memories, grown = [], []
         for _ in range(3):
             done, failure = self._attempt(self.first, compare_values=False)
@@ -427,9 +502,9 @@ class _CaseCheck:
         return None
 
     def on_small_card(self, shared: bool = False) -> Failure | None:
-        """On a card with few multiprocessors, little shared memory and small grids, so that this
-        case takes the paths of a large one. It may be refused there, for a reason. shared: with the
-        usual shared memory."""
+        """Check on a card with few multiprocessors, little shared memory and small grids, so that
+        this case takes the paths of a large one. It may be refused there, for a reason. shared:
+        with the usual shared memory."""
         with self.backend.small_card(shared):
             failure = self.right_or_refused()
         if failure is None:
@@ -442,8 +517,8 @@ class _CaseCheck:
         )
 
     def right_or_refused(self) -> Failure | None:
-        """One call, which may also be refused by the name of an argument. What the card lacks is
-        noted in `lacks`."""
+        """Return one call, which may also be refused by the name of an argument. What the card
+        lacks is noted in `lacks`."""
         self.backend.use(self.schedules[0])
         args = self.first.args
         try:
@@ -456,10 +531,11 @@ class _CaseCheck:
             refused = self.lacks or names_one_of(message, self.signature.names)
             return None if refused and not GAVE_UP.search(message) else raised(error)
         failure = side_effects(done, args, self.signature)
-        return failure or self._judge(self.first, done.outputs, done.names)
+        return failure or self._judge_call(self.first, done)
 
     def expanded_gradient(self) -> Failure | None:
-        """With an upstream gradient of stride 0, as `y.sum().backward()` gives: one row for all."""
+        """Check with an upstream gradient of stride 0, as `y.sum().backward()` gives: one row for
+        all."""
         self.backend.use(self.schedules[0])
         expected = expected_gradients(self.problem, self.first.args, self.signature, expanded=True)
         failure, _ = gradients_of(
@@ -472,7 +548,8 @@ class _CaseCheck:
         )
 
     def _side_stream(self) -> Failure | None:
-        """On a stream that is still busy, with the true input arriving on it behind that work."""
+        """Check on a stream that is still busy, with the true input arriving on it behind that
+        work."""
         stale = map_tensors(torch.clone, self.second.args)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -488,11 +565,11 @@ class _CaseCheck:
         failure = self._judge(self.first, outputs, names)
         if failure is None:
             return None
-        hint = "hint: some work is not on the current stream, so it reads its input too early"
-        return Failure(f"on a side stream, {failure.summary}", [hint, *failure.details])
+        hint = "is some work not on the current stream, so that it reads its input too early?"
+        return _with_hints(replace(failure, summary=f"on a side stream, {failure.summary}"), [hint])
 
     def _graph(self) -> Failure | None:
-        """Captured with one input, replayed with another in the same memory."""
+        """Return captured with one input, replayed with another in the same memory."""
         static = map_tensors(torch.clone, self.first.args)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -513,13 +590,14 @@ class _CaseCheck:
         if wrong is None:
             return None
         hint = (
-            "hint: the graph was captured with other inputs: something was computed once, at "
-            "capture, or on another stream"
+            "the graph was captured with other inputs: was something computed once, at capture, or "
+            "on another stream?"
         )
-        return Failure(f"replayed from a CUDA graph, {wrong.summary}", [hint, *wrong.details])
+        summary = f"replayed from a CUDA graph, {wrong.summary}"
+        return _with_hints(replace(wrong, summary=summary), [hint])
 
     def _capture(self, graph: torch.cuda.CUDAGraph, args: tuple[Any, ...]) -> Any:
-        """What the call returned while it was captured."""
+        """Return what the call returned while it was captured."""
         # torch.cuda.graph would empty the allocator's cache each time, which takes longer than
         # all the rest.
         stream = torch.cuda.Stream()
@@ -557,10 +635,35 @@ class _CaseCheck:
         return None
 
 
+def _seen(done: Call) -> list[str]:
+    """Return what the CPU backend saw of a call whose result is wrong."""
+    said = []
+    if done.watched.early_return:
+        said.append(f"{done.watched.early_return}: was something left for them to do before it?")
+    said.append(done.watched.undefined_shuffle)
+    return [text.replace(f"{ROOT}/", "") for text in said]
+
+
+def _undefined(done: Call | None) -> bool:
+    return done is not None and bool(done.watched.undefined_shuffle)
+
+
+def _with_hints(failure: Failure, hints: Sequence[str], last: bool = False) -> Failure:
+    """Return the failure, with these hints in front of its details, or behind the hints there,
+    those that are not ""."""
+    said = [f"hint: {text}" for text in hints if text]
+    place = 0
+    while last and place < len(failure.details) and failure.details[place].startswith("hint: "):
+        place += 1
+    details = [*failure.details[:place], *said, *failure.details[place:]]
+    return replace(failure, details=details)
+
+
 def _with_habits(failure: Failure, seen: Behaviour) -> Failure:
-    """The failure, with what the behaviour says of it in front."""
-    said = [f"hint: {text}" for text in habits(seen)]
-    return replace(failure, details=[*said, *failure.details])
+    """Return the failure, with what the behaviour says of it; what sizes say where nothing else
+    does, and behind what the output says."""
+    said = habits(seen)
+    return _with_hints(failure, said) if said else _with_hints(failure, sizes(seen), last=True)
 
 
 def _shapes(args: tuple[Any, ...]) -> list[tuple[int, ...]]:
@@ -568,7 +671,7 @@ def _shapes(args: tuple[Any, ...]) -> list[tuple[int, ...]]:
 
 
 def _fill(into: tuple[Any, ...], source: tuple[Any, ...]) -> None:
-    """Copies the tensors of one set of arguments into another, on the current stream."""
+    """Copy the tensors of one set of arguments into another, on the current stream."""
     for mine, theirs in zip(tree_leaves(into), tree_leaves(source), strict=True):
         if isinstance(mine, Tensor):
             mine.copy_(theirs, non_blocking=True)
@@ -582,7 +685,7 @@ def gradients_of(
     expected: Gradients,
     backend: Backend,
 ) -> tuple[Failure | None, list[Tensor]]:
-    """The rung's gradients, and what is wrong with them."""
+    """Return the rung's gradients, and what is wrong with them."""
     try:
         with backend.watching():
             found = backward(call, args, expected.places, expected.upstream)
@@ -599,7 +702,8 @@ def _volume(case: Case) -> int:
 
 
 def quick_cases(cases: Sequence[Case]) -> list[Case]:
-    """One case for each dtype, small and, where there is one, with an odd size in its shape."""
+    """Return one case for each dtype, small and, where there is one, with an odd size in its
+    shape."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
         volume = _volume(case)
@@ -619,8 +723,8 @@ MORE_CASES = 4  # that a quick check tries of a rung that has only fallen back s
 def _until_own_kernel(
     chosen: Sequence[Case], cases: Sequence[Case], result: CheckResult, lacks: Collection[str]
 ) -> Iterator[Case]:
-    """The chosen cases, then a few others, the smallest first, until one that no other rung's
-    kernel computed: what a rung falls back to has a check of its own."""
+    """Return the chosen cases, then a few others, the smallest first, until one that no other
+    rung's kernel computed: what a rung falls back to has a check of its own."""
     yield from chosen
     others = dict.fromkeys(case for case in cases if case not in chosen)
     for case in sorted(others, key=_volume)[:MORE_CASES]:
@@ -641,14 +745,15 @@ def check_rung(
     first_calls: bool = False,
     explain: bool = False,
 ) -> CheckResult:
-    """Checks a rung on all cases of its dtypes, until the first failure.
+    """Check a rung on all cases of its dtypes, until the first failure.
 
     call: an operator of torch.ops or a Python function. fallback: tells, after a case, whether
     another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`,
     with others where all of these fell back, and one thread order unless orders are what is looked
     at; where accesses are traced, one with several blocks instead. one_order: one, with all cases.
     first_calls: one call on each case, and nothing else of this list but its first two items.
-    explain: further calls are made of a rung that fails, to see what it depends on. On each case,
+    explain: further calls are made of a rung that fails, to see what it depends on, and of one
+    that gives wrong values a tiny case is shown. On each case,
     with the outputs and all memory that the operator allocates poisoned and everything between
     guard bands:
 
@@ -682,9 +787,9 @@ def check_rung(
         walk = iter(cases)
     not_captured = rung.not_captured or (UNCACHED and "memory is not cached, so it would allocate")
     if not_captured and backend.name == "cuda":
-        result.remark(f"not captured in a CUDA graph: {not_captured}")
+        result.aside(f"not captured in a CUDA graph: {not_captured}")
     if rung.not_repeatable:
-        result.remark(f"two runs are not compared bit for bit: {rung.not_repeatable}")
+        result.aside(f"two runs are not compared bit for bit: {rung.not_repeatable}")
     tried: list[Case] = []
     for case in walk:
         result.checked += 1
@@ -694,6 +799,9 @@ def check_rung(
             failure = check.first_call() if first_calls else check.run()
             if explain and check.wrong is not None and failure is not None:
                 failure = _with_habits(failure, _among_cases(check, tried[:-1]))
+            if explain and check.wrong_values and failure is not None:
+                backend.use(schedules[0])
+                failure = replace(failure, example=tiny_case(problem, rung, call, case, backend))
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
@@ -702,7 +810,7 @@ def check_rung(
         except ProblemError as error:
             failure = Failure(str(error))
         if failure is not None:
-            result.failure = failure.about(case)
+            result.failure = failure.about(problem.case_words(case))
             return result
         if text := fallback():
             result.fallbacks.append(text)
@@ -717,11 +825,49 @@ def check_rung(
     return result
 
 
+@dataclass(frozen=True)
+class Once:
+    """One call of a rung. arguments: their names. failure: None if the result is right. error: the
+    largest difference of a finite element from the reference in float64."""
+
+    arguments: tuple[str, ...]
+    failure: Failure | None
+    error: float = 0.0
+
+
+def call_once(
+    problem: Problem, rung: Rung, call: Callable[..., Any], case: Case, backend: Backend
+) -> Once:
+    """Call a rung on a case and compare its outputs with the reference, as the first step of
+    `check_rung` does.
+
+    Raises Lacking where the card lacks something.
+    """
+    schedules = backend.schedules(quick=True)
+    try:
+        check = _CaseCheck(problem, rung, call, case, backend, schedules, CheckResult())
+    except ProblemError as error:
+        return Once((), Failure(str(error)))
+    backend.use(schedules[0])
+    done, failure = check._attempt(check.first)
+    arguments = check.signature.names[: len(check.first.args)]
+    if done is None or failure is not None:
+        return Once(arguments, failure)
+    pairs = check.first.pairs(len(done.outputs)) or []
+    errors = [
+        (got.double() - truth.double()).abs()
+        for got, (truth, _) in zip(done.outputs, pairs, strict=True)
+        if not got.is_complex()
+    ]
+    finite = [error[error.isfinite()] for error in errors]
+    return Once(arguments, None, max((float(e.max()) for e in finite if e.numel()), default=0.0))
+
+
 TRYING = 2.0  # seconds for other cases of a rung that is wrong
 
 
 def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
-    """Which other cases are right, by size and by dtype. right: those known to be.
+    """Return which other cases are right, by size and by dtype. right: those known to be.
 
     Only on the CPU backend: what is wrong here may be an illegal access on the next case, and that
     would leave a GPU in error.
@@ -734,6 +880,7 @@ def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
     twins = [c for c in mine if (c.shape, c.values) == (case.shape, case.values)]
     alike = [c for c in mine if (c.dtype, c.values) == (case.dtype, case.values)]
     until = time.monotonic() + TRYING
+    reading = ""
     for other in [*twins, *sorted(alike, key=_volume)]:
         if other in known or time.monotonic() > until:
             continue
@@ -742,14 +889,20 @@ def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
                 failed.problem, rung, failed.call, other, failed.backend, failed.schedules[:1],
                 CheckResult(),
             )  # fmt: skip
-            known[other] = check.right()
+            done, failure = check._attempt(check.first)
         except (Lacking, ProblemError):
             continue
+        known[other] = failure is None
+        if done and failure and failure.values and not (failed.reading or reading):
+            reading = check.misread(done)
+            reading = reading and f"in another case, {other}, {reading}"
     failed.backend.use(failed.schedules[0])
     return Behaviour(
         cases=tuple((c, known[c]) for c in alike if c in known and 0 not in c.shape),
         dtypes={c.dtype: known[c] for c in twins if c in known},
         not_finite=failed.not_finite(),
+        near=failed.near(),
+        reading=reading,
     )
 
 
@@ -767,8 +920,8 @@ def _beyond_results(
     quick: bool,
     leaks: bool,
 ) -> Failure | None:
-    """What is tried once per rung, on few cases, after all results were right. leaks: whether
-    to look for them; where a tool watches kernels, that is left to the plain run."""
+    """Return what is tried once per rung, on few cases, after all results were right. leaks:
+    whether to look for them; where a tool watches kernels, that is left to the plain run."""
 
     def check_of(case: Case) -> _CaseCheck:
         orders = backend.schedules(quick=True)
@@ -784,7 +937,7 @@ def _beyond_results(
             except Lacking:
                 continue
             if failure is not None:
-                return failure.about(case)
+                return failure.about(problem.case_words(case))
     if quick:
         return None
     found = _random_case(problem, rung, check_of, cases)
@@ -797,17 +950,17 @@ def _beyond_results(
         check = check_of(case)
         failure = check.on_small_card()
         if failure is not None:
-            return failure.about(case)
+            return failure.about(problem.case_words(case))
         refused = refused or "shared memory" in check.lacks
     for case in _largest(sized, SMALL_CARD_PRODUCTS) if refused else ():
         failure = check_of(case).on_small_card(shared=True)
         if failure is not None:
-            return failure.about(case)
+            return failure.about(problem.case_words(case))
     return None
 
 
 def _largest(cases: Sequence[Case], most: int) -> list[Case]:
-    """The three largest with at most so many elements in their shape."""
+    """Return the three largest with at most so many elements in their shape."""
     fitting = [case for case in cases if _volume(case) <= most]
     return sorted(fitting, key=_volume)[-3:]
 
@@ -816,8 +969,8 @@ TRACED_ELEMENTS = 8400  # of all arguments: a product of larger ones takes minut
 
 
 def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -> list[Case]:
-    """The largest case that is traced in seconds, if any: the smallest has one block at times, and
-    blocks that race are two."""
+    """Return the largest case that is traced in seconds, if any: the smallest has one block at
+    times, and blocks that race are two."""
     elements = {}
     for case in cases:
         if case.values == "normal":
@@ -834,7 +987,7 @@ def _random_case(
     check_of: Callable[[Case], _CaseCheck],
     cases: Sequence[Case],
 ) -> Failure | None:
-    """A case of a random shape: right, or refused by name."""
+    """Return a case of a random shape: right, or refused by name."""
     case = random_case(cases, f"{problem.name} {session_seed()}")
     if case is None:
         return None
@@ -846,28 +999,29 @@ def _random_case(
     if failure is None:
         return None
     again = f"{SEED_VARIABLE}={session_seed()} repeats it"
-    return failure.about(f"{case}, a random case ({again})")
+    return failure.about(f"{problem.case_words(case)}, a random case ({again})")
 
 
 def check_outputs(
     problem: Problem,
     call: Callable[..., Any],
-    before: tuple[Any, ...],
+    expected: Callable[[tuple[int, ...]], Expected],
     after: tuple[Any, ...],
     result: Any,
 ) -> Failure | None:
-    """Judges the result of a call that somebody else made, e.g. after timing it.
+    """Judge the result of a call that somebody else made, e.g. after timing it.
 
-    before: the arguments as they were; only for a rung that writes none may it be `after` itself.
+    expected: makes, for the positions of the arguments that the call writes, what is expected of
+    the arguments as they were (see `evaluate`). after: the arguments as they are now.
     """
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
-    expected = evaluate(problem, before, signature.writes)
+    truth = expected(signature.writes)
 
     def samples() -> list[Expected]:
-        return rolled_samples(problem, expected, signature.writes)
+        return rolled_samples(problem, truth, signature.writes)
 
-    return judge(problem, expected, outputs, names, signature, samples)
+    return judge(problem, truth, outputs, names, signature, samples)
 
 
 def _dtypes(cases: Sequence[Case]) -> str:

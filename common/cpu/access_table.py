@@ -18,7 +18,7 @@ _SOURCE_SHOWN = 60  # characters of a line
 
 
 def by_kernel(counts: Sequence[LineCounts]) -> dict[str, list[LineCounts]]:
-    """The counts of each kernel, in the order of its first line."""
+    """Return the counts of each kernel, in the order of its first line."""
     found: dict[str, list[LineCounts]] = defaultdict(list)
     for sums in counts:
         found[sums.kernel].append(sums)
@@ -26,8 +26,8 @@ def by_kernel(counts: Sequence[LineCounts]) -> dict[str, list[LineCounts]]:
 
 
 def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
-    """A row for each kernel: sectors per global load and store, and bank conflicts, as in the table
-    of a GPU's counters."""
+    """Return a row for each kernel: sectors per global load and store, and bank conflicts, as in
+    the table of a GPU's counters."""
     return [
         [
             kernel,
@@ -40,7 +40,7 @@ def kernel_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
 
 
 def line_rows(counts: Sequence[LineCounts]) -> list[list[str]]:
-    """A row for each line and kind of access."""
+    """Return a row for each line and kind of access."""
     rows = []
     for sums in counts:
         text = source_text(sums.file, sums.line)

@@ -43,24 +43,27 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 # new module counts by default.
 _NOT_REWRITING: Final = (
     *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
-    *("program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
+    *("launch_record.py", "program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
 )
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
 )
 
+# Checks stay inline, so that the linker can rename the functions that they call (see ldflags).
+# Locals begin with a pattern that no program expects, so that a use of an unset one shows, or with
+# zeros, to compare; the compiler's value numbering would give it the value that simplifies the code
+# most.
+_WATCHING_ADDRESSES: Final = (
+    "-fsanitize=address,alignment",
+    "--param=asan-instrumentation-with-call-threshold=1000000",
+    "-O1",
+    "-fno-tree-fre",
+)
 _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
-    # Checks stay inline, so that the linker can rename the functions that they call (see ldflags).
-    # Locals begin with a pattern that no program expects, so that a use of an unset one shows; the
-    # compiler's value numbering would give it the value that simplifies the code most.
-    "address": (
-        "-fsanitize=address,alignment",
-        "--param=asan-instrumentation-with-call-threshold=1000000",
-        "-ftrivial-auto-var-init=pattern",
-        "-O1",
-        "-fno-tree-fre",
-    ),
+    "debug": ("-O0", "-g"),
+    "address": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=pattern"),
+    "zeroed": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=zero"),
     # Of the thread sanitizer, only the compiler's calls are used: its library is not linked.
     # Structures stay whole, or a float4 would be read as four floats; equal statements are not
     # merged, or one would be reported with the line of another.
@@ -77,12 +80,14 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
 }
 _VARIANT_MACROS: Final[dict[Variant, tuple[str, ...]]] = {
     "plain": (),
+    "debug": (),
     "address": ("-DCUDACPU_ADDRESS",),
+    "zeroed": ("-DCUDACPU_ADDRESS",),
     "trace": ("-DCUDACPU_TRACE",),
 }
 
 _ORDERS: Final = {"forward": 0, "reverse": 1, "random": 2}
-_TRACE_MODES: Final = {"off": 0, "races": 1, "profile": 2}
+_TRACE_MODES: Final = {"off": 0, "races": 1, "profile": 2, "record": 3}
 _COMPLETIONS: Final = {"late": 0, "early": 1, "mixed": 2}
 
 # x86-64-v3 is AVX2 and FMA: every x86 server and desktop since 2015 (Intel) and 2017 (AMD). Naming
@@ -93,7 +98,7 @@ _X86_64_V3: Final = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 def runtime_commands(
     compiler: str, cuda_include: Path, out: Path, variant: Variant = "plain"
 ) -> tuple[list[list[str]], list[str]]:
-    """The commands that build the runtime library; `out` is the `.so` to write.
+    """Return the commands that build the runtime library; `out` is the `.so` to write.
 
     First the commands that compile, which may run in parallel, then the one that links. Objects are
     written beside `out`.
@@ -111,7 +116,7 @@ def runtime_commands(
 
 
 def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain") -> list[str]:
-    """Compiler flags for a rewritten day; `compiler` matters if it is a clang."""
+    """Return compiler flags for a rewritten day; `compiler` matters if it is a clang."""
     return [
         *_common_flags(cuda_include),
         *_VARIANT_MACROS[variant],
@@ -143,9 +148,10 @@ _ADDRESS_CALLS: Final = (
 
 
 def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
-    """Linker flags for a day that runs on this runtime library, built as the same variant."""
+    """Return linker flags for a day that runs on this runtime library, built as the same
+    variant."""
     runtime = runtime.resolve()
-    renamed = _ADDRESS_CALLS if variant == "address" else ()
+    renamed = _ADDRESS_CALLS if variant in ("address", "zeroed") else ()
     # -Bsymbolic: a day calls its own kernels, even if another library defines the same names.
     # --no-as-needed: the library that the linker sees may be an empty one of that name.
     return [
@@ -173,7 +179,8 @@ _ADDRESS_OPTIONS: Final = ":".join(
 
 
 def preloaded(compiler: str) -> dict[str, str]:
-    """Environment variables of a process that loads days of the variant "address".
+    """Return environment variables of a process that loads days of the variants "address" and
+    "zeroed".
 
     FileNotFoundError, with what to install, where the compiler has no such library, or is clang,
     which has other flags and another library.
@@ -235,7 +242,7 @@ class Runtime:
     """The runtime library in this process; its settings apply to the launches that follow."""
 
     def __init__(self, library: Path) -> None:
-        """Loads the library. OSError if it cannot be loaded."""
+        """Load the library. OSError if it cannot be loaded."""
         # RTLD_GLOBAL: a day's library that was linked by name finds this one already there.
         self._library = ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
         numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]
@@ -253,6 +260,8 @@ class Runtime:
         self._library.cudacpu_work_done.restype = ctypes.c_uint64
         self._library.cudacpu_launch_count.restype = ctypes.c_uint64
         self._library.cudacpu_launches.restype = ctypes.c_char_p
+        self._library.cudacpu_early_return.restype = ctypes.c_char_p
+        self._library.cudacpu_undefined_shuffle.restype = ctypes.c_char_p
         self._library.cudacpu_copy_late.argtypes = [*sizes[:1], *sizes[:1], ctypes.c_size_t]
         self._library.cudacpu_end_late_check.restype = ctypes.c_char_p
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
@@ -262,49 +271,51 @@ class Runtime:
         self._model = ""
 
     def set_model(self, model: str) -> None:
-        """The card that is played from now on: "8.6", or "" for the default. Raises ModelError."""
+        """Choose the card that is played from now on: "8.6", or "" for the default. Raises
+        ModelError."""
         self._model = model
         self._library.cudacpu_set_model(models.play(model).encode())
 
     def set_small(self, small: bool, shared: bool = False) -> None:
-        """Whether that card is a small one: two multiprocessors with a block each, three blocks
-        along y, 2 KB of shared memory to opt in to (what needs no opting in stays 48 KB). shared:
-        with all of its shared memory."""
+        """Make that card a small one: two multiprocessors with a block each, three blocks along y,
+        2 KB of shared memory to opt in to (what needs no opting in stays 48 KB). shared: with all
+        of its shared memory."""
         if small:
             self._library.cudacpu_set_small(int(shared))
         else:
             self.set_model(self._model)
 
     def check_launcher(self, on: bool) -> None:
-        """Whether launchers find, from now on, a current stream that is not the default one and a
-        current device that is not the tensors'. A launch on the wrong one then throws, as a
-        request for its number does."""
+        """Let launchers find, from now on, a current stream that is not the default one and a
+        current device that is not the tensors'. A launch on the wrong one then throws, as a request
+        for its number does."""
         self._library.cudacpu_check_launcher(int(on))
 
     def place_on_other_device(self, address: int, size: int) -> None:
-        """These bytes of memory, and no others, count as a second device's from now on."""
+        """Count these bytes of memory, and no others, as a second device's from now on."""
         self._library.cudacpu_on_other_device(address, size)
 
     def begin_late_check(self) -> None:
-        """From now on the work of streams is put off as late as legal, and host arrays count as
+        """Put off the work of streams as late as legal from now on, and count host arrays as
         pinned."""
         self._library.cudacpu_begin_late_check()
 
     def copy_late(self, to: int, source: int, size: int) -> None:
-        """Gives the current stream a copy of `size` bytes between two addresses, which is late."""
+        """Give the current stream a copy of `size` bytes between two addresses, which is late."""
         self._library.cudacpu_copy_late(to, source, size)
 
     def end_late_check(self) -> str:
-        """Does what the current stream waits for, then the rest. Returns what failed, or which
-        work the current stream does not wait for; "" for nothing."""
+        """Do what the current stream waits for, then the rest. Returns what failed, or which work
+        the current stream does not wait for; "" for nothing."""
         return self._library.cudacpu_end_late_check().decode()
 
     def work_done(self) -> int:
-        """How many kernels, copies and fills have run so far."""
+        """Return how many kernels, copies and fills have run so far."""
         return int(self._library.cudacpu_work_done())
 
     def launches(self) -> list[Launch]:
-        """The launches since `check_launcher(True)`; [] where there were more than are kept."""
+        """Return the launches since `check_launcher(True)`; [] where there were more than are
+        kept."""
         lines = self._library.cudacpu_launches().decode().splitlines()
         if self._library.cudacpu_launch_count() != len(lines):
             return []
@@ -314,39 +325,50 @@ class Runtime:
             found.append(Launch((x, y, z), (a, b, c)))
         return found
 
+    def early_return(self) -> str:
+        """Return the first barrier since `check_launcher(True)` that some threads of a block missed
+        since they had returned, in words; "" if there was none."""
+        return self._library.cudacpu_early_return().decode()
+
+    def undefined_shuffle(self) -> str:
+        """Return the first shuffle since then that read a lane that did not take part, in words; ""
+        if there was none."""
+        return self._library.cudacpu_undefined_shuffle().decode()
+
     def allocations(self) -> int:
-        """How many allocations of cudaMalloc and its like there are that were not freed."""
+        """Return how many allocations of cudaMalloc and its like there are that were not freed."""
         return int(self._library.cudacpu_allocations())
 
     def add_tensor(self, address: int, size: int, band: int, writable: bool, name: str) -> None:
-        """A tensor of `size` bytes, in the middle of memory of its own with `band` bytes on both
-        sides, for `close_tensors`. writable: whether kernels may write it."""
+        """Register a tensor of `size` bytes, in the middle of memory of its own with `band` bytes
+        on both sides, for `close_tensors`. writable: whether kernels may write it."""
         self._library.cudacpu_add_tensor(address, size, band, int(writable), name.encode())
 
     def close_tensors(self) -> None:
-        """From now on host code cannot touch the tensors, and kernels cannot write the others."""
+        """Keep host code from touching the tensors from now on, and kernels from writing the
+        others."""
         self._library.cudacpu_close_tensors()
 
     def open_tensors(self, opened: bool) -> None:
-        """Opens them for what PyTorch itself does meanwhile; then closes them again."""
+        """Open them for what PyTorch itself does meanwhile; then close them again."""
         self._library.cudacpu_open_tensors(int(opened))
 
     def forget_tensors(self) -> str:
-        """Ends that. Returns which tensor host code touched first, and where; "" for none."""
+        """End that. Returns which tensor host code touched first, and where; "" for none."""
         return self._library.cudacpu_forget_tensors().decode()
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
-        """Sets the name in messages of `size` bytes at `address`; element: bytes per element."""
+        """Set the name in messages of `size` bytes at `address`; element: bytes per element."""
         self._library.cudacpu_name_memory(address, size, element, name.encode())
 
     def forget_names(self) -> None:
-        """Removes the names that name_memory set, before their memory is freed."""
+        """Remove the names that name_memory set, before their memory is freed."""
         self._library.cudacpu_forget_names()
 
     def set_schedule(
         self, order: str, seed: int = 0, blocks: str = "", completion: str = ""
     ) -> None:
-        """The order of threads and blocks, and when asynchronous copies take place.
+        """Choose the order of threads and blocks, and when asynchronous copies take place.
 
         order: of threads, "forward", "reverse" or "random". seed: of what is random, 0 to 2^32-1.
         blocks: their order, by default that of threads. completion: "late" (at the wait that
@@ -367,27 +389,33 @@ class Runtime:
         )
 
     def set_threads(self, n: int) -> None:
-        """How many OS threads run blocks (default: one per core)."""
+        """Set how many OS threads run blocks (default: one per core)."""
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         self._library.cudacpu_set_threads(n)
 
     def set_time_limit(self, seconds: float) -> None:
-        """A launch that takes longer throws (default: 30 s)."""
+        """Let a launch that takes longer throw (default: 30 s)."""
         self._limit("time", seconds)
 
     def set_spin_limit(self, seconds: float) -> None:
-        """A launch throws when its threads have only polled for this long (default: 1.5 s)."""
+        """Let a launch throw when its threads have only polled for this long (default: 1.5 s)."""
         self._limit("spin", seconds)
 
     def set_stuck_limit(self, seconds: float) -> None:
-        """A launch throws when one thread has run for this long and reached neither a barrier nor
-        its end (default: infinity; only the time limit counts)."""
+        """Let a launch throw when one thread has run for this long and reached neither a barrier
+        nor its end (default: infinity; only the time limit counts)."""
         self._limit("stuck", seconds)
 
+    def refuse_masks(self, on: bool) -> None:
+        """Choose whether a launch throws in which a shuffle's mask names lanes that have
+        returned."""
+        self._library.cudacpu_set_masks(2 if on else 0)
+
     def set_trace(self, mode: str) -> None:
-        """What is traced in the launches that follow: "off", "races" or "profile" (which counts
-        accesses). Only with the variant "trace", else ValueError."""
+        """Choose what is traced in the launches that follow: "off", "races", "profile" (which
+        counts accesses) or "record" (which keeps each). Only with the variant "trace", else
+        ValueError."""
         if mode not in _TRACE_MODES:
             raise ValueError(f"mode must be one of {', '.join(_TRACE_MODES)}, not {mode!r}")
         if not self.traces:
@@ -395,7 +423,8 @@ class Runtime:
         self._library.cudacpu_set_trace(_TRACE_MODES[mode])
 
     def take_trace(self) -> str:
-        """What was found since the last call, as JSON, which common/cpu/findings.py reads."""
+        """Return what was found since the last call, as JSON, which common/cpu/findings.py reads,
+        and common/cpu/launch_record.py what was recorded."""
         return self._library.cudacpu_take_trace().decode()
 
     def _limit(self, which: str, seconds: float) -> None:

@@ -64,14 +64,14 @@ _NOTHING_KNOWN = Macros()
 
 
 def read(text: str, arch: int, macros: Macros = _NOTHING_KNOWN) -> list[Token]:
-    """The tokens of a file, `active` set on each for a model with this `__CUDA_ARCH__`."""
+    """Return the tokens of a file, `active` set on each for a model with this `__CUDA_ARCH__`."""
     return resolve(text, arch, macros=macros)[0]
 
 
 def resolve(
     text: str, arch: int, device_words: Iterable[str] = (), macros: Macros = _NOTHING_KNOWN
 ) -> tuple[list[Token], Edits]:
-    """The same, and the edits that replace conditions and names by their values.
+    """Return the same, and the edits that replace conditions and names by their values.
 
     device_words: macros that stand for `__device__` or `__global__`, of files read before; the
     file's own are found by `device_macros`.
@@ -84,7 +84,8 @@ def resolve(
 
 
 def device_macros(tokens: list[Token]) -> set[str]:
-    """Macros of a file that stand for `__device__` or `__global__` without `__host__` mattering."""
+    """Return macros of a file that stand for `__device__` or `__global__` without `__host__`
+    mattering."""
     found: set[str] = set()
     for line in directives(tokens):
         if line.name == "define" and line.rest:
@@ -189,7 +190,7 @@ class _Reader:
         self.code.append(token)
 
     def _replace_use(self, i: int) -> None:
-        """A name that is used as a value, outside of conditions."""
+        """Replace a name that is used as a value, outside of conditions."""
         token = self.tokens[i]
         if token.is_word(*_OURS) and (value := self.device.get(token.text)) is not None:
             self.edits.instead[i] = str(value)
@@ -197,7 +198,7 @@ class _Reader:
     # Conditions -----------------------------------------------------------------------------------
 
     def _after(self, line: Directive, active: bool) -> bool:
-        """Whether the code after this line may be compiled."""
+        """Return whether the code after this line may be compiled."""
         name = line.name
         if name in ("if", "ifdef", "ifndef"):
             self.saved.append(list(self.scopes))
@@ -217,8 +218,8 @@ class _Reader:
         return active
 
     def _decide(self, line: Directive) -> bool | None:
-        """The value of a condition that is live, None where the compiler has to say; replaces it
-        as far as it is known here."""
+        """Return the value of a condition that is live, None where the compiler has to say;
+        replaces it as far as it is known here."""
         words = [self.tokens[i].text for i in line.rest]
         scope = self.scopes[-1] if self.scopes else None
         in_host = scope is not None and scope.in_function and not scope.on_device
@@ -245,7 +246,7 @@ class _Reader:
             self.edits.instead[line.rest[0]] = str(int(value))
 
     def _replace_names(self, line: Directive, names: _Names) -> None:
-        """In a condition that also asks for what only the compiler knows."""
+        """Replace the names in a condition that also asks for what only the compiler knows."""
         for at, place in enumerate(line.rest):
             word = self.tokens[place].text
             if word not in _OURS:
@@ -262,7 +263,7 @@ class _Reader:
 
 
 def _without_alternative(lines: Iterable[Directive]) -> set[int]:
-    """Where each #if begins whose #endif follows without an #else or #elif."""
+    """Return where each #if begins whose #endif follows without an #else or #elif."""
     found: set[int] = set()
     stack: list[int | None] = []
     for line in lines:
@@ -276,7 +277,7 @@ def _without_alternative(lines: Iterable[Directive]) -> set[int]:
 
 
 def _value(name: str, words: list[str], names: _Names) -> bool | None:
-    """True, False, or None where it depends on something that this module does not know."""
+    """Return True, False, or None where it depends on something that this module does not know."""
     kind = name.removeprefix("el")
     if kind in ("ifdef", "ifndef"):
         known = names.is_defined(words[0]) if words else None

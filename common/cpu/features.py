@@ -147,7 +147,7 @@ _LIBCUDACXX_STD_MISSING = frozenset(
 
 
 def _missing_libcudacxx(path: str) -> str | None:
-    """Why this header of libcu++ cannot be used, or None."""
+    """Return why this header of libcu++ cannot be used, or None."""
     present = path.startswith("cuda/std/") and path not in _LIBCUDACXX_STD_MISSING
     if present or path in _LIBCUDACXX:
         return None
@@ -158,8 +158,8 @@ def _missing_libcudacxx(path: str) -> str | None:
 
 
 def missing_header(path: str, defined: Container[str] = ()) -> str | None:
-    """Why `#include <path>` cannot be used on the CPU backend where these macros are defined, or
-    None."""
+    """Return why `#include <path>` cannot be used on the CPU backend where these macros are
+    defined, or None."""
     if path.startswith("cuda/"):
         return _missing_libcudacxx(path)
     for prefix, feature in _HEADERS.items():
@@ -170,7 +170,7 @@ def missing_header(path: str, defined: Container[str] = ()) -> str | None:
 
 
 def missing_name(word: str, *, called: bool, template: bool) -> str | None:
-    """Why this identifier cannot be used on the CPU backend, or None.
+    """Return why this identifier cannot be used on the CPU backend, or None.
 
     called: a parenthesis follows it; template: an opening angle bracket does.
     """

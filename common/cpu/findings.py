@@ -48,6 +48,11 @@ _MANY_BLOCKS = (
     "cuda::atomic that one releases and the other acquires"
 )
 
+_SAME_PLACE = (
+    "two threads write one place, and whose number stays is a matter of chance: should each have a "
+    "place of its own, by its index, or only one of them write?"
+)
+
 # The questions that the debugger answers, of a day or a program.
 ROWS = {
     "orders": "the same result, whichever thread, block or copy comes first",
@@ -66,6 +71,12 @@ ABOUT_ADDRESSES = re.compile(
     r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|device memory"
     r"|beyond the end"
 )
+
+# What the checks say of a wrong result where threads of a block had returned when the others met at
+# a barrier (runtime/pytorch.cpp).
+RETURNED_EARLY = re.compile(r"\d+ of \d+ threads of block \(\d+,\d+,\d+\) had returned when")
+
+_UPDATE = re.compile(r"(\w+)\)?(?:\[[^=]*\])?\s*[-+*/|&^]=(?!=)(.*)")
 
 # The kinds of findings about the order of accesses; the other kind is "unwritten".
 RACES = ("race", "copy", "fence", "mbarrier")
@@ -86,15 +97,15 @@ class Access:
     thread: tuple[int, int, int]
 
     def place(self) -> str:
-        """ "days/day05/softmax.cu:31"."""
+        """Return "days/day05/softmax.cu:31"."""
         return f"{self.file}:{self.line}" if self.line else "an unknown line"
 
     def text(self) -> str:
-        """The line of the source."""
+        """Return the line of the source."""
         return source_text(self.file, self.line)
 
     def describe(self) -> str:
-        """One line: who did what, where."""
+        """Return one line: who did what, where."""
         did = {"read": "reads", "write": "writes", "atomic": "updates atomically"}[self.access]
         size = f"{self.bytes} byte{'s' if self.bytes > 1 else ''}"
         who = f"thread {_index(self.thread)} of block {_index(self.block)}"
@@ -121,11 +132,11 @@ class Finding:
     second: Access
 
     def places(self) -> list[str]:
-        """The two lines, whichever came first; findings that share them are alike."""
+        """Return the two lines, whichever came first; findings that share them are alike."""
         return sorted((self.first.place(), self.second.place()))
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line."""
         if self.what == "unwritten":
             return f"{self.second.place()} reads {self.memory}, which nothing has written"
         if self.what == "copy" and self.first.access == "read":
@@ -151,7 +162,7 @@ class Finding:
         return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
 
     def details(self) -> list[str]:
-        """What happened and what would help, a line each."""
+        """Return what happened and what would help, a line each."""
         where = f"in kernel {self.kernel}, launched at {self.launched_at}"
         if self.what == "unwritten":
             return [self.second.describe(), "fresh memory holds arbitrary values", where]
@@ -166,8 +177,15 @@ class Finding:
 
     def _advice(self) -> str:
         kinds = {self.first.access, self.second.access}
+        if kinds == {"write"} and self.first.place() == self.second.place():
+            return _SAME_PLACE
         if "atomic" in kinds:
             reason = "one of the two is not atomic, and nothing orders them"
+        elif self.first.place() == self.second.place() and _is_update(self.first.text()):
+            reason = (
+                "both may read the old value, so that one of the changes is lost: atomicAdd and "
+                "its like read and write at once"
+            )
         else:
             reason = "there is no barrier between them: either may come first"
         if self.first.block != self.second.block:
@@ -181,6 +199,13 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _is_update(line: str) -> bool:
+    """Return whether a line changes a variable by its old value, and reads no other of the array:
+    in a sum by a tree, it is a barrier that is missing."""
+    match = _UPDATE.search(line)
+    return match is not None and not re.search(rf"\b{match[1]}\b", match[2])
 
 
 @dataclass
@@ -218,15 +243,15 @@ class Trace:
 
 
 def take(runtime: Runtime) -> Trace:
-    """What the tracer found since the last call; `runtime` is of the variant "trace"."""
+    """Return what the tracer found since the last call; `runtime` is of the variant "trace"."""
     return read(runtime.take_trace())
 
 
 def read(text: str) -> Trace:
-    """What the tracer found, from the JSON that the runtime makes of it."""
+    """Return what the tracer found, from the JSON that the runtime makes of it."""
     report = json.loads(text)
     lines = _lines(report["sites"])
-    kernels = [(_kernel_name(k["name"]), _relative(k["launched_at"])) for k in report["kernels"]]
+    kernels = [(kernel_name(k["name"]), _relative(k["launched_at"])) for k in report["kernels"]]
 
     findings: dict[tuple[Any, ...], Finding] = {}
     for item in report["findings"]:
@@ -274,7 +299,8 @@ def read(text: str) -> Trace:
 
 
 def source_text(file: str, line: int) -> str:
-    """That line of a file, whose name may be relative to the repository; "" if it is not there."""
+    """Return the line of this number in a file, whose name may be relative to the repository;
+    "" if it is not there."""
     return linecache.getline(str(_ROOT / file), line).strip()
 
 
@@ -288,8 +314,9 @@ def _index(xyz: tuple[int, int, int]) -> str:
     return "({},{},{})".format(*xyz)
 
 
-def _kernel_name(text: str) -> str:
-    """ "void {anonymous}::scan(const T*, int) [with T = float; int N = 4]" -> "scan<float, 4>"."""
+def kernel_name(text: str) -> str:
+    """Return the kernel's name from its signature:
+    "void {anonymous}::scan(const T*, int) [with T = float; int N = 4]" -> "scan<float, 4>"."""
     function, _, arguments = text.replace("{anonymous}::", "").rstrip("]").partition(" [with ")
     name = re.sub(r"^.*[ *&](?=[\w:]+\()", "", function).split("(")[0]
     pairs = [argument.partition(" = ") for argument in arguments.split("; ") if argument]
@@ -330,7 +357,7 @@ def _lines(sites: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _look_up(library: str, offsets: list[int]) -> None:
-    """Adds the lines of these code addresses to what is known."""
+    """Add the lines of these code addresses to what is known."""
     for offset in offsets:
         _known[library, offset] = []
     command = ["addr2line", "-a", "-i", "-e", library, *(hex(offset) for offset in offsets)]

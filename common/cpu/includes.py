@@ -10,7 +10,7 @@ from common.cpu.syntax import TokenError
 
 
 def named(tokens: list[Token]) -> list[str]:
-    """What each `#include` names that may be compiled, as it is written: "…" or <…>."""
+    """Return what each `#include` names that may be compiled, as it is written: "…" or <…>."""
     return [
         _written(tokens, line)
         for line in directives(tokens)
@@ -26,7 +26,7 @@ def _written(tokens: list[Token], line: Directive) -> str:
 def edit(
     tokens: list[Token], edits: Edits, copies: Mapping[str, str], defined: Container[str]
 ) -> None:
-    """Replaces each header that is a key of `copies` by its rewritten copy. defined: macros.
+    """Replace each header that is a key of `copies` by its rewritten copy. defined: macros.
 
     Raises TokenError for any other header that the backend does not have.
     """

@@ -31,7 +31,7 @@ _TYPE_WORDS = (
 
 
 def edit(stream: Stream) -> None:
-    """Opens every kernel with its CUDACPU_ENTRY."""
+    """Open every kernel with its CUDACPU_ENTRY."""
     tokens = stream.tokens
     kernels: list[tuple[int, str, bool, list[str]]] = []
     for p, token in enumerate(tokens):
@@ -50,7 +50,7 @@ def edit(stream: Stream) -> None:
 
 
 def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
-    """Whether a parameter of the function whose body opens there hides a name."""
+    """Return whether a parameter of the function whose body opens there hides a name."""
     if not tokens[body - 1].is_op(")"):
         return False
     start = opening(tokens, body - 1)
@@ -61,7 +61,8 @@ def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
 
 
 def _refuse_copied_maps(head: Sequence[Token]) -> None:
-    """A tensor map has to be a parameter that stays where it is.
+    """Raise an error for a tensor map that is copied: it has to be a parameter that stays where it
+    is.
 
     On a GPU, the copy engine would not find the copy that a thread has of a plain parameter.
     """
@@ -125,7 +126,7 @@ def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool,
 
 
 def _parameter_names(tokens: Sequence[Token], start: int, end: int) -> list[str] | None:
-    """Template parameters as template arguments; None if one of them has no name."""
+    """Return template parameters as template arguments; None if one of them has no name."""
     names = []
     for begin, stop in split(tokens, start, end):
         q = begin

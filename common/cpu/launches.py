@@ -25,7 +25,7 @@ from common.cpu.syntax import (
 
 
 def edit(stream: Stream) -> None:
-    """Turns each launch into a call of the object that `cudacpu::launcher` makes."""
+    """Turn each launch into a call of the object that `cudacpu::launcher` makes."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         opening = _opening_tokens(tokens, p)
@@ -63,7 +63,7 @@ def edit(stream: Stream) -> None:
 
 
 def _convert_arguments(stream: Stream, p: int) -> bool:
-    """Wraps the arguments between the parentheses that open at p; whether a `0` is among them."""
+    """Wrap the arguments between the parentheses that open at p; whether a `0` is among them."""
     tokens = stream.tokens
     zero = False
     for begin, end in split(tokens, p + 1, closing(tokens, p)):
@@ -80,8 +80,8 @@ def _convert_arguments(stream: Stream, p: int) -> bool:
 
 
 def _opening_tokens(tokens: Sequence[Token], p: int) -> int:
-    """How many tokens of a `<<<` begin at p; 0 for none. Some formatters write `<< <`, which means
-    nothing else."""
+    """Return how many tokens of a `<<<` begin at p; 0 for none. Some formatters write `<< <`, which
+    means nothing else."""
     if tokens[p].is_op("<<<"):
         return 1
     return 2 if tokens[p].is_op("<<") and is_op_at(tokens, p + 1, "<") else 0
@@ -92,7 +92,8 @@ _SPACED = ((">>", ">"), (">", ">>"), (">", ">", ">"))
 
 
 def _closing_tokens(tokens: Sequence[Token], q: int) -> int:
-    """How many tokens of a `>>>` with blanks, before a parenthesis, begin at q; 0 for none."""
+    """Return how many tokens of a `>>>` with blanks, before a parenthesis, begin at q; 0 for
+    none."""
     for parts in _SPACED:
         matches = all(is_op_at(tokens, q + k, text) for k, text in enumerate(parts))
         if matches and is_op_at(tokens, q + len(parts), "("):
@@ -101,7 +102,7 @@ def _closing_tokens(tokens: Sequence[Token], q: int) -> int:
 
 
 def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
-    """Whether [start, end) is a name, perhaps in parentheses, and no other expression."""
+    """Return whether [start, end) is a name, perhaps in parentheses, and no other expression."""
     if tokens[start].is_op("(") and closing(tokens, start) == end - 1:
         return _is_name(tokens, start + 1, end - 1)
     q = start
@@ -115,8 +116,8 @@ def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
 
 
 def configuration(tokens: Sequence[Token], p: int, opening: int) -> tuple[int, int]:
-    """The position of the `>>>` that ends the launch configuration opened at p by so many tokens,
-    and how many tokens it has."""
+    """Return the position of the `>>>` that ends the launch configuration opened at p by so many
+    tokens, and how many tokens it has."""
     templates = 0  # open template brackets within the configuration
     q = p + opening
     while q < len(tokens) and not tokens[q].is_op(";", "<<<"):

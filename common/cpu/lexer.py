@@ -38,20 +38,20 @@ class Token:
 
     @property
     def is_code(self) -> bool:
-        """Neither white space nor a comment."""
+        """Return neither white space nor a comment."""
         return self.kind not in ("newline", "space", "comment")
 
     def is_op(self, *texts: str) -> bool:
-        """True for one of these operators (never for the same text within a string)."""
+        """Return True for one of these operators (never for the same text within a string)."""
         return self.kind == "op" and self.text in texts
 
     def is_word(self, *texts: str) -> bool:
-        """True for one of these identifiers or keywords; for any, without arguments."""
+        """Return True for one of these identifiers or keywords; for any, without arguments."""
         return self.kind == "word" and (not texts or self.text in texts)
 
 
 def tokenize(text: str) -> list[Token]:
-    """Splits a source file into tokens that join to exactly the same text."""
+    """Split a source file into tokens that join to exactly the same text."""
     tokens = []
     line = 1
     for match in _TOKEN.finditer(text):
@@ -72,7 +72,7 @@ class Directive:
 
 
 def directives(tokens: list[Token]) -> Iterator[Directive]:
-    """Each preprocessor line of the file."""
+    """Return each preprocessor line of the file."""
     i = 0
     while i < len(tokens):
         if not tokens[i].directive:
@@ -88,7 +88,7 @@ def directives(tokens: list[Token]) -> Iterator[Directive]:
 
 
 def _mark_directives(tokens: list[Token]) -> None:
-    """Sets `directive` on every token."""
+    """Set `directive` on every token."""
     first_on_line, in_directive = True, False
     for token in tokens:
         if token.kind == "newline":

@@ -4,6 +4,7 @@ nearly every file includes."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
@@ -18,19 +19,22 @@ _KEPT_REWRITTEN = 2 * len(models.cards())  # for two states of a file
 
 
 def flags(platform: Platform) -> list[str]:
-    """The compiler's flags for a rewritten file on this platform."""
+    """Return the compiler's flags for a rewritten file on this platform."""
     return backend.cflags(platform.cuda_include, platform.compiler, platform.variant)
 
 
 def runtime(platform: Platform) -> Entry:
-    """The CPU backend's runtime library for this platform, built or not."""
+    """Return the CPU backend's runtime library for this platform, built or not. The variants
+    "address" and "zeroed" share one."""
+    if platform.variant == "zeroed":
+        platform = replace(platform, variant="address")
     parts = [platform.compiler_version, *flags(platform)]
     key = digest(parts, backend.RUNTIME_SOURCES)
     return Entry(f"runtime-{platform.variant}", key, "libcudacpu.so")
 
 
 def build_runtime(platform: Platform) -> Path:
-    """Builds the runtime library if it is not there yet; returns its path. Raises BuildError."""
+    """Build the runtime library if it is not there yet; returns its path. Raises BuildError."""
     entry = runtime(platform)
 
     def make(directory: Path) -> None:
@@ -55,7 +59,7 @@ def _compile_runtime(command: list[str]) -> None:
 
 
 def build_prelude(platform: Platform, for_variants: bool = False) -> list[str]:
-    """Flags for a file to use the precompiled headers that nearly every day includes.
+    """Return flags for a file to use the precompiled headers that nearly every day includes.
 
     Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There
     are no flags for clang, and none for the variants unless `for_variants`: a day is rarely built
@@ -89,8 +93,8 @@ def _prelude_key(platform: Platform) -> str:
 
 
 def prelude(platform: Platform) -> list[str]:
-    """The flags of `build_prelude` from the second file on; none for the first, since compiling
-    the headers costs more than they save one file. Raises BuildError."""
+    """Return the flags of `build_prelude` from the second file on; none for the first, since
+    compiling the headers costs more than they save one file. Raises BuildError."""
     entry = Entry("first-file", _prelude_key(platform), "compiled")
     if entry.ready:
         return build_prelude(platform)
@@ -99,7 +103,8 @@ def prelude(platform: Platform) -> list[str]:
 
 
 def link_flags(platform: Platform) -> list[str]:
-    """Linker flags for a library that is loaded beside the runtime, which need not be built yet.
+    """Return linker flags for a library that is loaded beside the runtime, which need not be built
+    yet.
 
     Of the runtime, only its file name gets into such a library, so an empty one of that name serves
     the linker. A variant's is built first: the linker needs what lies beside it. Raises BuildError.
@@ -123,7 +128,7 @@ def rewritten(
     model: str = "",
     macros: Macros | None = None,
 ) -> Path:
-    """The `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
+    """Return the `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
     name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
     headers are looked for. model: the card that is played. The text, and what is built of it, is
@@ -151,6 +156,6 @@ def rewritten(
 
 
 def texts(rewritten_source: Path) -> list[Path]:
-    """All files of a rewritten tree, which is what a build of it depends on."""
+    """Return all files of a rewritten tree, which is what a build of it depends on."""
     found = rewritten_source.parent.rglob("*")
     return sorted(path for path in found if path.suffix in (".cpp", ".h", ".cuh", ".hpp", ".cu"))

@@ -39,7 +39,7 @@ class Card:
 
 @cache
 def cards() -> dict[str, Card]:
-    """The rows of the table, by the model's name."""
+    """Return the rows of the table, by the model's name."""
     rows = re.findall(r"^ *\{(\"[\d.]+\",.*)\},$", TABLE.read_text("utf-8"), re.MULTILINE)
     assert rows, f"{TABLE} lists no model"
     found = (Card(*(_value(text) for text in row.split(","))) for row in rows)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def cards() -> dict[str, Card]:
 
 
 def _value(text: str) -> str | int:
-    """A field of a row: a name in quotes, or a product of numbers and units."""
+    """Return a field of a row: a name in quotes, or a product of numbers and units."""
     text = text.strip()
     if text.startswith('"'):
         return text.strip('"')
@@ -56,14 +56,14 @@ def _value(text: str) -> str | int:
 
 @cache
 def default() -> str:
-    """The model where none is chosen."""
+    """Return the model where none is chosen."""
     found = re.search(r'kDefaultModel = "([\d.]+)"', TABLE.read_text("utf-8"))
     assert found and found.group(1) in cards(), f"{TABLE} names no default"
     return found.group(1)
 
 
 def chosen(name: str) -> str:
-    """The model that a user means: "" is the default, and "9.0a" is played by "9.0".
+    """Return the model that a user means: "" is the default, and "9.0a" is played by "9.0".
 
     Raises ModelError for what is none.
     """
@@ -78,12 +78,12 @@ def chosen(name: str) -> str:
 
 
 def listing() -> str:
-    """All models, in words: "7.5 (T4), 8.0 (A100), …"."""
+    """Return all models, in words: "7.5 (T4), 8.0 (A100), …"."""
     return ", ".join(f"{card.name} ({card.card})" for card in cards().values())
 
 
 def architecture(name: str) -> int:
-    """`__CUDA_ARCH__` for a model, or for the default: 860 for "8.6"."""
+    """Return `__CUDA_ARCH__` for a model, or for the default: 860 for "8.6"."""
     return 10 * cards()[chosen(name)].capability
 
 
@@ -91,11 +91,11 @@ _played: list[str] = []
 
 
 def play(name: str) -> str:
-    """Notes, and returns, the model that this process plays from now on. Raises ModelError."""
+    """Note, and return, the model that this process plays from now on. Raises ModelError."""
     _played[:] = [chosen(name)]
     return _played[0]
 
 
 def played() -> Card:
-    """The card that the CPU backend plays in this process."""
+    """Return the card that the CPU backend plays in this process."""
     return cards()[_played[0] if _played else default()]

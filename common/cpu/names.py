@@ -18,7 +18,7 @@ _VOID_POINTERS = (["void*"], ["const", "void*"], ["void", "const*"])
 
 
 def collect_declared(stream: Stream, declared: set[str]) -> None:
-    """Adds the functions and macros that a stream defines under a CUDA-like name."""
+    """Add the functions and macros that a stream defines under a CUDA-like name."""
     tokens = stream.tokens
     if stream.is_macro:
         declared.add(tokens[0].text)
@@ -31,7 +31,7 @@ def collect_declared(stream: Stream, declared: set[str]) -> None:
 
 
 def refuse_missing(stream: Stream, declared: Set[str]) -> None:
-    """Raises TokenError at what the backend does not have, but for names in `declared`."""
+    """Raise TokenError at what the backend does not have, but for names in `declared`."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -57,7 +57,7 @@ def refuse_missing(stream: Stream, declared: Set[str]) -> None:
 
 
 def edit(stream: Stream) -> None:
-    """Replaces the names that stand for something else on the CPU."""
+    """Replace the names that stand for something else on the CPU."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -85,7 +85,7 @@ def edit(stream: Stream) -> None:
 
 
 def _complete_returns(stream: Stream, p: int) -> None:
-    """Lets main(), whose name is at p, `return;` where it means 0, as nvcc does."""
+    """Let main(), whose name is at p, `return;` where it means 0, as nvcc does."""
     tokens = stream.tokens
     body = closing(tokens, p + 1) + 1
     if not is_op_at(tokens, body, "{"):
@@ -96,7 +96,7 @@ def _complete_returns(stream: Stream, p: int) -> None:
 
 
 def _call_backend(stream: Stream, p: int) -> bool:
-    """Redirects the call at p to the backend's function of that name; False for another's."""
+    """Redirect the call at p to the backend's function of that name; False for another's."""
     tokens = stream.tokens
     before = tokens[p - 1] if p > 0 else None
     if before and before.is_op(".", "->"):
@@ -112,7 +112,7 @@ def _call_backend(stream: Stream, p: int) -> bool:
 
 
 def _pass_line_and_types(stream: Stream, p: int) -> None:
-    """Gives the launch function called at p the file and line, and the kernel with its type."""
+    """Give the launch function called at p the file and line, and the kernel with its type."""
     tokens = stream.tokens
     stream.insert_after(p + 1, f"{{__FILE__, {stream.line_of(p)}}}, ")
     # `(void*)kernel` would lose the types of the arguments.

@@ -28,6 +28,7 @@ int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
 void cudacpu_close_device_memory(int on);
 void cudacpu_set_strict_barriers(int on);
+void cudacpu_set_masks(int masks);
 void cudacpu_set_asserts_lose_context(int on);
 void cudacpu_set_writes_beyond_throw(int on);
 void cudacpu_set_progress_after(double seconds);
@@ -38,7 +39,7 @@ const char* cudacpu_unchecked_launch();
 void cudacpu_look_for_unset(int on);
 const char* cudacpu_unset_in_copy();
 const char* cudacpu_warp_in_step();
-const char* cudacpu_shuffle_outside();
+const char* cudacpu_undefined_shuffle();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
 const char* cudacpu_take_trace();
@@ -116,7 +117,7 @@ void print_hints() {
   if (hints) {
     for (const char* text : {cudacpu_unset_in_copy(), cudacpu_warp_in_step()})
       if (*text) fprintf(stderr, "CUDA on CPU: %s\n", text);
-  } else if (const char* text = cudacpu_shuffle_outside(); *text) {
+  } else if (const char* text = cudacpu_undefined_shuffle(); *text) {
     fprintf(stderr, "note: %s\n", text);  // a fault only where the value is used
   }
 }
@@ -185,7 +186,9 @@ struct Start {
     cudacpu_refuse_host_pointers(refused("CUDACPU_HOST_POINTERS"));
     cudacpu_close_device_memory(refused("CUDACPU_DEVICE_POINTERS"));
     cudacpu_set_late_streams(choice("CUDACPU_STREAMS", {"early", "late"}, "early or late"));
-    cudacpu_set_strict_barriers(number("CUDACPU_STRICT", 0, 0) != 0);
+    const int strict = number("CUDACPU_STRICT", 0, 0) != 0;
+    cudacpu_set_strict_barriers(strict);
+    cudacpu_set_masks(strict);  // those that name lanes that have returned are named
     cudacpu_set_asserts_lose_context(1);
     cudacpu_set_writes_beyond_throw(0);
     hints = number("CUDACPU_HINTS", 0, 1) != 0;

@@ -33,7 +33,7 @@ _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULT
 
 
 def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Path:
-    """Builds the program if necessary, and returns its path.
+    """Build the program if necessary, and return its path.
 
     sources: those that end in .cu are rewritten, others compiled as they are. flags: further ones
     for the compiler: -I (also where headers to be rewritten are looked for), -D, -l and their like.
@@ -87,7 +87,8 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
 
 
 def _of_host_file(command: Sequence[str], source: Path) -> list[str]:
-    """The command for a file that is no .cu: nvcc gives it to the host's compiler as it is."""
+    """Return the command for a file that is no .cu: nvcc gives it to the host's compiler as it
+    is."""
     words = ["cudacpu/symbols.h" if word == "cuda_runtime.h" else word for word in command]
     if source.suffix == ".c":
         words = [*(word for word in words if not word.startswith("-std=")), "-x", "c"]
@@ -95,12 +96,12 @@ def _of_host_file(command: Sequence[str], source: Path) -> list[str]:
 
 
 def _system_includes(files: Iterable[Path]) -> set[bytes]:
-    """What these files include by <…>, under whatever condition."""
+    """Return what these files include by <…>, under whatever condition."""
     return {name for file in files for name in _SYSTEM_INCLUDE.findall(file.read_bytes())}
 
 
 def _explained(message: str) -> str:
-    """The linker's message in the words of somebody who has the sources before them."""
+    """Return the linker's message in the words of somebody who has the sources before them."""
     missing = dict.fromkeys(_UNDEFINED.findall(message))
     if not missing:
         return message
@@ -119,7 +120,7 @@ def _rewritten(
     platform: Platform,
     command: Sequence[str],
 ) -> Path:
-    """The `.cpp` of a `.cu`; files: all that it reaches, itself too. Raises BuildError.
+    """Return the `.cpp` of a `.cu`; files: all that it reaches, itself too. Raises BuildError.
 
     What is refused may stand under a condition that only the preprocessor can decide: then it is
     made to say which macros there are, which costs about half a second.
@@ -137,7 +138,8 @@ def _rewritten(
 
 
 def _given(command: Sequence[str]) -> dict[str, int | None]:
-    """The macros that a compiler's command defines by -D, with the values that are numbers."""
+    """Return the macros that a compiler's command defines by -D, with the values that are
+    numbers."""
     given: dict[str, int | None] = {}
     for flag in command:
         if flag.startswith("-D"):
@@ -150,8 +152,8 @@ def _given(command: Sequence[str]) -> dict[str, int | None]:
 
 
 def _possible(files: Sequence[Path], command: Sequence[str]) -> frozenset[str] | None:
-    """All macros that these files or the headers of the system that they include may define; None
-    where the preprocessor fails on a header."""
+    """Return all macros that these files or the headers of the system that they include may define;
+    None where the preprocessor fails on a header."""
     texts = [file.read_bytes() for file in files]
     headers = {name.decode(errors="replace") for name in _system_includes(files)}
     lines = [  # <windows.h>, under a condition that no compiler here meets, is in no folder

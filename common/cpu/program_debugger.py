@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Status
 from common.base.toolchain import Platform
 from common.cpu import backend, findings, program
 from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
@@ -49,7 +49,7 @@ class Run:
     errors: str
 
     def thrown(self) -> list[str]:
-        """What the backend said about it, a paragraph each."""
+        """Return what the backend said about it, a paragraph each."""
         parts = self.errors.split(THROWN)[1:]
         return [part.strip() for part in parts]
 
@@ -61,7 +61,7 @@ def report(
     arguments: Sequence[str],
     seconds: float,
 ) -> list[RungOutcome]:
-    """The rows, each with its answer. seconds: what one run may take.
+    """Return the rows, each with its answer. seconds: what one run may take.
 
     Raises BuildError where the program does not build.
     """
@@ -126,7 +126,7 @@ def report(
 def run(
     built: Path, arguments: Sequence[str], order: str, seconds: float, variables: Mapping[str, str]
 ) -> Run:
-    """Runs a program that was built, with further environment variables, for so long at most."""
+    """Run a program that was built, with further environment variables, for so long at most."""
     try:
         done = subprocess.run(
             [str(built), *arguments],
@@ -145,13 +145,13 @@ def run(
 
 
 def _row(
-    name: str, status: str = PASS, reason: str = "", details: Sequence[str] = ()
+    name: str, status: Status = PASS, reason: str = "", details: Sequence[str] = ()
 ) -> RungOutcome:
     return RungOutcome("sanitize", name, ROWS[name], status, reason, list(details))
 
 
 def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> RungOutcome:
-    """The row "orders": the first run whose exit code or output is another.
+    """Return the row "orders": the first run whose exit code or output is another.
 
     repeats: further runs in the order of the first.
     """
@@ -172,7 +172,8 @@ def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> R
 def judge_streams(
     first: Run, repeats: Sequence[Run], others: Sequence[Run], late: Sequence[Run]
 ) -> RungOutcome:
-    """The row "streams": the first late run that fails, or whose exit code or output is another.
+    """Return the row "streams": the first late run that fails, or whose exit code or output is
+    another.
 
     In random order only where the order alone changes nothing: `others` are those orders.
     """
@@ -199,7 +200,7 @@ def judge_streams(
 
 
 def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:
-    """Why no other run can be compared with the first; "" if it can."""
+    """Return why no other run can be compared with the first; "" if it can."""
     if None in (first.code, *(each.code for each in repeats)):
         return "the program did not end in time; --time-limit gives it more"
     if len({len(each.output.splitlines()) for each in (first, *repeats)}) > 1:
@@ -208,8 +209,8 @@ def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:
 
 
 def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> bool:
-    """Whether the exit code or the output of a run is another, which the row then says. Lines that
-    change where the first run is repeated do not count."""
+    """Return whether the exit code or the output of a run is another, which the row then says.
+    Lines that change where the first run is repeated do not count."""
     if run.code != first.code:
         row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
         return True
@@ -230,12 +231,13 @@ def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> 
 
 
 def judge_waits(runs: Sequence[Run]) -> RungOutcome:
-    """The row "waits": what the runtime ended since threads waited in vain."""
+    """Return the row "waits": what the runtime ended since threads waited in vain."""
     return _thrown(_row("waits"), runs, about_addresses=False)
 
 
 def judge_addresses(runs: Sequence[Run], missing: str) -> RungOutcome:
-    """The row "addresses", from all runs; missing: why there was none that watches them, or ""."""
+    """Return the row "addresses", from all runs; missing: why there was none that watches them, or
+    ""."""
     row = _thrown(_row("addresses"), runs, about_addresses=True)
     if missing and row.status == PASS:
         row.status, row.reason = SKIP, missing
@@ -257,7 +259,7 @@ def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> Run
 
 
 def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungOutcome:
-    """The rows "races" and "unwritten": what the tracer found of these kinds."""
+    """Return the rows "races" and "unwritten": what the tracer found of these kinds."""
     if not text:
         ended = [part.splitlines()[0] for part in run.thrown()]
         reason = [*ended[-1:], *run.errors.strip().splitlines()[-1:], f"exit code {run.code}"]
@@ -270,7 +272,7 @@ def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungO
 
 
 def judge_unwritten(run: Run, text: str) -> RungOutcome:
-    """The row "unwritten": what a kernel read, or what a copy brought to the host."""
+    """Return the row "unwritten": what a kernel read, or what a copy brought to the host."""
     row = judge_trace("unwritten", run, text, ("unwritten",))
     copied = [said for said in run.thrown() if _NEVER_WRITTEN in said]
     if row.status == PASS and copied:
@@ -279,7 +281,7 @@ def judge_unwritten(run: Run, text: str) -> RungOutcome:
 
 
 def show(rows: Sequence[RungOutcome]) -> str:
-    """The report as text: a line for each row, what was found below it."""
+    """Return the report as text: a line for each row, what was found below it."""
     lines = []
     for row in rows:
         lines.append(f"{row.rung:10} {row.status}  {row.reason or row.idea}")

@@ -26,7 +26,7 @@ def report(
     arguments: Sequence[str],
     seconds: float,
 ) -> tuple[Run, str]:
-    """What the program did, and the tables as text. seconds: what the run may take.
+    """Return what the program did, and the tables as text. seconds: what the run may take.
 
     Raises BuildError where the program does not build, or left no counts.
     """
@@ -46,7 +46,7 @@ def report(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in columns: the first two to the left, numbers to the right."""
+    """Return rows of cells in columns: the first two to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

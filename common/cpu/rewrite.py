@@ -46,7 +46,7 @@ class RewriteError(Exception):
 
 
 def rewrite(text: str, filename: str, model: str = "") -> str:
-    """The text of a `.cu` file or header as C++ for the host compiler.
+    """Return the text of a `.cu` file or header as C++ for the host compiler.
 
     model: the card that decides `__CUDA_ARCH__`, by default the backend's own default. Line numbers
     stay, and compiler messages name `filename`. Raises RewriteError for a feature that
@@ -62,7 +62,7 @@ def rewrite_tree(
     model: str = "",
     macros: conditions.Macros | None = None,
 ) -> Path:
-    """Rewrites a source and every project header that it reaches, and returns the `.cpp`.
+    """Rewrite a source and every project header that it reaches, and return the `.cpp`.
 
     An `#include "…"` is looked for beside the including file, then in each of `roots`, an
     `#include <…>` in the roots; what is found is a project header, and the rewritten include names
@@ -88,7 +88,7 @@ class Variants:
         self._tree.add(self._source, is_source=True)
 
     def rewrite(self, text: str) -> str:
-        """The rewritten text, to be compiled with `out_dir` as the current directory."""
+        """Return the rewritten text, to be compiled with `out_dir` as the current directory."""
         copies = self._tree.copies(text, self._source, self._tree.out_dir)
         return _rewrite_file(text, str(self._source), copies, self._tree.project)
 
@@ -106,7 +106,8 @@ class _Project:
 
 
 def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: _Project) -> str:
-    """The rewritten text of one file; copies: the rewritten copy of each header that it names."""
+    """Return the rewritten text of one file; copies: the rewritten copy of each header that it
+    names."""
     tokens, edits = conditions.resolve(text, project.arch, project.device_macros, project.macros)
     project.device_macros |= conditions.device_macros(tokens)
     try:
@@ -117,7 +118,7 @@ def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: 
 
 
 def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project: _Project) -> None:
-    """Puts into `edits` what is to change in one file."""
+    """Put into `edits` what is to change in one file."""
     includes.edit(tokens, edits, copies, project.macros.given)
     code = main_stream(tokens, edits)
     streams = [code, *macro_streams(tokens, edits)]
@@ -138,7 +139,8 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
 
 
 def _text_of(path: Path) -> str:
-    """A file's text without a byte order mark, which may stand at the start of a file only."""
+    """Return a file's text without a byte order mark, which may stand at the start of a file
+    only."""
     return path.read_text(encoding="utf-8", errors=_AS_IT_IS).removeprefix("\ufeff")
 
 
@@ -152,7 +154,7 @@ class _Tree:
         self.project = project
 
     def add(self, path: Path, *, is_source: bool = False) -> Path:
-        """Rewrites a file after the headers that it includes, and returns where it was written."""
+        """Rewrite a file after the headers that it includes, and return where it was written."""
         if path in self.outputs:
             return self.outputs[path]
         output = self._output_path(path, is_source)
@@ -165,8 +167,8 @@ class _Tree:
         return output
 
     def copies(self, text: str, path: Path, directory: Path) -> dict[str, str]:
-        """The rewritten copy of each project header that this text of `path` includes, as a path
-        from `directory`: relative, so that the text is the same wherever it is written."""
+        """Return the rewritten copy of each project header that this text of `path` includes, as a
+        path from `directory`: relative, so that the text is the same wherever it is written."""
         found = {}
         for name in includes.named(conditions.read(text, self.project.arch, self.project.macros)):
             header = self._find(name, path.parent)
@@ -175,7 +177,7 @@ class _Tree:
         return found
 
     def _find(self, name: str, beside: Path) -> Path | None:
-        """The project header of an include as it is written, None for another's."""
+        """Return the project header of an include as it is written, None for another's."""
         for folder in (beside, *self.roots) if name.startswith('"') else self.roots:
             candidate = (folder / name[1:-1]).resolve()
             if candidate.is_file():

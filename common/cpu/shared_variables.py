@@ -35,7 +35,7 @@ class _Variable:
 
 
 def edit(stream: Stream, numbers: Iterator[int], of_files: dict[str, str]) -> None:
-    """Edits every declaration, and the lambdas that would copy what it declares.
+    """Rewrite every declaration, and the lambdas that would copy what it declares.
 
     numbers: of the file; each declaration takes one, for the names of its types. of_files: the
     declarations of references to variables at file scope, by name; this file's are added.
@@ -73,7 +73,7 @@ def _is_namespace(tokens: Sequence[Token], scope: Scope) -> bool:
 
 
 def _edit_file_scope(stream: Stream, start: int, end: int, of_files: dict[str, str]) -> None:
-    """Leaves the type of a variable at file scope, and its place, as `_edit_declaration` does."""
+    """Leave the type of a variable at file scope, and its place, as `_edit_declaration` does."""
     tokens = stream.tokens
     words = {token.text for token in tokens[start:end] if token.kind == "word"}
     places = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
@@ -96,7 +96,7 @@ def _edit_file_scope(stream: Stream, start: int, end: int, of_files: dict[str, s
 
 
 def _declare_in_functions(stream: Stream, of_files: dict[str, str]) -> list[_Variable]:
-    """Declares a reference at the start of each function of device code that uses the name of a
+    """Declare a reference at the start of each function of device code that uses the name of a
     variable at file scope, unless a parameter has that name."""
     tokens = stream.tokens
     found = []
@@ -116,14 +116,15 @@ def _declare_in_functions(stream: Stream, of_files: dict[str, str]) -> list[_Var
 
 
 def _macro_statement_start(tokens: Sequence[Token], start: int, shared: int) -> int:
-    """Where a declaration starts that may be the first thing in a macro's body."""
+    """Return where a declaration starts that may be the first thing in a macro's body."""
     while start < shared and not tokens[start].is_word("extern", "static", "volatile", "const"):
         start += 1
     return start
 
 
 def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list[str]:
-    """Edits the declaration at [start, end), whose `;` is at end, and returns what it declares."""
+    """Return edits the declaration at [start, end), whose `;` is at end, and returns what it
+    declares."""
     tokens = stream.tokens
     words = {token.text for token in tokens[start:end] if token.kind == "word"}
     name_positions = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
@@ -150,7 +151,7 @@ def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list
 
 
 def _drop_alignment(stream: Stream, start: int, end: int) -> None:
-    """Removes requests for alignment from a declaration.
+    """Remove requests for alignment from a declaration.
 
     Dynamic shared memory starts at a multiple of 1024 bytes, so that none is needed.
     """
@@ -161,7 +162,7 @@ def _drop_alignment(stream: Stream, start: int, end: int) -> None:
 
 
 def _declared_name(tokens: Sequence[Token], start: int, end: int) -> int:
-    """The position of the name that a declarator (and its type, for the first) declares."""
+    """Return the position of the name that a declarator (and its type, for the first) declares."""
     name = -1
     q = start
     while q < end:
@@ -191,7 +192,7 @@ def _declared_name(tokens: Sequence[Token], start: int, end: int) -> int:
 
 
 def _edit_copying_lambdas(stream: Stream, variables: Sequence[_Variable]) -> None:
-    """Lets `[=]` lambdas see shared variables rather than a copy of them.
+    """Let `[=]` lambdas see shared variables rather than a copy of them.
 
     In CUDA a shared variable is static and is never captured; here it is a reference, which
     `[=]` would copy together with the whole array.

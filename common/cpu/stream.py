@@ -17,7 +17,7 @@ class Edits:
     instead: dict[int, str] = field(default_factory=dict)
 
     def applied_to(self, tokens: Sequence[Token]) -> str:
-        """The edited text of the file that has these tokens."""
+        """Return the edited text of the file that has these tokens."""
         parts = []
         for i, token in enumerate(tokens):
             parts.append(self.before.get(i, ""))
@@ -46,37 +46,37 @@ class Stream:
     _edits: Edits  # of the file
 
     def on_device(self, p: int) -> bool:
-        """Whether the code at p is device code only."""
+        """Return whether the code at p is device code only."""
         scope = self.scopes[p]
         return scope is not None and scope.on_device
 
     def line_of(self, p: int) -> str:
-        """An expression for the line of the token at p; in a macro, of where it is used."""
+        """Return an expression for the line of the token at p; in a macro, of where it is used."""
         return "__LINE__" if self.is_macro else str(self.tokens[p].line)
 
     def insert_before(self, p: int, text: str) -> None:
-        """Puts text before the token at p, and before what already stands there."""
+        """Put text before the token at p, and before what already stands there."""
         index = self._indices[p]
         self._edits.before[index] = text + self._edits.before.get(index, "")
 
     def insert_after(self, p: int, text: str) -> None:
-        """Puts text behind the token at p, in place of what was put there before."""
+        """Put text behind the token at p, in place of what was put there before."""
         self._edits.after[self._indices[p]] = text
 
     def replace(self, p: int, text: str) -> None:
-        """Puts text in place of the token at p."""
+        """Put text in place of the token at p."""
         self._edits.instead[self._indices[p]] = text
 
 
 def main_stream(tokens: list[Token], edits: Edits) -> Stream:
-    """The code of a file that is outside of directives and may be compiled."""
+    """Return the code of a file that is outside of directives and may be compiled."""
     indices = [i for i, t in enumerate(tokens) if t.is_code and t.active and not t.directive]
     code = [tokens[i] for i in indices]
     return Stream(code, _scopes(code, _conditionals(tokens, indices)), False, indices, edits)
 
 
 def macro_streams(tokens: list[Token], edits: Edits) -> list[Stream]:
-    """Each `#define` of a file that may be compiled, from the macro's name on."""
+    """Return each `#define` of a file that may be compiled, from the macro's name on."""
     streams = []
     for line in directives(tokens):
         if line.name == "define" and line.rest and tokens[line.start].active:
@@ -86,7 +86,7 @@ def macro_streams(tokens: list[Token], edits: Edits) -> list[Stream]:
 
 
 def _conditionals(tokens: list[Token], indices: list[int]) -> dict[int, list[str]]:
-    """Names of the #if, #else, … lines that stand right before each position of a stream."""
+    """Return names of the #if, #else, … lines that stand right before each position of a stream."""
     found: dict[int, list[str]] = {}
     for line in directives(tokens):
         if line.name.startswith(("if", "el", "endif")):
@@ -95,7 +95,7 @@ def _conditionals(tokens: list[Token], indices: list[int]) -> dict[int, list[str
 
 
 def _scopes(tokens: list[Token], conditionals: dict[int, list[str]]) -> list[Scope | None]:
-    """The innermost open brace at each position."""
+    """Return the innermost open brace at each position."""
     # A branch that may or may not be compiled can open a brace that its #else opens again:
     # each branch starts from the braces that were open at its #if.
     saved: list[list[Scope]] = []
@@ -121,8 +121,8 @@ def _scopes(tokens: list[Token], conditionals: dict[int, list[str]]) -> list[Sco
 
 
 def classify(head: Sequence[Token], in_function: bool, on_device: bool) -> tuple[bool, bool]:
-    """Whether a brace opens code of a function, and code for the device only, by the statement
-    that stands before it and by what is true around it."""
+    """Return whether a brace opens code of a function, and code for the device only, by the
+    statement that stands before it and by what is true around it."""
     words = {token.text for token in head if token.kind == "word"}
     device = bool({"__global__", "__device__"} & words) and "__host__" not in words
     if in_function:

@@ -31,7 +31,7 @@ class TokenError(Exception):
 
 
 def flat(tokens: Sequence[Token]) -> str:
-    """These tokens on one line, without comments."""
+    """Return these tokens on one line, without comments."""
     text = ""
     for token in tokens:
         glued = text[-1:].isalnum() or text[-1:] == "_"
@@ -41,7 +41,7 @@ def flat(tokens: Sequence[Token]) -> str:
 
 
 def is_op_at(tokens: Sequence[Token], p: int, *texts: str) -> bool:
-    """Whether one of these operators is at p; nothing is beyond the last token."""
+    """Return whether one of these operators is at p; nothing is beyond the last token."""
     return p < len(tokens) and tokens[p].is_op(*texts)
 
 
@@ -49,7 +49,7 @@ def is_op_at(tokens: Sequence[Token], p: int, *texts: str) -> bool:
 
 
 def closing(tokens: Sequence[Token], p: int, *, or_last: bool = False) -> int:
-    """The position of the bracket that closes the one at p.
+    """Return the position of the bracket that closes the one at p.
 
     or_last: if none does, the position of the last token. That is for code whose #if and #else
     each open a brace: it compiles, and has a brace too many here.
@@ -69,7 +69,7 @@ def closing(tokens: Sequence[Token], p: int, *, or_last: bool = False) -> int:
 
 
 def opening(tokens: Sequence[Token], p: int) -> int:
-    """The position of the bracket that opens what the one at p closes."""
+    """Return the position of the bracket that opens what the one at p closes."""
     depth = 0
     for q in range(p, -1, -1):
         if tokens[q].kind == "op":
@@ -83,7 +83,7 @@ def opening(tokens: Sequence[Token], p: int) -> int:
 
 
 def angle_closing(tokens: Sequence[Token], p: int) -> int:
-    """The position of the token that closes the template bracket at p."""
+    """Return the position of the token that closes the template bracket at p."""
     depth = 0
     q = p
     while q < len(tokens):
@@ -103,7 +103,7 @@ def angle_closing(tokens: Sequence[Token], p: int) -> int:
 
 
 def angle_opening(tokens: Sequence[Token], p: int) -> int:
-    """The position of the `<` that opens the template brackets closed at p."""
+    """Return the position of the `<` that opens the template brackets closed at p."""
     depth = 0
     q = p
     while q >= 0:
@@ -125,7 +125,7 @@ def angle_opening(tokens: Sequence[Token], p: int) -> int:
 def top_level(
     tokens: Sequence[Token], start: int, end: int, *, or_last: bool = False
 ) -> Iterator[int]:
-    """The positions in [start, end) that no bracket encloses. or_last: see `closing`."""
+    """Return the positions in [start, end) that no bracket encloses. or_last: see `closing`."""
     p = start
     while p < end:
         yield p
@@ -135,12 +135,13 @@ def top_level(
 def semicolons(
     tokens: Sequence[Token], start: int, end: int, *, or_last: bool = False
 ) -> Iterator[int]:
-    """The positions of the `;` in [start, end) that no bracket encloses. or_last: see `closing`."""
+    """Return the positions of the `;` in [start, end) that no bracket encloses. or_last: see
+    `closing`."""
     return (q for q in top_level(tokens, start, end, or_last=or_last) if tokens[q].is_op(";"))
 
 
 def split(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of [start, end) between commas that no bracket encloses."""
+    """Return the parts of [start, end) between commas that no bracket encloses."""
     parts = []
     begin = q = start
     while q < end:
@@ -156,7 +157,7 @@ def split(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]
 
 
 def _opens_template(tokens: Sequence[Token], p: int) -> bool:
-    """Whether the `<` at p can open template arguments rather than compare."""
+    """Return whether the `<` at p can open template arguments rather than compare."""
     if p == 0 or not tokens[p - 1].is_word():
         return False
     try:
@@ -170,14 +171,14 @@ def _opens_template(tokens: Sequence[Token], p: int) -> bool:
 
 
 def statement_start(tokens: Sequence[Token], p: int) -> int:
-    """Where the statement or declaration starts that the token at p belongs to."""
+    """Return where the statement or declaration starts that the token at p belongs to."""
     while p > 0 and not tokens[p - 1].is_op(";", "{", "}"):
         p -= 1
     return p
 
 
 def statement_end(tokens: Sequence[Token], p: int) -> int:
-    """The position of the last token of the statement that begins at p, or of all tokens."""
+    """Return the position of the last token of the statement that begins at p, or of all tokens."""
     if p >= len(tokens):
         return len(tokens) - 1
     if tokens[p].is_op("{"):
@@ -200,7 +201,7 @@ def statement_end(tokens: Sequence[Token], p: int) -> int:
 
 
 def expression_start(tokens: Sequence[Token], p: int) -> int:
-    """Where the postfix expression that ends at p starts, as the kernel of a launch does."""
+    """Return where the postfix expression that ends at p starts, as the kernel of a launch does."""
     q = p
     while q >= 0:
         if tokens[q].is_op(">", ">>", ">>>"):
@@ -229,7 +230,7 @@ def expression_start(tokens: Sequence[Token], p: int) -> int:
 
 
 def _is_operand(tokens: Sequence[Token], p: int) -> bool:
-    """Whether a name, call or subscript can end at p, so that what follows belongs to it."""
+    """Return whether a name, call or subscript can end at p, so that what follows belongs to it."""
     token = tokens[p]
     if token.is_word():
         return token.text not in STATEMENT_WORDS | _CONDITION_WORDS

@@ -18,8 +18,8 @@ FOLDERS = sorted(path for path in Path(__file__).with_name("vendor").iterdir() i
 
 
 def linked(name: str) -> bool:
-    """Whether `-l` of this name is one of these libraries, or the runtime, which are there anyway:
-    "cublasLt", "cudart"."""
+    """Return whether `-l` of this name is one of these libraries, or the runtime, which are there
+    anyway: "cublasLt", "cudart"."""
     stem = name.removesuffix("_static")
     return stem in ("cudart", "cudadevrt", "cuda") or any(
         stem.lower().startswith(folder.name) for folder in FOLDERS
@@ -27,7 +27,7 @@ def linked(name: str) -> bool:
 
 
 def objects(files: Sequence[Path], platform: Platform) -> list[Path]:
-    """What a program of these files, headers included, is to be linked with.
+    """Return what a program of these files, headers included, is to be linked with.
 
     Raises BuildError with the compiler's message.
     """

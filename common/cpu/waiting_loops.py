@@ -45,7 +45,7 @@ class _Loop:
 
 
 def edit(stream: Stream, names: Set[str], readers: set[str]) -> None:
-    """Lets loops in device code that wait for another thread call `cudacpu::spin_wait`.
+    """Let loops in device code that wait for another thread call `cudacpu::spin_wait`.
 
     names: what is volatile, by `volatile_names`. readers: functions of the project that read
     something volatile; this file's are added.
@@ -71,7 +71,7 @@ def edit(stream: Stream, names: Set[str], readers: set[str]) -> None:
 
 
 def _give_way(stream: Stream, loop: _Loop) -> None:
-    """Adds a call between one trip of the loop and the next."""
+    """Add a call between one trip of the loop and the next."""
     tokens = stream.tokens
     begin, end = loop.condition
     body = loop.body[0]
@@ -88,7 +88,7 @@ def _give_way(stream: Stream, loop: _Loop) -> None:
 
 
 def volatile_names(tokens: Sequence[Token]) -> set[str]:
-    """Variables that are declared volatile, or point to what is."""
+    """Return variables that are declared volatile, or point to what is."""
     names = set()
     for p, token in enumerate(tokens):
         if not token.is_word("volatile") or (p and tokens[p - 1].is_word("asm", "__asm__")):
@@ -110,7 +110,7 @@ def volatile_names(tokens: Sequence[Token]) -> set[str]:
 def _volatile_readers(
     tokens: Sequence[Token], bodies: Iterator[int], names: Set[str], known: Set[str]
 ) -> set[str]:
-    """Functions that return something and read what is volatile; `bodies`: their braces."""
+    """Return functions that return something and read what is volatile; `bodies`: their braces."""
     readers = set()
     for brace in bodies:
         body = (brace, closing(tokens, brace, or_last=True))
@@ -133,7 +133,7 @@ def _volatile_readers(
 
 
 def _reads(tokens: Sequence[Token], where: _Range, names: Set[str], readers: Set[str]) -> bool:
-    """Whether something volatile is read there: by its name, a cast, or a function."""
+    """Return whether something volatile is read there: by its name, a cast, or a function."""
     for p in range(*where):
         token = tokens[p]
         if not token.is_word():
@@ -148,7 +148,7 @@ def _reads(tokens: Sequence[Token], where: _Range, names: Set[str], readers: Set
 
 
 def _loop_at(tokens: Sequence[Token], p: int) -> _Loop | None:
-    """The loop whose first word is at p, or None."""
+    """Return the loop whose first word is at p, or None."""
     word = tokens[p]
     if word.is_word("do"):
         end = statement_end(tokens, p + 1)
@@ -168,7 +168,7 @@ def _loop_at(tokens: Sequence[Token], p: int) -> _Loop | None:
 
 
 def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[str]) -> bool:
-    """Whether the loop waits for memory to change."""
+    """Return whether the loop waits for memory to change."""
     body = loop.body
     empty = [t.text for t in tokens[slice(*body)]] in ([";"], ["{", "}"])
     if empty and loop.kind == "while":
@@ -198,7 +198,7 @@ def _is_assignment(tokens: Sequence[Token], p: int) -> bool:
 
 
 def _writes(tokens: Sequence[Token], body: _Range) -> bool:
-    """Whether something is assigned there that may be in memory: x[i], *x, or x->y."""
+    """Return whether something is assigned there that may be in memory: x[i], *x, or x->y."""
     for p in range(*body):
         if _is_assignment(tokens, p):
             q = p - 2 if tokens[p - 1].is_op(*_COMPOUND) else p - 1
@@ -217,7 +217,7 @@ def _writes(tokens: Sequence[Token], body: _Range) -> bool:
 
 
 def _steps_memory(tokens: Sequence[Token], p: int) -> bool:
-    """Whether what the ++ or -- at p changes may be in memory."""
+    """Return whether what the ++ or -- at p changes may be in memory."""
     before, after = tokens[p - 1], tokens[min(p + 1, len(tokens) - 1)]
     if before.is_word() and not before.is_word("else", "do"):  # x++, y->x++
         return tokens[p - 2].is_op("->")

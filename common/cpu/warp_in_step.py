@@ -20,7 +20,7 @@ _BEGINS_CODE = ("__global__", "__device__")
 
 
 def edit(stream: Stream, names: Set[str]) -> None:
-    """Lets such statements in device code call `cudacpu::warp_in_step`.
+    """Let such statements in device code call `cudacpu::warp_in_step`.
 
     names: what is volatile, by waiting_loops.volatile_names.
     """
@@ -38,7 +38,8 @@ def edit(stream: Stream, names: Set[str]) -> None:
 
 
 def _exchanges(tokens: Sequence[Token], p: int) -> bool:
-    """Whether a statement begins at p that assigns to an element and reads another one of it."""
+    """Return whether a statement begins at p that assigns to an element and reads another one of
+    it."""
     if not (tokens[p - 1].is_op(";", "{", "}", ")") or tokens[p - 1].is_word("else")):
         return False
     if not is_op_at(tokens, p + 1, "["):

@@ -348,8 +348,8 @@ inline std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, cons
                                           bool causal) {
   const Sizes n = check_inputs(q, k, v, causal);
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::empty_like(q);
-  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
+  Tensor o = allocate_like(q);
+  Tensor lse = allocate(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
   if (q.numel() == 0) return {o, lse};  // a grid of no blocks is an error
   const int64_t tiles = ceil_div<int64_t>(n.S, BM);
   const int64_t bytes = n.D <= 64 ? sizeof(ForwardTiles<64>) : sizeof(ForwardTiles<128>);

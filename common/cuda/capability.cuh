@@ -4,6 +4,12 @@
 
 #include "common/cuda/tensor.cuh"
 
+// Where kernels may use mma.sync of 16×8×16 and cp.async. For older cards they are compiled without
+// a body, and their launchers refuse the card.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define HAS_BF16_MMA
+#endif
+
 inline int attribute_of_current_gpu(cudaDeviceAttr attribute) {
   int gpu = 0, value = 0;
   check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");

@@ -1,6 +1,8 @@
 // A launch whose blocks form clusters of a size that is chosen at run time. Taught in day 35.
 #pragma once
 
+#include "common/cuda/kernel_queries.cuh"
+#include "common/cuda/shared_memory.cuh"
 #include "common/cuda/tensor.cuh"
 
 // Launches kernel(arguments...) with `grid` blocks, a multiple of `cluster`, the number of blocks
@@ -10,11 +12,8 @@ template <typename... Parameters, typename... Arguments>
 void launch_clusters(void (*kernel)(Parameters...), unsigned grid, unsigned cluster,
                      unsigned threads, size_t shared_bytes, cudaStream_t stream,
                      Arguments... arguments) {
-  const auto set = [&](cudaFuncAttribute attribute, int value) {
-    check_cuda(cudaFuncSetAttribute(kernel, attribute, value), "cudaFuncSetAttribute");
-  };
-  set(cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  allow_shared(kernel, static_cast<int64_t>(shared_bytes));
+  raise_attribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = cluster;

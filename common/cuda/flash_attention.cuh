@@ -1,5 +1,5 @@
-// Attention forward on tensor cores, for heads anywhere in memory, with padded keys. Taught in day
-// 26, where every step is explained; day 28 adds the strides and the padding.
+// Attention forward on tensor cores: day 26's v4 for both 16-bit dtypes and D = 64 or 128, with o
+// rescaled rarely (day 26, further), for heads anywhere in memory and with padded keys (day 28).
 //
 //   o = softmax(q · kᵀ / sqrt(D)) · v      lse[i] = log sum_j exp(s[i, j])
 //   q, o: (B, H, S, D), k, v: (B, H, T, D), bf16 or fp16, D = 64 or 128; lse: (B, H, S), fp32.
@@ -16,11 +16,6 @@
 #include <cmath>
 
 namespace flash {
-
-// Older cards get an empty kernel, which is never launched.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define FLASH_HAS_BF16_MMA
-#endif
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int M = 2;                // fragments of 16 rows of q per warp
@@ -194,7 +189,7 @@ __device__ __forceinline__ void store(const Rows<D>& rows, T* o, int64_t stride,
 
 template <typename T, int D, bool PADDED>
 __global__ void __launch_bounds__(THREADS, 2) forward_kernel(const __grid_constant__ Arguments n) {
-#ifdef FLASH_HAS_BF16_MMA
+#ifdef HAS_BF16_MMA
   extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
@@ -252,9 +247,9 @@ inline Strides strides_of(const Tensor& t, const char* name) {
 }
 
 // o and lse, which the caller allocates, of q, k and v with any strides. padded: (B, T), or
-// nullptr.
+// nullptr. headroom: o keeps the scale of an older maximum while p is at most 2^headroom.
 inline void forward(const Tensor& q, const Tensor& k, const Tensor& v, const bool* padded, Tensor o,
-                    Tensor lse, bool causal) {
+                    Tensor lse, bool causal, float headroom = 8) {
   require_capability(8, 0, "mma.sync of 16×8×16");
   const int64_t D = q.size(3), bytes = (BM + 4 * BN) * D * q.element_size();
   STD_TORCH_CHECK(D == 64 || D == 128, "heads: expected 64 or 128 columns per head, got ", D);
@@ -272,7 +267,7 @@ inline void forward(const Tensor& q, const Tensor& k, const Tensor& v, const boo
   n.tiles = ceil_div(n.S, BM);
   n.causal = causal, n.ahead = n.T - n.S;
   n.scale_log2 = static_cast<float>(LOG2_E / std::sqrt(static_cast<double>(D)));
-  n.slack = 8 / n.scale_log2;  // p stays at or below 2⁸
+  n.slack = headroom / n.scale_log2;
   const auto run = [&]<typename T>(T) {
     const auto kernel =
         padded == nullptr ? (D == 64 ? forward_kernel<T, 64, false> : forward_kernel<T, 128, false>)

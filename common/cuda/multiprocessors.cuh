@@ -1,6 +1,7 @@
 // How many multiprocessors the GPU has (taught in day 2), and the grid that fills them (day 16).
 #pragma once
 
+#include "common/cuda/kernel_queries.cuh"
 #include "common/cuda/tensor.cuh"
 
 // Those of the GPU that `on` lives on; on the CPU backend, of the card that it plays.
@@ -12,15 +13,11 @@ inline int multiprocessor_count(const Tensor& on) {
 }
 
 // The blocks of `kernel` that are resident on the GPU of `on` at one time, or `work` if that is
-// less. The occupancy depends on the kernel's registers, and on the threads and the dynamic shared
-// memory per block.
+// less.
 template <typename Kernel>
 unsigned resident_grid(const Tensor& on, Kernel kernel, int block, size_t shared_bytes,
                        int64_t work) {
-  int per_multiprocessor = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, block,
-                                                           shared_bytes),
-             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t resident = int64_t{multiprocessor_count(on)} * per_multiprocessor;
+  const int64_t resident =
+      int64_t{multiprocessor_count(on)} * blocks_per_multiprocessor(kernel, block, shared_bytes);
   return static_cast<unsigned>(work < resident ? work : resident);
 }

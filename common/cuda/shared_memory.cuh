@@ -2,6 +2,7 @@
 // v4 does both in its launcher.
 #pragma once
 
+#include "common/cuda/kernel_queries.cuh"
 #include "common/cuda/tensor.cuh"
 
 // Bytes of shared memory that one block may request on the GPU of `on`, static and dynamic
@@ -30,7 +31,5 @@ inline bool shared_memory_fits(const Tensor& on, int64_t own, int64_t dynamic) {
 // limit.
 template <typename Kernel>
 void allow_shared(Kernel kernel, int64_t bytes) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
-             "cudaFuncSetAttribute");
+  raise_attribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }

@@ -4,8 +4,10 @@
 // and a built library works with later versions of torch. Taught in days 6 and 12.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <sstream>
 #include <string>
 
@@ -20,8 +22,12 @@ constexpr T ceil_div(T count, T size) {
   return (count + size - 1) / size;
 }
 
-// The number of blocks for a one-dimensional grid, which CUDA limits to 2^31 - 1.
+// The number of blocks for a one-dimensional grid, which CUDA limits to 2^31 - 1. (Of a negative
+// number, the launch says more on the CPU backend.)
 inline unsigned grid_size(int64_t blocks, const char* argument) {
+#ifndef CUDA_ON_CPU
+  STD_TORCH_CHECK(blocks >= 0, "a grid of ", blocks, " blocks: did a size overflow?");
+#endif
   STD_TORCH_CHECK(blocks <= 2147483647, argument, ": needs ", blocks,
                   " blocks, more than the 2147483647 of one grid");
   return static_cast<unsigned>(blocks);
@@ -49,10 +55,29 @@ inline void check_cuda(cudaError_t code, const char* what) {
   STD_TORCH_CHECK(code == cudaSuccess, what, ": ", cudaGetErrorString(code));
 }
 
+// What a GPU allows, behind the error of a launch that it refused; it does not say which size was
+// wrong. The CPU backend's own words do.
+inline std::string launch_limits([[maybe_unused]] cudaError_t code) {
+#ifndef CUDA_ON_CPU
+  if (code == cudaErrorInvalidConfiguration)
+    return ": a grid has 1 to 2147483647 blocks along x and 1 to 65535 along y and z, a block 1 to "
+           "1024 threads in all, at most 64 along z; is a size 0, negative or too large?";
+  int gpu = 0, usual = 0, most = 0;
+  if (code == cudaErrorInvalidValue && cudaGetDevice(&gpu) == cudaSuccess &&
+      cudaDeviceGetAttribute(&usual, cudaDevAttrMaxSharedMemoryPerBlock, gpu) == cudaSuccess &&
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu) == cudaSuccess)
+    return ": shared memory is at most " + std::to_string(usual) + " bytes per block, or " +
+           std::to_string(most) + " after opting in" +
+           ": does the launch ask for more, or for a negative size?";
+#endif
+  return "";
+}
+
 // After <<<...>>>: a launch returns nothing, its error (bad grid, too much shared memory) waits
 // here.
 inline void check_launch(const char* kernel) {
-  check_cuda(cudaGetLastError(), kernel);
+  const cudaError_t code = cudaGetLastError();
+  STD_TORCH_CHECK(code == cudaSuccess, kernel, ": ", cudaGetErrorString(code), launch_limits(code));
 }
 
 // The stream that PyTorch is using now, on the tensor's device. Work on any other stream would
@@ -77,19 +102,32 @@ inline int device_index(const Tensor& t) {
 #endif
 }
 
-// Makes the tensor's GPU the current one until the end of the scope.
+// Makes the tensor's GPU the current one until the end of the scope. It is nearly always that
+// already; then nothing is set, which costs a launcher the least. For a tensor on the host, which a
+// check refuses, it does nothing.
 class DeviceGuard {
- public:
 #ifdef CUDA_ON_CPU
+ public:
   explicit DeviceGuard(const Tensor&) {}
 
  private:
   cudacpu::DeviceGuard guard_;
 #else
-  explicit DeviceGuard(const Tensor& t) : guard_(t.get_device_index()) {}
+ public:
+  explicit DeviceGuard(const Tensor& t) : gpu_(t.get_device_index()) {
+    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+    if (changes()) check_cuda(cudaSetDevice(gpu_), "cudaSetDevice");
+  }
+  ~DeviceGuard() {
+    if (changes()) (void)cudaSetDevice(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  torch::stable::accelerator::DeviceGuard guard_;
+  bool changes() const { return gpu_ >= 0 && gpu_ != before_; }
+
+  int gpu_, before_ = 0;
 #endif
 };
 
@@ -130,33 +168,42 @@ inline std::string shape_of(const Tensor& t) {
   return text.str();
 }
 
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  const auto of_a = a.sizes(), of_b = b.sizes();
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end());
+}
+
 // Checks of one argument, each throwing a message that names it, what it was, what is allowed:
 //   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
 class check {
  public:
-  check(const Tensor& tensor, const char* name) : t_(tensor), name_(name) {}
+  // index: of a tensor of a list, which messages call "grads[3]".
+  check(const Tensor& tensor, const char* name, int64_t index = -1)
+      : t_(tensor), name_(name), index_(index) {}
 
   const check& on_gpu() const {
 #ifdef CUDA_ON_CPU
-    STD_TORCH_CHECK(t_.is_cpu(), name_, ": expected a CPU tensor (the CPU backend is in use)");
+    STD_TORCH_CHECK(t_.is_cpu(), title(), ": expected a CPU tensor (the CPU backend is in use)");
 #else
-    STD_TORCH_CHECK(t_.is_cuda(), name_, ": expected a tensor on the GPU, got one on the CPU");
+    STD_TORCH_CHECK(t_.is_cuda(), title(), ": expected a tensor on the GPU, got one on the CPU");
 #endif
     return *this;
   }
 
   const check& on_host() const {
-    STD_TORCH_CHECK(t_.is_cpu(), name_, ": expected a CPU tensor, got one on the GPU");
+    STD_TORCH_CHECK(t_.is_cpu(), title(), ": expected a CPU tensor, got one on the GPU");
     return *this;
   }
 
   const check& dtype(std::initializer_list<ScalarType> allowed) const {
-    std::string names;
+    const ScalarType mine = t_.scalar_type();
     for (ScalarType type : allowed) {
-      if (t_.scalar_type() == type) return *this;
-      names += (names.empty() ? "" : " or ") + std::string(name_of(type));
+      if (mine == type) return *this;
     }
-    STD_TORCH_CHECK(false, name_, ": expected ", names, ", got ", name_of(t_.scalar_type()));
+    std::string names;
+    for (ScalarType type : allowed)
+      names += (names.empty() ? "" : " or ") + std::string(name_of(type));
+    STD_TORCH_CHECK(false, title(), ": expected ", names, ", got ", name_of(mine));
     return *this;
   }
 
@@ -166,40 +213,46 @@ class check {
   }
 
   const check& rank(int64_t dims) const {
-    STD_TORCH_CHECK(t_.dim() == dims, name_, ": expected ", dims, " dimension(s), got ", t_.dim(),
+    STD_TORCH_CHECK(t_.dim() == dims, title(), ": expected ", dims, " dimension(s), got ", t_.dim(),
                     " with shape ", shape_of(t_));
     return *this;
   }
 
   const check& contiguous() const {
-    STD_TORCH_CHECK(t_.is_contiguous(), name_,
+    STD_TORCH_CHECK(t_.is_contiguous(), title(),
                     ": expected a contiguous tensor, got strides that are not; call .contiguous()");
     return *this;
   }
 
   const check& size(int64_t dim, int64_t expected) const {
-    STD_TORCH_CHECK(t_.size(dim) == expected, name_, ": expected size ", expected, " in dimension ",
-                    dim, ", got ", t_.size(dim), " with shape ", shape_of(t_));
+    STD_TORCH_CHECK(t_.size(dim) == expected, title(), ": expected size ", expected,
+                    " in dimension ", dim, ", got ", t_.size(dim), " with shape ", shape_of(t_));
     return *this;
   }
 
   const check& like(const Tensor& other, const char* other_name) const {
     dtype({other.scalar_type()});
-    STD_TORCH_CHECK(shape_of(t_) == shape_of(other), name_, ": expected the shape of ", other_name,
-                    ", ", shape_of(other), ", got ", shape_of(t_));
+    STD_TORCH_CHECK(same_shape(t_, other), title(), ": expected the shape of ", other_name, ", ",
+                    shape_of(other), ", got ", shape_of(t_));
     return same_device(other, other_name);
   }
 
   const check& same_device(const Tensor& other, const char* other_name) const {
     const bool same = t_.is_cpu() == other.is_cpu();  // tensors on the host have no index
-    STD_TORCH_CHECK(same && device_index(t_) == device_index(other), name_,
+    STD_TORCH_CHECK(same && device_index(t_) == device_index(other), title(),
                     ": expected the device of ", other_name, ", got another");
     return *this;
   }
 
  private:
+  // Only a message needs it.
+  std::string title() const {
+    return index_ < 0 ? name_ : name_ + ('[' + std::to_string(index_) + ']');
+  }
+
   const Tensor& t_;
   const char* name_;
+  int64_t index_;
 };
 
 // The tensor's elements as T, which must be the C++ type of its dtype.
@@ -216,6 +269,39 @@ T* mutable_data(const Tensor& t) {
 // such as x[1:] need not, and a wide load from it would fault.
 inline bool is_aligned(const Tensor& t, size_t bytes) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0;
+}
+
+// A tensor on the device of `on` whose elements are not set yet. It goes straight to PyTorch's C
+// interface: torch::stable::new_empty and empty_like look their operator up by its name in each
+// call and box its arguments, which takes twice as long. Without a type it has the dtype of `on`.
+inline Tensor allocate(const Tensor& on, torch::headeronly::IntHeaderOnlyArrayRef shape,
+                       std::optional<ScalarType> type = std::nullopt) {
+  using torch::stable::detail::from, torch::stable::detail::to;
+  int32_t code = type ? to<int32_t>(from(*type)) : 0;
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_aten_new_empty(on.get(), shape.data(), static_cast<int64_t>(shape.size()),
+                                type ? &code : nullptr, nullptr, nullptr, 0, nullptr, &made));
+  return Tensor(made);
+}
+
+// The same with the shape and the dtype of x; where x is not contiguous, with its order of strides.
+inline Tensor allocate_like(const Tensor& x) {
+  return x.is_contiguous() ? allocate(x, x.sizes()) : torch::stable::empty_like(x);
+}
+
+// The same with zeros, by cudaMemsetAsync on the current stream: torch::stable::new_zeros launches
+// a kernel through PyTorch's machinery for elementwise operations, which costs the host more.
+inline Tensor allocate_zeros(const Tensor& on, torch::headeronly::IntHeaderOnlyArrayRef shape,
+                             std::optional<ScalarType> type = std::nullopt) {
+  Tensor zeros = allocate(on, shape, type);
+  const size_t bytes = zeros.numel() * zeros.element_size();
+  if (bytes > 0) {
+    const DeviceGuard guard(on);
+    check_cuda(cudaMemsetAsync(zeros.mutable_data_ptr(), 0, bytes, current_stream(on)),
+               "cudaMemsetAsync");
+  }
+  return zeros;
 }
 
 // Calls f with a value of the C++ type of t's dtype, so that f can launch the kernel for that type:
@@ -244,7 +330,7 @@ void dispatch_floating(const Tensor& t, F&& f) {
 template <typename F>
 Tensor output_like(const Tensor& x, const char* kernel, F&& launch) {
   const DeviceGuard guard(x);
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = allocate_like(x);
   if (out.numel() == 0) return out;
   dispatch_floating(x, [&](auto zero) { launch(zero, mutable_data<decltype(zero)>(out)); });
   check_launch(kernel);

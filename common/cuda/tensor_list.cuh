@@ -3,7 +3,6 @@
 
 #include "common/cuda/tensor.cuh"
 
-#include <string>
 #include <vector>
 
 using Tensors = std::vector<Tensor>;
@@ -12,10 +11,7 @@ using Tensors = std::vector<Tensor>;
 //   check_each(grads, "grads", [&](const check& one) { one.on_gpu().floating().contiguous(); });
 template <typename F>
 void check_each(const Tensors& list, const char* name, F&& checks) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    const std::string title = name + ('[' + std::to_string(i) + ']');
-    checks(check(list[i], title.c_str()));
-  }
+  for (size_t i = 0; i < list.size(); ++i) checks(check(list[i], name, static_cast<int64_t>(i)));
 }
 
 constexpr int LISTED = 256;  // tensors per launch

@@ -22,9 +22,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#ifndef CUDA_ON_CPU
-#include <torch/csrc/stable/accelerator.h>
-#endif
 
 #pragma pop_macro("__F16C__")
 #pragma pop_macro("__CUDA_ARCH__")

@@ -1,18 +1,24 @@
-"""An exercise in a source file: where it stands, the file without it, what else was changed."""
+"""A step in a source file: where its lines stand, the file without them, what else was changed.
+
+A step's function stands in a .cu file, or in the Python file of a day's Triton or Numba kernels.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from common.base.compiling import sources_of
+from common.base.day_files import Step
 from common.base.days import Day
-from common.base.declaration import Exercise
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
+from common.practice import python_code
 from common.practice.mutants.outline import (
     Code,
     Function,
@@ -22,7 +28,9 @@ from common.practice.mutants.outline import (
     reached_together,
 )
 
-MARK = "// your turn:"
+T = TypeVar("T")
+
+MARK = "your turn:"  # in a comment
 _WIDTH = 98
 
 
@@ -30,34 +38,63 @@ class ExerciseError(Exception):
     """The exercise cannot be found in a file; the message says what is missing."""
 
 
-def place(text: str, exercise: Exercise) -> tuple[int, int]:
-    """The offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
-    code, function = function_in(text, exercise.function)
-    begin, end = code.offset(function.body) + 1, code.offset(function.end - 1)
-    if not exercise.first:
-        return _whole_lines(text, begin, end)
-    first = _line_with(text, begin, end, exercise.first)
-    last = _line_with(text, begin, end, exercise.last or exercise.first)
+class UnreadableError(ExerciseError):
+    """The file cannot be read as code: a bracket is missing, which the compiler explains."""
+
+
+def place(text: str, step: Step) -> tuple[int, int]:
+    """Return the offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
+    begin, end = _body(text, step)
+    if step.whole:
+        return begin, end
+    first = _line_with(text, begin, end, step.first)
+    last = _line_with(text, begin, end, step.last or step.first)
     if last[0] < first[0]:
-        raise ExerciseError(f"{exercise.last!r} stands before {exercise.first!r}")
+        raise ExerciseError(f"{step.last!r} stands before {step.first!r}")
     return first[0], last[1]
 
 
+def in_python(step: Step) -> bool:
+    """Return whether the step's function stands in a Python file."""
+    return step.source.endswith(".py")
+
+
+def _body(text: str, step: Step) -> tuple[int, int]:
+    """Return the offsets of the lines of the body of the step's function."""
+    if in_python(step):
+        return _of_python(python_code.body_of, text, step)
+    code, function = function_in(text, step.function)
+    return _whole_lines(text, code.offset(function.body) + 1, code.offset(function.end - 1))
+
+
+def _of_python(find: Callable[[str, str], T], text: str, step: Step) -> T:
+    """Call a function of `python_code` for a step's function. Raises ExerciseError."""
+    try:
+        return find(text, step.function)
+    except SyntaxError as error:
+        raise UnreadableError(
+            f"line {error.lineno}: {error.msg}: {step.function} cannot be found"
+        ) from None
+    except LookupError as error:
+        raise ExerciseError(str(error)) from None
+
+
 def function_in(text: str, name: str) -> tuple[Code, Function]:
-    """The only function of this name, and the code that it stands in. Raises ExerciseError."""
+    """Return the only function of this name in a .cu file, and its code. Raises ExerciseError."""
     try:
         read = outline(text)
     except TokenError as error:
-        raise ExerciseError(f"{error}: {name} cannot be found") from None
+        raise UnreadableError(f"{error}: {name} cannot be found") from None
     found = [f for d in read.declarations for f in d.functions if f.name == name]
     if len(found) != 1:
-        count = "is not there" if not found else f"is there {len(found)} times"
-        raise ExerciseError(f"the function {name} {count}")
+        often = f"is there {len(found)} times" if found else "is not there"
+        raise ExerciseError(f"the function {name} {often}")
     return read.code, found[0]
 
 
 def returns_value(text: str, name: str) -> bool:
-    """Whether a function returns something: only `void` before its name says that it does not."""
+    """Return whether a function returns something: only `void` before its name says that it does
+    not."""
     code, function = function_in(text, name)
     for p in range(function.start, function.body):
         if code.code[p].is_word(name):
@@ -68,7 +105,8 @@ def returns_value(text: str, name: str) -> bool:
 
 
 def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str) -> list[str]:
-    """The rungs whose launchers reach a function of `source`, in the order of their bindings.
+    """Return the rungs whose launchers reach a function of `source`, in the order of their
+    bindings.
 
     outlines: of all files that are linked together, see `outlines_of`.
     """
@@ -83,9 +121,9 @@ def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str
 
 
 def with_backward(outlines: Mapping[Path, Outline], rungs: Sequence[str]) -> list[str]:
-    """These rungs and the operators that compute their gradients: with "backward" in a name that is
-    otherwise the rung's, as chain_backward_v1 for chain_v1, or with "gradient" in one that begins
-    as the rung's does, as conv_weight_gradient_v1 for conv_v2."""
+    """Return these rungs and the operators that compute their gradients: with "backward" in a name
+    that is otherwise the rung's, as chain_backward_v1 for chain_v1, or with "gradient" in one that
+    begins as the rung's does, as conv_weight_gradient_v1 for conv_v2."""
     bound = sorted({name for read in outlines.values() for name in read.operators} - {*rungs})
     return [*rungs, *(o for o in bound if _differentiates(o, rungs))]
 
@@ -97,22 +135,52 @@ def _differentiates(operator: str, rungs: Sequence[str]) -> bool:
 
 
 def linked_for(day: Day, rungs: Sequence[str]) -> Day:
-    """The day with those of its .cu files alone that these rungs reach, and with what they alone
-    build in ways of their own; all of it for ()."""
+    """Return the day with those of its .cu files alone that these rungs need, and with what they
+    alone build in ways of their own; all of it for ()."""
     day = replace(day, only=tuple(rungs))
     try:
         outlines = outlines_of(day)
     except TokenError:
         return day  # a bracket is missing, which the compiler explains
-    reached = reached_together(outlines, with_backward(outlines, rungs))
-    used = [source for source in day.library_sources if source in reached]
+    operators = {*with_backward(outlines, rungs)}
+    binding = {path for path in day.library_sources if outlines[path].operators & operators}
+    needed = _linked_with(outlines, binding)
+    used = [source for source in day.library_sources if source in needed]
     if not rungs or not used:
         return day
     return replace(day, source=used[0], extra_sources=(*used[1:], *day.other_sources))
 
 
+def _linked_with(outlines: Mapping[Path, Outline], sources: Iterable[Path]) -> set[Path]:
+    """Return these .cu files and those that define a function that one of them calls, without end:
+    each is linked as a whole, so what no rung needs of it must be there, too.
+
+    A name alone is no call: a function of another file is declared in the calling one, or in a
+    header that it includes.
+    """
+    found = {*sources}
+    todo = [*found]
+    while todo:
+        source = todo.pop()
+        included = sources_of(source)
+        own = [read for path, read in outlines.items() if path.resolve() in included]
+        declared = [d for read in own for d in read.declarations]
+        defined = {d.name for d in declared if d.is_function}
+        foreign = {d.name for d in declared if d.name} - defined
+        calls = {word for d in declared for word in d.uses & foreign if word != d.name}
+        more = {
+            path
+            for path, read in outlines.items()
+            if path.suffix == ".cu"
+            and any(d.is_function and d.name in calls for d in read.declarations)
+        }
+        todo += more - found
+        found |= more
+    return found
+
+
 def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
-    """The lines between two braces; without their lines where each has one of its own."""
+    """Return the lines between two braces; without their lines where each has one of its own."""
     first = text.find("\n", begin, end)
     last = text.rfind("\n", begin, end)
     if first == -1:
@@ -130,67 +198,86 @@ def _line_with(text: str, begin: int, end: int, part: str) -> tuple[int, int]:
     return text.rfind("\n", 0, at) + 1, len(text) if behind == -1 else behind + 1
 
 
-def stub(text: str, exercise: Exercise, command: str) -> str:
-    """`text` with a comment in place of the exercise. It compiles, and is wrong.
+def stub(text: str, step: Step, command: str) -> str:
+    """Return `text` with a comment in place of the step's lines. It compiles, and is wrong.
 
     command: what checks it, named in the comment.
     """
-    begin, end = place(text, exercise)
+    begin, end = place(text, step)
     indent = _indent_of(text[begin:end])
-    lines = commented(f"{MARK[3:]} {exercise.task} Then: {command}", indent)
+    comment = "#" if in_python(step) else "//"
+    lines = commented(f"{MARK} {step.task}", indent, comment)
+    lines += [f"{indent}{comment} Then: {command}"]
+    lines += [f"{indent}{line}".rstrip() for line in instead(text, step)]
     body = "".join(f"{line}\n" for line in lines)
-    if not exercise.first and returns_value(text, exercise.function):
-        body += f"{indent}return {{}};\n"
     if text[begin - 1] != "\n":  # the braces are on one line
         body = f"\n{body}"
     return text[:begin] + body + text[end:]
 
 
+def instead(text: str, step: Step) -> list[str]:
+    """Return the lines of code that stand in the gap, so that the file compiles."""
+    if step.instead:
+        return textwrap.dedent(step.instead).strip("\n").split("\n")
+    if not step.whole:
+        return []
+    if in_python(step):
+        return ["pass"]
+    return ["return {};"] if returns_value(text, step.function) else []
+
+
 def _indent_of(text: str) -> str:
-    """What the first of these lines begins with, directives aside; a function's where there are
-    none."""
+    """Return what the first of these lines begins with, directives aside; a function's where there
+    are none."""
     for line in text.split("\n")[:-1]:
-        if line.strip() and not line.lstrip().startswith("#"):
+        if line.strip() and not line.startswith("#"):
             return line[: len(line) - len(line.lstrip())]
     return "  "
 
 
-def commented(words: str, indent: str = "") -> list[str]:
-    """A comment of as many lines as it takes."""
-    return [f"{indent}// {line}" for line in textwrap.wrap(words, _WIDTH - 3 - len(indent))]
+def commented(words: str, indent: str = "", comment: str = "//") -> list[str]:
+    """Return a comment of as many lines as it takes."""
+    width = _WIDTH - len(comment) - 1 - len(indent)
+    return [f"{indent}{comment} {line}" for line in textwrap.wrap(words, width)]
 
 
-def is_stub(text: str, start: str, exercise: Exercise) -> bool:
-    """Whether the function in `text` has the same code as in `start`, comments aside."""
-    codes = []
-    for each in (text, start):
-        begin, end = place_in_stub(each, exercise)
-        codes.append([token.text for token in tokenize(each[begin:end]) if token.is_code])
-    return codes[0] == codes[1]
+def same_code(text: str, start: str, step: Step) -> bool:
+    """Return whether the function in `text` has the same code as in `start`, comments aside."""
+    mine, theirs = (_code(each, step) for each in (text, start))
+    return mine == theirs
 
 
-def place_in_stub(text: str, exercise: Exercise) -> tuple[int, int]:
-    """The function's lines in a file that may hold anything in it. Raises ExerciseError."""
-    return place(text, replace(exercise, first="", last=""))
+def _code(text: str, step: Step) -> list[str]:
+    if in_python(step):
+        return _of_python(python_code.code_of, text, step)
+    begin, end = place_in_stub(text, step)
+    return [token.text for token in tokenize(text[begin:end]) if token.is_code]
 
 
-def line_of(text: str, exercise: Exercise) -> int:
-    """The number of the line to begin at: the mark's, or the function's first."""
-    begin, end = place_in_stub(text, exercise)
+def place_in_stub(text: str, step: Step) -> tuple[int, int]:
+    """Return the function's lines in a file that may hold anything in it. Raises ExerciseError."""
+    return place(text, replace(step, first="", last=""))
+
+
+def line_of(text: str, step: Step) -> int:
+    """Return the number of the line to begin at: the mark's, or the function's first."""
+    begin, end = place_in_stub(text, step)
     marked = text.find(MARK, begin, end)
     return text.count("\n", 0, begin if marked == -1 else marked) + 1
 
 
-def solution(text: str, exercise: Exercise) -> str:
-    """The lines of the original that the exercise leaves out, without their common indentation."""
-    begin, end = place(text, exercise)
+def solution(text: str, step: Step) -> str:
+    """Return the lines of the original that the step leaves out, without their common
+    indentation."""
+    begin, end = place(text, step)
     return textwrap.dedent(text[begin:end]).strip("\n")
 
 
-def changed_around(start: str, theirs: str, exercise: Exercise) -> list[int]:
-    """The numbers of lines in `theirs` that differ from those of `start` outside the function."""
-    begin, end = place_in_stub(start, exercise)
-    my_begin, my_end = place_in_stub(theirs, exercise)
+def changed_around(start: str, theirs: str, step: Step) -> list[int]:
+    """Return the numbers of lines in `theirs` that differ from those of `start` outside the
+    function."""
+    begin, end = place_in_stub(start, step)
+    my_begin, my_end = place_in_stub(theirs, step)
     found: list[int] = []
     for a, b, offset in (
         (start[:begin], theirs[:my_begin], 0),

@@ -1,23 +1,27 @@
 """What a learner has solved, and how many hints it took: practice/progress.json.
 
-The file is replaced as a whole, so an interrupted write leaves the old one.
+Several terminals may work at once: what is saved is merged, under a lock, with what others have
+saved since. The file is replaced as a whole, so an interrupted write leaves the old one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.report.files import ResultsError, write_atomically
 
-KINDS = ("write", "debug", "speed")
 FORMAT = 1
 
 
 def practice_folder(root: Path) -> Path:
-    """Where the learner's files are, for the days in `root`."""
+    """Return where the learner's files are, for the days in `root`."""
     return root.parent / "practice"
 
 
@@ -28,7 +32,7 @@ class JournalError(Exception):
 @dataclass
 class Entry:
     """One exercise of a day. solved: when, "YYYY-MM-DD", "" if not yet. hints: how many were shown.
-    Of kind "debug": planted, the change that is there to be found; found, those found so far;
+    Of "debug": planted, the change that is there to be found; found, those found so far;
     passed_over, those that the checks do not reject or the learner did not want.
     set_aside: what it needs that this machine lacks, "" if nothing."""
 
@@ -39,56 +43,97 @@ class Entry:
     passed_over: list[str] = field(default_factory=list)
     set_aside: str = ""
 
+    def merged(self, saved: Entry) -> Entry:
+        """Return this entry with what another process has saved of the same exercise."""
+        return Entry(
+            solved=min(filter(None, (self.solved, saved.solved)), default=""),
+            hints=self.hints,
+            planted=self.planted,
+            found=list(dict.fromkeys([*saved.found, *self.found])),
+            passed_over=list(dict.fromkeys([*saved.passed_over, *self.passed_over])),
+            set_aside=self.set_aside,
+        )
+
+
+Entries = dict[tuple[int, str], Entry]  # by the day's number and the exercise's name
+
 
 class Journal:
     """The exercises that were begun. folder: where the learner's files are."""
 
     def __init__(self, folder: Path):
         self.path = folder / "progress.json"
-        self._entries: dict[tuple[int, str], Entry] = {}
+        self._entries = self._read()
+        self._known = deepcopy(self._entries)  # as read or saved last
+
+    def entry(self, day: int, exercise: str) -> Entry:
+        """Return what is known of an exercise; changes to it are kept by `save`."""
+        return self._entries.setdefault((day, exercise), Entry())
+
+    def solved(self, day: int, exercise: str) -> bool:
+        """Return whether the exercise was solved once."""
+        return bool(self._entries.get((day, exercise), Entry()).solved)
+
+    def to_do(self, day: int, exercise: str) -> bool:
+        """Return whether the exercise is not solved, and can be here as far as known."""
+        entry = self._entries.get((day, exercise), Entry())
+        return not entry.solved and not entry.set_aside
+
+    @property
+    def begun(self) -> bool:
+        """Return whether any exercise was begun."""
+        return bool(self._entries)
+
+    def save(self) -> None:
+        """Write what was changed here, together with what others have saved since. Raises
+        JournalError."""
+        try:
+            with self._alone():
+                saved = self._read()
+                for key, entry in self._entries.items():
+                    if entry != self._known.get(key):
+                        other = saved.get(key)
+                        saved[key] = entry.merged(other) if other else deepcopy(entry)
+                self._write(saved)
+        except (OSError, ResultsError) as error:
+            raise JournalError(f"{self.path} cannot be written: {error}") from None
+        self._known = saved
+        for key, entry in saved.items():  # an entry that is held is brought up to date
+            mine = self._entries.setdefault(key, Entry())
+            mine.__dict__.update(deepcopy(entry).__dict__)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from writing meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            yield
+
+    def _read(self) -> Entries:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            self._take(data)
+            return _entries_of(data)
         except FileNotFoundError:
-            pass
+            return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(
                 f"{self.path} cannot be read: {error}; move it away to begin anew "
                 "(the files beside it stay)"
             ) from None
 
-    def _take(self, data: dict[str, Any]) -> None:
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        for number, kinds in data["days"].items():
-            for kind, entry in kinds.items():
-                self._entries[int(number), kind] = Entry(**entry)
-
-    def entry(self, day: int, kind: str) -> Entry:
-        """What is known of an exercise; changes to it are kept by `save`."""
-        return self._entries.setdefault((day, kind), Entry())
-
-    def solved(self, day: int, kind: str) -> bool:
-        """Whether the exercise was solved once."""
-        return bool(self._entries.get((day, kind), Entry()).solved)
-
-    def to_do(self, day: int, kind: str) -> bool:
-        """Whether the exercise is not solved, and can be here as far as known."""
-        entry = self._entries.get((day, kind), Entry())
-        return not entry.solved and not entry.set_aside
-
-    @property
-    def begun(self) -> bool:
-        """Whether any exercise was begun."""
-        return bool(self._entries)
-
-    def save(self) -> None:
-        """Writes the file. Raises JournalError."""
+    def _write(self, entries: Entries) -> None:
         days: dict[str, dict[str, Any]] = {}
-        for (number, kind), entry in sorted(self._entries.items()):
-            days.setdefault(str(number), {})[kind] = asdict(entry)
-        text = json.dumps({"format": FORMAT, "days": days}, indent=1) + "\n"
-        try:
-            write_atomically(self.path, text)
-        except ResultsError as error:
-            raise JournalError(str(error)) from None
+        for (number, exercise), entry in sorted(entries.items()):
+            days.setdefault(str(number), {})[exercise] = asdict(entry)
+        write_atomically(self.path, json.dumps({"format": FORMAT, "days": days}, indent=1) + "\n")
+
+
+def _entries_of(data: dict[str, Any]) -> Entries:
+    if data["format"] != FORMAT:
+        raise ValueError(f"format {data['format']}, expected {FORMAT}")
+    return {
+        (int(number), exercise): Entry(**entry)
+        for number, exercises in data["days"].items()
+        for exercise, entry in exercises.items()
+    }

@@ -31,8 +31,8 @@ class _Change:
 
 
 def natural_text(mutant: Mutant) -> str | None:
-    """The changed file as a learner is to see it; None where the change cannot be written so that
-    it does not give itself away."""
+    """Return the changed file as a learner is to see it; None where the change cannot be written so
+    that it does not give itself away."""
     original = mutant.code.source
     try:
         change = _change(mutant, original)
@@ -82,8 +82,8 @@ def _begins_statement(code: Code, p: int) -> bool:
 
 
 def _simplified(text: str) -> str:
-    """An expression that an edit has put together: without parentheses that it does not need, and
-    numbers added up."""
+    """Return an expression that an edit has put together: without parentheses that it does not
+    need, and numbers added up."""
     found = re.fullmatch(r"\((.*)\) ([-+/]) (\d+)", text)
     if found and _balanced(found[1]):
         operator, number = found[2], found[3]
@@ -101,7 +101,7 @@ def _simplified(text: str) -> str:
 
 
 def _balanced(text: str) -> bool:
-    """Whether every bracket in it is closed in it, in turn."""
+    """Return whether every bracket in it is closed in it, in turn."""
     depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -111,7 +111,8 @@ def _balanced(text: str) -> bool:
 
 
 def _factor(text: str, right: bool = False) -> str:
-    """An expression as an operand of `/`: in parentheses if it needs them. right: the divisor."""
+    """Return an expression as an operand of `/`: in parentheses if it needs them. right: the
+    divisor."""
     bare = text
     while (shorter := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}|<[^<> ]*>", "", bare)) != bare:
         bare = shorter
@@ -120,7 +121,7 @@ def _factor(text: str, right: bool = False) -> str:
 
 
 def _without_operand(code: Code, original: str, start: int, end: int) -> _Change:
-    """An operand and its operator are gone."""
+    """Return an operand and its operator are gone."""
     first, last = _span(code, start, end)
     left, right = original[:first].rstrip(), original[last:].lstrip()
     if "//" in left.rpartition("\n")[2]:
@@ -141,7 +142,8 @@ def _without_operand(code: Code, original: str, start: int, end: int) -> _Change
 
 
 def _without_parentheses(original: str, change: _Change) -> _Change | None:
-    """The same, without a pair of parentheses that holds one operand now and calls nothing."""
+    """Return the same, without a pair of parentheses that holds one operand now and calls
+    nothing."""
     left, right = original[: change.start], original[change.end :]
     opened = _enclosing(left)
     closed = _enclosing(right[::-1], "([{", ")]}")
@@ -161,7 +163,7 @@ def _without_parentheses(original: str, change: _Change) -> _Change | None:
 
 
 def _enclosing(text: str, closers: str = ")]}", openers: str = "([{") -> int:
-    """Where the parenthesis stands that is open at the end of `text`; -1 where none is."""
+    """Return where the parenthesis stands that is open at the end of `text`; -1 where none is."""
     depth = 0
     for at in range(len(text) - 1, -1, -1):
         if text[at] in closers:
@@ -179,7 +181,7 @@ def _enclosing(text: str, closers: str = ")]}", openers: str = "([{") -> int:
 
 
 def _without_statement(code: Code, original: str, start: int, end: int) -> _Change | None:
-    """A statement and its semicolon are gone; so is an `if` that has no other."""
+    """Return a statement and its semicolon are gone; so is an `if` that has no other."""
     if code.code[start - 1].is_op(")"):
         condition = opening(code.code, start - 1)
         if not code.code[condition - 1].is_word("if") or code.code[end + 1].is_word("else"):
@@ -191,8 +193,8 @@ def _without_statement(code: Code, original: str, start: int, end: int) -> _Chan
 
 
 def _without_lines(original: str, first: int, last: int) -> _Change | None:
-    """These whole lines are gone, with the comment behind them and the one above, which belongs to
-    them; a blank line stays where there were two."""
+    """Return these whole lines are gone, with the comment behind them and the one above, which
+    belongs to them; a blank line stays where there were two."""
     begin = original.rfind("\n", 0, first) + 1
     stop = original.find("\n", last) + 1
     rest = original[last : stop - 1].strip()
@@ -213,14 +215,14 @@ def _without_lines(original: str, first: int, last: int) -> _Change | None:
 
 
 def _line_before(text: str, at: int) -> str:
-    """The line that ends before the line that begins at `at`, with its newline."""
+    """Return the line that ends before the line that begins at `at`, with its newline."""
     return text[text.rfind("\n", 0, at - 1) + 1 : at] if at else ""
 
 
 def _without_condition(
     code: Code, original: str, start: int, end: int, *, leaves: bool
 ) -> _Change | None:
-    """What the condition at [start, end) guards is done in any case; leaves: in none."""
+    """Return what the condition at [start, end) guards is done in any case; leaves: in none."""
     if is_op_at(code.code, end, "?"):
         return _first_choice(code, original, start, end)
     begin = start - 2  # if (
@@ -257,18 +259,18 @@ def _without_condition(
 
 
 def _uncommented(text: str) -> str:
-    """Without the comment at its end."""
+    """Return without the comment at its end."""
     found = _COMMENTED.fullmatch(text.rpartition("\n")[2])
     return text if not found else text[: len(text) - len(found[2] + found[3])]
 
 
 def _shifted(text: str, width: int) -> str:
-    """With the lines after the first moved so far to the left."""
+    """Return the text with the lines after the first moved so far to the left."""
     return re.sub(rf"\n {{{width}}}", "\n", text)
 
 
 def _first_choice(code: Code, original: str, start: int, end: int) -> _Change | None:
-    """Of `condition ? a : b`, a alone."""
+    """Replace `condition ? a : b` by a."""
     colon, depth, p = -1, 0, end + 1
     while not code.code[p].is_op(")", "]", "}", ";", ","):
         if code.code[p].is_op("(", "[", "{"):
@@ -290,7 +292,7 @@ def _first_choice(code: Code, original: str, start: int, end: int) -> _Change | 
 
 
 def _plain_update(code: Code, original: str, start: int, end: int) -> _Change | None:
-    """An atomic update as `+=` and its like, or, of a counter, as `++`."""
+    """Return an atomic update as `+=` and its like, or, of a counter, as `++`."""
     name = code.code[start].text
     parts = split(code.code, start + 2, end - 1)
     if len(parts) != 2:
@@ -311,7 +313,7 @@ def _plain_update(code: Code, original: str, start: int, end: int) -> _Change | 
 
 
 def _target(code: Code, start: int, end: int) -> str:
-    """What the pointer at [start, end) points to."""
+    """Return what the pointer at [start, end) points to."""
     text = code.text(start, end)
     if code.code[start].is_op("&") and code.operand_end(start + 1) == end:
         return code.text(start + 1, end)
@@ -325,8 +327,8 @@ def _target(code: Code, start: int, end: int) -> str:
 
 
 def _aligned(original: str, changed: str) -> str:
-    """As clang-format would have it: a statement that fits on one line stands on one, and the
-    comments behind neighbouring lines stand in one column."""
+    """Format as clang-format would have it: a statement that fits on one line stands on one, and
+    the comments behind neighbouring lines stand in one column."""
     before, after = original.split("\n"), changed.split("\n")
     first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
     tail = zip(reversed(before[first:]), reversed(after[first:]), strict=False)
@@ -347,7 +349,7 @@ def _aligned(original: str, changed: str) -> str:
 
 
 def _joined(lines: list[str], first: int, last: int) -> tuple[int, int]:
-    """Joins [first, last), where it is one line, with the one before or behind that belongs to its
+    """Join [first, last), where it is one line, with the one before or behind that belongs to its
     statement, if the two fit on one. Returns what [first, last) is then."""
     for upper in (first, first - 1) if last == first + 1 else ():
         above, below = lines[upper], lines[upper + 1].lstrip()

@@ -11,10 +11,11 @@ from pathlib import Path
 from common.base.days import Day
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
-from common.practice.challenge import Challenge, State, rungs_to_check, shown
+from common.practice.challenge import Challenge, State, rungs_that_reach, shown
 from common.practice.exercise import ExerciseError
 from common.practice.journal import practice_folder
 from common.practice.mutants.derive import Mutant, balanced, mutants_of
+from common.practice.mutants.heuristics import covered
 from common.practice.mutants.outline import outline, outlines_of
 from common.practice.natural import natural_text
 from common.report.stored import read_scores
@@ -53,7 +54,7 @@ class DebugChallenge(Challenge):
     mutant: Mutant
 
     def state(self) -> State:
-        theirs = _code_of(self.file.read_text(encoding="utf-8"), self.mutant.function)
+        theirs = _code_of(self.text, self.mutant.function)
         same = theirs == _code_of(self.start, self.mutant.function)
         still = f"the planted change is still in {shown(self.file)}"
         return State(shown(self.file), still if same else "")
@@ -72,7 +73,8 @@ class DebugChallenge(Challenge):
 
 
 def _code_of(text: str, function: str) -> list[list[str]]:
-    """The tokens of the functions of this name; of all of the text where brackets do not match."""
+    """Return the tokens of the functions of this name; of all of the text where brackets do not
+    match."""
     try:
         read = outline(text)
     except TokenError:
@@ -82,7 +84,7 @@ def _code_of(text: str, function: str) -> list[list[str]]:
 
 
 def _differing(mine: Sequence[str], right: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The lines of each that the other one lacks, comments and indentation aside."""
+    """Return the lines of each that the other one lacks, comments and indentation aside."""
     matcher = difflib.SequenceMatcher(None, _bare(mine), _bare(right), autojunk=False)
     changed = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
     return (
@@ -96,15 +98,15 @@ def _bare(lines: Sequence[str]) -> list[str]:
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
-    """These lines behind a title, on one line each."""
+    """Return these lines behind a title, on one line each."""
     shown_lines = [*lines[:SHOWN], "…"] if len(lines) > SHOWN else lines or ["(nothing)"]
     return [f"  {title if not i else '':<8} {line}" for i, line in enumerate(shown_lines)]
 
 
 def candidates(day: Day) -> list[Mutant]:
-    """Mutants of the kernels in the day's sources, every kind and function among them, in the order
-    in which they are planted; of its launchers too where there are few. None that is known to
-    survive (common/results/mutants). Whether the day's checks reject one is seen when it is
+    """Return mutants of the kernels in the day's sources, every kind and function among them, in
+    the order in which they are planted; of its launchers too where there are few. None that is
+    known to survive (results/mutants.json). Whether the day's checks reject one is seen when it is
     planted. Raises ResultsError for a file that holds no score."""
     device = {
         (source, function.name)
@@ -113,7 +115,7 @@ def candidates(day: Day) -> list[Mutant]:
         for function in declared.functions
         if function.on_device
     }
-    score = read_scores().get(day.number)
+    score = read_scores(days=day.name).get(day.number)
     useless = {*day.equivalent, *(score.survived if score else ())}
     every = [
         m
@@ -121,6 +123,7 @@ def candidates(day: Day) -> list[Mutant]:
         if m.source in day.library_sources
         and m.kind.name not in UNSEEN
         and m.identity not in useless
+        and not covered(day, m)
     ]
     found = [m for m in every if (m.source, m.function) in device]
     if len(found) < ENOUGH:
@@ -130,8 +133,8 @@ def candidates(day: Day) -> list[Mutant]:
 
 
 def _varied(found: list[Mutant]) -> list[Mutant]:
-    """In an order in which neighbours are of different kinds and functions, where that is
-    possible."""
+    """Return the mutants in an order in which neighbours are of different kinds and functions,
+    where that is possible."""
     left, ordered = list(found), list[Mutant]()
     kinds, functions = Counter[str](), Counter[str]()
     while left:
@@ -144,7 +147,7 @@ def _varied(found: list[Mutant]) -> list[Mutant]:
 
 
 def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) -> DebugChallenge:
-    """The exercise to find a planted change.
+    """Return the exercise to find a planted change.
 
     planted: the identity of the one that is there; where there is none, the first that is not in
     `tried` is taken. Raises ExerciseError where none is left, OSError where the source cannot be
@@ -172,6 +175,6 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
             f"The change is in {mutant.function}.",
             f"Its kind is: {mutant.kind.name}. {mutant.kind.explanation}",
         ),
-        rungs_to_check(day, mutant.source, mutant.function),
+        rungs_that_reach(day, mutant.source, mutant.function),
         mutant,
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from common.base.days import Day, load_lesson
 from common.base.ladder import Ladder, ladder_of
-from common.cpu.lexer import Token, tokenize
+from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
 from common.practice.challenge import Challenge, State, shown
-from common.practice.exercise import MARK, ExerciseError, commented, linked_for, with_backward
+from common.practice.excerpt import excerpt
+from common.practice.exercise import MARK, ExerciseError, commented, linked_for
 from common.practice.journal import practice_folder
-from common.practice.mutants.outline import Outline, outline, outlines_of, reached_together
+from common.practice.mutants.outline import Outline, outline, outlines_of
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
 _LISTED = re.compile(r"^//   \w+  ")  # a line above it about a rung without a version
@@ -29,7 +30,7 @@ class SpeedChallenge(Challenge):
     goal: str
 
     def state(self) -> State:
-        text = self.file.read_text(encoding="utf-8")
+        text = self.text
         name = self.ladder.first.name
         if not _binds(text, name):
             raise ExerciseError(
@@ -61,8 +62,8 @@ def _code(text: str) -> list[str]:
 
 
 def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
-    """The exercise to make the day's first rung as fast as its last one. Raises ExerciseError
-    where the day has no ladder, and what `load_lesson` raises."""
+    """Return the exercise to make the day's first rung as fast as its last one. Raises
+    ExerciseError where the day has no ladder, and what `load_lesson` raises."""
     ladder = ladder_of(load_lesson(day).problems)
     if ladder is None:
         raise ExerciseError(
@@ -72,19 +73,19 @@ def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
     original = _source_of(outlines, ladder.first.name)
     # The last rung may stand in another file.
     others = outlines_of(linked_for(day, [ladder.last.name]))
-    goal = _alone(others, _source_of(others, ladder.last.name), ladder.last.name)
+    goal = excerpt(others, _source_of(others, ladder.last.name), [ladder.last.name])
     first, last = ladder.first.name, ladder.last.name
     task = (
         f"make {first} as fast as {last}, the last rung of the day. Everything may change but its "
         "name and its binding."
     )
-    body = _alone(outlines, original, first)
+    body = excerpt(outlines, original, [first])
     return SpeedChallenge(
         day,
         "speed",
         practice_folder(root) / day.name / "speed.cu",
         original,
-        _with_note(body, [*commented(f"{MARK[3:]} {task}"), f"// Then: {day.practice('speed')}"]),
+        _with_note(body, [*commented(f"{MARK} {task}"), f"// Then: {day.practice('speed')}"]),
         task,
         hints(ladder),
         (first,),
@@ -94,7 +95,7 @@ def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
 
 
 def hints(ladder: Ladder) -> tuple[str, ...]:
-    """What each further rung does, in the words of the day's declaration."""
+    """Return what each further rung does, in the words of the day's declaration."""
     return tuple(f"{rung.name}: {rung.idea}." for rung in ladder.rungs[1:])
 
 
@@ -105,62 +106,8 @@ def _source_of(outlines: dict[Path, Outline], rung: str) -> Path:
     raise ExerciseError(f"no RUNG of the day's sources names {rung}")
 
 
-def _alone(outlines: dict[Path, Outline], source: Path, rung: str) -> str:
-    """A source with what one rung uses, and what other files need of it; of the comments, those
-    that belong to what is left."""
-    read = outlines[source]
-    # Other sources are linked as they are; of headers, what is reached counts.
-    kept = set(with_backward(outlines, [rung]))
-    reached = reached_together(outlines, kept)
-    others = {
-        word
-        for path, other in outlines.items()
-        if path != source
-        for declared in (other.declarations if path.suffix == ".cu" else reached.get(path, ()))
-        for word in declared.uses
-    }
-    needed = {d.name for d in read.declarations if d.is_function and d.name in others}
-    used = {d.start for d in read.used_by(read.launchers(kept) | needed)}
-    gone = [
-        d
-        for d in read.declarations
-        if d.start not in used and not kept & d.operators and (d.name or d.operators)
-    ]
-    tokens = read.code.tokens
-    begins = {}
-    offset = 0
-    for i, token in enumerate(tokens):
-        begins[offset] = i
-        offset += len(token.text)
-    dropped: set[int] = set()
-    for declared in gone:
-        first = begins[read.code.offset(declared.start)]
-        last = begins[read.code.offset(declared.end - 1)]
-        dropped.update(range(_comments_from(tokens, first), _line_to(tokens, last)))
-    text = "".join("" if i in dropped else token.text for i, token in enumerate(tokens))
-    return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _comments_from(tokens: Sequence[Token], first: int) -> int:
-    """Where the comments above the token at `first` begin; one behind other code is that code's."""
-    begin = first
-    while begin > 0 and not tokens[begin - 1].is_code and not tokens[begin - 1].directive:
-        begin -= 1
-    while begin < first and tokens[begin].kind != "newline":
-        begin += 1
-    return begin
-
-
-def _line_to(tokens: Sequence[Token], last: int) -> int:
-    """Behind the token at `last`, and behind a comment on its line."""
-    end = last + 1
-    while end < len(tokens) and tokens[end].kind in ("space", "comment"):
-        end += 1
-    return end
-
-
 def _with_note(text: str, note: Sequence[str]) -> str:
-    """The file with a note in place of what its header says of the rungs."""
+    """Return the file with a note in place of what its header says of the rungs."""
     lines = text.split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     kept = next((i for i in range(end) if _VERSION.match(lines[i])), end)

@@ -4,60 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from common.base.day_files import DEBUG, SPEED
 from common.base.days import Day
 from common.base.figures import counted
 from common.base.ladder import has_ladder
 from common.base.parts import part_of
-from common.practice.journal import KINDS, Journal
+from common.practice.exercise import ExerciseError
+from common.practice.journal import Journal
 
 _BAR = 12  # characters
-_SOLVED, _OPEN, _NONE = "■", "□", "·"
-MARKS = f"{_SOLVED} solved  {_OPEN} open  {_NONE} there is none: {', '.join(KINDS)}"
+_SOLVED, _OPEN = "■", "□"
+MARKS = f"{_SOLVED} solved  {_OPEN} open: the steps to write, {DEBUG}, {SPEED}"
 
 
-def kinds_of(day: Day) -> list[str]:
-    """The kinds of exercise that the day has."""
-    if not day.exercise:
+def exercises_of(day: Day) -> list[str]:
+    """Return the names of the day's exercises, in the order in which they are best done: the steps,
+    "debug", and "speed" where the day has a ladder."""
+    if not day.steps:
         return []
-    return [kind for kind in KINDS if kind != "speed" or has_ladder(day)]
+    return [*(step.name for step in day.steps), DEBUG, *([SPEED] if has_ladder(day) else [])]
 
 
 def exercises(days: Iterable[Day]) -> list[tuple[Day, str]]:
-    """Every exercise, in the order in which they are best done."""
-    return [(day, kind) for day in days for kind in kinds_of(day)]
+    """Return every exercise, in the order in which they are best done."""
+    return [(day, name) for day in days for name in exercises_of(day)]
+
+
+def next_step(day: Day, journal: Journal) -> str:
+    """Return the name of the day's first exercise that is not solved; of its first step, where all
+    are. Raises ExerciseError where it has none."""
+    if not day.steps:
+        raise ExerciseError(f"day {day.number} has no exercise yet")
+    left = (name for name in exercises_of(day) if journal.to_do(day.number, name))
+    return next(left, day.steps[0].name)
 
 
 def next_exercise(
-    days: Sequence[Day], journal: Journal, after: tuple[Day, str] | None = None
+    days: Sequence[Day], journal: Journal, after: tuple[Day, str] | Day | None = None
 ) -> tuple[Day, str] | None:
-    """The first exercise that is to do, behind `after` if there is one; None if none is."""
+    """Return the first exercise that is to do; None if none is.
+
+    after: an exercise, behind which it is looked for first, or a day, whose own are looked at
+    first.
+    """
     every = exercises(days)
     begin = every.index(after) + 1 if after in every else 0
+    if isinstance(after, Day):
+        begin = next((i for i, (day, _) in enumerate(every) if day == after), 0)
     todo = [(d, k) for d, k in every[begin:] + every[:begin] if journal.to_do(d.number, k)]
     return next((each for each in todo if each != after), None)
 
 
 def next_line(days: Sequence[Day], journal: Journal, after: tuple[Day, str] | None = None) -> str:
-    """ "next: day 6, write: python run_day.py 6 --practice": see `next_exercise`."""
+    """Return "next: day 6, debug: python run_day.py 6 --practice debug": see `next_exercise`."""
     found = next_exercise(days, journal, after)
     if found is None:
         return "every exercise is solved"
-    day, kind = found
-    return f"next: day {day.number}, {kind}: {day.practice(kind)}"
+    day, name = found
+    line = f"next: day {day.number}, {name}: {day.practice(name)}"
+    if after and after[0].number != day.number:
+        line += f" (read days/{day.name}/README.md first)"
+    return line
 
 
 def standing(days: Sequence[Day], journal: Journal) -> list[str]:
-    """A line for each part with what is solved of it, and one with what comes next; nothing where
-    there are no exercises."""
+    """Return a line for each part with what is solved of it, and one with what comes next; nothing
+    where there are no exercises."""
     lines = []
-    with_exercise = [day for day in days if day.exercise]
-    if not with_exercise:
+    with_steps = [day for day in days if day.steps]
+    if not with_steps:
         return []
-    parts = sorted({part_of(day.number) for day in with_exercise}, key=lambda part: part.number)
+    parts = sorted({part_of(day.number) for day in with_steps}, key=lambda part: part.number)
     width = max((len(str(part)) for part in parts), default=0)
     for part in parts:
         all_ = exercises(day for day in days if part_of(day.number) == part)
-        done = sum(journal.solved(day.number, kind) for day, kind in all_)
+        done = sum(journal.solved(day.number, name) for day, name in all_)
         filled = max(_BAR * done // len(all_), min(done, 1))  # one is seen, and full is all
         bar = _SOLVED * filled + _OPEN * (_BAR - filled)
         lines.append(f"{part!s:<{width}}  {bar}  {done} of {counted(len(all_), 'exercise')}")
@@ -65,7 +86,7 @@ def standing(days: Sequence[Day], journal: Journal) -> list[str]:
 
 
 def marks(day: Day, journal: Journal) -> str:
-    """One character for each kind of exercise of the day: solved, not solved, or none."""
-    here = kinds_of(day)
-    states = {kind: _SOLVED if journal.solved(day.number, kind) else _OPEN for kind in here}
-    return "".join(states.get(kind, _NONE) for kind in KINDS)
+    """Return one character for each exercise of the day: solved or not."""
+    return "".join(
+        _SOLVED if journal.solved(day.number, name) else _OPEN for name in exercises_of(day)
+    )

@@ -26,7 +26,7 @@ class WorkCounts:
     atomics: int
 
     def by_name(self) -> dict[str, int]:
-        """The counts under the names that a learner sees."""
+        """Return the counts under the names that a learner sees."""
         return {name: getattr(self, field) for field, name in NAMES.items()}
 
 
@@ -43,7 +43,7 @@ LEGEND = (
 
 
 def work_counts(outcome: RungOutcome) -> WorkCounts:
-    """What the profile of a rung adds up to."""
+    """Return what the profile of a rung adds up to."""
     lines = outcome.counts
     updates = (line for line in lines if line["kind"] == "global atomic")
     return WorkCounts(
@@ -55,8 +55,8 @@ def work_counts(outcome: RungOutcome) -> WorkCounts:
 
 
 def goals(first: WorkCounts, last: WorkCounts) -> dict[str, int]:
-    """The most that each count may be for the exercise to be solved, by name; {} where the last
-    rung brings no count down.
+    """Return the most that each count may be for the exercise to be solved, by name; {} where the
+    last rung brings no count down.
 
     What it brings down is a goal. Of what it needs more of, or as much, no more than that is spent,
     and what neither of the two needs may be spent freely.
@@ -71,7 +71,7 @@ def goals(first: WorkCounts, last: WorkCounts) -> dict[str, int]:
 
 
 def waste(mine: WorkCounts, own: WorkCounts) -> str:
-    """What a right kernel has far too much of, in one sentence; "" where it has not."""
+    """Return what a right kernel has far too much of, in one sentence; "" where it has not."""
     mine_by_name, own_by_name = mine.by_name(), own.by_name()
     ratios = {name: mine_by_name[name] / count for name, count in own_by_name.items() if count}
     name = max(ratios, key=lambda each: ratios[each], default="")

@@ -1,7 +1,7 @@
 """A piece of work in a forked process: events come back, output is captured, nothing stays behind.
 
-The child leads a session of its own, so that whatever it starts can be found and ended with it,
-and so that Ctrl-C on the terminal reaches the parent alone, which then decides.
+The child leads a session of its own, so that Ctrl-C on the terminal reaches the parent alone, which
+then decides. Whatever the child starts is ended with it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import IO
 
 from common.process.events import Channel, Event, from_line, to_line
+from common.process.family import KILL_WAIT, adopt, die_with, end_members, members, send
 
 KEPT_OUTPUT = 64 * 1024  # bytes from the start of what a child prints, and as many from its end
-KILL_WAIT = 10.0  # seconds that a killed process may take to go (a driver call can hold it)
 
-_PR_SET_PDEATHSIG = 1
+_children: set[Child] = set()  # those of this process that have not ended
 
 
 class Pipe:
@@ -34,13 +34,13 @@ class Pipe:
         self._control = control
 
     def emit(self, event: Event) -> None:
-        """Sends one event."""
+        """Send one event."""
         data = to_line(event)
         while data:
             data = data[os.write(self._events, data) :]
 
     def wait(self, event: Event) -> None:
-        """Sends `event` and blocks until the parent answers with `Child.go`."""
+        """Send `event` and blocks until the parent answers with `Child.go`."""
         self.emit(event)
         os.read(self._control, 1)
 
@@ -64,14 +64,14 @@ class Child:
         return [fd for fd in (self._events, self._output) if fd >= 0]
 
     def go(self) -> None:
-        """Answers the child's `Pipe.wait`."""
+        """Answer the child's `Pipe.wait`."""
         try:
             os.write(self._control, b"g")
         except BrokenPipeError:
             return  # it died meanwhile, which `finished` tells
 
     def read(self) -> list[Event]:
-        """Events that have arrived. Never blocks. What is no event goes with the output."""
+        """Return events that have arrived. Never blocks. What is no event goes with the output."""
         self._collect_output()
         data, self._events = _drain(self._events)
         lines = (self._partial + data).split(b"\n")
@@ -98,22 +98,22 @@ class Child:
             self._tail = self._tail[-KEPT_OUTPUT:]
 
     def output(self) -> str:
-        """What the child printed so far, its middle left out where it is long."""
+        """Return what the child printed so far, its middle left out where it is long."""
         gap = f"\n… {self._dropped} bytes left out …\n" if self._dropped else ""
         head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
         return head + gap + tail
 
     def finished(self) -> bool:
-        """True once the child has ended; what it had started is ended too, and all is reaped."""
+        """Return True once the child has ended; what it had started is ended too, and all is
+        reaped."""
         if self.exit_code is None:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
+            if self._runs():
                 return False
             self._end(0.0)
         return True
 
     def kill(self, grace: float = 0.0) -> None:
-        """Ends the child and everything that it started.
+        """End the child and everything that it started.
 
         grace: seconds between asking (SIGTERM) and killing; a compiler driver uses them to end its
         own children and to remove what is half-written.
@@ -122,37 +122,55 @@ class Child:
             self._end(grace)
 
     def _end(self, grace: float) -> None:
-        # The child stays unreaped until its session is empty, so its id cannot be another's.
+        # The child stays unreaped until the others are gone, so its id cannot be another's.
         if grace:
-            _signal(session_members(self.pid) or [self.pid], signal.SIGTERM)
-            _until(lambda: not session_members(self.pid), grace)
-        deadline = time.monotonic() + KILL_WAIT
-        while members := session_members(self.pid) or self._not_yet_leader():
-            _signal(members, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.002)
+            send(members(self.pid) or [self.pid], signal.SIGTERM)
+            _until(lambda: not members(self.pid), grace)
+        if self._runs():
+            send([self.pid], signal.SIGSTOP)  # it starts nothing more, and adopts what is orphaned
+        end_members(self.pid)
+        if self._runs():
+            with suppress(ProcessLookupError):  # it leads no group yet
+                os.killpg(self.pid, signal.SIGKILL)  # more than the child where there is no /proc
+            send([self.pid], signal.SIGKILL)
+            _until(lambda: not self._runs(), KILL_WAIT)
         self._reap()
 
-    def _not_yet_leader(self) -> list[int]:
-        """The child itself, if it runs but has no session of its own yet (or there is no /proc)."""
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return [] if ended else [self.pid]
+    def _runs(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
+        _children.discard(self)
         self.exit_code = os.waitstatus_to_exitcode(status) if pid else -signal.SIGKILL
 
     def close(self) -> None:
-        """Gives the file descriptors back; call it when events and output have been read."""
+        """Give the file descriptors back; call it when events and output have been read."""
         for fd in (self._events, self._control, self._output):
             if fd >= 0:
                 os.close(fd)
         self._events = self._control = self._output = -1
 
 
+def end_all(children: Sequence[Child], grace: float = 0.0) -> None:
+    """End children and everything that they started, all at once. grace: see `Child.kill`."""
+    left = [child for child in children if child.exit_code is None]
+    leaders = [child.pid for child in left]
+    send({*members(*leaders), *leaders}, signal.SIGTERM if grace else signal.SIGKILL)
+    _until(lambda: not members(*leaders), grace or KILL_WAIT)
+    for child in left:
+        child.kill()
+
+
+def end_strays() -> None:
+    """End the children that have not been ended: what a signal raised may have come before `fork`
+    returned."""
+    end_all(list(_children))
+
+
 def _drain(fd: int) -> tuple[bytes, int]:
-    """What can be read now without blocking, and the descriptor (-1 once it is at its end)."""
+    """Return what can be read now without blocking, and the descriptor (-1 once it is at its
+    end)."""
     parts = []
     while fd >= 0:
         try:
@@ -172,33 +190,12 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.01)
 
 
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue  # it ended by itself
-
-
-def session_members(session: int) -> list[int]:
-    """Processes of a session that still run (zombies left out). Empty where there is no /proc."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = entry.read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
-        state, _parent, _group, its_session = text.rpartition(")")[2].split()[:4]
-        if int(its_session) == session and state not in "ZX":
-            found.append(int(entry.parent.name))
-    return found
-
-
 def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = None) -> Child:
-    """Starts `work` in a forked process with `environment` added to its variables.
+    """Start `work` in a forked process with `environment` added to its variables.
 
     The child ends when `work` returns (exit code 0) or raises (1, the traceback in its output),
-    and is killed if this process dies.
+    and is killed if this process dies. It begins when this process knows of it: a signal may raise
+    an exception right after the fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -211,7 +208,10 @@ def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = N
         os.close(fd)
     for fd in (events[0], output[0]):
         os.set_blocking(fd, False)
-    return Child(pid, events[0], control[1], output[0])
+    child = Child(pid, events[0], control[1], output[0])
+    _children.add(child)
+    child.go()
+    return child
 
 
 def _in_child(
@@ -225,7 +225,8 @@ def _in_child(
     code = 1
     try:
         os.setsid()
-        _die_with(parent)
+        die_with(parent, signal.SIGKILL)
+        adopt()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -240,13 +241,16 @@ def _in_child(
         # PyTorch makes the context at once, and says so where a backward pass begins with cuBLAS.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no")
         os.environ.update(environment)
-        work(Pipe(events, control))
+        _children.clear()
+        if os.read(control, 1):
+            work(Pipe(events, control))
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         try:
             flush()
+            end_members(os.getpid())
         finally:
             os._exit(code)  # whatever fails, the parent's own clean-up must not run here
 
@@ -256,21 +260,14 @@ def _text(fd: int) -> IO[str]:
 
 
 def flush() -> None:
-    """Writes out what Python and C hold back: a kernel's printf goes through C's own buffer."""
+    """Write out what Python and C hold back: a kernel's printf goes through C's own buffer."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
 
 
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 def describe_exit(code: int) -> str:
-    """An exit code in words: "killed by SIGSEGV (segmentation fault)", "exit code 3"."""
+    """Return an exit code in words: "killed by SIGSEGV (segmentation fault)", "exit code 3"."""
     if code >= 0:
         return f"exit code {code}"
     try:

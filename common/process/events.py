@@ -6,8 +6,8 @@ A `Channel` carries events, in this order for one day:
     Stage      what starts now, so that a crash can be put down to it
     Checked    a rung passed its checks; its time follows later
     Finished   a rung's outcome
-    AskTiming  may timing start? The child waits for the answer
-    Timed      timing is over
+    AskTurn    may the day have the device for itself? The child waits for the answer
+    TurnOver   it needs it no longer
     Table      a table of a tool's own
     Made       files of the day's own, which --write stores
     Unbuilt    the day does not build
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class Stage:
-    """rung: "" for what concerns the day. stage: what is done now, in words."""
+    """rung: "" for what concerns the day. stage: what is done now, in words, one of few: the
+    report adds up the seconds of each. problem: the rung's, or the one that is concerned."""
 
     rung: str
     stage: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,14 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class AskTiming:
-    """alone: no build may run beside it."""
+class AskTurn:
+    """quiet: no build may run beside it."""
 
-    alone: bool
+    quiet: bool
 
 
 @dataclass(frozen=True)
-class Timed:
+class TurnOver:
     pass
 
 
@@ -96,7 +98,7 @@ class Unbuilt:
 class Ended:
     """status: FAIL or SKIP. reason: one line; details: what explains it."""
 
-    status: str
+    status: Status
     reason: str
     details: list[str] = field(default_factory=list)
 
@@ -107,19 +109,29 @@ class Over:
 
 
 Event = (
-    Planned | Stage | Checked | Finished | AskTiming | Timed | Table | Made | Unbuilt | Ended | Over
+    Planned
+    | Stage
+    | Checked
+    | Finished
+    | AskTurn
+    | TurnOver
+    | Table
+    | Made
+    | Unbuilt
+    | Ended
+    | Over
 )
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
 
 
 def to_line(event: Event) -> bytes:
-    """The event as one line of JSON."""
+    """Return the event as one line of JSON."""
     data = {"event": type(event).__name__, **asdict(event)}
     return (json.dumps(data) + "\n").encode()
 
 
 def from_line(line: bytes) -> Event | None:
-    """The event that the line holds; None where it holds none, for a day may write into any
+    """Return the event that the line holds; None where it holds none, for a day may write into any
     descriptor."""
     try:
         data = json.loads(line)
@@ -136,26 +148,27 @@ def from_line(line: bytes) -> Event | None:
 class Progress:
     """What is known of a day's run from its events so far.
 
-    planned: the day's rungs. rung, stage: what it is doing. checked: rungs that passed their checks
-    and are not finished. unbuilt: why the day does not build. over: whether it came to its end in
-    good order.
+    planned: the day's rungs. rung, stage, problem: what it is doing. checked: rungs that passed
+    their checks and are not finished. unbuilt: why the day does not build. over: whether it came
+    to its end in good order.
     """
 
     outcome: DayOutcome
     planned: list[list[str]] = field(default_factory=list)
     rung: str = ""
     stage: str = ""
+    problem: str = ""
     checked: dict[tuple[str, str], RungOutcome] = field(default_factory=dict)
     unbuilt: Unbuilt | None = None
     over: bool = False
 
     def take(self, event: Event) -> None:
-        """Adds one event."""
+        """Add one event."""
         match event:
             case Planned(rungs):
                 self.planned = rungs
-            case Stage(rung, stage):
-                self.rung, self.stage = rung, stage
+            case Stage(rung, stage, problem):
+                self.rung, self.stage, self.problem = rung, stage, problem
             case Checked(outcome):
                 self.checked[outcome.problem, outcome.rung] = outcome
             case Finished(outcome):
@@ -169,34 +182,39 @@ class Progress:
                 self.outcome.details = details
             case Over():
                 self.over = True
-            case AskTiming() | Timed() | Table():
+            case AskTurn() | TurnOver() | Table():
                 pass  # for who schedules and who prints; they change nothing that is known
 
     def finish(self, outcome: RungOutcome) -> None:
-        """Adds a rung's outcome."""
+        """Add a rung's outcome."""
         self.checked.pop((outcome.problem, outcome.rung), None)
         self.outcome.rungs.append(outcome)
 
     def doing(self) -> str:
-        """What it is doing, in words: "softmax_v1 checking"."""
-        return " ".join(filter(None, (self.rung, self.stage)))
+        """Return what it is doing, in words: "softmax_v1 checking", "timing softmax"."""
+        words = (self.rung, self.stage) if self.rung else (self.stage, self.problem)
+        return " ".join(filter(None, words))
+
+    def _runs(self, problem: str, name: str) -> bool:
+        """Return whether this rung is the one that is concerned now."""
+        return name == self.rung and self.problem in ("", problem)
 
     def unfinished(self) -> list[list[str]]:
-        """The planned rungs without an outcome."""
+        """Return the planned rungs without an outcome."""
         finished = {(rung.problem, rung.rung) for rung in self.outcome.rungs}
         return [rung for rung in self.planned if (rung[0], rung[1]) not in finished]
 
     def complete(self, cause: str = "") -> list[RungOutcome]:
-        """Gives each rung without an outcome one, and returns these: the one that ran has failed by
+        """Give each rung without an outcome one, and return these: the one that ran has failed by
         `cause`, those that had passed their checks go untimed, the others were never reached."""
         added = []
         for problem, name, idea in self.unfinished():
-            if passed := self.checked.get((problem, name)):
-                passed.remarks.append("not timed: the day ended before")
-                added.append(passed)
-            elif cause and name == self.rung:
+            if cause and self._runs(problem, name):
                 added.append(RungOutcome(problem, name, idea, FAIL, cause))
                 cause = ""
+            elif passed := self.checked.get((problem, name)):
+                passed.remarks.append("not timed: the day ended before")
+                added.append(passed)
             else:
                 reason = "not run: the day ended before"
                 added.append(RungOutcome(problem, name, idea, SKIP, reason))
@@ -205,7 +223,7 @@ class Progress:
         return added
 
     def conclude(self) -> None:
-        """The day's status from that of its rungs, which are put in the day's order."""
+        """Derive the day's status from that of its rungs, and put these in the day's order."""
         outcome = self.outcome
         failed = [rung.rung for rung in outcome.rungs if rung.status == FAIL]
         if failed:
@@ -224,10 +242,10 @@ class Channel(Protocol):
     """The way of events from who runs a day to who started it."""
 
     def emit(self, event: Event) -> None:
-        """Sends one event."""
+        """Send one event."""
 
     def wait(self, event: Event) -> None:
-        """Sends `event` and returns when the other side agrees."""
+        """Send `event` and return when the other side agrees."""
 
 
 class Direct:
@@ -237,9 +255,9 @@ class Direct:
         self._handle = handle
 
     def emit(self, event: Event) -> None:
-        """Handles the event."""
+        """Handle the event."""
         self._handle(event)
 
     def wait(self, event: Event) -> None:
-        """Handles the event; in one process there is nothing to wait for."""
+        """Handle the event; in one process there is nothing to wait for."""
         self.emit(event)

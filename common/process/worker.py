@@ -1,38 +1,42 @@
 """One day's run, in a process of its own: load, check, try bad input, time; tells what happens.
 
 The process is forked from one that has imported torch and never touched CUDA. What it tells are
-events: see common/process/events.py.
+events: see common/process/events.py. A day first does all that it can do while other days run on
+the same device. Then it asks for its turn, in which it has the device for itself: there it is
+timed, and checked on what takes most of the memory.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from common.base.cache import cache_directory
 from common.base.days import Day, Lesson, load_lesson
 from common.base.declaration import Problem, Rung
-from common.base.figures import duration
+from common.base.figures import duration, significant
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
 from common.bench import ceilings
-from common.bench.timing import Untimed, target_met, time_problem
+from common.bench.timing import Untimed, target_met, time_problem, warm_up
 from common.build import library, own_way
 from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
-from common.check.expected import message_of
+from common.check.expected import expectations, message_of, passed_on, places_of
 from common.check.lacks import lacking
 from common.cpu import models
 from common.process.child import flush
 from common.process.events import (
-    AskTiming,
+    AskTurn,
     Channel,
     Checked,
     Ended,
@@ -41,11 +45,16 @@ from common.process.events import (
     Over,
     Planned,
     Stage,
-    Timed,
+    TurnOver,
 )
 
 # How the reason of a rung begins that failed by its accesses, where these are traced.
 ACCESSES_FOUND = "by its accesses:"
+MOST_FALLBACKS = 0.75  # of a rung's cases: what is more checks another rung
+COSTLY = 1.25  # times what PyTorch's call costs the host, above which a remark says so
+
+# Of a rung that fails where other days take memory too.
+MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class Work:
     debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
     rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, hold
     them against no target, and show nothing of the day. first_calls: check one call on each case,
-    and no bad input. explain: make further calls of a rung that fails, to see why.
+    and no bad input. explain: make further calls of a rung that fails, to see why. threads: of
+    PyTorch on the host until the day's turn, 0 for as many as it takes by itself.
     """
 
     quick: bool = False
@@ -74,9 +84,10 @@ class Work:
     alone: bool = False
     first_calls: bool = False
     explain: bool = False
+    threads: int = 0
 
     def of(self, lesson: Lesson) -> tuple[Problem, ...]:
-        """The day's problems with the rungs that are to run."""
+        """Return the day's problems with the rungs that are to run."""
         problems = lesson.problems
         if self.alone:
             problems = tuple(
@@ -93,7 +104,7 @@ class Work:
 
 
 def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
-    """A command line that runs the day in a single process, for tools that watch one."""
+    """Return a command line that runs the day in a single process, for tools that watch one."""
     command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", device]
     return [*command, "--in-process", *work.arguments, *options]
 
@@ -104,7 +115,8 @@ class BuiltOtherwise(Exception):
 
 @dataclass
 class Run:
-    """What the steps of a day's run share."""
+    """What the steps of a day's run share. rungs: the names of the day's. broken: why the device
+    works no longer. own_threads: as many as PyTorch takes by itself."""
 
     day: Day
     platform: Platform
@@ -113,16 +125,26 @@ class Run:
     todo: library.Build
     backend: device.Backend
     fallback: Callable[[], str]
+    rungs: Collection[str]
     ceilings: ceilings.Ceilings | None = None
     broken: str = ""
+    own_threads: int = field(default_factory=torch.get_num_threads)
 
     def __post_init__(self) -> None:
         if self.work.watched:
             guard.BAND = 0
+        if self.work.threads:
+            torch.set_num_threads(self.work.threads)
 
-    def stage(self, rung: str, stage: str) -> None:
+    @property
+    def goes_beyond(self) -> bool:
+        """Return whether rungs are tried beyond 2^31 elements."""
+        work, on_gpu = self.work, self.backend.name == "cuda"
+        return on_gpu and not (work.quick or work.watched or work.first_calls)
+
+    def stage(self, rung: str, stage: str, problem: str = "") -> None:
         flush()
-        self.channel.emit(Stage(rung, stage))
+        self.channel.emit(Stage(rung, stage, problem))
 
     def tell(self, event: Checked | Finished) -> None:
         flush()
@@ -130,22 +152,34 @@ class Run:
 
 
 def explain(error: BaseException) -> tuple[str, list[str]]:
-    """An exception as one line and as the lines of its traceback that lie in the repository."""
+    """Return an exception as one line and as the lines of its traceback that lie in the repository.
+    Of code that is no Python, its line."""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = error.filename.removeprefix(f"{ROOT}/")
+        line = f"{place}:{error.lineno}: {(error.text or '').strip()}"
+        return f"{type(error).__name__}: {error.msg}", [line]
+    error = passed_on(error)
     text = message_of(error) if str(error).strip() else ""
     first = text.splitlines()[0] if text else ""
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    details = text.splitlines()[1:]
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/")]
-    days = [frame for frame in ours if not frame.filename.startswith(f"{ROOT}/common/")]
-    for frame in days or ours or frames[-3:]:
-        place = frame.filename.removeprefix(f"{ROOT}/")
-        details.append(f"{place}:{frame.lineno} in {frame.name}: {frame.line}")
-    return reason, details
+    return reason, text.splitlines()[1:] + places_of(error)
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Drop what libraries warn of and log: on calls made for a check or for a time, that is not the
+    day's output."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Checks and times every rung of a built day, telling `channel` as it goes."""
+    """Check and times every rung of a built day, telling `channel` as it goes."""
     channel.emit(Stage("", "loading the day"))
     try:
         lesson = load_lesson(day)
@@ -160,7 +194,8 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
             )
         backend = device.make(platform, work.debug)
         operators = library.load(todo)
-        run = Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+        names = {rung.name for problem in lesson.problems for rung in problem.rungs}
+        run = Run(day, platform, work, channel, todo, backend, library.fallbacks(todo), names)
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -170,21 +205,26 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         channel.emit(Ended(FAIL, reason, details))
         channel.emit(Over())
         return
+    checked = []
     for problem in problems:
-        _run_problem(run, problem, operators)
+        checked.append(_check_problem(run, problem, operators))
         if run.broken:
-            channel.emit(Ended(FAIL, run.broken))
             break
     else:
-        _show(run, lesson, operators)
+        _take_turn(run, lesson, operators, checked)
+    if run.broken:
+        channel.emit(Ended(FAIL, run.broken))
     flush()
     channel.emit(Over())
 
 
+def _shows(run: Run, lesson: Lesson) -> bool:
+    return lesson.show is not None and not (run.work.quick or run.work.rungs or run.work.alone)
+
+
 def _show(run: Run, lesson: Lesson, operators: Any) -> None:
-    """Lets the day print what it has to show, and make its files; the runner passes both on."""
-    if lesson.show is None or run.work.quick or run.work.rungs or run.work.alone:
-        return
+    """Let the day print what it has to show, and make its files; the runner passes both on."""
+    assert lesson.show is not None
     run.stage("", "showing what it does")
     try:
         files = lesson.show(operators, run.backend.device)
@@ -200,34 +240,129 @@ def _show(run: Run, lesson: Lesson, operators: Any) -> None:
             run.channel.emit(Made(files))
 
 
-def _run_problem(run: Run, problem: Problem, operators: Any) -> None:
-    pending: dict[str, RungOutcome] = {}
-    calls: dict[str, Callable[..., Any]] = {}
+@dataclass
+class _Checked:
+    """A problem's rungs after their checks.
+
+    pending: outcomes of those that passed and go on in the day's turn, by name; calls: what calls
+    them. again: those that found the memory full.
+    """
+
+    problem: Problem
+    pending: dict[str, RungOutcome] = field(default_factory=dict)
+    calls: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    again: list[Rung] = field(default_factory=list)
+
+    def timed(self, run: Run, rung: Rung) -> bool:
+        return self.problem.timed and rung.timed and run.work.bench
+
+    def goes_beyond(self, run: Run, rung: Rung) -> bool:
+        return run.goes_beyond and not beyond.why_not(self.problem, rung)
+
+    def timed_calls(self, run: Run) -> dict[str, Callable[..., Any]]:
+        """Return those that are timed, in the problem's order."""
+        rungs = [r for r in self.problem.rungs if r.name in self.pending and self.timed(run, r)]
+        return {rung.name: self.calls[rung.name] for rung in rungs}
+
+    def on_host(self, run: Run) -> bool:
+        """Return whether the host's clock times one of them."""
+        names = self.timed_calls(run)
+        if run.platform.device == "cpu":
+            return bool(names)
+        return any(rung.host_timed for rung in self.problem.rungs if rung.name in names)
+
+
+def _check_problem(run: Run, problem: Problem, operators: Any) -> _Checked:
+    """Check the rungs as far as other days may run on the device too."""
+    found = _Checked(problem)
     for rung in problem.rungs:
-        call, outcome = check_rung(run, problem, rung, operators)
-        if outcome.status == PASS and problem.timed and rung.timed and run.work.bench:
-            assert call is not None
-            calls[rung.name], pending[rung.name] = call, outcome
-            run.tell(Checked(outcome))
-        else:
-            run.tell(Finished(outcome))
-        if outcome.status == FAIL and not _device_works(run, rung.name):
+        if not _check_one(run, found, rung, operators, last=False):
             break
-    if calls and not run.broken:
-        _time_problem(run, problem, calls, pending)
+    return found
 
 
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """Drops what libraries warn of and log: on calls made for a check or for a time, that is not
-    the day's output."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any, last: bool) -> bool:
+    """Check a rung and files its outcome; False where the device works no longer.
+
+    last: the day has the device for itself, so memory that is full is the rung's own failure.
+    """
+    call, outcome = check_rung(run, found.problem, rung, operators)
+    if outcome.status == PASS and (found.timed(run, rung) or found.goes_beyond(run, rung)):
+        assert call is not None
+        found.calls[rung.name], found.pending[rung.name] = call, outcome
+        run.tell(Checked(outcome))
+    elif not last and _found_memory_full(run, outcome):
+        found.again.append(rung)
+    else:
+        run.tell(Finished(outcome))
+    return outcome.status != FAIL or _device_works(run, rung.name)
+
+
+def _found_memory_full(run: Run, outcome: RungOutcome) -> bool:
+    if run.backend.name != "cuda" or outcome.status != FAIL:
+        return False
+    return any(MEMORY_FULL.search(text) for text in (outcome.reason, *outcome.details))
+
+
+def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
+    """Do what is left of the day with the device for itself, where anything is."""
+    shows = _shows(run, lesson)
+    if not shows and not any(each.pending or each.again for each in checked):
+        return
+    if run.backend.name == "cuda":
+        for each in checked:
+            if calls := each.timed_calls(run):
+                run.stage("", "warming up", each.problem.name)
+                with without_advice():
+                    warm_up(each.problem, calls, run.backend, quick=run.work.quick)
+    # Other days run while this one waits.
+    expectations.clear()
+    run.backend.release_memory()
+    run.channel.wait(AskTurn(any(each.on_host(run) for each in checked)))
+    torch.set_num_threads(run.own_threads)
+    for each in checked:
+        _finish_problem(run, each, operators)
+        if run.broken:
+            break
+    else:
+        if shows:
+            _show(run, lesson, operators)
+    run.channel.emit(TurnOver())
+
+
+def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
+    """Do what of a problem needs the device alone."""
+    problem, pending = checked.problem, checked.pending
+    for rung in checked.again:
+        if not _check_one(run, checked, rung, operators, last=True):
+            return
+    for rung in problem.rungs:
+        if rung.name in pending and checked.goes_beyond(run, rung):
+            _go_beyond(run, problem, rung, checked.calls[rung.name], pending[rung.name])
+            if pending[rung.name].status == FAIL:
+                run.tell(Finished(pending.pop(rung.name)))
+                if not _device_works(run, rung.name):
+                    return
+    if calls := checked.timed_calls(run):
+        _time_problem(run, problem, calls, {name: pending[name] for name in calls})
+    for outcome in pending.values():
+        run.tell(Finished(outcome))
+
+
+@without_advice()
+def _go_beyond(
+    run: Run, problem: Problem, rung: Rung, call: Callable[..., Any], outcome: RungOutcome
+) -> None:
+    run.stage(rung.name, "beyond 2^31 elements", problem.name)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
+        failure, reason = beyond.check_beyond(problem, rung, call, run.backend)
+    except Exception as error:
+        outcome.status = FAIL
+        outcome.reason, outcome.details = explain(error)
+        return
+    if reason:
+        outcome.asides.append(f"not tried beyond 2^31 elements: {reason}")
+    _take(outcome, rungs.CheckResult(failure=failure))
 
 
 @without_advice()
@@ -236,16 +371,17 @@ def check_rung(
 ) -> tuple[Callable[..., Any] | None, RungOutcome]:
     target = " and ".join(map(str, rung.targets))
     outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS, target=target)
+    outcome.further = problem.further
     if run.work.watched and run.backend.name == "cuda" and problem.unwatched:
         outcome.status, outcome.reason = SKIP, problem.unwatched
         return None, outcome
     call = None
     try:
-        run.stage(rung.name, "loading")
+        run.stage(rung.name, "loading", problem.name)
         call, outcome.build_s = load_rung(run.day, run.todo, rung, operators)
         if outcome.build_s is not None:
-            outcome.remarks.append(f"built in {duration(outcome.build_s)}")
-        run.stage(rung.name, "checking")
+            outcome.asides.append(f"built in {duration(outcome.build_s)}")
+        run.stage(rung.name, "checking", problem.name)
         run.fallback()
         tried_rung, backend = device.of_rung(problem, rung, run.backend)
         if backend is not run.backend:
@@ -263,26 +399,23 @@ def check_rung(
         )
         outcome.checked = result.checked
         _take(outcome, result)
-        _take_fallbacks(run, outcome, result)
+        _take_fallbacks(run, outcome, result, rung)
         # Where addresses are watched, a vector access that is not aligned ends the launch.
-        shifted = run.work.watched and run.platform.variant == "address"
+        shifted = run.work.watched and run.platform.variant in ("address", "zeroed")
         # What a launcher refuses does not depend on the card that is played.
         known = run.work.quick and bool(run.platform.model)
         more = not run.work.first_calls
         if outcome.status == PASS and more and (shifted or not (run.work.watched or known)):
-            run.stage(rung.name, "trying bad input")
+            run.stage(rung.name, "trying bad input", problem.name)
             tried = bad_input.check_bad_input(
                 problem, tried_rung, call, backend, only_shifted=shifted
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
-        full = more and not run.work.quick and not run.work.watched and run.backend.name == "cuda"
-        if outcome.status == PASS and full:
-            run.stage(rung.name, "beyond 2^31 elements")
-            failure, reason = beyond.check_beyond(problem, rung, call, run.backend)
-            if reason not in ("", beyond.UNTIMED, beyond.UNLIMITED):
-                outcome.remarks.append(f"not tried beyond 2^31 elements: {reason}")
-            _take(outcome, rungs.CheckResult(failure=failure))
+        if outcome.status == PASS and run.goes_beyond:
+            why_not = beyond.why_not(problem, rung)
+            if why_not not in ("", beyond.UNTIMED, beyond.UNLIMITED):
+                outcome.asides.append(f"not tried beyond 2^31 elements: {why_not}")
         take_findings(run, outcome)
     except Skip as skip:
         outcome.status, outcome.reason = SKIP, str(skip)
@@ -292,28 +425,47 @@ def check_rung(
     return call, outcome
 
 
-def _take_fallbacks(run: Run, outcome: RungOutcome, result: rungs.CheckResult) -> None:
-    """Tells of the cases for which another rung's kernel did the work. Where it did for all of
-    them, on a card that lacks nothing, none has checked the rung's own kernel: that is a failure.
+def _take_fallbacks(run: Run, outcome: RungOutcome, result: rungs.CheckResult, rung: Rung) -> None:
+    """Tell of the cases for which another rung's kernel did the work. It is a failure where that is
+    no rung of the day, and where it did for nearly all cases, on a card that lacks nothing: then
+    they hardly check the rung's own kernel.
     """
     run.fallback()  # of what came after the cases
     if not result.fallbacks:
         return
-    to = result.fallbacks[-1]
-    outcome.remarks.append(
-        f"falls back on {len(result.fallbacks)} of {result.checked} cases to {to}"
-    )
-    lacks_nothing = run.backend.name == "cpu" and not run.platform.model
-    every = len(result.fallbacks) == result.checked and not run.work.quick
-    if outcome.status == PASS and every and lacks_nothing:
+    to, count = result.fallbacks[-1], len(result.fallbacks)
+    outcome.asides.append(f"falls back on {count} of {result.checked} cases to {to}")
+    if outcome.status != PASS:
+        return
+    for text in result.fallbacks:
+        name = text.partition(":")[0]
+        if not _is_rung(name, run.rungs):
+            outcome.status = FAIL
+            outcome.reason = f"it falls back to {name!r}, which is no rung of the day"
+            return
+    if run.backend.name == "cuda" or run.platform.model or run.work.quick:
+        return
+    share = count / result.checked
+    if share == 1 or (share > MOST_FALLBACKS and not rung.falls_back):
+        few = "no case checks" if share == 1 else "hardly any case checks"
+        them = "all" if share == 1 else f"{count} of {result.checked}"
         outcome.status = FAIL
-        outcome.reason = f"no case checks the rung's own kernel: all fall back to {to}"
+        outcome.reason = f"{few} the rung's own kernel: {them} fall back to {to}"
+        if share < 1:
+            outcome.details = ["add cases that it takes, or say why in the rung's falls_back"]
+
+
+def _is_rung(name: str, rungs: Collection[str]) -> bool:
+    """Return whether it is the name of a rung, or the end of one: kernels that several operators
+    share are named for none. Words with blanks between them describe a kernel that is no rung."""
+    return " " in name or any(f"_{rung}".endswith(f"_{name}") for rung in rungs)
 
 
 def load_rung(
     day: Day, todo: library.Build, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any], float | None]:
-    """The callable of a rung and, if it was built in a way of its own, the seconds that took.
+    """Return the callable of a rung and, if it was built in a way of its own, the seconds that
+    took.
 
     Raises LookupError where the day registers no such operator.
     """
@@ -340,15 +492,18 @@ def load_rung(
 
 def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
     outcome.remarks += result.remarks
+    outcome.asides += result.asides
     if result.failure is not None:
         outcome.status = FAIL
         outcome.reason = result.failure.summary
         outcome.details = list(result.failure.details)
+        outcome.example = list(result.failure.example)
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Races fail a rung, whatever its results were. Reads of unwritten memory explain wrong ones;
-    beside right ones they are remarked, for memory begins with NaN, and no result has it."""
+    """Fail a rung that has races, whatever its results were. Reads of unwritten memory explain
+    wrong ones; beside right ones they are remarked, for memory begins with NaN, and no result has
+    it."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
     shown = []
@@ -378,7 +533,8 @@ def take_findings(run: Run, outcome: RungOutcome) -> None:
 
 
 def _device_works(run: Run, culprit: str) -> bool:
-    """False where the failure has left the device in an error that no later call gets past."""
+    """Return False where the failure has left the device in an error that no later call gets
+    past."""
     try:
         run.backend.synchronize()
     except RuntimeError as error:
@@ -393,12 +549,8 @@ def _time_problem(
     calls: dict[str, Callable[..., Any]],
     pending: dict[str, RungOutcome],
 ) -> None:
-    on_host = run.platform.device == "cpu" or any(
-        rung.host_timed for rung in problem.rungs if rung.name in calls
-    )
-    run.channel.wait(AskTiming(on_host))
+    run.stage("", "timing", problem.name)
     try:
-        run.stage("", f"timing {problem.name}")
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
         with without_advice():
@@ -419,13 +571,11 @@ def _time_problem(
         for outcome in pending.values():
             outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
         _device_works(run, f"timing {problem.name}")
-    run.channel.emit(Timed())
-    for outcome in pending.values():
-        run.tell(Finished(outcome))
 
 
 def _is_lesser(platform: Platform) -> bool:
-    """Whether the card has less than compute capability 9.0, for which timing cases are made."""
+    """Return whether the card has less than compute capability 9.0, for which timing cases are
+    made."""
     if platform.device == "cpu":
         return models.architecture(platform.model) < 900
     return int(sm(platform.arch).rstrip("af")) < 90
@@ -439,8 +589,19 @@ def _take_timing(
         outcome.remarks.append(f"not timed: {timing}")
     elif isinstance(timing, Timing):
         outcome.timing = timing
+        remark_host_time(outcome)
         if rung.targets and run.platform.device == "cuda":
             outcome.target_met = target_met(rung, timings, run.ceilings)
     else:
         first, *rest = timing.splitlines()
         outcome.status, outcome.reason, outcome.details = FAIL, first, rest
+
+
+def remark_host_time(outcome: RungOutcome) -> None:
+    """Add a remark with what a call costs the host where that is far more than PyTorch's."""
+    timing = outcome.timing
+    ours, theirs = (timing.host_us, timing.pytorch_host_us) if timing else (None, None)
+    if ours and theirs and ours > COSTLY * theirs:
+        outcome.remarks.append(
+            f"a call costs the host {significant(ours)} µs, PyTorch's {significant(theirs)} µs"
+        )

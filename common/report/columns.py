@@ -5,10 +5,20 @@ A column is added here and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.base.figures import duration, mark, rate, ratio, share
+from common.base.figures import (
+    duration,
+    library_name,
+    mark,
+    printable,
+    rate,
+    ratio,
+    share,
+    significant,
+)
 from common.base.outcome import PASS, RungOutcome, Timing
 
 
@@ -18,7 +28,8 @@ class Column:
 
     heading: in Markdown. text: what an outcome shows; "" where it has no such figure. short, width:
     heading and characters on the terminal, where width 0 leaves the column out. in_progress: shown
-    in progress.md too.
+    in progress.md too. meaning: what the figure says, for who meets it first; "" where the heading
+    does.
     """
 
     heading: str
@@ -27,10 +38,11 @@ class Column:
     short: str = ""
     width: int = 0
     in_progress: bool = False
+    meaning: str = ""
 
 
 def _timed(show: Callable[[Timing], str]) -> Callable[[RungOutcome], str]:
-    """`show` of the timing of a rung that passed; "" without one."""
+    """Return `show` of the timing of a rung that passed; "" without one."""
 
     def text(outcome: RungOutcome) -> str:
         timing = outcome.timing
@@ -40,24 +52,43 @@ def _timed(show: Callable[[Timing], str]) -> Callable[[RungOutcome], str]:
 
 
 def _state(outcome: RungOutcome) -> str:
-    """The time, or what is known instead."""
+    """Return the time, or what is known instead."""
     if outcome.status != PASS:
         return f"{outcome.status}: {outcome.reason}"
     return duration(outcome.timing.ms / 1e3) if outcome.timing else "checked"
 
 
 def _library(timing: Timing, name: str) -> str:
-    """The ratio to the fastest library; name: how its name is added, with {} in its place."""
+    """Return the ratio to the fastest library; name: how its name is added, with {} in its
+    place."""
     if timing.best_library is None:
         return ""
     best, ms = timing.best_library
-    return ratio(ms, timing.ms) + name.format(best)
+    return ratio(ms, timing.ms) + name.format(library_name(best))
 
 
 def _target(outcome: RungOutcome) -> str:
     return f"{outcome.target} {mark(outcome)}".strip()
 
 
+def _host(timing: Timing) -> str:
+    """Return the host's microseconds per call, and those of PyTorch's call."""
+    if timing.host_us is None or timing.pytorch_host_us is None:
+        return ""
+    return f"{significant(timing.host_us)} ({significant(timing.pytorch_host_us)})"
+
+
+PEAK = (
+    "the share of what limits the kernel, as measured on the GPU: copying memory (copy), reading "
+    "it (read), or arithmetic (fp32, tensor cores …); reading alone can pass 100% of copy"
+)
+PYTORCH = "times as fast as PyTorch's own operator: 2.00× takes half of its time"
+LIBRARY = "times as fast as the best library that was tried, often torch.compile"
+HOST = Column(
+    "host µs (PyTorch)",
+    _timed(_host),
+    meaning="what a call costs the processor before the GPU begins, and what PyTorch's call does",
+)
 COLUMNS = (
     Column("time", _state, short="time", width=8, in_progress=True),
     Column("rate", _timed(rate), short="rate", width=11, in_progress=True),
@@ -65,23 +96,27 @@ COLUMNS = (
         "of peak",
         _timed(lambda t: f"{share(t)} {t.bound}" if t.share is not None else ""),
         in_progress=True,
+        meaning=PEAK,
     ),
-    Column("", _timed(share), short="peak", width=4),
+    Column("", _timed(share), short="peak", width=4, meaning=PEAK),
     Column(
         "× PyTorch",
         _timed(lambda t: ratio(t.pytorch_ms, t.ms)),
         short="×torch",
         width=6,
         in_progress=True,
+        meaning=PYTORCH,
     ),
     Column(
         "× library",
         _timed(lambda t: _library(t, " {}")),
         in_progress=True,
+        meaning=LIBRARY,
     ),
-    Column("", _timed(lambda t: _library(t, "")), short="×lib.", width=6),
+    Column("", _timed(lambda t: _library(t, "")), short="×lib.", width=6, meaning=LIBRARY),
+    HOST,
     Column("build", lambda o: duration(o.build_s) if o.build_s is not None else ""),
-    Column("target", _target, left=True),
+    Column("target", _target, left=True, meaning="what the rung was to reach: ✓ it did, ✗ not"),
 )
 
 MARKDOWN = tuple(column for column in COLUMNS if column.heading)
@@ -92,8 +127,17 @@ PROGRESS = tuple(column for column in COLUMNS if column.in_progress)
 def markdown_table(
     header: Sequence[str], left: Sequence[bool], rows: Sequence[Sequence[str]]
 ) -> list[str]:
-    """A Markdown table as lines; left: of each column, whether its text begins at the left."""
+    """Return a Markdown table as lines; left: of each column, whether its text begins at the
+    left."""
     lines = [f"| {' | '.join(header)} |"]
     lines.append("|" + "|".join("---" if is_left else "---:" for is_left in left) + "|")
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(in_markdown, row)) + " |" for row in rows]
     return lines
+
+
+def in_markdown(text: str) -> str:
+    """Return the text as one line of Markdown that holds no tag and ends no cell of a table."""
+    text = text.replace("&", "&amp;") if re.search(r"&#?\w+;", text) else text
+    text = re.sub(r"\\(?=\|)", r"\\\\", text)  # or it would undo the next escape
+    text = text.replace("<", "&lt;").replace("|", "\\|")
+    return " ".join(printable(text).split())

@@ -36,7 +36,7 @@ class Change:
 
     @property
     def percent(self) -> str:
-        """ "+12.3 %", "" where a time is missing."""
+        """Return "+12.3 %", "" where a time is missing."""
         return "" if self.factor is None else f"{(self.factor - 1) * 100:+.1f} %"
 
 
@@ -44,7 +44,7 @@ Key = tuple[int, str, str]
 
 
 def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: float) -> list[Change]:
-    """Every rung of either report, in the order of the days.
+    """Return every rung of either report, in the order of the days.
 
     threshold: by how much a time must change to count, e.g. 0.05; where the two measurements spread
     more than that, a change within their spread is "unclear". Days that only one of the reports
@@ -62,13 +62,14 @@ def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: flo
 
 
 def in_one_only(old: Sequence[DayOutcome], new: Sequence[DayOutcome]) -> tuple[set[int], set[int]]:
-    """The days that only the old report has, and those that only the new one has."""
+    """Return the days that only the old report has, and those that only the new one has."""
     before, after = {o.number for o in old}, {o.number for o in new}
     return before - after, after - before
 
 
 def _rungs(outcomes: Sequence[DayOutcome], days: set[int]) -> dict[Key, RungOutcome]:
-    """The rungs of these days. A day without any, which did not build, has one of no name."""
+    """Return the rungs of these days. A day without any, which did not build, has one of no
+    name."""
     found: dict[Key, RungOutcome] = {}
     for outcome in outcomes:
         if outcome.number in days:
@@ -120,7 +121,7 @@ def _state(rung: RungOutcome) -> str:
 
 
 def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """What changed, a line each with its style, and a last line that counts."""
+    """Return what changed, a line each with its style, and a last line that counts."""
     shown = [change for change in changes if change.what not in QUIET]
     width = max((len(change.rung) for change in shown), default=0)
     lines = []

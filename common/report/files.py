@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
+
+LEAST = 1 << 20  # bytes of room for a file of results: a run of all days writes as much
 
 
 class ResultsError(Exception):
     """Results cannot be read, written or stored; the message says what and why."""
 
 
+def check_writable(path: Path) -> None:
+    """Raise ResultsError, naming the file, where `write_atomically` could not write it: before the
+    work whose results it is for."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+                file.write(bytes(LEAST))
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from None
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Writes the file whole or leaves it as it was. What is no regular file (a device, a pipe) is
-    written to, not replaced. Raises ResultsError, naming the file."""
+    """Write the file whole or leave it as it was. What is no regular file (a device, a pipe) is
+    written to, not replaced. Raises ResultsError, naming the file.
+
+    A lone surrogate, as a byte of a path that is no UTF-8 is read, becomes "?".
+    """
     temporary = ""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="replace")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "w", encoding="utf-8") as file:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+        with open(handle, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, path.stat().st_mode if path.exists() else 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        state = "is unchanged" if path.exists() else "was not written"
+        state = "is unchanged" if os.path.exists(path) else "was not written"
         raise ResultsError(f"cannot write {path}, which {state}: {error.strerror}") from None
     finally:
         with contextlib.suppress(FileNotFoundError):

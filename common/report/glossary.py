@@ -26,13 +26,13 @@ class Term:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds the term in prose: whole words, also in the plural; a blank may be a line's end."""
+        """Find the term in prose: whole words, also in the plural; a blank may be a line's end."""
         spellings = "|".join(re.escape(s).replace(r"\ ", r"\s+") for s in (self.name, *self.also))
         return re.compile(rf"(?<![\w-])(?:{spellings})s?(?![\w-])", re.IGNORECASE)
 
 
 def terms() -> dict[str, Term]:
-    """All terms by name."""
+    """Return all terms by name."""
     data = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {
         name: Term(name, entry["text"], tuple(entry.get("also", ())))
@@ -41,7 +41,7 @@ def terms() -> dict[str, Term]:
 
 
 def introduced(days: Sequence[Day]) -> dict[str, Day]:
-    """The day that introduces each term; of two, the earlier one."""
+    """Return the day that introduces each term; of two, the earlier one."""
     found: dict[str, Day] = {}
     for day in sorted(days, key=lambda day: day.number):
         for name in day.introduces:
@@ -50,7 +50,7 @@ def introduced(days: Sequence[Day]) -> dict[str, Day]:
 
 
 def glossary(days: Sequence[Day]) -> list[str]:
-    """The generated glossary as lines of Markdown."""
+    """Return the generated glossary as lines of Markdown."""
     where = introduced(days)
     rows = [
         [_shown(term), term.text, f"[{where[name].number}](days/{where[name].name}/README.md)"]
@@ -71,8 +71,8 @@ _COMMENT = re.compile(r"(?:^[ \t]*//.*\n?)+|//.*", re.MULTILINE)
 
 
 def prose_of(day: Day) -> dict[Path, list[str]]:
-    """What a reader reads of a day, by file, in paragraphs: the README without code and generated
-    blocks, and the comments of its sources."""
+    """Return what a reader reads of a day, by file, in paragraphs: the README without code and
+    generated blocks, and the comments of its sources."""
     found: dict[Path, list[str]] = {}
     readme = day.folder / "README.md"
     if readme.is_file():
@@ -80,7 +80,7 @@ def prose_of(day: Day) -> dict[Path, list[str]]:
         for pattern in (GENERATED, _FENCED, _CODE):
             text = pattern.sub(" ", text)
         found[readme] = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
-    for source in (day.source, *day.extra_sources, *sorted(day.folder.glob("*.cuh"))):
+    for source in (day.source, *day.extra_sources, *day.headers):
         if source.suffix in (".cu", ".cpp", ".cuh"):
             text = source.read_text(encoding="utf-8")
             found[source] = [re.sub(r"^\s*//", "", c, flags=re.M) for c in _COMMENT.findall(text)]
@@ -88,7 +88,7 @@ def prose_of(day: Day) -> dict[Path, list[str]]:
 
 
 def used_too_early(days: Sequence[Day]) -> list[str]:
-    """A line for each term that a day uses before the day that introduces it.
+    """Return a line for each term that a day uses before the day that introduces it.
 
     A paragraph that names that day ("bank conflicts (day 14)") may use its terms.
     """
@@ -127,7 +127,7 @@ AVOIDED = {
 
 
 def avoided_words(days: Sequence[Day]) -> list[str]:
-    """A line for each use of a word that the course avoids, with what to write instead."""
+    """Return a line for each use of a word that the course avoids, with what to write instead."""
     found = []
     for day in days:
         for file, paragraphs in prose_of(day).items():

@@ -2,43 +2,51 @@
 
 A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
+    python        how the day's .cu files get into Python
     run           what `run_day.py N` prints
     results       the table of the day's rungs
     practice      the day's exercises
     neighbours    links to the day before and the day after
     scoreboard    where a README has it: CUDA beside Triton or Numba, on all days of its part
+    climb         of the front page: the chart of the matrix products
     recorded      of the front page: the picture of a run
-    curriculum    of the front page: all days, with their last rungs
+    curriculum    of the front page: the parts, with what they end with
 """
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import geometric_mean
 
-from common.base.days import Day, discover
-from common.base.figures import counted, duration, numbers, ratio
+from common.base.day_files import Step
+from common.base.days import FURTHER_SHOWS, Day, discover
+from common.base.figures import counted, duration, library_name, numbers, printable, ratio
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
 from common.base.parts import part_of
 from common.base.toolchain import sm
 from common.base.verdict import Score
 from common.base.where import versions
-from common.report.columns import MARKDOWN, PROGRESS, markdown_table
+from common.report.climb import climb, steps_of
+from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
 from common.report.files import ResultsError
 from common.report.glossary import glossary
-from common.report.plot import plot, plotted
+from common.report.in_python import python_block
+from common.report.plot import plot
+from common.report.recording import recording
 from common.report.scoreboard import Pair, pairs, twin_modules
 from common.report.terminal import Line, header_line, rung_line
 
-PLOT = "results.svg"  # in a day's folder
+PLOT = "results/results.svg"  # in a day's folder
 RECORDED = 5  # the day whose run the front page shows
 RECORDING = ".github/run.svg"
+CHART = ".github/climb.svg"
+CAUGHT = "planted bugs caught"  # the heading of the scores of mutants
+COLUMNS_TITLE = "What the columns mean"
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,32 @@ class Stored:
 
     @property
     def last(self) -> RungOutcome:
-        """The rung that stands for the day."""
-        return last_rung(self.rungs)
+        """Return the rung that stands for the day."""
+        return last_rung(self.main.rungs)
+
+    @property
+    def main(self) -> Stored:
+        """Return what belongs to the day's main line."""
+        rungs = [rung for rung in self.rungs if not rung.further]
+        return replace(self, rungs=rungs, output=self.output[: self._further_shows])
+
+    @property
+    def further(self) -> Stored:
+        """Return what goes beyond the day's main line."""
+        rungs = [rung for rung in self.rungs if rung.further]
+        return replace(self, rungs=rungs, output=self.output[self._further_shows + 1 :])
+
+    @property
+    def _further_shows(self) -> int:
+        """Return where in the output the line stands after which `further` prints; its end without
+        one."""
+        lines = [*self.output, FURTHER_SHOWS]
+        return lines.index(FURTHER_SHOWS)
 
 
 def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
-    """Of a day's rungs the one that stands for it: the last one with a target, else the last one
-    that was timed, else the last one."""
+    """Return the rung that stands for a day: the last one with a target, else the last
+    one that was timed, else the last one."""
     timed = [rung for rung in rungs if rung.timing is not None]
     aimed = [rung for rung in timed if rung.target]
     return (aimed or timed or rungs)[-1]
@@ -68,7 +95,7 @@ def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
 def generated(
     root: Path, stored: dict[int, list[Stored]], scores: dict[int, Score] | None = None
 ) -> dict[Path, str]:
-    """Every generated file with the text it must have: progress.md and the days' READMEs.
+    """Return every generated file with the text it must have: progress.md and the days' READMEs.
 
     Raises ResultsError where a day's README lacks a block.
     """
@@ -77,10 +104,14 @@ def generated(
     front = root / "README.md"
     if front.is_file():
         text = front.read_text(encoding="utf-8")
+        text = replaced(front, text, "climb", climb_block(days, stored))
         text = replaced(front, text, "recorded", recorded_block(stored))
         files[front] = replaced(front, text, "curriculum", curriculum_block(days, stored))
         if RECORDED in stored:
-            files[root / RECORDING] = recording(stored[RECORDED][0])
+            lines = run_lines(stored[RECORDED][0])
+            files[root / RECORDING] = recording(f"python run_day.py {RECORDED}", lines)
+        if chart := climb(days, first_results(stored)):
+            files[root / CHART] = chart
     for day, before, after in zip(days, [None, *days[:-1]], [*days[1:], None], strict=True):
         readme = day.folder / "README.md"
         if day.number not in stored and not readme.is_file():
@@ -88,8 +119,10 @@ def generated(
         if not readme.is_file():
             raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
-        blocks = {"results": results_block(stored.get(day.number, []))}
-        blocks["run"] = run_block(stored.get(day.number, []))
+        results = [one.main for one in stored.get(day.number, [])]
+        blocks = {"results": results_block(results)}
+        blocks["python"] = python_block(day)
+        blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
         if begin_of("scoreboard") in text:
@@ -98,10 +131,25 @@ def generated(
         for name, block in blocks.items():
             text = replaced(readme, text, name, block)
         files[readme] = text
-        for one in stored.get(day.number, [])[:1]:
+        for one in results[:1]:
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
+        if day.further:
+            files |= _generated_further(day.further.folder, stored.get(day.number, []))
     return files
+
+
+def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:
+    """Return the README of what goes beyond a day's main line, and its plot."""
+    readme = folder / "README.md"
+    beyond = [one.further for one in stored if one.further.rungs]
+    block = results_block(beyond, "../../..")
+    if beyond and (output := beyond[0].output):
+        shown = [f"| {printable(line)}" for line in output]
+        block = "\n".join([block, "", "```text", *shown, "```"])
+    text = replaced(readme, readme.read_text(encoding="utf-8"), "results", block)
+    picture = plot(beyond[0].rungs) if beyond else ""
+    return {readme: text} | ({folder / PLOT: picture} if picture else {})
 
 
 def begin_of(name: str) -> str:
@@ -109,12 +157,13 @@ def begin_of(name: str) -> str:
 
 
 def replaced(readme: Path, text: str, name: str, block: str) -> str:
-    """The text with this block in its place."""
+    """Return the text with this block in its place."""
     begin, end = begin_of(name), f"<!-- {name}:end -->"
     before, found, rest = text.partition(begin)
     _old, closed, after = rest.partition(end)
     if not found or not closed:
         raise ResultsError(f"{readme} must hold {begin} and, after it, {end}")
+    block = block.replace("<!--", "&lt;!--")  # what was printed ends no block
     return f"{before}{begin}\n{block}\n{end}{after}"
 
 
@@ -122,15 +171,15 @@ def replaced(readme: Path, text: str, name: str, block: str) -> str:
 
 
 def practice_block(day: Day) -> str:
-    """The day's exercises, as the first items of "Try it yourself"."""
-    if day.exercise is None:
+    """Return the day's exercises, as the first items of "Try it yourself"."""
+    if not day.steps:
         return "- This day has no exercise yet."
-    gap = f"`{day.exercise.function}` of `{day.exercise.source or day.source.name}`"
-    items = [
-        f"- **Write**, `{day.practice()}`: {gap} has a gap. {day.exercise.task}",
+    several = len(day.steps) > 1
+    items = [_write_item(day, step, several) for step in day.steps]
+    items.append(
         f"- **Debug**, `{day.practice('debug')}`: one change is planted in the day's kernels. "
-        "Find it.",
-    ]
+        "Find it."
+    )
     if has_ladder(day):
         items.append(
             f"- **Speed**, `{day.practice('speed')}`: make the first rung as fast as the last. On "
@@ -141,8 +190,15 @@ def practice_block(day: Day) -> str:
     )
 
 
+def _write_item(day: Day, step: Step, several: bool) -> str:
+    if several:
+        return f"- **Write {step.name}**, `{day.practice(step.name)}`: {step.task}"
+    gap = f"`{step.function}` of `{step.source or day.source.name}`"
+    return f"- **Write**, `{day.practice()}`: {gap} has a gap. {step.task}"
+
+
 def neighbours_block(before: Day | None, after: Day | None) -> str:
-    """Links to the days before and after."""
+    """Return links to the days before and after."""
     links = [
         f"[Day {day.number}: {day.title}](../{day.name}/README.md)"
         for day in (before, after)
@@ -152,15 +208,15 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
 
 
 def run_block(stored: Sequence[Stored]) -> str:
-    """What `run_day.py N` printed, on the first GPU of these results: a console block."""
+    """Return what `run_day.py N` printed, on the first GPU of these results: a console block."""
     if not stored:
         return "Not measured yet."
-    texts = ["".join(text for text, _ in line).rstrip() for line in run_lines(stored[0])]
+    texts = [printable("".join(text for text, _ in line)).rstrip() for line in run_lines(stored[0])]
     return "\n".join(["```text", *texts, "```"])
 
 
 def run_lines(one: Stored) -> list[Line]:
-    """What a run of the day prints, as lines of styled pieces."""
+    """Return what a run of the day prints, as lines of styled pieces."""
     several = len({rung.problem for rung in one.rungs}) > 1
     lines: list[Line] = [[(_platform(one.where), "")], header_line()]
     problem = ""
@@ -173,19 +229,20 @@ def run_lines(one: Stored) -> list[Line]:
 
 
 def _platform(where: dict[str, str]) -> str:
-    """The first line of a run there."""
+    """Return the first line of a run there."""
     return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
 
 
-def results_block(stored: Sequence[Stored]) -> str:
-    """The results of one day on the GPUs that it is stored for."""
-    parts = [_results_on(one) for one in stored]
-    if parts and plotted(stored[0].rungs):
+def results_block(stored: Sequence[Stored], top: str = "../..") -> str:
+    """Return the results of one day on the GPUs that it is stored for. top: the way to
+    progress.md."""
+    parts = [_results_on(one, top) for one in stored]
+    if parts and plot(stored[0].rungs):
         parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def _results_on(one: Stored) -> str:
+def _results_on(one: Stored, top: str) -> str:
     untimed = _only_checked(one.rungs)
     rungs = [rung for rung in one.rungs if rung.problem not in untimed]
     header = ["problem", "rung", "idea", *(column.heading for column in MARKDOWN)]
@@ -204,17 +261,19 @@ def _results_on(one: Stored) -> str:
         [[row[i] for i in keep] for row in rows],
     )
     cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
-    below = f"{versions(one.where)}."
+    below = f"{in_markdown(versions(one.where))}."
     if cases:
-        below += f" Timed: {'; '.join(cases)}."
+        below += f" Timed: {'; '.join(map(in_markdown, cases))}."
     if untimed:
-        names = (f"{name} ({counted(n, 'rung')})" for name, n in untimed.items())
+        names = (f"{in_markdown(name)} ({counted(n, 'rung')})" for name, n in untimed.items())
         below += f" Checked, not timed: {'; '.join(names)}."
-    return "\n".join([f"**{one.where['gpu']}**", "", *table, "", below])
+    anchor = COLUMNS_TITLE.lower().replace(" ", "-")
+    below += f" [{COLUMNS_TITLE}]({top}/progress.md#{anchor})."
+    return "\n".join([f"**{in_markdown(one.where['gpu'])}**", "", *table, "", below])
 
 
 def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
-    """Problems whose rungs all passed with no figure to show, and how many rungs each has.
+    """Return problems whose rungs all passed with no figure to show, and how many rungs each has.
 
     Empty where nothing is timed: then the table shows what is checked.
     """
@@ -227,7 +286,8 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
 
 
 def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """The days' fastest rungs in CUDA and in Triton or Numba, on the first GPU that has a pair.
+    """Return the days' fastest rungs in CUDA and in Triton or Numba, on the first GPU that has a
+    pair.
 
     Days without a module in Triton or Numba are left out.
     """
@@ -259,7 +319,9 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
     table = "\n".join(markdown_table(header, left, rows))
     if not listed:
         return table
-    where = " and ".join(f"{gpu} (day {numbers(known)})" for gpu, known in machines.items())
+    where = " and ".join(
+        f"{in_markdown(gpu)} (day {numbers(known)})" for gpu, known in machines.items()
+    )
     faster = sum(pair.speed > 1 for pair in listed)
     speed = geometric_mean(pair.speed for pair in listed)
     lines = geometric_mean(pair.twin.lines / pair.cuda.lines for pair in listed)
@@ -274,51 +336,68 @@ def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
 
 
 def recorded_block(stored: dict[int, list[Stored]]) -> str:
-    """The picture of a run."""
+    """Return the picture of a run."""
     if RECORDED not in stored:
         return "Not measured yet."
     return f"![What python run_day.py {RECORDED} prints]({RECORDING})"
 
 
-def recording(one: Stored) -> str:
-    """The SVG of what a run of the day prints on a terminal."""
-    from rich.console import Console
-    from rich.text import Text
+def climb_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
+    """Return the chart of the matrix products, and what it shows."""
+    steps = steps_of(days, first_results(stored))
+    if not steps:
+        return "Not measured yet."
+    first, last = steps[0], steps[-1]
+    where = stored[last.day][0].where["gpu"]
+    words = (
+        f"Matrix products on {in_markdown(where)}, from the first kernel of day {first.day} "
+        f"({first.bar.text}) to day {last.day} ({last.bar.text}). The line across the bars is "
+        "NVIDIA's own library, cuBLAS, as PyTorch calls it; grey ends where the chip does."
+    )
+    picture = f"![The rates of matrix products from day {first.day} to day {last.day}]({CHART})"
+    return "\n".join([picture, "", *textwrap.wrap(words, 110)])
 
-    lines = [Text.assemble(*line) for line in run_lines(one)]
-    width = max(len(line.plain) for line in lines)
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-    for line in lines:
-        console.print(line, highlight=False)
-    return console.export_svg(title=f"python run_day.py {one.day}", unique_id="run") + "\n"
+
+def first_results(stored: dict[int, list[Stored]]) -> dict[int, list[RungOutcome]]:
+    """Return the rungs of each day's main line on the first GPU of its results."""
+    return {day: found[0].main.rungs for day, found in stored.items()}
 
 
 def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """The days by parts, each with its last rung on the first GPU of its results."""
-    columns = [column for column in PROGRESS if column.heading != "time"]
-    header = ["day", "title", "last rung", *(column.heading for column in columns)]
-    left = [False, True, True, *(column.left for column in columns)]
-    lines = []
+    """Return the parts of the course: their days, the last one, and the day whose last rung is
+    furthest ahead of the strongest library, on the first GPU of its results."""
+    header = ["part", "days", "it ends with", "furthest ahead of a library"]
+    rows = []
     for part in dict.fromkeys(part_of(day.number) for day in days):
-        rows = []
-        for day in days:
-            if part_of(day.number) != part:
-                continue
-            row = [str(day.number), f"[{day.title}](days/{day.name}/README.md)"]
-            if found := stored.get(day.number):
-                last = found[0].last
-                row += [f"`{last.rung}`", *(column.text(last) for column in columns)]
-            rows.append(row + [""] * (len(header) - len(row)))
-        lines += [f"**{part}**", "", *markdown_table(header, left, rows), ""]
+        own = [day for day in days if part_of(day.number) == part]
+        best = max(
+            (found for day in own if (found := _ahead(day, stored.get(day.number, [])))),
+            default=(0.0, ""),
+        )
+        last = f"[{own[-1].title}](days/{own[-1].name}/README.md)"
+        rows.append([part.name, numbers(day.number for day in own), last, best[1]])
     machines = dict.fromkeys(one.where["gpu"] for found in stored.values() for one in found[:1])
-    return "\n".join([*lines, f"Measured on {' and '.join(machines)}." if machines else ""]).strip()
+    where = " and ".join(map(in_markdown, machines))
+    table = markdown_table(header, [True, False, True, True], rows)
+    return "\n".join([*table, *(["", f"Measured on {where}."] if machines else [])])
+
+
+def _ahead(day: Day, results: Sequence[Stored]) -> tuple[float, str] | None:
+    """Return how many times as fast as the library the day's last rung is, as a number and in
+    words; None where no library was timed beside it."""
+    timing = results[0].last.timing if results else None
+    if timing is None or timing.best_library is None:
+        return None
+    name, ms = timing.best_library
+    link = f"[day {day.number}](days/{day.name}/README.md)"
+    return ms / timing.ms, f"{ratio(ms, timing.ms)} {library_name(name)}, {link}"
 
 
 # --- progress.md ------------------------------------------------------------------------------
 
 
 def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[int, Score]) -> str:
-    """The text of progress.md."""
+    """Return the text of progress.md."""
     notes: dict[str, str] = {}
     rows, measured, targets = [], 0, [0, 0]
     for day in days:
@@ -336,7 +415,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
                 targets[0] += rung.target_met
                 targets[1] += 1
         gpu = first.where["gpu"]
-        note = f"{gpu}: {versions(first.where)}"
+        note = in_markdown(f"{gpu}: {versions(first.where)}")
         letter = notes.setdefault(note, _letter(len(notes)))
         row = [str(day.number), title, "passed", f"`{first.last.rung}`"]
         row += [column.text(first.last) for column in PROGRESS]
@@ -344,7 +423,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
     header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
     left = [False, True, True, True, *(column.left for column in PROGRESS), True]
     if scores:
-        header.append("mutants killed")
+        header.append(CAUGHT)
         left.append(False)
     header.append("it teaches")
     left.append(True)
@@ -354,7 +433,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
     lines = [
         "# Progress",
         "",
-        "Generated by `python run_day.py all --write` from `common/results/`; not edited by hand.",
+        "Generated by `python run_day.py all --write` from `days/*/results/`; not edited by hand.",
         "",
         f"{totals}.",
         "",
@@ -362,14 +441,26 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
     ]
     if notes:
         lines += ["", *(f"- [{letter}] {note}" for note, letter in notes.items())]
+    lines += ["", f"## {COLUMNS_TITLE}", "", *_columns()]
     if any(day.introduces for day in days):
         lines += ["", "## Glossary", "", *glossary(days)]
     return "\n".join(lines) + "\n"
 
 
+def _columns() -> list[str]:
+    """Return what the columns of all tables mean, as a list."""
+    words = {"last rung": "the version of the day's kernel that its others lead to"}
+    words |= {column.heading: column.meaning for column in MARKDOWN if column.meaning}
+    words[CAUGHT] = (
+        "how many changes of one place in the day's source its checks reject, of those that were "
+        "tried (`--mutants`)"
+    )
+    return [f"- **{heading}**: {meaning}." for heading, meaning in words.items()]
+
+
 def kills(day: Day, scores: dict[int, Score]) -> list[str]:
-    """The cell of the column for mutants: "97 % of 38, 2026-01-31", where the date tells what state
-    of the day was tried; no cell where no day has a score."""
+    """Return the cell of the column for mutants: "97 % of 38, 2026-01-31", where the date tells
+    what state of the day was tried; no cell where no day has a score."""
     if not scores:
         return []
     if (score := scores.get(day.number)) is None:
@@ -378,7 +469,7 @@ def kills(day: Day, scores: dict[int, Score]) -> list[str]:
 
 
 def _letter(index: int) -> str:
-    """0, 1, … 25, 26 as a, b, … z, aa."""
+    """Return 0, 1, … 25, 26 as a, b, … z, aa."""
     text = ""
     index += 1
     while index:

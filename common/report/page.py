@@ -16,21 +16,24 @@ from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.parts import part_of
 from common.base.verdict import Score
 from common.base.where import device_name, versions
-from common.report.columns import PROGRESS
+from common.report.columns import HOST, MARKDOWN, PROGRESS
 from common.report.comparison import QUIET, Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import Stored, kills, last_rung
-from common.report.plot import roofline
+from common.report.markdown import CAUGHT, Stored, kills, last_rung
+from common.report.roofline import roofline
+from common.report.terminal import checked
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A rung in its ladder. width: percent of the ladder's longest bar, None without a rate."""
+    """A rung in its ladder. width: percent of the ladder's longest bar, None without a rate.
+    checked: what was gone through."""
 
     outcome: RungOutcome
     width: float | None
     rate: str
     figures: str
+    checked: str
 
 
 @dataclass
@@ -50,17 +53,17 @@ class PageDay:
 
     @property
     def solved(self) -> str:
-        """The exercises as a table's cell: "2 of 3"; "" without any."""
+        """Return the exercises as a table's cell: "2 of 3"; "" without any."""
         return f"{sum(self.exercises.values())} of {len(self.exercises)}" if self.exercises else ""
 
     @property
     def last(self) -> RungOutcome | None:
-        """The rung that stands for the day."""
+        """Return the rung that stands for the day."""
         return last_rung(self.rungs) if self.rungs else None
 
     @property
     def ladders(self) -> list[tuple[str, list[Bar]]]:
-        """The rungs of each problem, as bars of one scale."""
+        """Return the rungs of each problem, as bars of one scale."""
         return [
             (problem, _bars(list(rungs)))
             for problem, rungs in groupby(self.rungs, key=lambda rung: rung.problem)
@@ -73,17 +76,20 @@ def _bars(rungs: list[RungOutcome]) -> list[Bar]:
     bars = []
     for rung in rungs:
         timing = rung.timing if rung.status == PASS else None
-        figures = [f"{c.heading} {c.text(rung)}" for c in PROGRESS if timing and c.text(rung)]
+        columns = (*PROGRESS, HOST)
+        figures = [f"{c.heading} {c.text(rung)}" for c in columns if timing and c.text(rung)]
         if rung.target:
             met = {True: "met", False: "missed", None: "not measured"}[rung.target_met]
             figures.append(f"target {rung.target}: {met}")
         width = 100 * fast / timing.ms if timing and fast else None
-        bars.append(Bar(rung, width, rate(timing) if timing else "", " · ".join(figures)))
+        shown = rate(timing) if timing else ""
+        bars.append(Bar(rung, width, shown, " · ".join(figures), checked(rung)))
     return bars
 
 
 def from_stored(stored: dict[int, list[Stored]]) -> tuple[list[DayOutcome], list[str]]:
-    """The outcomes that are stored, of each day's first GPU, and where they were measured."""
+    """Return the outcomes that are stored, of each day's first GPU, and where they were
+    measured."""
     outcomes, where = [], dict[str, None]()
     for number, found in sorted(stored.items()):
         one = found[0]
@@ -100,7 +106,7 @@ def page(
     scores: Mapping[int, Score] | None = None,
     exercises: Mapping[int, dict[str, bool]] | None = None,
 ) -> str:
-    """The page's text.
+    """Return the page's text.
 
     days: all that exist. outcomes: what ran. where: machines and versions, a line each.
     changes: of a comparison, None without one. scores: of mutants, by day. exercises: by day, their
@@ -134,6 +140,8 @@ def page(
             for part, group in groupby(shown, key=lambda day: part_of(day.number))
         ],
         columns=PROGRESS,
+        meanings=[column for column in MARKDOWN if column.meaning],
+        caught=CAUGHT,
         ran=ran,
         roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
         glossary=glossary,
@@ -153,17 +161,17 @@ def _page_day(day: Day, outcome: DayOutcome | None) -> PageDay:
 
 
 def _mutants(score: Score | None) -> list[str]:
-    """What is known of a day's mutants, in sentences."""
+    """Return what is known of a day's mutants, in sentences."""
     if score is None:
         return []
     ways = ", ".join(f"{count} by {way}" for way, count in score.killed.items())
     killed = sum(score.killed.values())
     lines = [
-        f"{killed} of {counted(score.counted, 'mutant')} killed: {ways or 'none'}"
+        f"The checks catch {killed} of {counted(score.counted, 'planted bug')}: {ways or 'none'}"
         + (f"; {score.equivalent} more compute the same" if score.equivalent else "")
         + (f" ({score.date})." if score.date else ".")
     ]
-    return [*lines, *(f"Survived: {identity}" for identity in score.survived)]
+    return [*lines, *(f"Not caught: {identity}" for identity in score.survived)]
 
 
 def _practised(shown: Sequence[PageDay]) -> str:

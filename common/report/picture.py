@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 def hills_at_night(height: int = 200, width: int = 320) -> Tensor:
-    """Hills at night with a moon, stars and a railing of thin bars: uint8 (height, width, 3)."""
+    """Return hills at night with a moon, stars and a railing of thin bars: uint8 (height, width,
+    3)."""
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     image = torch.stack([20 + y // 3, 24 + y // 2, 70 + y // 2], dim=-1)
 
@@ -31,7 +32,8 @@ def hills_at_night(height: int = 200, width: int = 320) -> Tensor:
 
 
 def png(image: Tensor) -> bytes:
-    """The PNG file of a uint8 tensor of shape (height, width), grey, or (height, width, 3), RGB.
+    """Return the PNG file of a uint8 tensor of shape (height, width), grey, or (height, width, 3),
+    RGB.
 
     Format: W3C, Portable Network Graphics; a signature, then three chunks, each with its length,
     name, data and checksum. Raises ValueError for another dtype or shape.
@@ -61,7 +63,7 @@ def png(image: Tensor) -> bytes:
 
 
 def save_pictures(folder: Path, pictures: Mapping[str, Tensor]) -> None:
-    """Writes each picture to `folder`/<name>.png, see `png`, and prints its shape and size."""
+    """Write each picture to `folder`/<name>.png, see `png`, and prints its shape and size."""
     for name, pixels in pictures.items():
         path = folder / f"{name}.png"
         path.write_bytes(png(pixels))

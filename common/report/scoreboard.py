@@ -32,22 +32,22 @@ class Pair:
 
     @property
     def speed(self) -> float:
-        """The speed of the twin over that of the rung in CUDA."""
+        """Return the speed of the twin over that of the rung in CUDA."""
         return self.cuda.ms / self.twin.ms
 
 
 def twin_modules(day: Day) -> list[Path]:
-    """The day's modules of kernels in Triton or Numba."""
+    """Return the day's modules of kernels in Triton or Numba."""
     return [path for path in day.extra_sources if path.name.endswith(TWINS)]
 
 
 def pairs(day: Day, rungs: Sequence[RungOutcome]) -> list[Pair]:
-    """A pair of each problem that was timed in both languages.
+    """Return a pair of each problem that was timed in both languages.
 
     A problem of the twin alone is called like that of CUDA with a comma and the language behind
     it: "patterns, Numba".
     """
-    sources = ([*day.library_sources, *sorted(day.folder.glob("*.cuh"))], twin_modules(day))
+    sources = ([*day.library_sources, *day.headers], twin_modules(day))
     items = [[item for path in paths for item in items_of(path)] for paths in sources]
     defined = [{name for item in found for name in item.names} for found in items]
     times: dict[str, tuple[dict[str, float], dict[str, float]]] = {}  # ms by rung, both languages
@@ -81,8 +81,8 @@ class Item:
 
 
 def lines_of(items: Sequence[Item], rung: str) -> int:
-    """Lines of what a rung uses of the items: its launcher, kernels, helpers, what it falls back
-    on. A name is used where it stands as a word, so a parameter that is called like a function
+    """Return lines of what a rung uses of the items: its launcher, kernels, helpers, what it falls
+    back on. A name is used where it stands as a word, so a parameter that is called like a function
     counts as its use."""
     named = {rung}
     reached: list[Item] = []
@@ -102,7 +102,7 @@ _NO_CODE = {
 
 
 def items_of(source: Path) -> Iterator[Item]:
-    """What a .cu, .cuh or .py has at its top level."""
+    """Return what a .cu, .cuh or .py has at its top level."""
     language = "Python" if source.suffix == ".py" else "CUDA"
     text = _NO_CODE[language].sub("", source.read_text(encoding="utf-8"))
     text = "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
@@ -111,7 +111,7 @@ def items_of(source: Path) -> Iterator[Item]:
 
 
 def _names(text: str) -> list[str]:
-    """What an item defines."""
+    """Return what an item defines."""
     text = re.sub(r"^(?:template|@).*\n(?: .*\n)*", "", text, flags=re.M)
     text = re.sub(r"(?:__launch_bounds__|alignas)\((?:[^()]|\([^()]*\))*\) ?", "", text)
     if found := re.match(r"(?:struct|class|using|enum class|enum) (\w+)", text):

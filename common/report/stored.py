@@ -1,8 +1,10 @@
-"""Stored results: one JSON file per day and GPU, with one line per rung.
+"""Stored results: in the day's folder, one JSON file per GPU, with one line per rung.
 
-    common/results/<gpu>/dayNN.json    what was measured: written by --write alone
-    common/results/mutants/dayNN.json  the score of --mutants, written by --mutants --write
-    days/dayNN/NAME.json, NAME.svg     what the day's `show` made: written by --write alone
+    days/dayNN/results/<gpu>.json      what was measured: written by --write alone
+    days/dayNN/results/mutants.json    the score of --mutants, written by --mutants --write
+    days/dayNN/results/show/NAME.json, NAME.svg
+                                       what the day's `show` made: written by --write alone; of what
+                                       goes beyond the main line, in days/dayNN/further/results/show
 
 Everything that shows results in the repository is generated from them: see markdown.py.
 """
@@ -10,15 +12,19 @@ Everything that shows results in the repository is generated from them: see mark
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from common.base.day_files import DayFileError, text_of
+from common.base.days import Day, discover, load_lesson
 from common.base.figures import numbers
 from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
+from common.base.plain import PlainError, decode, parse
 from common.base.verdict import Score
 from common.base.where import slug
 from common.report import markdown
@@ -26,12 +32,14 @@ from common.report.files import ResultsError, write_atomically
 from common.report.markdown import Stored
 from common.report.runs import FORMAT
 
-MUTANTS = "mutants"  # the folder of the scores
-MADE = (".json", ".svg")  # what a day's own files are called
+RESULTS = "results"  # in a day's folder
+MUTANTS = "mutants.json"  # in there: the score
+SHOWN = "show"  # in there: the folder of what `show` made
+MADE = (".json", ".svg")  # what files of `show` are called
 
 
 def unfit(outcome: DayOutcome) -> str:
-    """Why a day's outcome is not stored; "" if it is."""
+    """Return why a day's outcome is not stored; "" if it is."""
     if outcome.status == FAIL:
         return "it failed"
     if outcome.status == SKIP:
@@ -39,8 +47,27 @@ def unfit(outcome: DayOutcome) -> str:
     return ""
 
 
+def differs(outcome: DayOutcome, day: Day | None) -> str:
+    """Return why an outcome is not that of all of the day's rungs; "" if it is.
+
+    day: None where the repository has no day of the outcome's name.
+    """
+    if day is None:
+        return f"there is no {outcome.name} here"
+    problems = load_lesson(day.with_further()).problems
+    declared = Counter((p.name, rung.name, p.further) for p in problems for rung in p.rungs)
+    reported = Counter((rung.problem, rung.rung, rung.further) for rung in outcome.rungs)
+    if missing := sorted(name for _, name, _ in declared - reported):
+        return f"the report lacks {', '.join(missing)}"
+    if unknown := sorted(name for _, name, _ in reported - declared):
+        return f"the day has no {', '.join(unknown)}, or has it once"
+    if day.further is None and any(name.startswith("further/") for name in outcome.files):
+        return "it has files of a folder further, and the day has none"
+    return ""
+
+
 def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
-    """Stores a run's days and writes again what is generated from them; returns what to tell.
+    """Store a run's days and write again what is generated from them; returns what to tell.
 
     A failed day keeps its old results. Of a run on the CPU backend, only the days' own files are
     stored. Nothing is written unless all of it can be made. Raises ResultsError where it cannot, or
@@ -50,8 +77,9 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
         raise ResultsError("nothing is stored: the run was --quick, --no-bench or --rungs")
     said = []
     fit = []
+    known = {day.name: day for day in discover(root / "days")[0]}
     for outcome in map(DayOutcome.from_json, run["days"]):
-        if reason := unfit(outcome):
+        if reason := unfit(outcome) or differs(outcome, known.get(outcome.name)):
             said.append(f"day {outcome.number} is not stored: {reason}")
         else:
             fit.append(outcome)
@@ -59,10 +87,10 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     files: dict[Path, str] = {}
     new: dict[Path, Stored] = {}
     if run["where"]["device"] == "cuda":
-        folder = _folder(root) / slug(run["where"])
+        name = f"{slug(run['where'])}.json"
         for outcome in fit:
             one = Stored(outcome.number, run["where"], outcome.rungs, outcome.output.splitlines())
-            path = folder / f"{outcome.name}.json"
+            path = _folder(root, outcome.number) / name
             new[path], files[path] = one, to_text(one)
     elif not made:
         raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
@@ -72,22 +100,26 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     said += _write_changed(root, made)
     if new:
         stored = numbers(one.day for one in new.values())
-        said.append(f"stored day {stored} in {folder.relative_to(root)}")
+        said.append(f"stored day {stored} in days/dayNN/{RESULTS}/{name}")
     return said + _write_changed(root, generated)
 
 
 def _made_by(outcome: DayOutcome, root: Path) -> dict[Path, str]:
-    """The day's own files by their paths. Raises ResultsError for a name that it may not have."""
+    """Return the day's own files by their paths. Raises ResultsError for a name that it may not
+    have."""
     for name in outcome.files:
-        if Path(name).name != name or Path(name).suffix not in MADE or name == markdown.PLOT:
+        if not re.fullmatch(r"(further/)?\w[\w.-]{0,60}\.(json|svg)", name):
             expected = " or ".join(f"NAME{suffix}" for suffix in MADE)
             raise ResultsError(f"day {outcome.number}: its show made {name!r}, expected {expected}")
-    folder = root / "days" / outcome.name
-    return {folder / name: text for name, text in outcome.files.items()}
+    day = _folder(root, outcome.number).parent
+    return {
+        (day / name).parent / RESULTS / SHOWN / Path(name).name: text
+        for name, text in outcome.files.items()
+    }
 
 
 def regenerate(root: Path = ROOT) -> list[str]:
-    """Writes what is generated from the stored results and differs from it; returns what to tell.
+    """Write what is generated from the stored results and differs from it; returns what to tell.
 
     Raises ResultsError where a file cannot be written.
     """
@@ -95,7 +127,8 @@ def regenerate(root: Path = ROOT) -> list[str]:
 
 
 def check(root: Path = ROOT) -> list[str]:
-    """Generated files that differ from the stored results, each with the fix; [] if none does."""
+    """Return generated files that differ from the stored results, each with the fix; [] if none
+    does."""
     problems = []
     try:
         files = markdown.generated(root, read_stored(root), read_scores(root))
@@ -112,28 +145,28 @@ def check(root: Path = ROOT) -> list[str]:
     return problems
 
 
-def read_stored(root: Path = ROOT) -> dict[int, list[Stored]]:
-    """All stored results by day; those of the GPU that has most days come first, which is the one
-    that an index shows.
+def read_stored(root: Path = ROOT, days: str = "day*") -> dict[int, list[Stored]]:
+    """Return the stored results of these days, a pattern of folders, by day; those of the GPU that
+    has most days come first, which is the one that an index shows.
 
     Raises ResultsError for a file that holds none.
     """
-    return _by_day(_read_files(root))
+    return _by_day(_read_files(root, days))
 
 
-def _folder(root: Path) -> Path:
-    return root / "common" / "results"
+def _folder(root: Path, day: int) -> Path:
+    return root / "days" / f"day{day:02d}" / RESULTS
 
 
-def _read_files(root: Path) -> dict[Path, Stored]:
-    found = _folder(root).glob("*/day*.json")
-    return {path: from_text(path) for path in found if path.parent.name != MUTANTS}
+def _read_files(root: Path, days: str = "day*") -> dict[Path, Stored]:
+    found = (root / "days").glob(f"{days}/{RESULTS}/*.json")
+    return {path: from_text(path) for path in found if path.name != MUTANTS}
 
 
 def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
     found: dict[int, list[Stored]] = {}
-    days_on = Counter(path.parent.name for path in files)
-    for path in sorted(files, key=lambda path: (-days_on[path.parent.name], path)):
+    days_on = Counter(path.name for path in files)
+    for path in sorted(files, key=lambda path: (-days_on[path.name], path.name)):
         found.setdefault(files[path].day, []).append(files[path])
     return found
 
@@ -151,32 +184,32 @@ def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
 
 
 def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
-    """Stores these days' scores and writes again what is generated from them; returns what to
-    say. Raises ResultsError where a file cannot be written."""
-    folder = _folder(root) / MUTANTS
+    """Store these days' scores and write again what is generated from them; returns what to say.
+    Raises ResultsError where a file cannot be written."""
+    there = {day.number for day in discover(root / "days")[0]}
+    if unknown := [score.day for score in scores if score.day not in there]:
+        raise ResultsError(f"nothing is stored: there is no day {numbers(unknown)} here")
     known = read_scores(root) | {score.day: score for score in scores}
     generated = markdown.generated(root, read_stored(root), known)
     said = []
     for score in scores:
         text = json.dumps({"format": FORMAT, **score.to_json()}, ensure_ascii=False, indent=1)
-        write_atomically(folder / f"day{score.day:02d}.json", text + "\n")
+        write_atomically(_folder(root, score.day) / MUTANTS, text + "\n")
     if scores:
         days = numbers(score.day for score in scores)
-        said.append(f"stored the mutants of day {days} in {folder.relative_to(root)}")
+        said.append(f"stored the mutants of day {days} in days/dayNN/{RESULTS}/{MUTANTS}")
     return said + _write_changed(root, generated)
 
 
-def read_scores(root: Path = ROOT) -> dict[int, Score]:
-    """The stored scores by day. Raises ResultsError for a file that holds none."""
+def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
+    """Return the stored scores of these days, a pattern of folders, by day. Raises ResultsError for
+    a file that holds none."""
     found = {}
-    for path in sorted((_folder(root) / MUTANTS).glob("day*.json")):
+    for path in sorted((root / "days").glob(f"{days}/{RESULTS}/{MUTANTS}")):
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data.pop("format") != FORMAT:
-                raise ValueError(f"not of format {FORMAT}")
-            score = Score(**data)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ResultsError(f"{path} holds no score of mutants: {error!r}") from None
+            score: Score = decode(Score, _read(path))
+        except (DayFileError, PlainError) as error:
+            raise ResultsError(f"{path} holds no score of mutants: {error}") from None
         found[score.day] = score
     return found
 
@@ -185,7 +218,7 @@ def read_scores(root: Path = ROOT) -> dict[int, Score]:
 
 
 def to_text(one: Stored) -> str:
-    """The file's text: a line per rung, fields that have their default left out."""
+    """Return the file's text: a line per rung, fields that have their default left out."""
     head = {"format": FORMAT, "day": one.day, "where": one.where, "output": one.output}
     lines = [f"{json.dumps(key)}: {_dump(value)}," for key, value in head.items()]
     rungs = ",\n".join(_dump(_lean(rung)) for rung in one.rungs)
@@ -193,15 +226,21 @@ def to_text(one: Stored) -> str:
 
 
 def from_text(path: Path) -> Stored:
-    """The stored result that the file holds. Raises ResultsError, naming it, where it does not."""
+    """Return the stored result that the file holds. Raises ResultsError, naming it, where it does
+    not."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, not {FORMAT}")
-        rungs = [RungOutcome.from_json(rung) for rung in data["rungs"]]
-        return Stored(data["day"], data["where"], rungs, data["output"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} holds no stored result: {error!r}") from None
+        found: Stored = decode(Stored, _read(path))
+    except (DayFileError, PlainError) as error:
+        raise ResultsError(f"{path} holds no stored result: {error}") from None
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the fields of a stored file but its format. Raises DayFileError, PlainError."""
+    data: dict[str, Any] = decode(dict[str, Any], parse(text_of(path)), "the file")
+    if (found := data.pop("format", None)) != FORMAT:
+        raise PlainError(f"format {found!r}, not {FORMAT}")
+    return data
 
 
 def _dump(value: Any) -> str:
@@ -209,7 +248,7 @@ def _dump(value: Any) -> str:
 
 
 def _lean(item: RungOutcome | Timing) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     found: dict[str, Any] = {}
     for field in fields(item):
         value = getattr(item, field.name)

@@ -10,20 +10,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def figure_as_svg(
-    size: tuple[float, float], draw: Callable[[Figure], None], *, transparent: bool = False
-) -> str:
-    """What draw(figure) puts into an empty figure, as an SVG whose text stays text.
+PAPER = "#ffffff"  # the background
 
-    size: width and height in inches. transparent: no background; white otherwise.
+
+def figure_as_svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+    """Return what draw(figure) puts into an empty figure, as an SVG whose text stays text.
+
+    size: width and height in inches.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     settings: Any = {"svg.hashsalt": "hundred days", "svg.fonttype": "none", "font.size": 9}
+    settings["font.sans-serif"] = ["DejaVu Sans", "Verdana", "Arial"]  # named at each text
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=size, layout="constrained", facecolor="#ffffff")
+        figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
         draw(figure)
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=transparent, metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

@@ -10,13 +10,15 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from common.base.days import Day
-from common.base.figures import counted, duration, mark
+from common.base.figures import counted, duration, mark, printable
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.report.columns import TERMINAL
+from common.report.drawn_call import DrawnCall
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +44,8 @@ _INDENT = 6  # of lines that explain a rung
 
 
 def _theme(colours: str | None) -> Theme:
-    """The styles that lines have, in our colours. colours: rich's name for those there are."""
+    """Return the styles that lines have, in our colours. colours: rich's name for those there
+    are."""
     from rich.theme import Theme
 
     plain = {name: f"color({number})" for name, number in COLOURS.items()}
@@ -51,14 +54,37 @@ def _theme(colours: str | None) -> Theme:
     return Theme(plain | {f"bold {name}": f"bold {colour}" for name, colour in plain.items()})
 
 
-def header_line() -> Line:
-    """The heading of the rungs' lines."""
+def header_line(times: bool = True) -> Line:
+    """Return the heading of the rungs' lines, with the columns of times or without."""
     figures = "".join(f" {column.short:>{column.width}}" for column in TERMINAL)
-    return [(f"{'day':>3} {'rung':<29} {'':<4}{figures}", "dim")]
+    return [(f"{'day':>3} {'rung':<29} {'':<4}{figures if times else ' what was checked'}", "dim")]
+
+
+def legend(outcomes: Sequence[DayOutcome], times: bool) -> list[str]:
+    """Return what the rungs' lines mean, in words for a newcomer; [] where there are none.
+
+    times: whether times are shown, where there are any.
+    """
+    rungs = [rung for outcome in outcomes for rung in outcome.rungs]
+    if not rungs:
+        return []
+    words = [
+        "rung: one version of the day's kernel",
+        "PASS: it agrees with PyTorch in every case, and refuses bad input or computes it right",
+    ]
+    if times:
+        shown = [c for c in TERMINAL if c.meaning and any(map(c.text, rungs))]
+        return [*words, *(f"{column.short}: {column.meaning}" for column in shown)]
+    alone = len(outcomes) == 1
+    where = f"days/{outcomes[0].name}/README.md" if alone else "progress.md"
+    return [*words, f"{NO_TIMES}; see {where} for measured ones"]
+
+
+NO_TIMES = "times on the CPU backend say nothing of a GPU"
 
 
 def rung_line(number: int, outcome: RungOutcome) -> Line:
-    """One rung: 80 columns where the names are not longer than usual."""
+    """Return one rung: 80 columns where the names are not longer than usual."""
     line = [
         (f"{number:>3} {outcome.rung:<29} ", ""),
         (f"{outcome.status:<4}", STYLES[outcome.status]),
@@ -77,7 +103,8 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
 
 
 def checked(outcome: RungOutcome) -> str:
-    """What was gone through: "30 cases, 58 bad inputs"; the idea where nothing is counted."""
+    """Return what was gone through: "30 cases, 58 bad inputs"; the idea where nothing is
+    counted."""
     counts = []
     if outcome.checked:
         counts.append(counted(outcome.checked, "case"))
@@ -87,7 +114,8 @@ def checked(outcome: RungOutcome) -> str:
 
 
 def detail_line(text: str) -> Line:
-    """A line that explains a failure; a compiler's or Python's place in a file stands out."""
+    """Return a line that explains a failure; a compiler's or Python's place in a file stands
+    out."""
     match = re.match(r"^([\w./+-]+\.(?:cu|cuh|cpp|h|py)[:(]\d+[^\s:]*:?\d*:?)(.*)$", text)
     if match:
         rest = match.group(2)
@@ -95,8 +123,14 @@ def detail_line(text: str) -> Line:
     return [(f"      {text}", "")]
 
 
+def example_line(text: str) -> Line:
+    """Return a line of a tiny case; numbers with the mark of wrong ones stand out."""
+    pieces = re.split(r"(\S+\*)", text)
+    return [(" " * _INDENT, ""), *((piece, "red" if piece[-1:] == "*" else "") for piece in pieces)]
+
+
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as plain lines, the first column to the left and the others to the right."""
+    """Return a table as plain lines, the first column to the left and the others to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
@@ -109,7 +143,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 
 
 def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
-    """Counts, the days that failed or were skipped, and where the time went."""
+    """Count, the days that failed or were skipped, and where the time went."""
     days = {status: [o for o in outcomes if o.status == status] for status in STYLES}
     rungs = [rung for outcome in outcomes for rung in outcome.rungs]
     counts: Line = [(counted(len(outcomes), "day"), "bold"), (":", "")]
@@ -122,17 +156,34 @@ def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
     tally = [f"{sum(r.status == s for r in rungs)} {s}" for s in STYLES]
     tally = [text for text in tally if not text.startswith("0 ")]
     counts.append((f"; {counted(len(rungs), 'rung')}: {', '.join(tally)}" if rungs else "", ""))
-    times = f"{duration(wall_s)} in all"
-    if built := sum(outcome.build_s for outcome in outcomes):
-        times += f", {duration(built)} building"
-    slowest = max(outcomes, key=lambda outcome: outcome.run_s, default=None)
-    if slowest and slowest.run_s and len(outcomes) > 1:
-        times += f"; slowest: day {slowest.number}, {duration(slowest.run_s)}"
-    return [counts, [(times, "dim")]]
+    return [counts, *([(text, "dim")] for text in _times(outcomes, wall_s))]
+
+
+SLOWEST = 5  # days that are named
+
+
+def _times(outcomes: Sequence[DayOutcome], wall_s: float) -> list[str]:
+    """Return where the time went: in all, by what was done, and which days took longest.
+
+    Days are built and checked side by side, so their seconds add up to more than all.
+    """
+    if len(outcomes) < 2:
+        built = sum(outcome.build_s for outcome in outcomes)
+        return [f"{duration(wall_s)} in all" + (f", {duration(built)} building" if built else "")]
+    spent = Counter({"building": sum(outcome.build_s for outcome in outcomes)})
+    for outcome in outcomes:
+        spent.update(outcome.spent)
+    parts = [f"{what} {duration(seconds)}" for what, seconds in spent.most_common() if seconds >= 1]
+    lines = [
+        f"{duration(wall_s)} in all" + (f"; summed over days: {', '.join(parts)}" if parts else "")
+    ]
+    slowest = sorted(outcomes, key=lambda o: o.build_s + o.run_s, reverse=True)[:SLOWEST]
+    named = [f"day {o.number} {duration(o.build_s + o.run_s)}" for o in slowest if o.run_s]
+    return [*lines, f"slowest: {', '.join(named)}"] if named else lines
 
 
 def _wrapped(line: str) -> list[str]:
-    """A sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
+    """Return a sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
     words = line.strip()
     margin = " " * (len(line) - len(words))
     if "  " in words or len(margin) > 2 or re.match(r"\d* \|", words):
@@ -148,7 +199,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _margin(line: str) -> int:
-    """How many spaces a line begins with."""
+    """Return how many spaces a line begins with."""
     return len(line) - len(line.lstrip(" "))
 
 
@@ -158,7 +209,8 @@ class Report:
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
     shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
     of which every line counts; only the first failure is explained, a remark is made once, and a
-    rung that comes to the same in several problems is shown once.
+    rung that comes to the same in several problems is shown once. verbose: show how rungs were
+    checked, too. times: show times and rates, which on the CPU backend say nothing of a GPU's.
     """
 
     def __init__(
@@ -167,7 +219,10 @@ class Report:
         colour: bool = True,
         shown_details: int = SHOWN_DETAILS,
         narrow: bool = False,
+        verbose: bool = False,
     ):
+        self.times = True
+        self._verbose = verbose
         self._stream = stream or sys.stdout
         self._shown_details = shown_details
         self._narrow = narrow
@@ -192,7 +247,8 @@ class Report:
             self._console.push_theme(_theme(self._console.color_system))
 
     def line(self, line: Line) -> None:
-        """Prints one line above the live line."""
+        """Print one line above the live line, with control characters shown as text."""
+        line = [(printable(text), style) for text, style in line]
         if self._console is None:
             print("".join(text for text, _ in line).rstrip(), file=self._stream, flush=True)
             return
@@ -201,19 +257,19 @@ class Report:
         self._console.print(Text.assemble(*line))
 
     def text(self, text: str, style: str = "") -> None:
-        """Prints text, its lines as they are."""
+        """Print text, its lines as they are."""
         for each in text.splitlines():
             self.line([(each, style)])
 
     def prose(self, text: str, style: str = "", indent: int = 0) -> None:
-        """Prints a text of any length, in lines of 78 characters; indent: of those after the
+        """Print a text of any length, in lines of 78 characters; indent: of those after the
         first."""
         margin = " " * indent
         for each in textwrap.wrap(text, PROSE, subsequent_indent=margin):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:
-        """Replaces the live line: what builds, what runs, what is left. Nothing if not a terminal.
+        """Replace the live line: what builds, what runs, what is left. Nothing if not a terminal.
 
         Drawn here and now, by no thread: a process that forks must not be drawing meanwhile.
         """
@@ -239,7 +295,7 @@ class Report:
         self._live.update(shown, refresh=True)
 
     def close(self) -> None:
-        """Takes the live line away."""
+        """Take the live line away."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -248,17 +304,19 @@ class Report:
     def rung(
         self, number: int, outcome: RungOutcome, problem: str = "", remarks: bool = False
     ) -> None:
-        """One rung's line, and below it what explains a failure.
+        """Show a rung's line, and below it what explains a failure.
 
         problem: named above the first of its rungs, for a day that has several.
         """
+        if not self.times:
+            outcome = outcome.without_time()
         state = outcome.rung, outcome.status
         if self._narrow and outcome.timing is None and state in self._states:
             return
         self._states.add(state)
         if not self._header_shown:
             self._header_shown = True
-            self.line(header_line())
+            self.line(header_line(self.times))
         if problem and (number, problem) != self._problem:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
@@ -280,9 +338,14 @@ class Report:
             self.line(line)
         if not alike:
             self.details(outcome.details)
+            for text in outcome.example:
+                self.line(example_line(text))
         self._explained = self._explained or bool(outcome.details)
+        if outcome.drawing:
+            for text in DrawnCall.from_json(outcome.drawing).lines():
+                self.line([(text, "" if text.startswith(" ") else "bold")])
         if remarks:
-            for remark in outcome.remarks:
+            for remark in [*outcome.remarks, *(outcome.asides if self._verbose else [])]:
                 if self._narrow and remark in self._remarks:
                     continue
                 self._remarks.add(remark)
@@ -292,7 +355,8 @@ class Report:
                     self.line([(f"{' ' * _INDENT}{part}", "dim")])
 
     def day(self, day: DayOutcome) -> None:
-        """A day that failed or was skipped as a whole: why, and the compiler's message if any."""
+        """Show a day that failed or was skipped as a whole: why, and the compiler's message if
+        any."""
         style = STYLES[day.status]
         line: Line = [(f"{day.number:>3} {day.title:<29} ", ""), (f"{day.status:<4}", style)]
         line.append((f" {day.reason}", style.removeprefix("bold ")))
@@ -300,7 +364,7 @@ class Report:
         self.details(day.details)
 
     def details(self, lines: Sequence[str]) -> None:
-        """Lines that explain, not without end: templates can bring hundreds."""
+        """Show lines that explain, not without end: templates can bring hundreds."""
         if self._narrow:
             lines = [part for line in lines for part in _wrapped(line)]
         shown = list(lines[: self._shown_details])
@@ -314,7 +378,7 @@ class Report:
             self.line([(f"      … {counted(left, 'more line')}{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
-        """What a day printed, its middle left out where it is long."""
+        """Show what a day printed, its middle left out where it is long."""
         lines = text.rstrip().splitlines()
         if not lines:
             return
@@ -327,14 +391,20 @@ class Report:
             self.line([(f"      | {each}", "dim")])
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table of a day's own, e.g. of what a profiler measured."""
+        """Show a table of the day, e.g. of what a profiler measured."""
         if title:
             self.line([(title, "bold")])
         for text in table_lines(header, rows):
             self.line([(f"  {text}", "")])
 
+    def legend(self, outcomes: Sequence[DayOutcome]) -> None:
+        """Show what the rungs' lines mean."""
+        self.close()
+        for text in legend(outcomes, self.times):
+            self.prose(text, "dim", indent=2)
+
     def summary(self, outcomes: Sequence[DayOutcome], wall_s: float) -> None:
-        """The end of a run."""
+        """Show the end of a run."""
         self.close()
         for line in summary_lines(outcomes, wall_s):
             self.line(line)

@@ -12,24 +12,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.base.cache import keep_compilers_caches
+from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover
 from common.base.figures import numbers
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import device_name, versions, where
+from common.base.where import cores, device_name, versions, where
 from common.cpu import libraries, models
 from common.practice.exercise import linked_for
 from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.standing import kinds_of
-from common.process.child import Child, fork
+from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
+from common.practice.standing import exercises_of
+from common.process.child import Child, end_strays, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
 from common.report import stored
 from common.report.comparison import Change, compare, compared_lines, in_one_only
-from common.report.files import ResultsError, write_atomically
-from common.report.terminal import Report
-from common.run.runner import BUILD_GRACE, POLL, Runner, Step, jobs_allowed, no_attention
+from common.report.drawn_call import DrawnRungs
+from common.report.files import ResultsError, check_writable, write_atomically
+from common.report.terminal import NO_TIMES, Report
+from common.run.room import keep_seconds, longest_first, room, seconds_file
+from common.run.runner import (
+    BUILD_GRACE,
+    ONE_BY_ONE,
+    POLL,
+    Runner,
+    Step,
+    devices,
+    jobs_allowed,
+    no_attention,
+)
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -40,19 +54,23 @@ SANITIZER_SLOWDOWN = 10  # a tool may slow kernels so many times before the limi
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
 # "profiled" is what a profiler runs: the rungs and nothing else, in one process.
-MODES = ("run", "sanitize", "profile", "profiled", "compile")
+MODES = ("run", "sanitize", "profile", "profiled", "compile", "draw")
+NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
 
 
 @dataclass(frozen=True)
 class Options:
     """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
-    as cores and memory allow. time_limit: seconds per day, 0 for the device's default. archs: for
-    mode "compile". model: the card that the CPU backend plays, "" for its default. days: where the
-    days are. in_process: run in this process (for tools that watch one process). watched: such
-    a tool looks at every access. rungs: run only these. alone: time them without libraries.
-    These three: see `common.process.worker.Work`. swap: a day's source, and the file that takes
-    its place. attend: called again and again while something is waited for; what it raises ends
-    the run."""
+    as cores and memory allow. side_by_side: days that are checked at a time on one device, 0
+    likewise. time_limit: seconds per day, 0 for the device's default. archs: for mode "compile".
+    model: the card that the CPU backend plays, "" for its default. days: where the days are.
+    svg: where the drawings go, in mode "draw"; None for beside the file of `swap`, or nowhere where
+    there is none. further: run what goes beyond the main lines too. verbose: show how rungs were
+    checked. in_process: run in this process (for tools that watch one process). watched: such a
+    tool looks at every access. rungs: run only these. alone: time them without libraries. These
+    three: see `common.process.worker.Work`. swap: a day's source, and the file that takes its
+    place. attend: called again and again while something is waited for; what it raises ends the
+    run."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -61,14 +79,18 @@ class Options:
     quick: bool = False
     bench: bool = True
     jobs: int = 0
+    side_by_side: int = 0
     time_limit: float = 0.0
     archs: tuple[str, ...] = ("8.0", "9.0a")
     json: Path | None = None
     html: Path | None = None
+    svg: Path | None = None
     write: bool = False
     colour: bool = True
     model: str = ""
     days: Path = DAYS
+    further: bool = False
+    verbose: bool = False
     in_process: bool = False
     watched: bool = False
     rungs: tuple[str, ...] = ()
@@ -94,7 +116,7 @@ class Interrupted(BaseException):
 
 
 def exit_code(outcomes: Sequence[DayOutcome]) -> int:
-    """0 if nothing failed and something passed, else 1."""
+    """Return 0 if nothing failed and something passed, else 1."""
     if any(outcome.status == FAIL for outcome in outcomes):
         return EXIT_FAILED
     return EXIT_PASSED if any(o.status == PASS for o in outcomes) else EXIT_FAILED
@@ -102,7 +124,8 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut cleaning up."""
+    """Let SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut
+    cleaning up. At the end no child of this process is left."""
 
     def interrupt(number: int, _frame: object) -> None:
         for each in signals:
@@ -114,12 +137,13 @@ def signals_raise() -> Iterator[None]:
     try:
         yield
     finally:
+        end_strays()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _begin_runtime(device: str) -> Child:
-    """Begins to build the CPU backend's runtime, where days run on it, before torch is imported.
+    """Begin to build the CPU backend's runtime, where days run on it, before torch is imported.
 
     What goes wrong here goes wrong again where it is reported: in `detect`, or in a day's build.
     """
@@ -147,7 +171,7 @@ class _Import(threading.Thread):
             self.error = error
 
     def wait(self, attend: Callable[[], None]) -> None:
-        """Returns when the import is over; raises what it raised, and what `attend` raises."""
+        """Wait until the import is over; raises what it raised, and what `attend` raises."""
         while self.is_alive():
             self.join(POLL)
             attend()
@@ -156,18 +180,25 @@ class _Import(threading.Thread):
 
 
 def run(options: Options) -> int:
-    """Runs what the command line asks for and returns the exit code."""
-    report = Report(colour=options.colour)
+    """Run what the command line asks for and return the exit code."""
+    report = Report(colour=options.colour, verbose=options.verbose)
     try:
-        selection = select(options.selected, options.days, options.shard)
+        selection = select(
+            options.selected,
+            options.days,
+            options.shard,
+            options.further or options.write,  # whole days are stored
+        )
+        if options.swap:
+            options, selection = _swapped(options, selection, *options.swap)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
-    if options.swap:
-        swapped = tuple(
-            linked_for(day.with_source(*options.swap), options.rungs) for day in selection.days
-        )
-        selection = replace(selection, days=swapped)
+    try:
+        check_targets(options)
+    except ResultsError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
     try:
         for arch in options.archs:
             sm(arch)
@@ -196,6 +227,31 @@ def run(options: Options) -> int:
                 runtime.close()
 
 
+def _swapped(
+    options: Options, selection: Selection, original: Path, other: Path
+) -> tuple[Options, Selection]:
+    """Return the days with `other` in the place of one of their files, and the options with both
+    paths as the days have them. Raises SelectionError where there is no such file."""
+    try:
+        for path in (original, other):
+            text_of(path)
+    except DayFileError as error:
+        raise SelectionError(f"--swap: {error}") from None
+    other = other.absolute()
+    files = [
+        file
+        for day in selection.days
+        for file in (*day.nvcc_sources, *day.other_sources, *day.headers, *day.modules)
+        if file.samefile(original)
+    ]
+    if not files:
+        raise SelectionError(f"--swap: {original} is no source of the days that are named")
+    days = tuple(
+        linked_for(day.with_source(files[0], other), options.rungs) for day in selection.days
+    )
+    return replace(options, swap=(files[0], other)), replace(selection, days=days)
+
+
 def _run(options: Options, selection: Selection, report: Report) -> int:
     began = time.monotonic()
     try:
@@ -208,39 +264,50 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
         for number, error in selection.broken.items()
     ]
     report.text(title(options, platform))
-    if platform.note:
-        report.text(f"note: {platform.note}", "yellow")
     for outcome in broken:
         report.day(outcome)
     if options.in_process:
         step, work = _step(options.mode, platform), _work(options, platform)
         outcomes = in_process(selection.days, platform, step, work, report)
     else:
-        runner = make_runner(options, selection.days, platform, report)
+        known = seconds_file(platform, options.quick)
+        side_by_side = options.mode == "run" and platform.device == "cuda"
+        days = longest_first(selection.days, known) if side_by_side else selection.days
+        runner = make_runner(options, days, platform, report)
         try:
             runner.run()
         except Interrupted:
             runner.break_off()
             report.text("interrupted; what is known so far:", "yellow")
-            report.summary(broken + runner.outcomes, time.monotonic() - began)
-            _store(options, platform, broken + runner.outcomes, report, write=False)
+            outcomes = _in_order(broken + runner.outcomes)
+            report.summary(outcomes, time.monotonic() - began)
+            _store(options, platform, outcomes, report, write=False)
             raise
         outcomes = runner.outcomes
-    outcomes = sorted(broken + outcomes, key=lambda outcome: outcome.number)
+        if side_by_side and options.bench:
+            keep_seconds(outcomes, known)
+    outcomes = _in_order(broken + outcomes)
+    if options.mode == "run":
+        report.legend(outcomes)
     report.summary(outcomes, time.monotonic() - began)
     stored = _store(options, platform, outcomes, report, options.write)
     return exit_code(outcomes) if stored else EXIT_FAILED
 
 
+def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.number)
+
+
 def refuse(refused: Refused) -> int:
-    """Says why a run cannot begin; returns the exit code."""
+    """Say why a run cannot begin; returns the exit code."""
     for line in refused.lines:
         print(f"run_day.py: {line}", file=sys.stderr)
     return refused.code
 
 
 def prepare(options: Options, selection: Selection, report: Report) -> Platform:
-    """Finds out where days run, and imports PyTorch meanwhile. Raises Refused."""
+    """Find out where days run, and imports PyTorch meanwhile. Raises Refused."""
+    keep_compilers_caches()
     importing = _Import()
     report.status("importing PyTorch")
     try:
@@ -249,8 +316,14 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
         raise Refused([str(error)]) from None
     if options.model and platform.device != "cpu":
         raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+    if platform.note:
+        report.text(f"note: {platform.note}", "yellow")
     platform = replace(platform, model=options.model)
-    if options.mode == "profile" and platform.device == "cpu":
+    if options.mode == "draw" and platform.device != "cpu":
+        platform = detect("cpu")
+        report.text(f"note: {NO_DRAWING_ON_GPU}", "yellow")
+    report.times = platform.device == "cuda"
+    if options.mode in ("profile", "draw") and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:
         report.text(note, "yellow")
@@ -270,23 +343,23 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
 
 
 def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
-    """What would make every build fail, where there is something to build: a line each."""
+    """Return what would make every build fail, where there is something to build: a line each."""
     from common.build import day_build
     from common.run.doctor import obstacles
 
     def built(day: Day) -> bool:
         try:
             return day_build.ready(day, platform)
-        except OSError:
+        except Exception:
             return False  # the day's own failure, reported with it
 
     if options.mode != "compile" and all(built(day) for day in selection.days):
         return []
-    return [f"{finding.subject}: {finding.text}; {finding.fix}" for finding in obstacles()]
+    return obstacles()
 
 
 def title(options: Options, platform: Platform) -> str:
-    """The first line of a run."""
+    """Return the first line of a run."""
     if options.mode == "compile":
         toolkit = platform.toolkit
         version = toolkit.version if toolkit else "missing"
@@ -294,11 +367,13 @@ def title(options: Options, platform: Platform) -> str:
     return platform.label()
 
 
-def _work(options: Options, platform: Platform) -> Any:
+def _work(options: Options, platform: Platform, side_by_side: int = 1) -> Any:
     from common.process.worker import Work
 
     limit = options.time_limit or TIME_LIMIT[platform.device]
     arguments = () if options.days == DAYS else ("--days", str(options.days))
+    if options.further or options.write or "all" in options.selected:
+        arguments = (*arguments, "--further")
     if options.model:
         arguments = (*arguments, "--model", options.model)
     if options.rungs:
@@ -314,6 +389,7 @@ def _work(options: Options, platform: Platform) -> Any:
         rungs=options.rungs,
         alone=options.alone,
         explain=not options.watched,
+        threads=max(1, cores() // side_by_side) if side_by_side > 1 else 0,
     )
 
 
@@ -327,10 +403,13 @@ def _step(mode: str, platform: Platform) -> Step:
 def make_runner(
     options: Options, days: Sequence[Day], platform: Platform, report: Report
 ) -> Runner:
-    """What runs the days as the options ask for."""
+    """Return what runs the days as the options ask for."""
     from common.build import day_build, nvcc
 
-    work = _work(options, platform)
+    held = ONE_BY_ONE
+    if options.mode == "run" and len(days) > 1:
+        held = room(platform, len(days), options.quick, options.side_by_side)
+    work = _work(options, platform, held.checked * devices(platform, len(days)))
     jobs = jobs_allowed(options.jobs)
     if options.mode == "compile":
         archs = list(options.archs)
@@ -357,13 +436,14 @@ def make_runner(
         jobs,
         work.time_limit * (1 if options.mode == "run" else SANITIZER_SLOWDOWN),
         options.attend,
+        held,
     )
 
 
 def in_process(
     days: Sequence[Day], platform: Platform, step: Step, work: Any, report: Report
 ) -> list[DayOutcome]:
-    """Runs days in this very process, unprotected, for tools that watch a single process."""
+    """Run days in this very process, unprotected, for tools that watch a single process."""
     from common.build.day_build import build
 
     outcomes = []
@@ -387,6 +467,22 @@ def in_process(
     return outcomes
 
 
+def check_targets(options: Options) -> None:
+    """Raise ResultsError where what is to be written of the run could not be."""
+    for path in (options.json, options.html, _drawing(options)):
+        if path:
+            check_writable(path)
+    if options.write or options.html:  # what is generated shows all that is stored
+        stored.read_stored(options.days.parent)
+        stored.read_scores(options.days.parent)
+
+
+def _drawing(options: Options) -> Path | None:
+    if options.mode == "draw" and options.swap and options.svg is None:
+        return options.swap[1].with_suffix(".svg")
+    return options.svg
+
+
 def _store(
     options: Options,
     platform: Platform,
@@ -394,8 +490,9 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Writes what --json, --html and --write ask for; False, with a message, where that failed."""
-    if not (options.json or options.html or write):
+    """Write what --json, --html and --write ask for; False, with a message, where that failed."""
+    svg = _drawing(options)
+    if not (options.json or options.html or svg or write):
         return True
     complete = options.mode == "run" and options.bench and not (options.quick or options.rungs)
     run = reports.describe(where(platform), outcomes, complete)
@@ -404,6 +501,10 @@ def _store(
             reports.write_json(options.json, [run])
         if options.html:
             write_page(options.html, options.days, [run])
+        if svg:
+            rungs = [rung for outcome in outcomes for rung in outcome.rungs]
+            write_atomically(svg, DrawnRungs.of(rungs).svg())
+            report.text(f"wrote {svg}")
         if write:
             for text in stored.store(run, options.days.parent):
                 report.text(text)
@@ -419,8 +520,12 @@ def write_page(
     runs: Sequence[dict[str, Any]],
     changes: Sequence[Change] | None = None,
 ) -> None:
-    """Writes the page of --html. Raises ResultsError."""
-    where = [f"{device_name(run['where'])}: {versions(run['where'])}" for run in runs]
+    """Write the page of --html. Raises ResultsError."""
+    where = [
+        f"{device_name(run['where'])}: {versions(run['where'])}"
+        + (f"; {NO_TIMES}" if reports.on_cpu(run) else "")
+        for run in runs
+    ]
     _write_page(path, days, reports.outcomes_of(runs), list(dict.fromkeys(where)), changes)
 
 
@@ -431,7 +536,7 @@ def _write_page(
     where: Sequence[str],
     changes: Sequence[Change] | None = None,
 ) -> None:
-    """The page, with the stored scores of mutants and what the learner has solved."""
+    """Write the page, with the stored scores of mutants and what the learner has solved."""
     from common.report.page import page
 
     days = discover(root)[0]
@@ -440,7 +545,7 @@ def _write_page(
     except JournalError as error:
         raise ResultsError(str(error)) from None
     solved = {
-        day.number: {kind: journal.solved(day.number, kind) for kind in kinds_of(day)}
+        day.number: {name: journal.solved(day.number, name) for name in exercises_of(day)}
         for day in (days if journal.begun else [])
     }
     scores = stored.read_scores(root.parent)
@@ -455,7 +560,7 @@ def use_reports(
     html: Path | None,
     days: Path,
 ) -> int:
-    """Shows reports written by --json as one, writes them as one to `json` and `html`, and stores
+    """Show reports written by --json as one, writes them as one to `json` and `html`, and store
     their results under `store_in`. Without reports: writes the generated files anew, and the page
     of what is stored. To be stored, a report may also be one of --mutants."""
     report = Report(colour=colour)
@@ -467,6 +572,7 @@ def use_reports(
             return EXIT_PASSED if scores else EXIT_FAILED
         runs = reports.merge(files)
         outcomes = reports.outcomes_of(runs)
+        report.times = not all(map(reports.on_cpu, runs))
         for outcome in outcomes:
             for rung in outcome.rungs:
                 report.rung(outcome.number, rung)
@@ -495,10 +601,34 @@ def use_reports(
     return exit_code(outcomes) if files else EXIT_PASSED
 
 
+def show_diff(selected: Sequence[str], first: str, second: str, days: Path, colour: bool) -> int:
+    """Show the change from one rung of a day to another; return the exit code."""
+    report = Report(colour=colour)
+    try:
+        chosen = select(selected, days, further=True).days if selected else ()
+        if len(chosen) != 1:
+            raise SelectionError("--diff takes one day: run_day.py 21 --diff v2 v3")
+        day = chosen[0]
+        pairs = pairs_of(day, first, second)
+        for pair in pairs:
+            for line in rung_diff(day, *pair):
+                style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+                report.line([(line, style)])
+            if times := times_of(day, *pair, days.parent):
+                report.text(times, "bold")
+    except (SelectionError, RungDiffError) as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ResultsError as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_PASSED
+
+
 def compare_reports(
     old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
 ) -> int:
-    """Shows what changed between two reports; the exit code says whether anything is worse."""
+    """Show what changed between two reports; the exit code says whether anything is worse."""
     report = Report(colour=colour)
     try:
         before, after = reports.read_json(old), reports.read_json(new)
@@ -513,6 +643,8 @@ def compare_reports(
             report.text(
                 f"note: measured on different machines: {', '.join(sorted(machines))}", "yellow"
             )
+        if any(map(reports.on_cpu, [*before, *after])):
+            report.text(f"note: {NO_TIMES}: they are not compared", "yellow")
         for found, path in zip(in_one_only(*outcomes), (old, new), strict=True):
             if found:
                 report.text(f"note: only {path} has day {numbers(found)}, not compared", "yellow")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from common.base.cache import cache_directory
 from common.base.compiling import BuildError
 from common.base.days import discover
 from common.base.figures import counted, numbers
+from common.base.obstacle import full_disk, obstacle, temporary_folder
 from common.base.paths import DAYS, ROOT
 from common.cpu import libraries
 from common.report.terminal import Line, Report
@@ -29,6 +31,8 @@ STYLES = {OK: "green", WARN: "yellow", BAD: "bold red"}
 INSTALL = "python -m pip install -r requirements.txt"
 
 LOW_DISK = 2e9  # bytes; all days built for one GPU take far less, a full disk breaks everything
+FULL_CACHE = 150e6  # bytes; the precompiled headers take 105 MB, a day's build at most 20
+FULL_TEMPORARY = 50e6  # bytes; what a compiler writes between its steps
 TRY_LIMIT = 120  # seconds for importing torch, and for building one kernel
 
 
@@ -44,7 +48,7 @@ class Finding:
 
 
 def main(colour: bool = True, root: Path = DAYS) -> int:
-    """Prints all findings as they are made; 1 if any is bad."""
+    """Print all findings as they are made; 1 if any is bad."""
     report = Report(colour=colour)
     worst = {OK: 0, WARN: 0, BAD: 0}
     for look in LOOKS:
@@ -61,7 +65,7 @@ def main(colour: bool = True, root: Path = DAYS) -> int:
 
 
 def lines(finding: Finding) -> list[Line]:
-    """A finding as it is printed."""
+    """Return a finding as it is printed."""
     shown: list[Line] = [
         [
             (f"{finding.state:<4}", STYLES[finding.state]),
@@ -74,7 +78,7 @@ def lines(finding: Finding) -> list[Line]:
 
 
 def found(look: Callable[[Path], Iterator[Finding]], root: Path) -> Iterator[Finding]:
-    """The findings of one look. An error that the look did not foresee is a finding too."""
+    """Return the findings of one look. An error that the look did not foresee is a finding too."""
     try:
         yield from look(root)
     except toolchain.ToolchainError as error:
@@ -117,27 +121,52 @@ def torch(_root: Path) -> Iterator[Finding]:
     cuda = toolchain.torch_cuda()
     built = f"built for CUDA {cuda}" if cuda else "built for the CPU alone"
     yield Finding(OK, "torch", f"{version}, {built}")
-    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if release < (2, 11):
-        yield Finding(BAD, "torch", f"{version} is older than 2.11", INSTALL)
-    pinned = pins().get("torch")
-    if pinned and version.split("+")[0] != pinned:
-        yield Finding(WARN, "torch", f"{version} is not the pinned {pinned}; 2.11 and later work")
+    tested = requirements()["torch"]
+    if _release(version) < _release(tested.oldest):
+        yield Finding(BAD, "torch", f"{version} is older than {tested.oldest}", INSTALL)
+    elif _release(version) > _release(tested.newest):
+        yield Finding(WARN, "torch", f"{version} is newer than the tested {tested.newest}")
 
 
-def pins() -> dict[str, str]:
-    """Package -> version of requirements.txt."""
+@dataclass(frozen=True)
+class Requirement:
+    """The versions of a package that requirements.txt admits; the newest is what is tested."""
+
+    oldest: str
+    newest: str
+
+    def admits(self, version: str) -> bool:
+        """Return True for a version in the range."""
+        return _release(self.oldest) <= _release(version) <= _release(self.newest)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, to compare: (2, 13) for "2.13.0+cpu"."""
+    numbers = re.match(r"[\d.]*", version)
+    assert numbers
+    parts = [int(part) for part in numbers.group().split(".") if part]
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
+
+
+def requirements() -> dict[str, Requirement]:
+    """Return what requirements.txt needs, by package."""
     found = {}
     for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
-        name, equals, version = line.partition("#")[0].partition(";")[0].partition("==")
-        if equals:
-            found[name.partition("[")[0].strip()] = version.strip()
+        if match := _REQUIREMENT.match(line):
+            name, oldest, newest = match.groups()
+            found[name] = Requirement(oldest or newest, newest)
     return found
+
+
+# name==1.2 or name[extra]>=1.1,<=1.2
+_REQUIREMENT = re.compile(r"([\w-]+)(?:\[[^]]*\])?(?:==|>=([^,]+),<=)([\w.]+)")
 
 
 def packages(_root: Path) -> Iterator[Finding]:
     missing, other = [], []
-    for name, version in pins().items():
+    for name, tested in requirements().items():
         if name == "torch":
             continue
         try:
@@ -145,14 +174,14 @@ def packages(_root: Path) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
         else:
-            if have != version:
-                other.append(f"{name} {have} (pinned: {version})")
+            if not tested.admits(have):
+                other.append(f"{name} {have} (tested: {tested.newest})")
     if missing:
         yield Finding(WARN, "packages", f"missing: {', '.join(missing)}", INSTALL)
     if other:
         yield Finding(WARN, "packages", f"other versions: {', '.join(other)}", INSTALL)
     if not missing and not other:
-        yield Finding(OK, "packages", "all as pinned in requirements.txt")
+        yield Finding(OK, "packages", "all as in requirements.txt")
 
 
 def compiler(_root: Path) -> Iterator[Finding]:
@@ -191,7 +220,7 @@ def gpu(_root: Path) -> Iterator[Finding]:
             WARN,
             "torch",
             "is a CPU build, so the GPU lies idle",
-            f"python -m pip install --force-reinstall torch=={pins()['torch']}",
+            f"python -m pip install --force-reinstall torch=={requirements()['torch'].newest}",
         )
     elif int(gpus.driver.split(".")[0]) < int(cuda.split(".")[0]):
         yield Finding(
@@ -233,10 +262,15 @@ def writable_cache(_root: Path) -> Iterator[Finding]:
             f"{folder} cannot be written: {error.strerror}",
             "set HUNDRED_DAYS_CACHE to a folder that can",
         )
+        return
+    for place, least in ((folder, FULL_CACHE), (temporary_folder(), FULL_TEMPORARY)):
+        if shutil.disk_usage(place).free < least:
+            text = f"builds need {least / 1e6:.0f} MB of room in {place}"
+            yield Finding(BAD, "disk", text, full_disk().fix)
 
 
 def _size(file: str) -> int:
-    """Bytes of a file; 0 if a build that goes on has removed it since it was listed."""
+    """Return bytes of a file; 0 if a build that goes on has removed it since it was listed."""
     try:
         return os.stat(file).st_size
     except FileNotFoundError:
@@ -274,7 +308,10 @@ def cpu_backend(_root: Path) -> Iterator[Finding]:
         library = libraries.build_runtime(platform)
     except BuildError as error:
         first, *rest = error.text.splitlines()
-        yield Finding(BAD, "CPU backend", first, "\n".join(rest[-5:]))
+        if wrong := obstacle(error.text):
+            yield Finding(BAD, "CPU backend", f"{first}: {wrong.what}", wrong.fix)
+        else:
+            yield Finding(BAD, "CPU backend", first, "\n".join(rest[-5:]))
         return
     code = f"import ctypes; ctypes.CDLL({str(library)!r})"
     done = subprocess.run(
@@ -293,7 +330,8 @@ LOOKS = (python, torch, packages, compiler, ninja, gpu, nvcc, cache, days, cpu_b
 OBSTACLES = (compiler, ninja, writable_cache)
 
 
-def obstacles() -> list[Finding]:
-    """Why no day can be built on this machine; [] where nothing is known to prevent it."""
+def obstacles() -> list[str]:
+    """Return why no day can be built on this machine, a line each; [] where nothing is known to
+    prevent it."""
     findings = (finding for look in OBSTACLES for finding in found(look, DAYS))
-    return [finding for finding in findings if finding.state == BAD]
+    return [f"{one.subject}: {one.text}; {one.fix}" for one in findings if one.state == BAD]

@@ -32,15 +32,18 @@ from common.base.verdict import (
 from common.practice.mutants.campaign import Campaign, Choice, DayReport
 from common.report import runs as reports
 from common.report import stored
-from common.report.files import ResultsError
+from common.report.files import ResultsError, check_writable
 from common.report.terminal import Report
 from common.run.command import (
     EXIT_FAILED,
     EXIT_PASSED,
     EXIT_USAGE,
     Interrupted,
+    Refused,
+    refuse,
     signals_raise,
 )
+from common.run.doctor import obstacles
 from common.run.runner import jobs_allowed
 from common.run.selection import SelectionError, select
 
@@ -63,38 +66,45 @@ class MutantOptions:
 
 
 def today_as_seed() -> int:
-    """The date as a number, so that every day's sample is another one: 20260131."""
+    """Return the date as a number, so that every day's sample is another one: 20260131."""
     return int(datetime.date.today().strftime("%Y%m%d"))
 
 
 def run(options: MutantOptions) -> int:
-    """Tries the mutants of the selected days and returns the exit code: 0 if on each of them at
-    least 95 % are killed and what is listed as equivalent is."""
+    """Try the mutants of the selected days and return the exit code: 0 if on each of them at least
+    95 % are killed and what is listed as equivalent is."""
     report = Report(colour=options.colour)
     try:
-        selection = select(options.selected, options.days, options.shard)
+        selection = select(options.selected, options.days, options.shard, further=True)
     except SelectionError as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
     try:
+        if options.json:
+            check_writable(options.json)
         platform = detect("cpu")
-    except ToolchainError as error:
+    except (ToolchainError, ResultsError) as error:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_FAILED
+    if wrong := obstacles():
+        return refuse(Refused(wrong))
     for note in selection.notes:
         report.text(note, "yellow")
+    if platform.note:
+        report.text(f"note: {platform.note}", "yellow")
     for number, broken in selection.broken.items():
         report.text(f"{number:>3} {broken}", "red")
     report.text(f"mutants, {platform.label()}{_seed(options.choice)}")
     with signals_raise():
         try:
-            found = _Run(options, platform, report).run(selection.days)
+            this = _Run(options, platform, report)
+            found = this.run(selection.days)
         except Interrupted as interrupted:
             report.close()
             return 128 + interrupted.number
         finally:
             report.close()
-    good = not selection.broken and all(passed(each) for each in found)
+    good = this.stored and not selection.broken and all(passed(each) for each in found)
     return EXIT_PASSED if good and found else EXIT_FAILED
 
 
@@ -105,19 +115,21 @@ def _seed(choice: Choice) -> str:
 
 
 def passed(report: DayReport) -> bool:
-    """Whether enough of a day's mutants are killed, and its list of equivalent ones holds."""
+    """Return whether enough of a day's mutants are killed, and its list of equivalent ones
+    holds."""
     enough = score(report.day.number, report.verdicts).rate >= GOAL
     return enough and not report.problems and not report.error
 
 
 class _Run:
-    """One run of the command."""
+    """One run of the command. stored: whether all was written that was requested."""
 
     def __init__(self, options: MutantOptions, platform: Platform, report: Report):
         self.options, self.platform, self.report = options, platform, report
         self._states: dict[int, DayReport] = {}
         self._shown: set[int] = set()
         self._lock = threading.Lock()
+        self.stored = True
 
     def run(self, days: Sequence[Day]) -> list[DayReport]:
         began = time.monotonic()
@@ -150,7 +162,7 @@ class _Run:
             self._states[state.day.number] = state
 
     def _follow(self, futures: list[Future[DayReport]]) -> list[DayReport]:
-        """Shows each day when it is over, in the days' order."""
+        """Show each day when it is over, in the days' order."""
         found: list[DayReport] = []
         while len(found) < len(futures):
             self._status()
@@ -211,7 +223,11 @@ class _Run:
             for text in stored.store_scores(scores, self.options.days.parent):
                 self.report.text(text)
         except ResultsError as error:
-            self.report.text(str(error), "red")
+            self._not_stored(error)
+
+    def _not_stored(self, error: ResultsError) -> None:
+        self.stored = False
+        self.report.text(str(error), "red")
 
     def _write_json(self, found: Sequence[DayReport]) -> None:
         if not self.options.json:
@@ -220,17 +236,17 @@ class _Run:
         try:
             reports.write_mutants(self.options.json, days, datetime.date.today().isoformat())
         except ResultsError as error:
-            self.report.text(str(error), "red")
+            self._not_stored(error)
 
 
 def final_score(state: DayReport, choice: Choice) -> Score:
-    """A day's score, to be stored."""
+    """Return a day's score, to be stored."""
     date = datetime.date.today().isoformat()
     return score(state.day.number, state.verdicts, choice.complete, date)
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:
-    """ "58 mutants: 41 killed (30 result, 11 bad input), 6 equivalent, 3 survived"."""
+    """Return "58 mutants: 41 killed (30 result, 11 bad input), 6 equivalent, 3 survived"."""
     by = Counter(verdict.status for verdict in verdicts)
     killers = Counter(verdict.by for verdict in verdicts if verdict.status == KILLED)
     parts = []
@@ -246,7 +262,7 @@ def describe(verdicts: Sequence[Verdict]) -> str:
 
 
 def to_json(state: DayReport, choice: Choice) -> dict[str, Any]:
-    """A day's report, for --json."""
+    """Return a day's report, for --json."""
     return {
         "day": state.day.number,
         "complete": choice.complete and len(state.verdicts) == state.chosen,

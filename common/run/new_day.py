@@ -11,7 +11,13 @@ from common.base.days import discover
 from common.base.paths import ROOT
 
 _SKELETON = Path(__file__).resolve().parent / "skeleton"
-_FILES = {"kernel.cu": "{name}.cu", "day.txt": "day.py", "README.md": "README.md"}
+_FILES = {
+    "kernel.cu": "{name}.cu",
+    "day.txt": "day.py",
+    "README.md": "README.md",
+    "exercises.toml": "exercises.toml",
+    "mutants.toml": "mutants.toml",
+}
 
 
 class NewDayError(Exception):
@@ -19,12 +25,12 @@ class NewDayError(Exception):
 
 
 def new_day(number: str, title: str, root: Path) -> list[Path]:
-    """Writes `root`/dayNN and returns its files.
+    """Write `root`/dayNN and return its files.
 
     number: 1 to 999, as text. title: the day's title, which the source's name is made of. Raises
     NewDayError for what is no number or title, and where the day is there already.
     """
-    if not number.isdecimal() or not 1 <= int(number) <= 999:
+    if not re.fullmatch(r"[0-9]{1,9}", number) or not 1 <= int(number) <= 999:
         raise NewDayError(f"--new: {number!r} is no number of a day, from 1 to 999")
     name = "_".join(re.findall(r"[a-z0-9]+", title.lower()))
     if not re.match(r"[a-z]", name) or '"' in title or "\\" in title:

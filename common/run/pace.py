@@ -60,8 +60,8 @@ class Pace:
         self._options, self._platform, self._report = options, platform, report
 
     def judge(self, challenge: SpeedChallenge, checked: DayOutcome) -> Verdict:
-        """How near the learner's file is to the goal. checked: what the checks found, with the time
-        on a GPU."""
+        """Return how near the learner's file is to the goal. checked: what the checks found, with
+        the time on a GPU."""
         ladder = challenge.ladder
         if self._platform.device == "cuda":
             mine = _rungs(checked, ladder.problem.name)[ladder.first.name].timing
@@ -74,9 +74,11 @@ class Pace:
         return judge_counts(ladder, mine_counted, own)
 
     def waste(self, challenge: Challenge) -> str:
-        """What a right solution has far too much of beside the day's own; "" where that is not so,
-        or it cannot be counted."""
-        if self._platform.device == "cuda" or challenge.day.other_sources:
+        """Return what a right solution has far too much of beside the day's own; "" where that is
+        not so, or it cannot be counted."""
+        built_otherwise = any(path.suffix != ".py" for path in challenge.day.other_sources)
+        in_python = challenge.original.suffix == ".py"
+        if self._platform.device == "cuda" or built_otherwise or in_python:
             return ""
         own = self._counted(challenge.day, None, challenge.rungs)
         limit = PATIENCE + LONGER * own.run_s
@@ -101,7 +103,8 @@ class Pace:
         rungs: tuple[str, ...],
         limit: float = 0.0,
     ) -> DayOutcome:
-        """The profile of these rungs. limit: seconds that it may take, 0 for the usual ones."""
+        """Return the profile of these rungs. limit: seconds that it may take, 0 for the usual
+        ones."""
         self._report.status("counting accesses to memory")
         platform = replace(self._platform, variant="trace")
         options = replace(self._options, mode="profile", quick=False, bench=False)
@@ -155,8 +158,8 @@ class Pace:
     def _kept(
         self, day: Day, measure: Callable[[], dict[str, dict[str, Any]]]
     ) -> dict[str, dict[str, Any]]:
-        """What `measure` gives; from the cache where it was measured here with these sources and,
-        for times, today."""
+        """Return what `measure` gives; from the cache where it was measured here with these sources
+        and, for times, today."""
         here = where(self._platform)
         if self._platform.device == "cpu":
             here["date"] = ""  # what is counted does not drift
@@ -179,7 +182,8 @@ def _rungs(outcome: DayOutcome, problem: str) -> dict[str, RungOutcome]:
 
 
 def judge_times(ladder: Ladder, mine: Timing, own: Mapping[str, Timing]) -> Verdict:
-    """mine: of the learner's kernel. own: of the day's rungs, on the same case of this GPU."""
+    """Return mine: of the learner's kernel. own: of the day's rungs, on the same case of this
+    GPU."""
     last = own[ladder.last.name]
     rows = [_time_row("yours", mine)]
     rows += [_time_row(rung.name, own[rung.name]) for rung in ladder.rungs]
@@ -200,12 +204,12 @@ def _time_row(name: str, timing: Timing) -> list[str]:
 
 
 def _share(timing: Timing) -> str:
-    """The share of the ceiling; where none is known, the time."""
+    """Return the share of the ceiling; where none is known, the time."""
     return duration(timing.ms / 1e3) if timing.share is None else f"{timing.share:.2f}"
 
 
 def judge_counts(ladder: Ladder, mine: WorkCounts, own: Mapping[str, WorkCounts]) -> Verdict:
-    """mine: of the learner's kernel. own: of the day's rungs, on the same case."""
+    """Return mine: of the learner's kernel. own: of the day's rungs, on the same case."""
     most = goals(own[ladder.first.name], own[ladder.last.name])
     used = [name for name in NAMES.values() if any(_count(c, name) for c in [mine, *own.values()])]
 
@@ -246,12 +250,12 @@ def _count(counts: WorkCounts, name: str) -> int:
 
 
 def short(rung: str) -> str:
-    """The version in a rung's name: "v3" of softmax_v3_registers; else all of it."""
+    """Return the version in a rung's name: "v3" of softmax_v3_registers; else all of it."""
     return next((word for word in rung.split("_") if word[:1] == "v" and word[1:].isdigit()), rung)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, indented."""
+    """Return lines of a table, indented."""
     from common.report.terminal import table_lines
 
     return [f"  {line}" for line in table_lines(header, rows)]

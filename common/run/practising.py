@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from common.base.day_files import DEBUG, SPEED, WRITE
 from common.base.days import Day
+from common.base.toolchain import ToolchainError
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.standing import next_exercise
+from common.practice.standing import next_exercise, next_step
 from common.report.files import ResultsError
 from common.report.terminal import Report
 from common.run.command import (
@@ -22,16 +26,17 @@ from common.run.command import (
     signals_raise,
 )
 from common.run.desk import EXPLAINED, Desk
+from common.run.editor import write_editor_files
 from common.run.selection import SelectionError, select
 from common.run.watching import in_words, watch
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks of an exercise. kind: a key of
-    `common.practice.journal.KINDS`."""
+    """What the command line asks of an exercise. name: of a step, "debug" or "speed"; "write" for
+    the day's only step, or the first exercise that is not solved where there are several."""
 
-    kind: str = "write"
+    name: str = WRITE
     hint: bool = False
     reset: bool = False
     solution: bool = False
@@ -40,18 +45,22 @@ class Wish:
 
 
 def practise(options: Options, wish: Wish) -> int:
-    """Does what `--practice` and its companions ask for; returns the exit code."""
+    """Do what `--practice` and its companions ask for; returns the exit code."""
     report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         days = select(("all",), options.days).days
         journal = Journal(practice_folder(options.days))
-        day, kind = _chosen(options, wish, days, journal)
+        day, name = _chosen(options, wish, days, journal)
         desk = Desk(replace(options, selected=(str(day.number),)), days, journal)
-        challenge = desk.challenge(day, kind, another=wish.next and kind == "debug")
+        another = wish.next and wish.name == DEBUG
+        challenge = desk.challenge(day, name, another)
         if wish.reset:
             return desk.reset(challenge, report)
         with signals_raise():
-            challenge, began = desk.begin(challenge, report)
+            first = not journal.begun
+            challenge, began = desk.begin(challenge, report, another)
+            if began and first:
+                _help_the_editor(options.days.parent, report)
             if wish.hint:
                 return desk.hint(challenge, report)
             if wish.solution:
@@ -79,17 +88,40 @@ def practise(options: Options, wish: Wish) -> int:
         report.close()
 
 
+def _help_the_editor(root: Path, report: Report) -> None:
+    """Write what an editor needs to read the learner's file, where that is possible."""
+    try:
+        if write_editor_files(root):
+            report.text("wrote what clangd and VS Code need: see README.md, Your editor", "dim")
+    except (ToolchainError, ResultsError) as error:
+        report.prose(f"note: an editor does not know how to read it: {error}", "yellow")
+
+
 def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal) -> tuple[Day, str]:
-    """The day and the kind of exercise that the command line means."""
+    """Return the day and the exercise that the command line means."""
     if options.selected:
         chosen = select(options.selected, options.days).days
         if len(chosen) != 1:
             raise SelectionError(f"--practice takes one day, not {len(chosen)}")
-        if not wish.next or wish.kind == "debug":
-            return chosen[0], wish.kind
-        found = next_exercise(days, journal, (chosen[0], wish.kind))
+        name = _named(chosen[0], wish.name, journal)
+        if not wish.next or name == DEBUG:
+            return chosen[0], name
+        found = next_exercise(days, journal, chosen[0] if wish.name == WRITE else (chosen[0], name))
     else:
         found = next_exercise(days, journal)
     if found is None:
         raise SelectionError("every exercise is solved; name a day to do one again")
     return found
+
+
+def _named(day: Day, name: str, journal: Journal) -> str:
+    if name == WRITE and not day.step(WRITE):  # the name of an only step, and of none else
+        return next_step(day, journal)
+    known = [*(step.name for step in day.steps), DEBUG, SPEED]
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=1)
+    raise SelectionError(
+        f"day {day.number} has no exercise {name!r}: it has {', '.join(known)}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )

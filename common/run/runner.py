@@ -2,6 +2,11 @@
 
 The parent imports torch once and never touches CUDA. Every build and every run is a forked child
 (`common.process.child`), so a crash, a hang or a device left in error costs one day.
+
+Several days are checked side by side on one device. Then each waits for its turn, in which it has
+the device for itself, to be timed. Turns begin when no day is checked on the device any more; until
+then, further days are started as far as there is room. So no day is paused in the middle of a
+check, and days take their turns one after another.
 """
 
 from __future__ import annotations
@@ -12,26 +17,27 @@ import select as posix
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted
+from common.base.obstacle import obstacle
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
 from common.base.where import cores
-from common.process.child import Child, describe_exit, fork
+from common.process.child import Child, describe_exit, end_all, fork
 from common.process.events import (
-    AskTiming,
+    AskTurn,
     Channel,
     Event,
     Finished,
     Over,
     Progress,
     Table,
-    Timed,
+    TurnOver,
     Unbuilt,
 )
 from common.report.terminal import Report
@@ -40,34 +46,62 @@ BUILD_LIMIT = 900.0  # seconds
 BUILD_GRACE = 1.0  # seconds a compiler driver gets to remove what is half-written
 BUILD_MEMORY = 0.6e9  # bytes that one nvcc job of a stable-ABI source takes
 POLL = 0.1  # seconds between looks at time limits
+INDUCTOR_JOBS = "TORCHINDUCTOR_COMPILE_THREADS"  # read when torch.compile is first used
+MOST_NAMED = 4  # days in a part of the live line
+
+# What a day's run spends its time with, where it is not the stage itself.
+WAITING = "waiting"
+PARTS = {"starting": "loading", "loading the day": "loading"}
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many days a device holds. checked: at a time, before their turns. alive: in all, with
+    those that wait for their turns; not less."""
+
+    checked: int = 1
+    alive: int = 1
+
+
+ONE_BY_ONE = Room()
 
 
 @dataclass
 class _Task:
-    """A day in progress. state: "waiting", "building", "ready", "running" or "over"."""
+    """A day in progress. state: "waiting", "building", "ready", "running" or "over".
+
+    gpu: where it runs. used: seconds that count for its time limit; until: when they were last
+    counted. queued: it waits for its turn; turn: it has it. quiet: no build may run beside that.
+    lines: what is shown of it when it is over.
+    """
 
     day: Day
     progress: Progress
     state: str = "waiting"
     child: Child | None = None
     gpu: int = 0
-    deadline: float = 0.0
-    wants_timing: bool = False
-    requested: float = 0.0  # when it requested timing
-    waited: float = 0.0  # seconds that it waited for that
-    timing: bool = False
-    alone: bool = False
+    used: float = 0.0
+    until: float = 0.0
+    queued: bool = False
+    turn: bool = False
+    quiet: bool = False
+    lines: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def outcome(self) -> DayOutcome:
         return self.progress.outcome
+
+    @property
+    def checked(self) -> bool:
+        """Return whether it runs, and neither waits for its turn nor has it."""
+        return self.state == "running" and not (self.queued or self.turn)
 
 
 Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worker.run_day
 
 
 def jobs_allowed(requested: int) -> int:
-    """How many builds at a time: `requested`, or as many as cores and free memory allow."""
+    """Return how many builds at a time: `requested`, or as many as cores and free memory allow."""
     if requested:
         return requested
     free = free_memory()
@@ -75,7 +109,8 @@ def jobs_allowed(requested: int) -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that this process may still take; None where the system does not say."""
+    """Return bytes of memory that this process may still take; None where the system does not
+    say."""
     found = []
     info = Path("/proc/meminfo")
     if info.is_file():
@@ -90,8 +125,16 @@ def free_memory() -> int | None:
     return min(found) if found else None
 
 
+def devices(platform: Platform, days: int) -> int:
+    """Return how many devices so many days run on: all GPUs; a single day has them all. Where the
+    user chose GPUs, the first. The CPU is one."""
+    if platform.device == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return 1
+    return max(1, min(platform.gpus, days))
+
+
 def no_attention() -> None:
-    """For a run that nothing from outside is to end, but a signal."""
+    """Do nothing: the default of `attend`."""
 
 
 class Runner:
@@ -109,11 +152,13 @@ class Runner:
         jobs: int,
         time_limit: float,
         attend: Callable[[], None] = no_attention,
+        room: Room = ONE_BY_ONE,
     ):
-        """step: what runs a built day (None: building is all). build: builds a day, in a child.
+        """Prepare a run. Prepare a run. days: in the order in which they are built and run. step:
+        what runs a built day (None: building is all). build: builds a day, in a child.
 
         ready: whether there is nothing to build. work: handed to `step`. attend: called every
-        POLL seconds at least; what it raises ends the run.
+        POLL seconds at least; what it raises ends the run. room: of each GPU, or of the CPU.
         """
         self._platform, self._step, self._work, self._report = platform, step, work, report
         self._build, self._ready = build, ready
@@ -121,23 +166,20 @@ class Runner:
         self._tasks = [
             _Task(day, Progress(DayOutcome(day.number, day.name, day.title, PASS))) for day in days
         ]
-        self._free_gpus = list(range(self._workers()))
-
-    def _workers(self) -> int:
-        """How many days run at a time: one per GPU; a single day has all GPUs. Where the user chose
-        GPUs, one, on the first. On the CPU one, whose kernels use all cores: what is printed is the
-        same every time."""
-        if self._platform.device == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
-            return 1
-        return max(1, min(self._platform.gpus, len(self._tasks)))
+        self._room = room
+        self._gpus = devices(platform, len(days))
+        # Lines of several days would stand between each other. On the CPU, what is printed is the
+        # same every time; on a GPU the order of the days depends on how long they took.
+        self._by_day = len(days) > 1 and room.alive * self._gpus > 1
+        self._in_order = platform.device == "cpu"
 
     @property
     def outcomes(self) -> list[DayOutcome]:
-        """What is known so far of days that are over, in order."""
+        """Return what is known so far of days that are over, in order."""
         return [task.outcome for task in self._tasks if task.state == "over"]
 
     def run(self) -> None:
-        """Builds and runs all days. Whatever ends it, no child is left."""
+        """Build and run all days. Whatever ends it, no child is left."""
         for task in self._tasks:
             self._enter(task)
         try:
@@ -150,52 +192,109 @@ class Runner:
                     if task.child is not None:
                         self._attend(task)
         finally:
+            builds = [t.child for t in self._in("building") if t.child is not None]
+            end_all(builds, BUILD_GRACE)
+            end_all([t.child for t in self._tasks if t.child is not None])
             for task in self._tasks:
                 if task.child is not None:
-                    task.child.kill(BUILD_GRACE if task.state == "building" else 0.0)
                     for event in task.child.read():
                         task.progress.take(event)
                     task.child.close()
                     task.child = None
 
     def break_off(self) -> None:
-        """After something ended `run`: of the days that were running, those with a rung that has an
-        outcome, or has passed its checks, are over, and skipped for what is missing."""
+        """Conclude the days after something ended `run`: of those that were running, those with a
+        rung that has an outcome, or has passed its checks, are over, and skipped for what is
+        missing."""
         for task in self._in("running"):
             progress, outcome = task.progress, task.outcome
             if outcome.rungs or progress.checked:
-                task.state = "over"
-                outcome.status, outcome.reason = SKIP, f"interrupted, while {progress.doing()}"
+                doing = "waiting for its turn" if task.queued else progress.doing()
+                outcome.status, outcome.reason = SKIP, f"interrupted, while {doing}"
                 for rung in progress.complete():
                     if rung.status == PASS:
                         self._show_rung(task, rung)
                 progress.conclude()
-                self._report.day(outcome)
+                self._show_day(task)
+                task.state = "over"
+        for task in self._in("over"):
+            self._show_lines(task)
 
     def _enter(self, task: _Task) -> None:
         try:
             if self._ready(task.day):
                 task.state = "ready" if self._step else "over"
-        except OSError as error:
-            self._fail_day(task, f"cannot be read: {error}")
+        except Exception as error:  # whatever it is, the other days run
+            self._fail_day(task, f"cannot be read: {type(error).__name__}: {error}")
 
     def _in(self, state: str) -> list[_Task]:
         return [task for task in self._tasks if task.state == state]
 
+    def _on(self, gpu: int) -> list[_Task]:
+        return [task for task in self._in("running") if task.gpu == gpu]
+
     def _start(self) -> None:
-        # A build beside it would spoil a timing by the host's clock: the two take turns.
-        if not any(t.alone and (t.wants_timing or t.timing) for t in self._tasks):
+        for gpu in range(self._gpus):
+            self._give_turn(gpu)
+        if not self._builds_wait():
             for task in self._in("waiting")[: max(0, self._jobs - len(self._in("building")))]:
                 self._start_build(task)
-        for task in self._in("ready")[: len(self._free_gpus)]:
-            self._start_run(task)
-        for task in self._tasks:
-            if task.wants_timing and not (task.alone and self._in("building")):
+        for task in self._in("ready"):
+            free = self._free_gpu()
+            if free is None:
+                break
+            self._start_run(task, free)
+
+    def _give_turn(self, gpu: int) -> None:
+        """Let the next day have the GPU for itself, where none is checked on it and none has it.
+
+        A build beside it would spoil a time by the host's clock: such a day waits until all is
+        built, or the room is full.
+        """
+        days = self._on(gpu)
+        if any(not task.queued for task in days):
+            return
+        full = len(days) >= self._room.alive
+        builds = self._in("building") or (self._in("waiting") and not full)
+        for task in days:
+            if not (task.quiet and builds):
                 assert task.child is not None
-                task.wants_timing, task.timing = False, True
-                waited = time.monotonic() - task.requested
-                task.waited, task.deadline = task.waited + waited, task.deadline + waited
+                self._count(task, time.monotonic())
+                task.queued, task.turn = False, True
                 task.child.go()
+                return
+
+    def _builds_wait(self) -> bool:
+        """Return whether no build may start: a day is timed by the host's clock, or days that are
+        to be take all the room of a GPU."""
+        running = self._in("running")
+        if any(task.turn and task.quiet for task in running):
+            return True
+        on = [self._on(gpu) for gpu in range(self._gpus)]
+        return any(
+            len(days) >= self._room.alive and all(t.queued and t.quiet for t in days) for days in on
+        )
+
+    def _free_gpu(self) -> int | None:
+        """Return the GPU with the fewest days of those with room for one more."""
+        found = []
+        for gpu in range(self._gpus):
+            days = self._on(gpu)
+            has_room = len(days) < self._room.alive
+            has_room = has_room and sum(task.checked for task in days) < self._room.checked
+            if has_room and not any(task.turn for task in days):
+                found.append((len(days), gpu))
+        return min(found)[1] if found else None
+
+    def _count(self, task: _Task, now: float) -> None:
+        """Add the seconds since the last time to what the day was doing, and to those that it used
+        of its time limit: a day that shares its device uses its share of them."""
+        elapsed, task.until = now - task.until, now
+        doing = WAITING if task.queued else PARTS.get(task.progress.stage, task.progress.stage)
+        task.outcome.spent[doing] = task.outcome.spent.get(doing, 0.0) + elapsed
+        if not task.queued:
+            sharing = 1 if task.turn else sum(other.checked for other in self._on(task.gpu))
+            task.used += elapsed / max(1, sharing)
 
     def _start_build(self, task: _Task) -> None:
         day, build = task.day, self._build
@@ -204,38 +303,45 @@ class Runner:
             try:
                 build(day)
             except (BuildError, ToolchainError) as error:
-                channel.emit(Unbuilt("does not build", str(error).splitlines()))
+                channel.emit(_unbuilt("does not build", str(error).splitlines()))
             except Skip:
                 channel.emit(Over())  # the run says what is missing
             except Exception as error:
                 from common.process.worker import explain
 
                 reason, details = explain(error)
-                channel.emit(Unbuilt(f"does not build: {reason}", details))
+                channel.emit(_unbuilt(f"does not build: {reason}", details))
             else:
                 channel.emit(Over())
 
         task.state = "building"
         task.child = fork(work)
-        task.deadline = task.child.started + BUILD_LIMIT
 
-    def _start_run(self, task: _Task) -> None:
+    def _start_run(self, task: _Task, gpu: int) -> None:
         step, day, platform, work = self._step, task.day, self._platform, self._work
         assert step
-        task.gpu = self._free_gpus.pop(0)
-        chosen = {} if self._workers() == 1 else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
+        task.gpu = gpu
+        chosen = {} if self._gpus == 1 else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        if self._room.checked > 1:  # or inductor starts as many processes as there are cores
+            threads = max(1, cores() // (self._gpus * self._room.checked))
+            chosen[INDUCTOR_JOBS] = os.environ.get(INDUCTOR_JOBS, str(threads))
         task.state = "running"
         task.progress = Progress(task.outcome, stage="starting")
         task.child = fork(lambda channel: step(day, platform, work, channel), chosen)
-        task.deadline = task.child.started + self._time_limit
+        task.until = task.child.started
 
     def _show(self) -> None:
         parts = []
         if building := self._in("building"):
-            parts.append("building day " + ", ".join(str(t.day.number) for t in building))
-        for task in self._in("running"):
-            what = "waiting for builds, to time" if task.wants_timing else task.progress.doing()
-            parts.append(f"running day {task.day.number}: {what}")
+            parts.append(f"building {_days(building)}")
+        running = self._in("running")
+        alone = [task for task in running if not task.queued]
+        if len(alone) == 1:
+            parts.append(f"running day {alone[0].day.number}: {alone[0].progress.doing()}")
+        elif alone:
+            parts.append(f"running {_days(alone)}")
+        if waiting := [task for task in running if task.queued]:
+            parts.append(f"{_days(waiting)} to be timed")
         if left := len(self._in("waiting")) + len(self._in("ready")):
             parts.append(f"{counted(left, 'day')} left")
         self._report.status(" · ".join(parts))
@@ -248,51 +354,77 @@ class Runner:
             time.sleep(0.005)  # it has closed everything and is about to be gone
 
     def _attend(self, task: _Task) -> None:
-        """Takes a child's events and notices its end."""
+        """Take a child's events and notice its end."""
         child = task.child
         assert child
         over = child.finished()
         for event in child.read():
             self._handle(task, event)
         now = time.monotonic()
-        late = not over and now > task.deadline and not task.wants_timing
-        if late:
+        if task.state == "building":
+            late = now > child.started + BUILD_LIMIT
+        else:
+            self._count(task, now)
+            late = task.used > self._time_limit
+        if late and not over:
             child.kill(BUILD_GRACE if task.state == "building" else 0.0)
             for event in child.read():
                 self._handle(task, event)
         if over or late:
             task.child = None
-            took = now - child.started
             child.close()
             if task.state == "building":
-                self._end_build(task, child, took, late)
+                self._end_build(task, child, now - child.started, late and not over)
             else:
-                self._end_run(task, child, took, late)
+                self._end_run(task, child, now - child.started, late and not over)
 
     def _handle(self, task: _Task, event: Event) -> None:
-        """What an event asks of the runner; what it says of the day is `Progress`'s to know."""
+        """Do what an event asks of the runner; what it says of the day, `Progress` keeps."""
+        if task.state == "running":
+            self._count(task, time.monotonic())
         task.progress.take(event)
         match event:
             case Finished(outcome):
                 self._show_rung(task, outcome)
-            case AskTiming(alone):
-                task.wants_timing, task.alone = True, alone
-                task.requested = time.monotonic()
-            case Timed():
-                task.timing = False
+            case AskTurn(quiet):
+                task.queued, task.quiet = True, quiet
+            case TurnOver():
+                task.turn = False
             case Table(title, header, rows):
-                self._report.table(title, header, rows)
+                self._tell(task, lambda: self._report.table(title, header, rows))
             case _:
                 pass  # nothing to do for it
 
+    def _tell(self, task: _Task, show: Callable[[], None]) -> None:
+        """Show something of a day, now or when it is over."""
+        if self._by_day:
+            task.lines.append(show)
+        else:
+            show()
+
+    def _end(self, task: _Task) -> None:
+        """End a day: what is known of it is shown, once the days before it are over too where order
+        counts."""
+        task.state = "over"
+        for each in self._tasks:
+            if each.state == "over":
+                self._show_lines(each)
+            elif self._in_order:
+                break
+
+    def _show_lines(self, task: _Task) -> None:
+        for show in task.lines:
+            show()
+        task.lines.clear()
+
+    def _show_day(self, task: _Task) -> None:
+        self._tell(task, lambda: self._report.day(task.outcome))
+
     def _show_rung(self, task: _Task, outcome: RungOutcome) -> None:
         several = len({problem for problem, _, _ in task.progress.planned}) > 1
-        self._report.rung(
-            task.day.number,
-            outcome,
-            problem=outcome.problem if several else "",
-            remarks=len(self._tasks) == 1,
-        )
+        problem, remarks = outcome.problem if several else "", len(self._tasks) == 1
+        number = task.day.number
+        self._tell(task, lambda: self._report.rung(number, outcome, problem, remarks))
 
     def _end_build(self, task: _Task, child: Child, took: float, late: bool) -> None:
         task.outcome.build_s = took
@@ -307,17 +439,15 @@ class Runner:
             compiled = RungOutcome("compile", task.day.source.name, "compiles", PASS)
             task.progress.finish(compiled)
             self._show_rung(task, compiled)
-            task.state = "over"
+            self._end(task)
         else:
             task.state = "ready"
 
     def _end_run(self, task: _Task, child: Child, took: float, late: bool) -> None:
-        task.outcome.run_s = took - task.waited
-        task.wants_timing = task.timing = False
-        self._free_gpus.append(task.gpu)
-        self._free_gpus.sort()
-        task.state = "over"
         progress, outcome = task.progress, task.outcome
+        outcome.run_s = took - outcome.spent.get(WAITING, 0.0)
+        outcome.spent = {what: round(seconds, 3) for what, seconds in outcome.spent.items()}
+        task.queued = task.turn = False
         if not progress.over:
             if late:
                 cause = f"no end after {self._time_limit:.0f} s, killed (--time-limit S changes it)"
@@ -325,26 +455,27 @@ class Runner:
                 cause = f"the process died: {_ending(child)}"
             self._fail_rest(task, cause)
         elif outcome.status != PASS:
-            self._report.day(outcome)
+            self._show_day(task)
             if outcome.status == FAIL:
                 self._complete(task)
         elif not outcome.rungs:
             progress.conclude()  # it fails: no rung ran
-            self._report.day(outcome)
+            self._show_day(task)
         progress.conclude()
         outcome.output = readable(child.output())
         if outcome.status == FAIL or len(self._tasks) == 1:
-            self._report.output(task.day, outcome.output)
+            self._tell(task, lambda: self._report.output(task.day, outcome.output))
+        self._end(task)
 
     def _fail_rest(self, task: _Task, cause: str) -> None:
-        """Puts an untimely end down to the rung that ran, and says so of the others."""
+        """Put an untimely end down to the rung that ran, and say so of the others."""
         progress = task.progress
         task.outcome.status = FAIL
         task.outcome.reason = f"{cause}, while {progress.doing()}"
         if progress.rung:
             self._complete(task, f"{cause}, while {progress.stage}")
         else:
-            self._report.day(task.outcome)
+            self._show_day(task)
             self._complete(task)
 
     def _complete(self, task: _Task, cause: str = "") -> None:
@@ -352,14 +483,28 @@ class Runner:
             self._show_rung(task, outcome)
 
     def _fail_day(self, task: _Task, reason: str, details: Sequence[str] = ()) -> None:
-        task.state = "over"
         task.outcome.status, task.outcome.reason = FAIL, reason
         task.outcome.details = list(details)
-        self._report.day(task.outcome)
+        self._show_day(task)
+        self._end(task)
+
+
+def _unbuilt(reason: str, details: list[str]) -> Unbuilt:
+    """Return the event of a build that failed, with what is wrong with the machine, if that is."""
+    if wrong := obstacle("\n".join([reason, *details])):
+        return Unbuilt(f"does not build: {wrong.what}", [wrong.fix, *details])
+    return Unbuilt(reason, details)
+
+
+def _days(tasks: Sequence[_Task]) -> str:
+    """Return "day 5", "day 5, 7" or "5 days"."""
+    if len(tasks) > MOST_NAMED:
+        return counted(len(tasks), "day")
+    return "day " + ", ".join(str(task.day.number) for task in tasks)
 
 
 def readable(output: str) -> str:
-    """A child's output without what a crash report of Python says of the runner itself."""
+    """Return a child's output without what a crash report of Python says of the runner itself."""
     ours = re.compile(r'^(Extension modules: |  File ".*/(common/\w+/\w+|run_day)\.py", line )')
     return "\n".join(line for line in output.splitlines() if not ours.match(line))
 
@@ -369,4 +514,6 @@ def _ending(child: Child) -> str:
     words = describe_exit(child.exit_code)
     if child.exit_code == -signal.SIGKILL:
         return f"{words}, for want of memory?"
-    return f"{words}; --doctor looks for the cause" if child.exit_code < 0 else words
+    if child.exit_code < 0:
+        return f"{words}; --sanitize looks for a bad address, --doctor at the machine"
+    return words

@@ -31,27 +31,33 @@ class Selection:
         return len(self.days) + len(self.broken)
 
 
+# Of a path, as a shell completes it or an editor hands it over: days/day05/, practice/day05/x.cu.
+_FILE = re.compile(r"(?:^|/)(day[0-9]+)(?=/|$)")
 _STOP_WORDS = {"a", "an", "and", "as", "by", "for", "from", "in", "of", "on", "the", "to", "with"}
 
 
 def folder_number(folder: Path) -> int | None:
-    """The number in a folder's name: 5 for day05; None where there is none."""
-    match = re.search(r"\d+", folder.name)
+    """Return the number in a folder's name: 5 for day05; None where there is none."""
+    match = re.search(r"[0-9]+", folder.name)
     return int(match.group()) if match else None
 
 
 def words(day: Day) -> set[str]:
-    """The words that select the day, in lower case: its topics, and words of title and source."""
+    """Return the words that select the day, in lower case: its topics, and words of title and
+    source."""
     found = {topic.lower() for topic in day.topics}
     for text in (*day.topics, day.title, day.source.stem):
         found |= set(re.findall(r"[a-z0-9]+", text.lower()))
     return {word for word in found if word not in _STOP_WORDS and not word.isdigit()}
 
 
-def select(selected: Sequence[str], root: Path, shard: str = "") -> Selection:
-    """The days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
+def select(
+    selected: Sequence[str], root: Path, shard: str = "", further: bool = False
+) -> Selection:
+    """Return the days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
 
-    shard: "i/n" takes every n-th of them, starting with the i-th.
+    shard: "i/n" takes every n-th of them, starting with the i-th. further: take each with what goes
+    beyond its main line, as "all" does.
     Raises SelectionError for what names no day, and where there is no day at all.
     """
     days, errors = discover(root)
@@ -71,7 +77,11 @@ def select(selected: Sequence[str], root: Path, shard: str = "") -> Selection:
     notes = list(unnumbered)
     topics = _by_word(days)
     for argument in selected:
+        further = further or argument.strip().lower() == "all"
         whole = argument.strip().lower()  # a topic may be several words: "shared memory"
+        if "/" in whole and (found := _FILE.search(whole)):
+            further = further or "further" in whole.split("/")
+            whole = found.group(1)
         tokens = [whole] if whole in topics else re.split(r"[,\s]+", whole)
         for token in filter(None, tokens):
             chosen |= _of_token(token, existing, topics, notes)
@@ -80,7 +90,11 @@ def select(selected: Sequence[str], root: Path, shard: str = "") -> Selection:
     if shard:
         chosen = set(_shard(sorted(chosen), shard))
     return Selection(
-        tuple(by_number[n] for n in sorted(chosen) if n in by_number),
+        tuple(
+            by_number[n].with_further() if further else by_number[n]
+            for n in sorted(chosen)
+            if n in by_number
+        ),
         {n: broken[n] for n in sorted(chosen) if n not in by_number},
         tuple(notes),
     )
@@ -99,12 +113,12 @@ def _of_token(
 ) -> set[int]:
     if token == "all":
         return set(existing)
-    if match := re.fullmatch(r"(?:day)?0*(\d+)", token):
+    if match := re.fullmatch(r"(?:day)?0*([0-9]{1,18})", token):
         number = int(match.group(1))
         if number not in existing:
             raise SelectionError(f"there is no day {number}; there are days {numbers(existing)}")
         return {number}
-    if match := re.fullmatch(r"(\d+)(?:-|\.\.|–)(\d+)", token):
+    if match := re.fullmatch(r"([0-9]{1,18})(?:-|\.\.|–)([0-9]{1,18})", token):
         first, last = int(match.group(1)), int(match.group(2))
         if first > last:
             raise SelectionError(f"range {token} runs backwards; write {last}-{first}")
@@ -129,7 +143,7 @@ def _of_token(
 
 
 def _shard(chosen: list[int], shard: str) -> list[int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", shard)
     if not match:
         raise SelectionError(f"--shard: {shard!r} is not i/n, e.g. 2/8")
     index, count = int(match.group(1)), int(match.group(2))
@@ -144,16 +158,19 @@ def _shard(chosen: list[int], shard: str) -> list[int]:
 
 
 def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
-    """The text of `--list` for the selected days (all if none is named), and broken days' errors.
+    """Return the text of `--list` for the selected days (all if none is named), and broken days'
+    errors.
 
     Raises SelectionError like `select`.
     """
     selection = select(selected or ["all"], root)
     journal = _journal(root)
     width = max((len(day.title) for day in selection.days), default=0)
+    marked = [marks(day, journal) for day in selection.days]
+    wide = max(map(len, marked), default=0)
     lines = [
-        f"{day.number:>3} {marks(day, journal)} {day.title:<{width}}  {', '.join(day.topics)}"
-        for day in selection.days
+        f"{day.number:>3} {marks:<{wide}} {day.title:<{width}}  {', '.join(day.topics)}"
+        for day, marks in zip(selection.days, marked, strict=True)
     ]
     if not selected and (below := standing(selection.days, journal)):
         lines += ["", MARKS, "", *below]
@@ -161,7 +178,8 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
 
 
 def overview(root: Path) -> str:
-    """What the script says without arguments: how far the learner has come, what there is to do.
+    """Return what the script says without arguments: how far the learner has come, what there is to
+    do.
 
     Raises SelectionError like `select`.
     """

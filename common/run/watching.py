@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 def watch(desk: Desk, challenge: Challenge) -> int:
-    """Checks the file at every save until q is pressed; returns the exit code."""
+    """Check the file at every save until q is pressed; returns the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print(
             f"run_day.py: --watch needs a terminal; without one, run {challenge.command} again "
@@ -56,7 +56,7 @@ def watch(desk: Desk, challenge: Challenge) -> int:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Keys arrive one by one and are not shown; whatever ends it, the terminal is as before."""
+    """Let keys arrive one by one, not shown; whatever ends it, the terminal is as before."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
@@ -91,7 +91,7 @@ class _Watch:
         self._complete = False  # whether the last check ran to its end
 
     def run(self) -> int:
-        """Until q is pressed; returns the exit code."""
+        """Return until q is pressed; returns the exit code."""
         key: str | None = SAVED
         while key != "q":
             key = self._check() if key == SAVED else self._answer(key) if key else None
@@ -100,7 +100,7 @@ class _Watch:
 
     @contextmanager
     def _doing(self, *heeded: str) -> Iterator[Report]:
-        """Something is being done, and reported; these keys may stop it."""
+        """Report what is done meanwhile; these keys may stop it."""
         self._report = Report(
             colour=self._desk.options.colour, shown_details=EXPLAINED, narrow=True
         )
@@ -112,8 +112,8 @@ class _Watch:
             self._report.close()
 
     def _check(self) -> str | None:
-        """One check, on a cleared screen, and the line of keys below it. Returns what stopped it,
-        None where it ran to its end."""
+        """Return one check, on a cleared screen, and the line of keys below it. Returns what
+        stopped it, None where it ran to its end."""
         sys.stdout.write(_CLEAR)
         self._seen, self._complete = stamp(self._challenge.file), False
         with self._doing(*KEYS, SAVED) as report:
@@ -131,7 +131,7 @@ class _Watch:
         return None
 
     def _attend(self) -> None:
-        """Takes a key or a save while something is being done. Raises Stopped if it is to end."""
+        """Take a key or a save while something is being done. Raises Stopped if it is to end."""
         key = self._next(0.0)
         if key is None or key not in self._heeded:
             return
@@ -141,7 +141,7 @@ class _Watch:
             raise Stopped(key)
 
     def _answer(self, key: str) -> str | None:
-        """Does what a key asks for. Returns what follows at once, if anything."""
+        """Do what a key asks for. Returns what follows at once, if anything."""
         report = self._report
         if key == "h":
             self._desk.hint(self._challenge, report)
@@ -154,11 +154,11 @@ class _Watch:
         return None
 
     def _following(self) -> tuple[Day, str] | None:
-        here = self._challenge.day, self._challenge.kind
+        here = self._challenge.day, self._challenge.name
         return next_exercise(self._desk.days, self._desk.journal, here)
 
     def _go_on(self) -> str | None:
-        """The next exercise takes the place of this one."""
+        """Return the next exercise takes the place of this one."""
         following = self._following()
         assert following
         with self._doing("q") as report:
@@ -182,12 +182,12 @@ class _Watch:
             return None if self._complete else SAVED
         try:
             self._desk.solution(self._challenge, self._report)
-        except OSError as error:
+        except (ExerciseError, OSError) as error:
             self._report.text(in_words(error), "red")
         return None
 
     def _next(self, seconds: float) -> str | None:
-        """The next key, in lower case, q where the terminal is gone; SAVED where the file is
+        """Return the next key, in lower case, q where the terminal is gone; SAVED where the file is
         another than it was and has settled; None where nothing comes in so many seconds."""
         if not self._typed and posix.select([sys.stdin], [], [], seconds)[0]:
             data = os.read(sys.stdin.fileno(), 64)
@@ -206,15 +206,15 @@ class _Watch:
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong, with the file that it is about."""
+    """Return what went wrong, with the file that it is about."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def stamp(file: Path) -> Stamp | None:
-    """What changes when the file is saved; None while it is not there, as between the two steps of
-    an editor that replaces it."""
+    """Return what changes when the file is saved; None while it is not there, as between the two
+    steps of an editor that replaces it."""
     try:
         found = file.stat()
     except OSError:

@@ -30,7 +30,7 @@ from common.process.worker import Work, load_rung
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Counts the accesses of each rung, and tells a table for each.
+    """Count the accesses of each rung, and tell a table for each.
 
     platform: its variant is "trace".
     """
@@ -72,7 +72,7 @@ def _tell_tables(
 
 
 def kernels(counts: Sequence[LineCounts]) -> list[dict[str, Any]]:
-    """The same as ncu counts it, as `RungOutcome.kernels` has it."""
+    """Return the same as ncu counts it, as `RungOutcome.kernels` has it."""
     found = []
     for kernel, lines in by_kernel(counts).items():
         counters = {}

@@ -29,18 +29,18 @@ INSTALL = (
 
 
 def rung_names(day: Day) -> list[str]:
-    """The names of the day's rungs, with which the names of their kernels begin."""
+    """Return the names of the day's rungs, with which the names of their kernels begin."""
     return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
 
 
 def left_out(day: Day) -> list[str]:
-    """Of each problem of the day that the tools cannot run: its name and why."""
+    """Return the name of each problem that the tools cannot run, and why."""
     problems = load_lesson(day).problems
     return [f"left out: {p.name}: {p.unwatched}" for p in problems if p.unwatched]
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Runs the day under each tool; each is reported as if it were a rung."""
+    """Run the day under each tool; each is reported as if it were a rung."""
     channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
     sanitizer = find_tool("compute-sanitizer", platform)
     reason = ""
@@ -63,7 +63,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
-    """The command line of a tool, without the program that it watches.
+    """Return the command line of a tool, without the program that it watches.
 
     An error that the CUDA API reports is left to the day's own checks: a launch that a day must
     refuse is one.
@@ -81,8 +81,8 @@ def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
 def _run_tool(
     sanitizer: str, tool: str, kernels: list[str], day: Day, work: Work, outcome: RungOutcome
 ) -> None:
-    """Runs the day under the tool: again without a rung under which the tool itself fails, until
-    it gets through. Which rungs are left out is remarked; without any left, the tool is skipped."""
+    """Run the day under the tool: again without a rung under which the tool itself fails, until it
+    gets through. Which rungs are left out is remarked; without any left, the tool is skipped."""
     environment = dict(os.environ)
     if tool in ("memcheck", "initcheck"):
         # A block of its own for every tensor, or the tool sees one large one.
@@ -112,8 +112,8 @@ def _run_tool(
 
 
 def broke_at(day: Day, rungs: list[str], text: str) -> str:
-    """The rung that was running when a program that runs these rungs of the day ended: the first
-    whose result is not in its output. "" where all are."""
+    """Return the rung that was running when a program that runs these rungs of the day ended: the
+    first whose result is not in its output. "" where all are."""
     problems = Work(rungs=tuple(rungs)).of(load_lesson(day))
     running = [rung.name for problem in problems for rung in problem.rungs]
     over = re.findall(rf"^ *{day.number} (\w+) +(?:PASS|FAIL|SKIP)\b", text, re.MULTILINE)
@@ -121,8 +121,8 @@ def broke_at(day: Day, rungs: list[str], text: str) -> str:
 
 
 def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
-    """What a tool found in our kernels, as the lines of each finding, and how many it found in
-    others. A finding that names no kernel of PyTorch's counts as ours."""
+    """Return what a tool found in our kernels, as the lines of each finding, and how many it found
+    in others. A finding that names no kernel of PyTorch's counts as ours."""
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():
         if line.startswith("========="):
@@ -142,8 +142,8 @@ def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
 
 
 def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: RungOutcome) -> None:
-    """Reads a tool's report into `outcome`. It passes only where the tool says it found nothing,
-    or nothing but in PyTorch's own kernels, which is remarked."""
+    """Read a tool's report into `outcome`. It passes only where the tool says it found nothing, or
+    nothing but in PyTorch's own kernels, which is remarked."""
     summary = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", text, re.MULTILINE)
     clean = bool(summary) and summary[-1].startswith("0 ")
     if exit_code == 0 and clean:
@@ -170,8 +170,8 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
 
 
 def condensed(blocks: list[list[str]]) -> list[str]:
-    """The lines of all findings; those that differ only in hazards counted, threads and addresses
-    are reported once, with how often they came."""
+    """Return the lines of all findings; those that differ only in hazards counted, threads and
+    addresses are reported once, with how often they came."""
     alike: dict[str, list[list[str]]] = {}
     for block in blocks:
         key = re.sub(r"0x[0-9a-f]+|\[\d+ hazards\]|\(\d+,\d+,\d+\)|\d+ bytes", "", "\n".join(block))

@@ -1,8 +1,8 @@
 """`--sanitize` on the CPU backend: a day's checks in many orders and in builds that watch memory.
 
 Each question that the report answers is a row, as each of compute-sanitizer's tools is one on a
-GPU. What answers them are passes over the day's checks, each in a process of its own: `_in_orders`
-with an ordinary build, `_watching_memory` with one whose accesses are checked.
+GPU. What answers them are passes over the day's checks, each in a process of its own: one in many
+orders with an ordinary build, and `_watching_memory` with one whose accesses are checked.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.days import Day
+from common.base.days import Day, load_lesson
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
 from common.build.library import unset_locals
 from common.build.narrowing import narrowed
+from common.build.own_way import not_watched
 from common.cpu import findings
 from common.cpu.backend import preloaded
-from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
+from common.cpu.findings import ABOUT_ADDRESSES, RETURNED_EARLY, ROWS, THROWN
 from common.process.child import Child, describe_exit, fork
 from common.process.events import Channel, Ended, Finished, Over, Planned, Progress, Stage
 from common.process.worker import Work, run_this
 from common.process.worker import run_day as check_day
 from common.report.runs import outcomes_of, read_json
 
+# The rows where all kernels are in Python.
+INTERPRETED = {
+    "results": "right in every case, in the interpreter's order",
+    "races and addresses": "no two programs at one place, no access beyond an array",
+}
 _SHOWN = 40  # lines of a row's details
 _SHOWN_OUTPUT = 15  # lines of what a process printed that died
 
@@ -52,42 +59,98 @@ class Pass:
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Runs the passes and tells each row as if it were a rung."""
-    channel.emit(Planned([["sanitize", row, what] for row, what in ROWS.items()]))
+    """Run the passes and tell each row as if it were a rung. Of kernels in Python, which no build
+    watches, only results are looked at."""
+    interpreter = _interpreter(day, work)
+    rows = INTERPRETED if interpreter else ROWS
+    channel.emit(Planned([["sanitize", row, what] for row, what in rows.items()]))
 
     def tell(row: str, outcome: RungOutcome) -> None:
-        channel.emit(Finished(replace(outcome, rung=row, idea=ROWS[row])))
+        channel.emit(Finished(replace(outcome, rung=row, idea=rows[row])))
 
-    channel.emit(Stage("orders", "checking in many orders"))
-    ordered = _in_orders(day, platform, work)
-    if ordered.skipped:
-        channel.emit(Ended(SKIP, ordered.skipped))
+    if interpreter:
+        results, accesses = INTERPRETED
+        channel.emit(Stage(results, "checking all cases"))
+        ordered = _followed(_begin_in_orders(day, platform, work), day, work)
+        tell(results, judge_orders(ordered))
+        tell(accesses, RungOutcome("sanitize", "", "", SKIP, not_watched(interpreter)))
         channel.emit(Over())
         return
-    tell("orders", judge_orders(ordered))
-    tell("waits", judge_waits(ordered))
-    channel.emit(Stage("addresses", "checking with every access watched"))
     missing = _why_no_addresses(platform)
-    watched = Pass() if missing else _watching_memory("address", day, platform, work)
-    tell("addresses", judge_addresses(ordered, watched, missing))
-    channel.emit(Stage("locals", "looking for variables that are never set"))
-    outcome = judge_locals(ordered, watched, missing)
-    if outcome.status == FAIL:
-        outcome.details += unset_locals(day, replace(platform, variant="address"))
-    tell("locals", outcome)
-    channel.emit(Stage("indices", "looking for sizes and indices that are cut short"))
-    tell("indices", judge_indices(day, platform))
-    channel.emit(Stage("races", "checking with every access traced"))
-    traced = _watching_memory("trace", day, platform, work)
-    tell("races", judge_trace(traced, findings.RACES, ordered))
-    tell("unwritten", judge_trace(traced, ("unwritten",)))
+    channel.emit(Stage("orders", "checking in many orders, and with every access watched"))
+    # Before there are threads: a fork has one of them, and the locks that the others hold.
+    in_orders = _begin_in_orders(day, platform, work)
+    with ThreadPoolExecutor(3) as pool:
+        watching = (
+            None if missing else pool.submit(_watching_memory, "address", day, platform, work)
+        )
+        indexed = pool.submit(judge_indices, day, platform)
+        tracing = pool.submit(_watching_memory, "trace", day, platform, work)
+        ordered = _followed(in_orders, day, work)
+        if ordered.skipped:
+            channel.emit(Ended(SKIP, ordered.skipped))
+            channel.emit(Over())
+            return
+        tell("orders", judge_orders(ordered))
+        tell("waits", judge_waits(ordered))
+        channel.emit(Stage("addresses", "checking with every access watched"))
+        watched = watching.result() if watching else Pass()
+        odd = wrong_there_alone(ordered, watched)
+        addresses = judge_addresses(ordered, watched, missing)
+        if not odd:
+            tell("addresses", addresses)
+            tell("locals", _locals_anyway(ordered, watched, missing, day, platform))
+        channel.emit(Stage("indices", "looking for sizes and indices that are cut short"))
+        tell("indices", indexed.result())
+        channel.emit(Stage("races", "checking with every access traced"))
+        traced = tracing.result()
+        if traced.died and addresses.status == FAIL:
+            traced = replace(traced, skipped="the process died: see addresses")
+        tell("races", judge_trace(traced, findings.RACES, ordered))
+        tell("unwritten", judge_trace(traced, ("unwritten",)))
+    if odd:
+        channel.emit(Stage("locals", "looking for variables that are never set"))
+        causes = _causes(odd, traced, day, platform, work)
+        tell("addresses", judge_addresses(ordered, watched, missing, causes))
+        outcome = judge_locals(watched, missing, causes)
+        if outcome.status == FAIL:
+            outcome.details += unset_locals(day, replace(platform, variant="address"))
+        tell("locals", outcome)
     channel.emit(Over())
 
 
-def _in_orders(day: Day, platform: Platform, work: Work) -> Pass:
-    """The day's checks in a forked process, in all orders."""
+def _interpreter(day: Day, work: Work) -> str:
+    """Return what runs the kernels of all rungs that are to run, "" where some are in CUDA."""
+    try:
+        problems = work.of(load_lesson(day))
+    except Exception:
+        return ""  # the passes meet it too, and tell it
+    found = {rung.interpreter for problem in problems for rung in problem.rungs}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _causes(
+    odd: Sequence[RungOutcome], traced: Pass, day: Day, platform: Platform, work: Work
+) -> Causes:
+    """Return why rungs are wrong only where addresses are watched, as far as two more passes tell:
+    in the same build, and in one whose locals begin with zeros."""
+    if all(_races(rung, traced) for rung in odd):
+        return {RACED: list(odd)}
+    again, zeroed = (
+        _watching_memory(variant, day, platform, work, [rung.rung for rung in odd])
+        for variant in ("address", "zeroed")
+    )
+    return why_wrong_there(odd, traced, again, zeroed)
+
+
+def _begin_in_orders(day: Day, platform: Platform, work: Work) -> Child:
+    """Begin the day's checks in a forked process, in all orders."""
     requested = replace(work, bench=False, debug=True)
-    child = fork(lambda channel: check_day(day, platform, requested, channel))
+    return fork(lambda channel: check_day(day, platform, requested, channel))
+
+
+def _followed(child: Child, day: Day, work: Work) -> Pass:
+    """Return what the checks in all orders gave, at their end."""
     progress = Progress(DayOutcome(day.number, day.name, day.title, PASS))
     died = ""
     try:
@@ -122,7 +185,7 @@ def _ending(child: Child, progress: Progress) -> str:
 
 
 def _why_no_addresses(platform: Platform) -> str:
-    """Why there is no build that watches addresses; "" if there is one."""
+    """Return why there is no build that watches addresses; "" if there is one."""
     try:
         preloaded(platform.compiler)
     except FileNotFoundError as error:
@@ -130,20 +193,25 @@ def _why_no_addresses(platform: Platform) -> str:
     return ""
 
 
-def _watching_memory(variant: Variant, day: Day, platform: Platform, work: Work) -> Pass:
-    """The day's checks in a new process that builds and loads that variant: all cases where
-    addresses are watched, the quick ones where every access is traced.
+def _watching_memory(
+    variant: Variant, day: Day, platform: Platform, work: Work, rungs: Sequence[str] = ()
+) -> Pass:
+    """Return the day's checks in a new process that builds and loads that variant: all cases where
+    addresses are watched, the quick ones where every access is traced. rungs: only these, where
+    there are any.
 
     Without guard bands: a tensor is to end where its memory ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         # Tracing takes long; what an access beyond an array needs may be in any case.
-        fewer = ("--quick",) if variant == "trace" else ()
+        fewer: tuple[str, ...] = ("--quick",) if variant == "trace" else ()
+        if rungs and not work.rungs:
+            fewer += ("--rungs", ",".join(dict.fromkeys(rungs)))
         options = (*fewer, "--no-bench", "--watched", "--no-color", "--json", str(report))
         command = run_this(day, "cpu", work, *options)
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler}
-        if variant == "address":
+        if variant in ("address", "zeroed"):
             variables |= preloaded(platform.compiler)
         try:
             done = subprocess.run(
@@ -171,7 +239,8 @@ def _of_report(days: Sequence[DayOutcome], output: list[str]) -> Pass:
 
 
 def _first_finding(lines: Sequence[str], code: int) -> str:
-    """Why a process ended without a report: what the sanitizer's own library or ours said last."""
+    """Return why a process ended without a report: what the sanitizer's own library or ours said
+    last."""
     for line in lines:
         if "ERROR: AddressSanitizer" in line or line.startswith(THROWN):
             return line.split("ERROR: ")[-1].removeprefix(THROWN)
@@ -182,7 +251,7 @@ def _first_finding(lines: Sequence[str], code: int) -> str:
 
 
 def _row(found: Pass, failures: Sequence[RungOutcome]) -> RungOutcome:
-    """A row that these rungs of the pass made fail, or that passed."""
+    """Return a row that these rungs of the pass made fail, or that passed."""
     outcome = RungOutcome("sanitize", "", "", PASS)
     if not failures:
         if all(rung.status == SKIP for rung in found.rungs):
@@ -216,13 +285,14 @@ def _dead(found: Pass) -> RungOutcome:
 
 
 def _remarks(found: Pass, about: str) -> list[str]:
-    """What the rungs remark about that, each once: a rung may be there for several problems."""
-    remarks = (f"{rung.rung}: {r}" for rung in found.rungs for r in rung.remarks if about in r)
-    return list(dict.fromkeys(remarks))
+    """Return what the rungs remark about that, each once: a rung may be there for several
+    problems."""
+    said = ((rung.rung, text) for rung in found.rungs for text in (*rung.remarks, *rung.asides))
+    return list(dict.fromkeys(f"{name}: {text}" for name, text in said if about in text))
 
 
 def judge_orders(ordered: Pass) -> RungOutcome:
-    """The row "orders": results that differ, or are wrong in every order."""
+    """Return the row "orders": results that differ, or are wrong in every order."""
     if ordered.died:
         return _dead(ordered)
     outcome = _row(ordered, [rung for rung in ordered.failed() if not _thrown(rung)])
@@ -231,14 +301,72 @@ def judge_orders(ordered: Pass) -> RungOutcome:
 
 
 def judge_waits(ordered: Pass) -> RungOutcome:
-    """The row "waits": launches that the runtime ended since threads waited in vain."""
+    """Return the row "waits": launches that the runtime ended since threads waited in vain, and
+    wrong results where threads of a block had returned before a barrier of the others."""
     if ordered.died and not ordered.rungs:
         return RungOutcome("sanitize", "", "", SKIP, "the checks in many orders did not end")
-    return _row(ordered, [r for r in ordered.failed() if _thrown(r) and not _about_addresses(r)])
+    failures = [r for r in ordered.failed() if _thrown(r) and not _about_addresses(r)]
+    for rung in ordered.failed():
+        for hint in [line for line in rung.details if RETURNED_EARLY.search(line)][:1]:
+            wrong = [f"the result is wrong: {rung.reason}"]
+            failures.append(replace(rung, reason=hint.removeprefix("hint: "), details=wrong))
+    return _row(ordered, failures)
 
 
-def judge_addresses(ordered: Pass, watched: Pass, missing: str) -> RungOutcome:
-    """The row "addresses", from the pass that watches them and from faults of the ordinary one."""
+# Why a rung is wrong only where addresses are watched.
+RACED = "it has a race"
+CHANCE = "another run of the same build does not fail in this way"
+ANYWAY = "it fails in the same way where local variables begin with zeros"
+LOCAL = "one is read before it is set"
+Causes = dict[str, list[RungOutcome]]  # the rungs of each
+
+
+def wrong_there_alone(ordered: Pass, watched: Pass) -> list[RungOutcome]:
+    """Return the rungs that are wrong only in the pass that watches addresses, and not by an
+    address."""
+    wrong_anyway = {(rung.problem, rung.rung) for rung in ordered.failed()}
+    return [
+        rung
+        for rung in watched.failed()
+        if not _about_addresses(rung) and (rung.problem, rung.rung) not in wrong_anyway
+    ]
+
+
+def _races(rung: RungOutcome, traced: Pass) -> bool:
+    """Return whether the tracer found a race in that rung."""
+    return any(
+        (other.problem, other.rung) == (rung.problem, rung.rung)
+        and any(finding["what"] in findings.RACES for finding in other.findings)
+        for other in traced.rungs
+    )
+
+
+def why_wrong_there(odd: Sequence[RungOutcome], traced: Pass, again: Pass, zeroed: Pass) -> Causes:
+    """Return why these rungs are wrong only where addresses are watched. again: another run of that
+    build. zeroed: one of a build whose local variables begin with zeros instead of a pattern."""
+
+    def fails_alike(rung: RungOutcome, found: Pass) -> bool:
+        same = {(r.problem, r.rung): (r.reason, r.details) for r in found.failed()}
+        return same.get((rung.problem, rung.rung)) == (rung.reason, rung.details)
+
+    causes: Causes = {}
+    for rung in odd:
+        if _races(rung, traced):
+            cause = RACED
+        elif not fails_alike(rung, again):
+            cause = CHANCE
+        else:
+            cause = ANYWAY if fails_alike(rung, zeroed) else LOCAL
+        causes.setdefault(cause, []).append(rung)
+    return causes
+
+
+def judge_addresses(
+    ordered: Pass, watched: Pass, missing: str, causes: Causes | None = None
+) -> RungOutcome:
+    """Return the row "addresses", from the pass that watches them and from faults of the ordinary
+    one. causes: of rungs that are wrong only in the first of these. What no other row has, is here.
+    """
     failures = [rung for rung in watched.failed() if _about_addresses(rung)]
     seen = {(rung.problem, rung.rung) for rung in failures}
     failures += [
@@ -248,33 +376,52 @@ def judge_addresses(ordered: Pass, watched: Pass, missing: str) -> RungOutcome:
     ]
     if watched.died and not failures:
         return _dead(watched)
+    for cause in (CHANCE, ANYWAY):
+        for rung in (causes or {}).get(cause, []):
+            reason = f"{rung.reason} (only where accesses are watched; {cause})"
+            failures.append(replace(rung, reason=reason))
     outcome = _row(ordered if missing else watched, failures)
     if missing and outcome.status == PASS:
         outcome.status, outcome.reason = SKIP, missing
     return outcome
 
 
-def judge_locals(ordered: Pass, watched: Pass, missing: str) -> RungOutcome:
-    """The row "locals": rungs that are wrong only where locals begin with a strange pattern."""
+def judge_locals(watched: Pass, missing: str, causes: Causes) -> RungOutcome:
+    """Return the row "locals": rungs that are wrong only where locals begin with a strange pattern,
+    each time in the same way, and without a race."""
     if missing or watched.died:
         reason = missing or "the checks with every access watched did not end"
         return RungOutcome("sanitize", "", "", SKIP, reason)
-    wrong_anyway = {(rung.problem, rung.rung) for rung in ordered.failed()}
-    failures = [
-        rung
-        for rung in watched.failed()
-        if not _about_addresses(rung) and (rung.problem, rung.rung) not in wrong_anyway
-    ]
-    outcome = _row(watched, failures)
-    if failures:
-        outcome.reason += (
-            " (only where local variables begin with a pattern: one is read before it is set)"
+    outcome = _row(watched, causes.get(LOCAL, []))
+    if outcome.status == FAIL:
+        outcome.reason += f" (only where local variables begin with a pattern: {LOCAL})"
+    elif causes:
+        cause, (first, *_) = next(iter(causes.items()))
+        outcome.status = SKIP
+        outcome.reason = (
+            f"cannot tell: {first.rung} is wrong where local variables begin with a pattern, but "
+            f"{cause}"
         )
     return outcome
 
 
+def _locals_anyway(
+    ordered: Pass, watched: Pass, missing: str, day: Day, platform: Platform
+) -> RungOutcome:
+    """Return the row "locals" where no rung is wrong in the pass that watches addresses alone: of
+    one that is wrong in the ordinary build as well, the compiler may know more."""
+    outcome = judge_locals(watched, missing, {})
+    failed = ordered.failed()
+    if outcome.status != PASS or not failed:
+        return outcome
+    if unset := unset_locals(day, replace(platform, variant="address")):
+        return replace(outcome, status=FAIL, reason=unset[0], details=unset[1:])
+    reason = f"cannot tell: {failed[0].rung} is wrong whatever local variables begin with"
+    return replace(outcome, status=SKIP, reason=reason)
+
+
 def judge_indices(day: Day, platform: Platform) -> RungOutcome:
-    """The row "indices": what the compiler says of the day's sources."""
+    """Return the row "indices": what the compiler says of the day's sources."""
     outcome = RungOutcome("sanitize", "", "", PASS)
     found = narrowed(day, platform)
     if found:
@@ -283,8 +430,11 @@ def judge_indices(day: Day, platform: Platform) -> RungOutcome:
 
 
 def judge_trace(traced: Pass, kinds: tuple[str, ...], ordered: Pass | None = None) -> RungOutcome:
-    """The rows "races" and "unwritten": what the tracer found of these kinds. With the pass in many
-    orders, also the rungs that passed there and fail while they are traced, for whatever reason."""
+    """Return the rows "races" and "unwritten": what the tracer found of these kinds. With the pass
+    in many orders, also the rungs that passed there and fail while they are traced, for whatever
+    reason."""
+    if traced.skipped:
+        return RungOutcome("sanitize", "", "", SKIP, traced.skipped)
     if traced.died:
         return _dead(traced)
     failures: list[RungOutcome] = []

@@ -51,9 +51,9 @@ class ProfileError(Exception):
 
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """What the profiler watches: each rung on its timing case (where it is to be quick, that of the
-    CPU), once to warm up and once between the marks that switch the profiler on and off, in an NVTX
-    range of its name."""
+    """Run what the profiler watches: each rung on its timing case (where it is to be quick, that of
+    the CPU), once to warm up and once between the marks that switch the profiler on and off, in an
+    NVTX range of its name."""
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
@@ -79,7 +79,7 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Profiles a day and tells the table of its kernels."""
+    """Profile a day and tells the table of its kernels."""
     outcome = RungOutcome("profile", "ncu", "hardware counters of every kernel", PASS)
     channel.emit(Planned([[outcome.problem, outcome.rung, outcome.idea]]))
     channel.emit(Stage(outcome.rung, "profiling"))
@@ -105,7 +105,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _measure(ncu: str, day: Day, work: Work) -> str:
-    """ncu's CSV for the day. Raises ProfileError with the reason if it gives none."""
+    """Return ncu's CSV for the day. Raises ProfileError with the reason if it gives none."""
     counters = ",".join([*(name for names, _ in METRICS.values() for name in names), *day.metrics])
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
@@ -121,7 +121,7 @@ def _measure(ncu: str, day: Day, work: Work) -> str:
 
 
 def parse(text: str) -> list[list[str]]:
-    """ncu's raw CSV, one line a kernel, as rows of the table.
+    """Return ncu's raw CSV, one line a kernel, as rows of the table.
 
     Raises ProfileError where it holds no kernel.
     """
@@ -132,9 +132,9 @@ def parse(text: str) -> list[list[str]]:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """The counters of ncu's raw CSV by their names, in base units, for each kernel in the order of
-    the launches, as `RungOutcome.kernels` has them. Columns that are no counter have no "_" in
-    their names. Counters without a value are left out.
+    """Return the counters of ncu's raw CSV by their names, in base units, for each kernel in the
+    order of the launches, as `RungOutcome.kernels` has them. Columns that are no counter have no
+    "_" in their names. Counters without a value are left out.
 
     Raises ProfileError where it holds no kernel.
     """
@@ -152,7 +152,7 @@ def kernels(text: str) -> list[dict[str, Any]]:
 def further(
     names: Sequence[str], found: Sequence[dict[str, Any]]
 ) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a table of these counters, a column per kernel."""
+    """Return the header and the rows of a table of these counters, a column per kernel."""
     rows = [
         [name, *(significant(k["counters"][name]) if name in k["counters"] else "–" for k in found)]
         for name in names
@@ -161,7 +161,7 @@ def further(
 
 
 def _records(text: str) -> list[dict[str, str]]:
-    """The kernels of ncu's raw CSV. Raises ProfileError where it holds none."""
+    """Return the kernels of ncu's raw CSV. Raises ProfileError where it holds none."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -181,7 +181,7 @@ def _number(text: str) -> float | None:
 
 
 def kernel_name(text: str) -> str:
-    """ "void softmax_v1_kernel<float>(const float *, …)" -> "softmax_v1_kernel<float>"."""
+    """Return "void softmax_v1_kernel<float>(const float *, …)" -> "softmax_v1_kernel<float>"."""
     depth = 0
     for index, char in enumerate(text):
         depth += (char == "<") - (char == ">")

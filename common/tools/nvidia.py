@@ -9,7 +9,8 @@ from common.base.toolchain import Platform
 
 
 def find_tool(name: str, platform: Platform) -> str | None:
-    """A tool of the toolkit: beside the nvcc in use, else on PATH. None if it is in neither."""
+    """Return a tool of the toolkit: beside the nvcc in use, else on PATH. None if it is in
+    neither."""
     if platform.toolkit:
         for beside in (platform.toolkit.home / "bin" / name, platform.toolkit.home / name / name):
             if beside.is_file() and os.access(beside, os.X_OK):

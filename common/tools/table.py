@@ -8,7 +8,7 @@ from common.base.days import Day
 from common.base.toolchain import Platform
 from common.process.events import Channel
 from common.process.worker import Work
-from common.tools import access_profile, compute_sanitizer, debugger, nsight
+from common.tools import access_profile, compute_sanitizer, debugger, launch_drawing, nsight
 
 Step = Callable[[Day, Platform, Work, Channel], None]  # see common.process.worker.run_day
 
@@ -18,4 +18,5 @@ TOOLS: dict[tuple[str, str], Step] = {
     ("profile", "cuda"): nsight.run_day,
     ("profile", "cpu"): access_profile.run_day,
     ("profiled", "cuda"): nsight.run_rungs,
+    ("draw", "cpu"): launch_drawing.run_day,  # on every machine
 }

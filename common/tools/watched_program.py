@@ -53,7 +53,7 @@ class Said:
 
 
 def ways_to_run(source: Path, device: str) -> list[Way]:
-    """Builds the program where necessary. On a GPU: without a tool, and under each of the four of
+    """Build the program where necessary. On a GPU: without a tool, and under each of the four of
     compute-sanitizer. On the CPU backend: without a tool, with late streams, with addresses watched
     and with every access traced. Raises BuildError where it does not build."""
     platform = replace(detect(device), variant="plain")
@@ -84,7 +84,7 @@ def ways_to_run(source: Path, device: str) -> list[Way]:
 
 
 def _for_gpu(source: Path, platform: Platform) -> Path:
-    """The program for the first GPU, linked with the toolkit's own runtime library."""
+    """Return the program for the first GPU, linked with the toolkit's own runtime library."""
     toolkit = platform.toolkit
     assert isinstance(toolkit, Toolkit)
     flags = [*cuda_flags([platform.arch]), "-ccbin", platform.compiler]
@@ -106,7 +106,7 @@ def _for_gpu(source: Path, platform: Platform) -> Path:
 
 
 def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
-    """Runs the program in this way for at most so many seconds; then it is killed."""
+    """Run the program in this way for at most so many seconds; then it is killed."""
     with tempfile.TemporaryDirectory() as folder:
         variables = dict(way.variables)
         trace = Path(folder) / "trace.json"
@@ -145,13 +145,13 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Kills the program, and the tool that runs it as a child of its own."""
+    """Kill the program, and the tool that runs it as a child of its own."""
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
 
 
 def _of_sanitizer(code: int, text: str) -> Said:
-    """The first line of each finding; a tool that gave no report says so as a finding."""
+    """Return the first line of each finding; a tool that gave no report says so as a finding."""
     blocks: list[list[str]] = [[]]
     own = []
     for line in text.splitlines():
@@ -168,7 +168,7 @@ def _of_sanitizer(code: int, text: str) -> Said:
 
 
 def _clean(lines: Sequence[str]) -> tuple[str, ...]:
-    """Without addresses and paths of this machine, each once."""
+    """Return without addresses and paths of this machine, each once."""
     found = []
     for line in lines:
         text = line.removeprefix(findings.THROWN).replace(f"{ROOT}/", "")

@@ -1,8 +1,18 @@
 """Day 1: hello, GPU."""
 
+if __name__ == "__main__":  # python days/day01/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day01
+
+from dataclasses import replace
+
 import torch
 
-from common.day import Case, Exercise, Problem, Rung
+from common.day import Case, Problem, Rung
 
 from .facts import (
     FACTS,
@@ -10,6 +20,7 @@ from .facts import (
     expected_facts,
     expected_lines,
     expected_name,
+    in_words,
     indices,
     launch,
     like,
@@ -37,40 +48,12 @@ INTRODUCES = (
     "compute capability",
     "PTX",
 )
-EQUIVALENT = {  # mutants that compute the same, and why
-    "sm_ids_kernel: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
-        "any one thread of the block can say where it runs"
-    ),
-    "sm_ids: grid or block size: `32` -> `(32) / 2`": (
-        "one thread of the block writes, whatever the block's size"
-    ),
-    "sm_ids: constant off by one: `32` -> `33`": (
-        "one thread of the block writes, whatever the block's size"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="global_indices_kernel",
-    task=(
-        "Give each thread its global index i, write out[i] = i, and, where `print` is true, "
-        "print it with threadIdx.x, blockIdx.x and the number of threads of the grid."
-    ),
-    hints=(
-        "A thread knows its place in its block (threadIdx.x), its block's place in the grid "
-        "(blockIdx.x) and how many threads a block has (blockDim.x).",
-        "The blocks before this one have blockIdx.x * blockDim.x threads together. gridDim.x is "
-        "the number of blocks.",
-        "i is blockIdx.x * blockDim.x + threadIdx.x. Nothing reaches beyond `out`: it has one "
-        "element for each thread. For printf, %u prints an unsigned number and %d an int.",
-    ),
-)
 
 
-def checked(name, inputs, reference, rung, shapes=((),), refused=()):
+def checked(name, inputs, reference, rung, shapes=((),), refused=(), words=lambda case: "this GPU"):
     cases, refused = (tuple(Case(shape) for shape in each) for each in (shapes, refused))
-    return Problem(
-        name, inputs, reference, (rung,), cases, refused, timed=False, outputs_exact=True
-    )
+    problem = Problem(name, inputs, reference, (rung,), cases, refused, timed=False)
+    return replace(problem, outputs_exact=True, case_words=words)
 
 
 COPIES_FROM_HOST = "it copies facts from the host with a cudaMemcpy that waits"
@@ -94,6 +77,7 @@ PROBLEMS = (
         Rung("global_indices", "blockIdx · blockDim + threadIdx"),
         [(1, 1), (3, 7), (2, 1024), (65535, 1), (131, 33)],
         refused=[(0, 1), (65536, 1), (1, 0), (1, 1025)],
+        words=in_words,
     ),
     checked(
         "printed lines",
@@ -101,14 +85,16 @@ PROBLEMS = (
         expected_lines,
         Rung("global_indices", "printf", load=printed, not_captured="it waits for the output"),
         [(2, 4), (3, 5)],
+        words=in_words,
     ),
     checked(
         "multiprocessor",
         launch,
         always_in_range,
         Rung("sm_ids", "PTX register %smid", not_captured=COPIES_FROM_HOST, load=sm_ids_in_range),
-        [(1,), (1000,), (65535,)],
+        [(1,), (1001,), (65535,)],
         refused=[(0,), (65536,)],
+        words=in_words,
     ),
 )
 
@@ -123,4 +109,5 @@ def show(operators, device):
     if device.type == "cuda":
         torch.cuda.synchronize()  # the output of a kernel's printf appears when the host waits
     ids = operators.sm_ids(like, 264).tolist()
-    print(f"264 blocks ran on {len(set(ids))} multiprocessors; the first ten on {ids[:10]}")
+    where = "multiprocessors" if len(set(ids)) > 1 else "multiprocessor"
+    print(f"264 blocks ran on {len(set(ids))} {where}; the first ten on {ids[:10]}")

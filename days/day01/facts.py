@@ -1,13 +1,16 @@
 """What the rungs must report: the GPU's facts by PyTorch, or those of the card that is played."""
 
 import ctypes
+import difflib
 import os
 import re
 import tempfile
+from collections import Counter
 
 import torch
 
-from common.day import played
+from common.base.outcome import Mistake
+from common.cpu.models import played
 
 # Each fact, and PyTorch's name of it.
 FACTS = {
@@ -63,6 +66,13 @@ def launch(case, draw):
     return (draw(1), *case.shape)
 
 
+def in_words(case):
+    """A case of `launch`: "2 blocks of 4 threads"."""
+    blocks, *threads = case.shape
+    words = f"{blocks} block{'s' * (blocks != 1)}"
+    return words + "".join(f" of {number} thread{'s' * (number != 1)}" for number in threads)
+
+
 def indices(like, blocks, threads):
     return torch.arange(blocks * threads, dtype=torch.int32, device=like.device)
 
@@ -70,18 +80,44 @@ def indices(like, blocks, threads):
 LINE = "hello from thread {} of block {}: I am number {} of {}"
 
 
-def expected_lines(like, blocks, threads):
+def rows_of(blocks, threads):
     """The numbers of each line that global_indices prints, in the order of the threads' indices:
-    thread, block, index, number of threads. Returns (blocks * threads, 4) int64."""
+    thread, block, index, number of threads."""
     count = blocks * threads
-    rows = [(i % threads, i // threads, i, count) for i in range(count)]
-    return torch.tensor(rows, device=like.device)
+    return [(i % threads, i // threads, i, count) for i in range(count)]
+
+
+def expected_lines(like, blocks, threads):
+    """Return `rows_of` as (blocks * threads, 4) int64."""
+    return torch.tensor(rows_of(blocks, threads), device=like.device)
+
+
+def rows_in(text, blocks, threads):
+    """Return the numbers of the lines in a text, in the order of their indices.
+
+    Raises Mistake, with the nearest line that there is, unless there is one for each thread."""
+    pattern = re.compile(LINE.format(*[r"(\d+)"] * 4))
+    found = [tuple(map(int, row)) for row in pattern.findall(text)]
+    expected = rows_of(blocks, threads)
+    missing, more = (Counter(a) - Counter(b) for a, b in ((expected, found), (found, expected)))
+    if not missing and not more:
+        return sorted(found, key=lambda row: row[2])
+    line = LINE.format(*(next(iter(missing or more)) if found else expected[-1]))
+    if not found:
+        said = f"no line of the form `{line}` was printed"
+    else:
+        said = f"`{line}` was {'not printed' if missing else 'printed too often'}"
+    printed = text.splitlines()
+    nearest = difflib.get_close_matches(line, printed, n=1, cutoff=0)
+    near = (
+        f"the nearest line that was printed: `{nearest[0]}`" if nearest else "nothing was printed"
+    )
+    raise Mistake(f"{said}\n{near}\n{len(expected)} lines are expected, one from each thread")
 
 
 def printed(builder):
     """Runs global_indices and reads what its threads print, which comes in any order."""
     operators = builder.operators()
-    pattern = re.compile(LINE.format(*[r"(\d+)"] * 4))
 
     def lines(like, blocks, threads):
         flush = ctypes.CDLL(None).fflush  # what printf keeps goes out
@@ -99,9 +135,7 @@ def printed(builder):
                 os.close(before)
             file.seek(0)
             text = file.read().decode()
-        rows = [[int(number) for number in row] for row in pattern.findall(text)]
-        rows.sort(key=lambda row: row[2])
-        return torch.tensor(rows, device=like.device).reshape(-1, 4)
+        return torch.tensor(rows_in(text, blocks, threads), device=like.device)
 
     return lines
 

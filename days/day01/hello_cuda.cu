@@ -45,7 +45,7 @@ Tensor properties(const Tensor& like) {
                            gpu.regsPerMultiprocessor,
                            static_cast<int64_t>(gpu.sharedMemPerBlockOptin),
                            clock_khz};
-  Tensor out = torch::stable::new_empty(like, {std::size(facts)}, ScalarType::Long);
+  Tensor out = allocate(like, {std::size(facts)}, ScalarType::Long);
   // cudaMemcpyDefault: the runtime sees from the addresses that this copies from host to device.
   check_cuda(cudaMemcpy(out.mutable_data_ptr(), facts, sizeof(facts), cudaMemcpyDefault), "copy");
   return out;
@@ -57,7 +57,7 @@ Tensor device_name(const Tensor& like) {
   cudaDeviceProp gpu;
   check_cuda(cudaGetDeviceProperties(&gpu, device_index(like)), "cudaGetDeviceProperties");
   const int64_t length = std::strlen(gpu.name);
-  Tensor out = torch::stable::new_empty(like, {length}, ScalarType::Byte);
+  Tensor out = allocate(like, {length}, ScalarType::Byte);
   check_cuda(cudaMemcpy(out.mutable_data_ptr(), gpu.name, length, cudaMemcpyDefault), "copy");
   return out;
 }
@@ -65,6 +65,8 @@ Tensor device_name(const Tensor& like) {
 // ---------------------------------------------------------------------------------------------
 // global_indices: every thread runs the same kernel; only threadIdx and blockIdx differ.
 
+// out: (gridDim.x * blockDim.x,). Where `print` is true, each thread prints a line; of 2 blocks of
+// 4 threads, thread 3 of block 1 prints "hello from thread 3 of block 1: I am number 7 of 8".
 __global__ void global_indices_kernel(int* __restrict__ out, bool print) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;  // [0, gridDim.x * blockDim.x)
   out[i] = i;
@@ -80,7 +82,7 @@ Tensor global_indices(const Tensor& like, int64_t blocks, int64_t threads, bool 
   STD_TORCH_CHECK(blocks >= 1 && blocks <= 65535, "blocks: expected 1 to 65535, got ", blocks);
   STD_TORCH_CHECK(threads >= 1 && threads <= 1024, "threads: expected 1 to 1024, got ", threads);
   const DeviceGuard guard(like);
-  Tensor out = torch::stable::new_empty(like, {blocks * threads}, ScalarType::Int);
+  Tensor out = allocate(like, {blocks * threads}, ScalarType::Int);
   global_indices_kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0,
                           current_stream(like)>>>(mutable_data<int>(out), print);
   check_launch("global_indices");
@@ -109,7 +111,7 @@ Tensor sm_ids(const Tensor& like, int64_t blocks) {
   check(like, "like").on_gpu();
   STD_TORCH_CHECK(blocks >= 1 && blocks <= 65535, "blocks: expected 1 to 65535, got ", blocks);
   const DeviceGuard guard(like);
-  Tensor out = torch::stable::new_empty(like, {blocks}, ScalarType::Int);
+  Tensor out = allocate(like, {blocks}, ScalarType::Int);
   sm_ids_kernel<<<static_cast<unsigned>(blocks), 32, 0, current_stream(like)>>>(
       mutable_data<int>(out));
   check_launch("sm_ids");

@@ -1,8 +1,16 @@
 """Day 2: vector addition, from host arrays and from tensors."""
 
+if __name__ == "__main__":  # python days/day02/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day02
+
 import torch
 
-from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Library, Problem, Rung, Target, grid, streamed
 
 TITLE = "Vector addition"
 TEACHES = (
@@ -27,37 +35,10 @@ INTRODUCES = (
     "pageable memory",
     "pinned memory",
 )
-EQUIVALENT = {  # mutants that compute the same, and why
-    "vec_add_v2_grid_stride_kernel: other dimension: `gridDim.x` -> `gridDim.y`": (
-        "each sum is written several times: slower, not wrong"
-    ),
-    "resident_blocks: arithmetic operator: `threads / BLOCK` -> `threads * BLOCK`": (
-        "the kernel strides over any n: any grid computes the same"
-    ),
-    "resident_blocks: comparison: `blocks_of_work < resident` -> `blocks_of_work <= resident`": (
-        "where both are equal, either is chosen"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="vec_add_v3_float4_kernel",
-    task=(
-        "Add x and y into z. Each thread loads a Pack<T> (16 bytes) of x and one of y, and stores "
-        "one of z; up to N - 1 elements remain behind the last full pack, one thread adds each."
-    ),
-    hints=(
-        "With N elements in a pack, how many full packs do n elements have, and which thread adds "
-        "pack i? Then: which elements are left over, and how many threads do they need?",
-        "reinterpret_cast<const Pack<T>*>(x)[i] is the i-th pack of x: copied into a variable, it "
-        "is one 16-byte load. Add its elements a.at[k] in a loop, and store a pack likewise.",
-        "i is the global index in int64_t, packs = n / N. Where i < packs: load two, add, store "
-        "one. The rest starts at packs * N: thread i adds element packs * N + i if it is below n.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 NOT_CAPTURED = "it allocates memory and its copies wait"
-SIZES = [(1,), (255,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)]
+SIZES = [(1,), (256,), (257,), (1023,), (1024,), (1025,), (10007,), (0,)]
+BEYOND_A_GRID = 400_003  # more elements than threads fit on a GPU at the same time
 
 
 def inputs(case, draw):
@@ -105,6 +86,7 @@ PROBLEMS = (
         ),
         cases=(
             *grid(SIZES, FLOATS),
+            *grid([(BEYOND_A_GRID,)], ["float32"]),
             *grid([(100_003,)], FLOATS, values="extreme"),
             *grid([(1000,)], FLOATS, values="nonfinite"),
         ),

@@ -40,7 +40,7 @@ void check_pair(const Tensor& x, const Tensor& y) {
 Tensor vec_add_v1_thread_per_element(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return z;  // a grid of zero blocks is an error
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
@@ -85,7 +85,7 @@ unsigned resident_blocks(const Tensor& x, int64_t blocks_of_work) {
 Tensor vec_add_v2_grid_stride(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return z;
   const unsigned grid = resident_blocks(x, ceil_div<int64_t>(n, BLOCK));
@@ -135,7 +135,7 @@ Tensor vec_add_v3_float4(const Tensor& x, const Tensor& y) {
     return vec_add_v1_thread_per_element(x, y);
   }
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return z;
   dispatch_floating(x, [&](auto zero) {

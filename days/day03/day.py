@@ -1,44 +1,24 @@
 """Day 3: matrices on a 2D grid, and functions passed to a kernel."""
 
+if __name__ == "__main__":  # python days/day03/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day03
+
 import torch
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, streamed
 
 TITLE = "Matrices on a 2D grid"
 TEACHES = "Rows and columns from a 2D grid, bounds checks, device functions, functors"
 TOPICS = ("matrix addition", "2D grid", "functor", "element-wise", "templates")
 SOURCE = "matrix_add.cu"
 INTRODUCES = ("row-major", "functor")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "matrix_add_v1_grid_2d: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`": (
-        "the kernel strides over the rows that the grid does not cover"
-    ),
-    "grid_y: comparison: `blocks < max_grid_y()` -> `blocks <= max_grid_y()`": (
-        "where both are equal, either is chosen"
-    ),
-    "Relu::operator: comparison: `v < 0` -> `v <= 0`": (
-        "differs for -0.0 alone, which becomes the equal 0.0"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="matrix_add_v1_grid_2d_kernel",
-    task=(
-        "Add two matrices on a 2D grid: x runs along the columns, y along the rows. The grid may "
-        "have fewer rows of blocks than the matrix needs."
-    ),
-    hints=(
-        "The column comes from blockIdx.x, BLOCK_X and threadIdx.x, the row from blockIdx.y, "
-        "BLOCK_Y and threadIdx.y. Which threads have no column?",
-        "Blocks at the right edge reach beyond the matrix: threads there return. Along y, a "
-        "thread steps by the rows that the whole grid has, gridDim.y * BLOCK_Y.",
-        "A grid-stride loop over rows: begin at blockIdx.y * BLOCK_Y + threadIdx.y, end below "
-        "`rows`. row_major(row, col, cols) is the offset of an element. Use int64_t.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
-SHAPES = [(1, 1), (7, 1), (1, 7), (31, 33), (32, 32), (33, 65), (127, 1025), (1000, 3)]
+SHAPES = [(1, 1), (1025, 1), (1, 1027), (31, 33), (32, 32), (33, 65), (127, 1025), (1000, 3)]
 EMPTY = [(0, 5), (5, 0)]
 
 

@@ -56,7 +56,7 @@ void check_pair(const Tensor& x, const Tensor& y) {
 Tensor matrix_add_v1_grid_2d(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   if (x.numel() == 0) return z;  // a grid of zero blocks is an error
   const int64_t rows = x.size(0), cols = x.size(1);
   const dim3 block(BLOCK_X, BLOCK_Y);
@@ -104,7 +104,7 @@ __global__ void matrix_add_v2_four_rows_kernel(const T* __restrict__ x, const T*
 Tensor matrix_add_v2_four_rows(const Tensor& x, const Tensor& y) {
   check_pair(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   if (x.numel() == 0) return z;
   const int64_t rows = x.size(0), cols = x.size(1);
   const dim3 block(BLOCK_X, BLOCK_Y);
@@ -166,7 +166,7 @@ void with_function(const std::string& name, double a, double b, Launch launch) {
 Tensor element_wise_v1_functor(const Tensor& x, const std::string& f, double a, double b) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t rows = x.size(0), cols = x.size(1);
   const dim3 block(BLOCK_X, BLOCK_Y);
   with_function(f, a, b, [&](auto function) {
@@ -210,7 +210,7 @@ Tensor element_wise_v2_functor_wide(const Tensor& x, const std::string& f, doubl
     return element_wise_v1_functor(x, f, a, b);
   }
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   with_function(f, a, b, [&](auto function) {
     if (n == 0) return;

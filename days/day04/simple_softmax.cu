@@ -39,7 +39,7 @@ __global__ void softmax_v1_thread_per_row_kernel(const T* __restrict__ x, T* __r
 Tensor softmax_v1_thread_per_row(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;  // a grid of zero blocks is an error
   const int64_t rows = x.size(0), cols = x.size(1);
   const unsigned grid = grid_size(ceil_div<int64_t>(rows, BLOCK), "x");
@@ -83,10 +83,10 @@ __global__ void softmax_v2_quotients_kernel(const T* __restrict__ x, const float
 Tensor softmax_v2_two_kernels(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const int64_t rows = x.size(0), cols = x.size(1);
-  Tensor sums = torch::stable::new_zeros(x, {rows}, ScalarType::Float);
+  Tensor sums = allocate_zeros(x, {rows}, ScalarType::Float);
   const unsigned row_grid = grid_size(rows, "x");
   const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
   dispatch_floating(x, [&](auto zero) {

@@ -73,7 +73,7 @@ __global__ void softmax_v1_shared_tree_kernel(const T* __restrict__ x, T* __rest
 Tensor softmax_v1_shared_tree(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;  // a grid of zero blocks is an error
   const int64_t rows = x.size(0), cols = x.size(1);
 
@@ -104,7 +104,7 @@ Tensor softmax_v1_shared_tree(const Tensor& x) {
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: one reduction combines pairs of maximum and sum. For a larger maximum, the sum so
 // far is rescaled instead of computed again (Milakov & Gimelshein, 2018). The row is not kept but
-// read a second time, so it may have any length; we expect the second read to hit the cache.
+// read a second time, so it may have any length.
 
 // The maximum of some elements, and their sum of exp(x - max).
 struct Partial {
@@ -154,7 +154,7 @@ __global__ void softmax_v2_online_kernel(const T* __restrict__ x, T* __restrict_
 Tensor softmax_v2_online(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const int64_t rows = x.size(0), cols = x.size(1);
   dispatch_floating(x, [&](auto zero) {
@@ -247,7 +247,7 @@ Tensor softmax_v3_registers(const Tensor& x) {
     return softmax_v2_online(x);
   }
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);

@@ -49,7 +49,7 @@ cudaError_t launch_roll_call(const float* x, float* y, int64_t n, cudaStream_t s
 Tensor roll_call_stable(const Tensor& x) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   check_cuda(launch_roll_call(data<float>(x), mutable_data<float>(y), x.numel(), current_stream(x)),
              "roll_call");
   return y;

@@ -21,7 +21,7 @@ Tensor make_output(const Tensor& a, const Tensor& b) {
   check(a, "a").on_gpu().floating().rank(2).contiguous();
   check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous();
   check(b, "b").same_device(a, "a").size(0, a.size(1));
-  return torch::stable::new_empty(a, {a.size(0), b.size(1)});
+  return allocate(a, {a.size(0), b.size(1)});
 }
 
 // The element (row, col) of a (rows, cols) matrix as fp32, or 0 outside of it. Zeros add nothing to

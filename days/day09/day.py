@@ -1,9 +1,17 @@
 """Day 9: layer normalisation."""
 
+if __name__ == "__main__":  # python days/day09/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day09
+
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid, print_table
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid, print_table
 
 TITLE = "Layer normalisation"
 TEACHES = "Mean and variance in parallel: two passes, Welford, a row in one warp's registers"
@@ -16,27 +24,7 @@ INTRODUCES = (
     "spill",
     "fused multiply-add",
 )
-EQUIVALENT = {  # mutants that compute the same, and why
-    "inverse_deviation: comparison: `variance < 0` -> `variance <= 0`": "a variance of 0 becomes 0",
-}
 
-EXERCISE = Exercise(
-    function="merge",
-    task=(
-        "Combine the count, mean and m2 (sum of squared distances from the mean) of two sets "
-        "into those of their union."
-    ),
-    hints=(
-        "The mean of the union lies between the two means, nearer to that of the larger set. "
-        "What does the distance of the means add to m2?",
-        "With d = b.mean - a.mean and n = a.count + b.count: mean = a.mean + d · b.count / n, "
-        "and m2 = a.m2 + b.m2 + d² · a.count · b.count / n.",
-        "What if b is empty, or both are? 0 / 0 is NaN, so return a first when b.count is 0. "
-        "Divide once: share = b.count / n serves both formulas.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-5
 
 

@@ -1,37 +1,23 @@
 """Day 10: fusing a chain of element-wise operations."""
 
+if __name__ == "__main__":  # python days/day10/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day10
+
 import torch
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, streamed
 
 TITLE = "Fusing element-wise chains"
 TEACHES = "Why fusion pays, functors composed at compile time, fast functions, a fused gradient"
 TOPICS = ("element-wise", "fusion", "functor", "bfloat16", "backward", "autograd")
 SOURCE = "elementwise_ops.cu"
 INTRODUCES = ("fusion", "bf16")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "Relu::operator: comparison: `v < 0` -> `v <= 0`": (
-        "differs for -0.0 alone, which becomes the equal 0.0"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="ChainGradient::operator",
-    task=(
-        "Compute the gradient of x for one element, in registers, from gy and x alone: the chain "
-        "again, then gy times the derivative of each function. If FAST, with the fast intrinsics."
-    ),
-    hints=(
-        "By the chain rule: the derivatives of tanh, sigmoid and relu, and a. Which of u, r, s and "
-        "y does each of them need?",
-        "tanh has 1 - y * y, sigmoid s * (1 - s), and ReluDerivative takes r. 1 - s loses its "
-        "digits where s is near 1: with e = exp(-r) and s = 1 / (1 + e), it is e * s.",
-        "u = a * x + b, r = Relu{}(u), e, s, and y = tanhf(s). FAST has __expf, __fdividef and "
-        "__tanhf for expf, the division and tanhf. The sigmoid's derivative is e * s * s.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 SHORT = ("float16", "bfloat16")
 SHAPES = [(1,), (7,), (255,), (1023,), (1024,), (1025,), (10007,), (0,), (33, 65), (3, 5, 7)]
 A, B = 1.5, -0.25

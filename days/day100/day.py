@@ -1,6 +1,14 @@
 """Day 100: text from a GPT-2, end to end: prefill, decode, streaming."""
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance
+if __name__ == "__main__":  # python days/day100/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day100
+
+from common.day import Case, Library, Problem, Rung, Target, Tolerance
 
 from . import model
 from .proof import show
@@ -13,40 +21,6 @@ TOPICS = ("inference", "GPT-2", "prefill", "decode", "sampling", "top-k", "top-p
 SOURCE = "final_project.cu"
 EXTRA_SOURCES = ("prefill.cu", "generate.py", "model.py", "proof.py", "weights.py")
 INTRODUCES = ("prefill", "Gumbel-max trick")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "prefill.cu: heads: 64-bit index in 32 bits: `int64_t which` -> `int which`": (
-        "it is at most 2, and H has 64 bits"
-    ),
-    "prefill.cu: layers: rounded down: `ceil_div<int64_t>(n, 2 * ROWS)` -> `((n) / (2 * ROWS))`": (
-        "a product by cuBLAS or by our own kernel computes the same"
-    ),
-    "prefill.cu: layers: rounded down: `ceil_div<int64_t>(cols, NARROW * PART)` -> "
-    "`((cols) / (NARROW * PART))`": ("a product by cuBLAS or by our own kernel computes the same"),
-    "prefill.cu: layers: constant off by one: `4 * n` -> `5 * n`": (
-        "blocks behind the last element return at once"
-    ),
-    "sampling.cuh: Sampler::next: 64-bit index in 32 bits: `int64_t next` -> `int next`": (
-        "it is the number of a word, of which there are at most 2^20"
-    ),
-    "sampling.cuh: Sampler::block_sums: constant off by one: `32 == 0` -> `32 == 1`": (
-        "warp_sum leaves the sum in all lanes, so any of them may write it"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="is_kept",
-    task=(
-        "A candidate has `count` words with larger logits, which have the mass `mass`; all words "
-        "have `total`. Return whether both top-k and top-p keep it. top_k 0 and top_p 1 keep all "
-        "words."
-    ),
-    hints=(
-        "Number the words by their logits, from 0 on. Which numbers does top-k keep?",
-        "top-p keeps the shortest prefix that has at least the share top_p. A word is in it if the "
-        "words before it do not have that share yet.",
-        "count < s.top_k and mass < s.top_p * total, each unless it is switched off.",
-    ),
-)
 
 PRODUCTS = ("linear",)
 SUMS = Tolerance(

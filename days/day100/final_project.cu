@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(THREADS)
 Decoded decode_v1_launches(PARAMETERS, SAMPLING) {
   const Sampler sampler = sampler_of(wte, temperature, top_k, top_p, seed);
   return decode(ARGUMENTS, "decode_v1_launches", [&](const Model& m) {
-    const Tensor exchanged = torch::stable::new_empty(wte, {2 * EXCHANGED}, ScalarType::Long);
+    const Tensor exchanged = allocate(wte, {2 * EXCHANGED}, ScalarType::Long);
     Word* const words = static_cast<Word*>(exchanged.mutable_data_ptr());
     for (int step = 0; step < m.steps; ++step) {
       const Model now = only_step(m, step);

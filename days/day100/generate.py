@@ -11,7 +11,7 @@ from collections import deque
 
 import torch
 
-from common.day import operators_of
+from common.build.library import operators_of
 from days.day86.training import CheckpointError, Plan, Training
 
 from .weights import from_characters, from_checkpoint, from_gpt2

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from common.day import Cost, philox_words
+from common.day import Cost
+from common.references.philox import philox_words
 from days.day96 import model as decoder
 
 WEIGHTS = 8  # arguments before the cache

@@ -97,14 +97,14 @@ Tensor layers(const Tensor& wte, const Tensor& wpe, const Tensor& vectors, const
     const int64_t tiles = ceil_div<int64_t>(n, 2 * ROWS) * ceil_div<int64_t>(cols, NARROW * PART);
     return 2 * tiles >= multiprocessor_count(wte);
   };
-  const auto matrix = [&](int64_t cols) { return torch::stable::new_empty(wte, {n, cols}); };
+  const auto matrix = [&](int64_t cols) { return allocate(wte, {n, cols}); };
   // x is the sum of x and *branch, where a branch has not been added yet.
   Tensor x = matrix(C), branch;
   bool has_branch = false;
   pass(x, n * chunks, embed_kernel, data<RawEight>(wte), data<RawEight>(wpe), data<int64_t>(prompt),
        mutable_data<Eight>(x), n * chunks, static_cast<int>(wte.size(0)), static_cast<int>(chunks));
   const Tensor rows = matrix(3 * C), o = matrix(C), hidden = matrix(4 * C);
-  const Tensor lse = torch::stable::new_empty(wte, {1, H, n}, ScalarType::Float);
+  const Tensor lse = allocate(wte, {1, H, n}, ScalarType::Float);
   for (int64_t layer = 0; layer < L; ++layer) {
     Tensor mine = torch::stable::select(vectors, 0, layer);
     const auto vector = [&](int64_t place, int64_t count) {

@@ -106,7 +106,7 @@ __global__ void conv1d_v1_naive_kernel(const T* __restrict__ x, const T* __restr
 Tensor conv1d_v1_naive(const Tensor& x, const Tensor& w, int64_t padding, const std::string& mode) {
   const Job job = check_inputs(x, w, padding, mode);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
+  Tensor y = allocate(x, {job.rows, job.out});
   if (y.numel() == 0) return y;  // a grid of no blocks is an error
   const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
@@ -190,7 +190,7 @@ Tensor conv1d_v2_constant_filter(const Tensor& x, const Tensor& w, int64_t paddi
                                  const std::string& mode) {
   const Job job = check_inputs(x, w, padding, mode);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
+  Tensor y = allocate(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
   const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
@@ -244,7 +244,7 @@ Tensor conv1d_v3_shared_halo(const Tensor& x, const Tensor& w, int64_t padding,
                              const std::string& mode) {
   const Job job = check_inputs(x, w, padding, mode);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
+  Tensor y = allocate(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
   const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, BLOCK), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");
@@ -341,7 +341,7 @@ Tensor conv1d_v4_register_window(const Tensor& x, const Tensor& w, int64_t paddi
                                  const std::string& mode) {
   const Job job = check_inputs(x, w, padding, mode);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {job.rows, job.out});
+  Tensor y = allocate(x, {job.rows, job.out});
   if (y.numel() == 0) return y;
   const unsigned blocks_per_row = grid_size(ceil_div<int64_t>(job.out, TILE), "x");
   const unsigned grid = grid_size(job.rows * blocks_per_row, "x");

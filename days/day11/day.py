@@ -1,6 +1,14 @@
 """Day 11: convolution in one dimension."""
 
-from common.day import Case, Exercise, Library, Problem, Rung, grid
+if __name__ == "__main__":  # python days/day11/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day11
+
+from common.day import FLOATS, Case, Library, Problem, Rung, grid
 
 from .convolutions import by_fft, by_shifts, compiled, cost, cudnn_searched, inputs, reference
 
@@ -11,40 +19,7 @@ TEACHES = (
 TOPICS = ("convolution", "conv1d", "constant memory", "halo", "shared memory", "registers")
 SOURCE = "conv1d.cu"
 INTRODUCES = ("constant memory", "halo", "CUDA event")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "element: bounds check dropped: `mode == Mode::ZEROS || q < -padding || q >= n + "
-    "padding` -> `mode == Mode::ZEROS || q >= n + padding`": ("no tile begins before -padding"),
-    "element: comparison: `q < 0` -> `q <= 0`, 2nd": ("0 is inside the row and does not come here"),
-    "element: constant off by one: `q < 0` -> `q < 1`, 4th": (
-        "0 is inside the row and does not come here"
-    ),
-    "conv1d_v4_register_window_kernel: shared memory too small: `tile[TILE + CHUNK]` -> "
-    "`tile[(TILE + CHUNK) - 1]`": (
-        "the last element only completes a pack of 16 bytes, and no output uses it"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="conv1d_v3_shared_halo_kernel",
-    first="const int64_t start = first + j0",
-    last="the tile is complete before any thread multiplies",
-    task=(
-        "Load the inputs that this block's outputs need for taps [j0, j0 + taps) into `tile`: "
-        "its BLOCK elements and the halo. A thread that is still reading the previous chunk must "
-        "not be overtaken."
-    ),
-    hints=(
-        "Output i needs inputs i + j - padding for all taps j. Which inputs do the outputs "
-        "[first, first + BLOCK) need for taps j0 to j0 + taps - 1?",
-        "They begin at first + j0 - padding, and there are BLOCK + taps - 1 of them. 256 threads "
-        "load them in turns: k = threadIdx.x, then k + BLOCK.",
-        "element(x_row, index, job.n, job.padding, job.mode) reads an input or what stands "
-        "outside of the row. One barrier before loading (the previous tile is no longer read), "
-        "one after.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 # (rows, n, taps, padding)
 SHAPES = [(1, 1, 1, 0), (3, 257, 5, 2), (2, 300, 17, 8), (2, 1537, 16, 0), (5, 67, 33, 16)]
 SHAPES += [(1, 1023, 255, 127), (1, 700, 400, 0), (2, 40, 79, 39)]

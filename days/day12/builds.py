@@ -40,6 +40,8 @@ def setup_py(site):
 def cmake(site):
     if shutil.which("cmake") is None:
         raise Skip("CMake is missing: python -m pip install cmake")
+    if torch.version.cuda and not site.sm:
+        raise Skip("the CMake files of a CUDA build of PyTorch ask for a GPU's toolkit, even here")
     defines = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,

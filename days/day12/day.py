@@ -1,10 +1,18 @@
 """Day 12: one operator, three ways to build it."""
 
+if __name__ == "__main__":  # python days/day12/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day12
+
 import time
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, grid
+from common.day import COMPILE, Case, Cost, Problem, grid
 
 from .builds import OPERATORS, cmake, jit, rung, setup_py
 
@@ -14,29 +22,6 @@ TOPICS = ("build", "setuptools", "CMake", "JIT", "custom operator", "opcheck", "
 SOURCE = "fused_gelu.cu"
 EXTRA_SOURCES = ("binding.cpp", "setup.py", "CMakeLists.txt")
 INTRODUCES = ("opcheck", "meta function", "graph break")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "fused_gelu_backward_kernel: comparison: `r0 < rows` -> `r0 <= rows`": (
-        "the first row of such a group ends the inner loop"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="fused_gelu_backward_kernel",
-    task=(
-        "Compute the gradient of the kernel above, gx = g · gelu'(x + bias), with the same threads "
-        "and rows. The bias is loaded once per thread."
-    ),
-    hints=(
-        "Threads along x own a column c; blocks along y own rows. Which threads have no column, "
-        "and which rows are beyond the end?",
-        "The chain rule: the derivative of gelu is taken at the same x + bias that the forward "
-        "pass used, and x is read again for it. It does not depend on y.",
-        "Element (r, c) lies at r * cols + c. In fp32, multiply to_float(g[i]) by gelu_derivative "
-        "of to_float(x[i]) + b, and convert the product with from_float<T>.",
-    ),
-    rungs=("day12_jit",),
-)
 
 
 def inputs(case, draw):

@@ -101,7 +101,7 @@ Weights check_inputs(const Tensor& image, const std::vector<int64_t>& given) {
 Tensor blur_v1_direct(const Tensor& image, const std::vector<int64_t>& weights) {
   const Weights by_value = check_inputs(image, weights);
   const DeviceGuard guard(image);
-  Tensor out = torch::stable::empty_like(image);
+  Tensor out = allocate_like(image);
   if (image.numel() == 0) return out;
   const int64_t height = image.size(0), width = image.size(1);
   const dim3 grid(grid_size(ceil_div<int64_t>(3 * width, BLOCK_X), "image"),
@@ -169,7 +169,7 @@ __global__ void blur_v2_separable_kernel(const uint8_t* __restrict__ image,
 Tensor blur_v2_separable(const Tensor& image, const std::vector<int64_t>& weights) {
   const Weights by_value = check_inputs(image, weights);
   const DeviceGuard guard(image);
-  Tensor out = torch::stable::empty_like(image);
+  Tensor out = allocate_like(image);
   if (image.numel() == 0) return out;
   const int64_t height = image.size(0), width = image.size(1);
   const dim3 grid(grid_size(ceil_div<int64_t>(width, TILE_PIXELS), "image"),
@@ -263,7 +263,7 @@ Tensor blur_v3_register_window(const Tensor& image, const std::vector<int64_t>& 
     return blur_v2_separable(image, weights);
   }
   const DeviceGuard guard(image);
-  Tensor out = torch::stable::empty_like(image);
+  Tensor out = allocate_like(image);
   if (image.numel() == 0) return out;
   const dim3 grid(grid_size(ceil_div<int64_t>(image.size(1), TILE_PIXELS), "image"),
                   grid_size_y(ceil_div<int64_t>(image.size(0), TILE_ROWS), "image"));

@@ -42,7 +42,7 @@ void check_image(const Tensor& image) {
 Tensor grey_v1_thread_per_pixel(const Tensor& image) {
   check_image(image);
   const DeviceGuard guard(image);
-  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  Tensor grey = allocate(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
   if (pixels == 0) return grey;  // a grid of no blocks is an error
   const unsigned grid = grid_size(ceil_div<int64_t>(pixels, BLOCK), "image");
@@ -89,7 +89,7 @@ Tensor grey_v2_four_pixels(const Tensor& image) {
     return grey_v1_thread_per_pixel(image);
   }
   const DeviceGuard guard(image);
-  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  Tensor grey = allocate(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
   if (pixels == 0) return grey;
   // The last fewer than 4 pixels need 3 threads; one block has them even without a whole group.
@@ -125,7 +125,7 @@ Tensor grey_v3_sixteen_pixels(const Tensor& image) {
     return grey_v2_four_pixels(image);
   }
   const DeviceGuard guard(image);
-  Tensor grey = torch::stable::new_empty(image, {image.size(0), image.size(1)});
+  Tensor grey = allocate(image, {image.size(0), image.size(1)});
   const int64_t pixels = grey.numel();
   if (pixels == 0) return grey;
   const unsigned grid = grid_size(ceil_div<int64_t>(pixels, 16 * BLOCK), "image");

@@ -1,8 +1,16 @@
 """Day 13: images, converted to grey and blurred."""
 
+if __name__ == "__main__":  # python days/day13/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day13
+
 from pathlib import Path
 
-from common.day import Exercise, hills_at_night, save_pictures
+from common.report.picture import hills_at_night, save_pictures
 
 from .blur import BLURS, box, gaussian
 from .grey import GREY
@@ -13,21 +21,6 @@ TOPICS = ("images", "grey", "blur", "convolution", "shared memory", "integers")
 SOURCE = "color2gray.cu"
 EXTRA_SOURCES = ("blur.cu",)
 INTRODUCES = ("fixed point", "separable filter")
-
-EXERCISE = Exercise(
-    function="luma_of_four",
-    task=(
-        "Compute four grey pixels from twelve bytes in three words, RGBR GBRG BRGB, and pack "
-        "them into one word, the first pixel in the lowest byte."
-    ),
-    hints=(
-        "byte_of(word, k) is byte k of a word, 0 the lowest. Which bytes of which words belong "
-        "to the second pixel?",
-        "The pixels are: three bytes of the first word; its last byte and two of the second; the "
-        "second's last two and one of the third; the third's last three.",
-        "luma(r, g, b) gives 0 to 255, so four of them fit: y0 | y1 << 8 | y2 << 16 | y3 << 24.",
-    ),
-)
 
 PROBLEMS = (GREY, *BLURS)
 

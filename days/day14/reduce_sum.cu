@@ -48,7 +48,7 @@ bool is_integer(const Tensor& x) {
 Tensor make_sum(const Tensor& x) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype(
       {ScalarType::Float, ScalarType::Double, ScalarType::Int, ScalarType::Long});
-  return torch::stable::new_empty(x, {}, is_integer(x) ? ScalarType::Long : x.scalar_type());
+  return allocate(x, {}, is_integer(x) ? ScalarType::Long : x.scalar_type());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ Tensor sum_v1_atomics(const Tensor& x) {
   Tensor y = make_sum(x);
   const DeviceGuard guard(x);
   const ScalarType wide_type = is_integer(x) ? ScalarType::Long : ScalarType::Double;
-  const Tensor wide = torch::stable::new_zeros(x, {}, wide_type);
+  const Tensor wide = allocate_zeros(x, {}, wide_type);
   const int64_t n = x.numel();
   dispatch_summable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
@@ -118,7 +118,7 @@ Tensor sum_in_stages(const Tensor& x, const char* name, Launch launch) {
     do {
       // An empty x still takes one block, which writes the empty sum, 0.
       const unsigned grid = n == 0 ? 1 : grid_size(ceil_div<int64_t>(n, BLOCK), "x");
-      Tensor to = grid == 1 ? y : torch::stable::new_empty(y, {int64_t{grid}});
+      Tensor to = grid == 1 ? y : allocate(y, {int64_t{grid}});
       if (n == x.numel()) {
         launch(data<T>(from), mutable_data<Sum>(to), n, grid, stream);
       } else {
@@ -298,8 +298,7 @@ Tensor sum_v6_vectorised(const Tensor& x) {
     const int64_t most = int64_t{multiprocessor_count(x)} * BLOCKS_PER_SM;
     const int64_t work = ceil_div<int64_t>(n, BLOCK * LOADS * Pack<T>::N);
     const auto grid = static_cast<unsigned>(work < 1 ? 1 : work < most ? work : most);
-    const Tensor partial =
-        torch::stable::new_empty(y, {int64_t{grid}});  // a new allocation is aligned
+    const Tensor partial = allocate(y, {int64_t{grid}});  // a new allocation is aligned
     sum_v6_vectorised_kernel<T, Sum>
         <<<grid, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<Sum>(partial), n, head);
     check_launch("sum_v6_vectorised");

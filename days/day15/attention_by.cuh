@@ -37,7 +37,7 @@ Attended attention_by(const Tensor& q, const Tensor& k, const Tensor& v, bool ca
                       const char* name, F&& launch) {
   const Sizes n = check_inputs(q, k, v, causal);
   const DeviceGuard guard(q);
-  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
+  Tensor lse = allocate(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
   Tensor o = output_like(
       q, name, [&](auto zero, auto* out) { launch(zero, n, out, mutable_data<float>(lse)); });
   return {o, lse};

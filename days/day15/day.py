@@ -1,20 +1,18 @@
 """Day 15: FlashAttention-2 forward, first version."""
 
+if __name__ == "__main__":  # python days/day15/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day15
+
 from functools import partial
 
 import torch
 
-from common.day import (
-    Case,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    peak_memory,
-    print_table,
-)
+from common.day import HALVES, Case, Library, Problem, Rung, Target, grid, peak_memory, print_table
 
 from .formulas import attention, backward, cost, formula, inputs, reference, saves
 
@@ -25,50 +23,6 @@ SOURCE = "fa2_forward.cu"
 EXTRA_SOURCES = ("naive_attention.cu", "register_tiles.cu")
 INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "fa2_forward.cu: attend: barrier removed: `__syncwarp()` -> ``, 3rd": (
-        "the shuffles of the next row make all lanes wait before p is overwritten"
-    ),
-    "fa2_forward.cu: finish: constant off by one: `lane == 0` -> `lane == 1`": (
-        "all lanes hold the same row"
-    ),
-    "fa2_forward.cu: attention_v2_tiled_online: constant off by one: `{n.N, n.S, 2}` "
-    "-> `{n.N, n.S, 3}`": ("more memory than is used"),
-    "naive_attention.cu: tiled_product: constant off by one: `TILE + 1` -> `TILE + 2`": (
-        "another padding: other bank conflicts, the same values"
-    ),
-    "naive_attention.cu: softmax_rows_kernel: 64-bit index in 32 bits: `int64_t j` "
-    "-> `int j`, 2nd": ("S × S scores lie in memory, so S fits in 32 bits"),
-    "naive_attention.cu: softmax_rows_kernel: constant off by one: `threadIdx.x == 0` "
-    "-> `threadIdx.x == 1`": ("all threads hold the sum"),
-    "register_tiles.cu: load_tile: 64-bit index in 32 bits: `int64_t{row} * D` -> `row * D`, 2nd": (
-        "a row of a tile: the product is small"
-    ),
-    "register_tiles.cu: attention_v4_register_tiles: comparison: `sizes.D <= 32` "
-    "-> `sizes.D < 32`": ("32 columns then take the tiles for 64: the same values"),
-}
-
-EXERCISE = Exercise(
-    function="attend",
-    first="// The first tile contains key 0",
-    last="all lanes have read q and p before",
-    task=(
-        "The online softmax: from this lane's score s and the row's state, update row.max and "
-        "row.sum, and rescale row.o before adding p · V of this tile, where p = exp(s - max)."
-    ),
-    hints=(
-        "The maximum over this tile of keys and all tiles before. What was summed under the old "
-        "maximum has to be expressed under the new one.",
-        "exp(x - old) · exp(old - new) = exp(x - new). So row.sum and row.o are both multiplied "
-        "by exp(old - new) before this tile's part is added. warp_max(s) and warp_sum(p) combine "
-        "the 32 lanes, which have one key each.",
-        "Lane l holds columns d = lane + 32 · c of row.o, c < COLUMNS and d < n.D. Put p into "
-        "shared.p[lane], __syncwarp(), then add shared.p[k] * tile.v[k][d] for all KEYS keys. "
-        "Another __syncwarp() at the end: the next row overwrites q and p.",
-    ),
-)
-
-HALVES = ["float16", "bfloat16"]
 # (B, H, S, D)
 SHAPES = [
     (1, 1, 1, 1),
@@ -86,6 +40,7 @@ UNUSUAL = (
     *grid([(1, 1, 24, 16)], ["float32", *HALVES], values="large"),
     *grid([(1, 1, 20, 8)], ["float32", *HALVES], values="nonfinite"),
     *grid([(1, 1, 300, 8)], ["float32"], values="large"),  # more keys than threads per row of v1
+    *grid([(2, 3, 1, 16)], ["float32"], values="large"),  # one key: all scores of a row far below 0
 )
 STEPS = (
     *grid([(1, 2, 33, 32), (1, 1, 7, 5), (2, 2, 0, 8)], ["float32"]),

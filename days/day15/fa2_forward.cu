@@ -160,8 +160,8 @@ Attended attention_v2_tiled_online(const Tensor& q, const Tensor& k, const Tenso
   const char* name = "attention_v2_tiled_online";
   return attention_by(q, k, v, causal, name, [&](auto zero, Sizes n, auto* o, float* lse) {
     using T = decltype(zero);
-    const Tensor state = torch::stable::new_empty(q, {n.N, n.S, 2}, ScalarType::Float);
-    const Tensor acc = torch::stable::new_empty(q, {n.N, n.S, n.D}, ScalarType::Float);
+    const Tensor state = allocate(q, {n.N, n.S, 2}, ScalarType::Float);
+    const Tensor acc = allocate(q, {n.N, n.S, n.D}, ScalarType::Float);
     attention_v2_tiled_online_kernel<T><<<grid_size(n.N, "q"), WARPS * 32, 0, current_stream(q)>>>(
         data<T>(q), data<T>(k), data<T>(v), o, lse, static_cast<float2*>(state.mutable_data_ptr()),
         mutable_data<float>(acc), n);

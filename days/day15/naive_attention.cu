@@ -89,7 +89,7 @@ Attended attention_v1_three_kernels(const Tensor& q, const Tensor& k, const Tens
   const char* name = "attention_v1_three_kernels";
   return attention_by(q, k, v, causal, name, [&](auto zero, Sizes n, auto* o, float* lse) {
     using T = decltype(zero);
-    const Tensor scores = torch::stable::new_empty(q, {n.N, n.S, n.S}, ScalarType::Float);
+    const Tensor scores = allocate(q, {n.N, n.S, n.S}, ScalarType::Float);
     float* s = mutable_data<float>(scores);
     const int64_t tiles = ceil_div<int64_t>(n.S, TILE), d_tiles = ceil_div<int64_t>(n.D, TILE);
     const dim3 block(TILE, TILE);

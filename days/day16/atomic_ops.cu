@@ -30,7 +30,7 @@ Tensor histogram_by(const Tensor& x, int64_t bins, const char* name, F&& launch)
   check(x, "x").on_gpu().rank(1).contiguous();
   check(x, "x").dtype({ScalarType::Byte, ScalarType::Int, ScalarType::Long});
   STD_TORCH_CHECK(bins >= 1 && bins <= 2147483647, "bins: expected 1 to 2147483647, got ", bins);
-  const Tensor counts = torch::stable::new_zeros(x, {bins}, ScalarType::Long);
+  const Tensor counts = allocate_zeros(x, {bins}, ScalarType::Long);
   const DeviceGuard guard(x);
   if (x.numel() == 0) return counts;  // a grid of no blocks is an error
   auto* out = mutable_data<int64_t>(counts);

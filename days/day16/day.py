@@ -1,10 +1,18 @@
 """Day 16: atomics: histograms, the maximum of floats, their sum."""
 
+if __name__ == "__main__":  # python days/day16/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day16
+
 from dataclasses import replace
 
 import torch
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+from common.day import Case, Cost, Library, Problem, Rung, Target, grid
 
 from .floats import OF_FLOATS, SIZES
 
@@ -20,39 +28,6 @@ INTRODUCES = (
     "compare-and-swap",
     "warp aggregation",
     "deterministic",
-)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    'atomic_ops.cu: histogram_by: validation dropped: `check(x, "x").on_gpu().rank(1)` '
-    '-> `check(x, "x").on_gpu()`': (
-        "the elements of a matrix are counted, as the reference counts them"
-    ),
-    "atomic_ops.cu: bin_of: comparison: `static_cast<uint64_t>(value) < bins` "
-    "-> `static_cast<uint64_t>(value) <= bins`": ("the value `bins` gives `bins` in both branches"),
-    "atomic_ops.cu: fits_in_shared: comparison: `bins <= shared_limit(x) / "
-    "int64_t{sizeof(unsigned)}` -> `bins < shared_limit(x) / int64_t{sizeof(unsigned)}`": (
-        "of this size, the counts in global memory are the same"
-    ),
-    'float_atomics.cu: check_for_max: validation dropped: `check(x, "x").on_gpu().rank(1)` '
-    '-> `check(x, "x").on_gpu()`': ("the largest element of a matrix is found"),
-    "float_atomics.cu: max_v2_ordered_bits_kernel: initial value: `unsigned mine = 0` "
-    "-> `unsigned mine = 1`": ("the keys of all numbers are larger than 1"),
-}
-
-EXERCISE = Exercise(
-    function="histogram_shared_kernel",
-    task=(
-        "Count into a histogram of the block's own in shared memory, then add it to the global "
-        "one, `counts`."
-    ),
-    hints=(
-        "Three phases: all bins to 0, count, add up. Between them all threads wait: why?",
-        "A grid-stride loop over blocks of BLOCK elements. All lanes have to take part in "
-        "Add::add, so a thread without an element passes `bins`, which is the number of no bin.",
-        "Add::add(histogram, bin, bins) counts one element; bin_of(x[i], bins) is its bin. In "
-        "the end add_to_count(counts, bin, histogram[bin]) for each bin that is not 0, BLOCK "
-        "bins at a time.",
-    ),
 )
 
 INTEGERS = ["int32", "uint8", "int64"]

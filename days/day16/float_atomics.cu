@@ -56,7 +56,7 @@ void check_for_max(const Tensor& x) {
 Tensor max_v1_compare_and_swap(const Tensor& x) {
   check_for_max(x);
   const DeviceGuard guard(x);
-  Tensor max = torch::stable::new_empty(x, {});
+  Tensor max = allocate(x, {});
   torch::stable::fill_(max, -INFINITY);
   const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
   max_v1_compare_and_swap_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(
@@ -109,8 +109,8 @@ __global__ void max_v2_ordered_bits_decode_kernel(const unsigned* key, float* ma
 Tensor max_v2_ordered_bits(const Tensor& x) {
   check_for_max(x);
   const DeviceGuard guard(x);
-  Tensor max = torch::stable::new_empty(x, {});
-  const Tensor key = torch::stable::new_zeros(x, {}, ScalarType::Int);  // below all keys
+  Tensor max = allocate(x, {});
+  const Tensor key = allocate_zeros(x, {}, ScalarType::Int);  // below all keys
   const int64_t n = x.numel();
   const unsigned grid =
       resident_grid(x, max_v2_ordered_bits_kernel, BLOCK, 0, ceil_div<int64_t>(n, BLOCK));
@@ -146,7 +146,7 @@ __global__ void sum_v1_shared_then_global_kernel(const float* __restrict__ x, fl
 Tensor sum_v1_shared_then_global(const Tensor& x) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float});
   const DeviceGuard guard(x);
-  const Tensor sum = torch::stable::new_zeros(x, {});
+  const Tensor sum = allocate_zeros(x, {});
   const int64_t n = x.numel();
   if (n == 0) return sum;
   const unsigned grid =

@@ -33,7 +33,7 @@ template <typename T, typename ScanTiles>
 void scan_recursively(const Tensor& on, const T* x, T* y, int64_t n, bool exclusive,
                       ScanTiles scan_tiles) {
   const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE), "x");
-  const Tensor totals = torch::stable::new_empty(on, {int64_t{tiles}});  // T is 4 bytes, as on's
+  const Tensor totals = allocate(on, {int64_t{tiles}});  // T is 4 bytes, as on's
   T* total = mutable_data<T>(totals);
   scan_tiles(x, y, total, n, exclusive, tiles);
   if (tiles == 1) return;
@@ -47,7 +47,7 @@ template <typename ScanTiles>
 Tensor scan_by_tiles(const Tensor& x, bool exclusive, ScanTiles scan_tiles) {
   check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Float, ScalarType::Int});
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return y;  // a grid of no blocks is an error
   if (x.scalar_type() == ScalarType::Float) {

@@ -213,7 +213,7 @@ void check_scannable(const Tensor& x) {
 Tensor scan_v3_three_kernel(const Tensor& x, bool exclusive) {
   check_scannable(x);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return y;
   const unsigned tiles = grid_size(ceil_div<int64_t>(n, WIDE_TILE), "x");
@@ -222,7 +222,7 @@ Tensor scan_v3_three_kernel(const Tensor& x, bool exclusive) {
   dispatch_scannable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
     using Sum = decltype(zero_sum);
-    const Tensor totals = torch::stable::new_empty(x, {int64_t{tiles}}, ScalarType::Int);
+    const Tensor totals = allocate(x, {int64_t{tiles}}, ScalarType::Int);
     Sum* total = mutable_data<Sum>(totals);  // both types of Sum have 4 bytes
     scan_v3_three_kernel_totals_kernel<T, Sum>
         <<<tiles, BLOCK, 0, stream>>>(data<T>(x), total, n, wide);
@@ -244,7 +244,7 @@ Tensor scan_v3_three_kernel(const Tensor& x, bool exclusive) {
 
 // What a tile has published, in one 8-byte word: a state in the upper 4 bytes, a sum in the lower.
 enum State : uint32_t {
-  INVALID = 0,    // nothing yet; new_zeros writes this
+  INVALID = 0,    // nothing yet; allocate_zeros writes this
   AGGREGATE = 1,  // the sum of this tile
   PREFIX = 2,     // the sum of this tile and of all tiles before it
 };
@@ -279,8 +279,8 @@ __device__ uint64_t read_word(uint64_t* word) {
   return DeviceWord(*word).load(cuda::memory_order_relaxed);
 }
 
-// The distance between two words, in words of 8 bytes: one 32-byte sector of L2 per word. With four
-// words in a sector, the writers of each contend with the readers of all four.
+// The distance between two words, in words of 8 bytes: one 32-byte sector of L2 per word. Adjacent
+// words were slower (README).
 constexpr int SPACING = 4;
 
 // The sum of all tiles before `tile`, in every lane of the calling warp. Lane l reads the word of
@@ -338,13 +338,12 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 Tensor scan_v4_look_back(const Tensor& x, bool exclusive) {
   check_scannable(x);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return y;
   const unsigned tiles = grid_size(ceil_div<int64_t>(n, WIDE_TILE), "x");
   // The ticket counter, then one word per tile, all 0: INVALID.
-  const Tensor scratch =
-      torch::stable::new_zeros(x, {SPACING * (1 + int64_t{tiles})}, ScalarType::Long);
+  const Tensor scratch = allocate_zeros(x, {SPACING * (1 + int64_t{tiles})}, ScalarType::Long);
   dispatch_scannable(x, [&](auto zero, auto zero_sum) {
     using T = decltype(zero);
     using Sum = decltype(zero_sum);

@@ -1,8 +1,16 @@
 """Day 18: everything that a backward pass derives from one gradient, in one launch."""
 
+if __name__ == "__main__":  # python days/day18/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day18
+
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Fused preparation of a backward pass"
 TEACHES = (
@@ -12,30 +20,7 @@ TOPICS = ("backward", "autograd", "transpose", "cast", "fusion", "attention")
 SOURCE = "fused_backward_prep.cu"
 EXTRA_SOURCES = ("merge_heads.cu",)
 INTRODUCES = ("backward pass", "split heads", "bias gradient", "transposed")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "prep.cuh: make_sizes: comparison: `S <= most` -> `S < most`": ("no case has 2^31 - 1 rows"),
-}
 
-EXERCISE = Exercise(
-    function="backward_prep_v2_fused_kernel",
-    first="float sum = 0;",
-    last="finish_column_sums<BLOCK>(",
-    task=(
-        "One read of each gradient of column c, three results: its sum over the chunk's rows, for "
-        "finish_column_sums; rounded to bf16 in heads; and, where WITH_HEADS_T, in heads_t."
-    ),
-    hints=(
-        "A thread loops over rows s in [rows.begin, rows.end) of batch rows.b. Threads with c >= "
-        "n.C have no column: what may they skip, and what has barriers that they must reach?",
-        "index_in_heads(n, rows.b, 0, c) is where row 0 of column c lies in heads. Rows of g are "
-        "n.C apart, rows of a head n.D; in heads_t the rows are neighbours.",
-        "Row s of the column is g[(int64_t{rows.b} * n.S + s) * n.C + c]. After the loop all "
-        "threads call finish_column_sums<BLOCK> with sum, rows, first, n.C and the last three "
-        "pointers.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 # (B, S, H, D)
 SHAPES = [
     (1, 1, 1, 1),

@@ -31,16 +31,15 @@ int64_t chunks_of(Sizes n) {
 
 // strip: columns that one block sums. with_heads_t: whether heads_t is written.
 Outputs make_outputs(const Tensor& g, Sizes n, int strip, bool with_heads_t) {
-  using torch::stable::new_empty;
-  using torch::stable::new_zeros;
   const auto low = ScalarType::BFloat16;
   const int64_t B = n.B, S = n.S, H = n.H, D = n.D, C = n.C;
-  return {new_empty(g, {n.B, n.H, n.S, n.D}, low),
-          with_heads_t ? new_empty(g, {B, H, D, S}, low) : new_empty(g, {0}, low),
-          // Written by the kernel; for a g without rows there is no launch, and the sums are 0.
-          g.numel() ? new_empty(g, {C}, ScalarType::Float) : new_zeros(g, {C}, ScalarType::Float),
-          new_empty(g, {g.numel() ? chunks_of(n) : 0, C}, ScalarType::Float),
-          new_zeros(g, {ceil_div<int64_t>(C, strip)}, ScalarType::Int)};
+  return {
+      allocate(g, {n.B, n.H, n.S, n.D}, low),
+      with_heads_t ? allocate(g, {B, H, D, S}, low) : allocate(g, {0}, low),
+      // Written by the kernel; for a g without rows there is no launch, and the sums are 0.
+      g.numel() ? allocate(g, {C}, ScalarType::Float) : allocate_zeros(g, {C}, ScalarType::Float),
+      allocate(g, {g.numel() ? chunks_of(n) : 0, C}, ScalarType::Float),
+      allocate_zeros(g, {ceil_div<int64_t>(C, strip)}, ScalarType::Int)};
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_prep_v1_separate(const Tensor& g, in
   const Outputs out = make_outputs(g, n, BLOCK, true);
   const int64_t elements = g.numel();
   if (elements == 0) return {out.heads, out.heads_t, out.bias_grad};
-  const Tensor low = torch::stable::new_empty(g, {elements}, ScalarType::BFloat16);
+  const Tensor low = allocate(g, {elements}, ScalarType::BFloat16);
   const unsigned strips = ceil_div<unsigned>(n.C, BLOCK);
   const unsigned cast_grid = grid_size(ceil_div<int64_t>(elements, BLOCK), "g");
   const unsigned grid = grid_size(int64_t{n.B} * n.S * strips, "g");

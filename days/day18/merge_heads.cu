@@ -36,8 +36,7 @@ Tensor merge_heads(const Tensor& o, const Tensor& bias) {
   check(bias, "bias").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   check(bias, "bias").same_device(o, "o").size(0, n.C);
   const DeviceGuard guard(o);
-  Tensor y =
-      torch::stable::new_empty(o, {o.size(0), o.size(2), o.size(1) * o.size(3)}, ScalarType::Float);
+  Tensor y = allocate(o, {o.size(0), o.size(2), o.size(1) * o.size(3)}, ScalarType::Float);
   if (y.numel() == 0) return y;
   const bool eights = n.D % E == 0 && is_aligned(o, 16) && is_aligned(bias, 16);
   const unsigned blocks_per_row = ceil_div<unsigned>(n.C, BLOCK * (eights ? E : 1));

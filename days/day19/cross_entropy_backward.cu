@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(BLOCK)
 Tensor cross_entropy(const Tensor& x, const Tensor& target) {
   check_logits(x, target);
   const DeviceGuard guard(x);
-  Tensor loss = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  Tensor loss = allocate(x, {x.size(0)}, ScalarType::Float);
   if (x.numel() == 0) return loss;
   dispatch_row(x, [&](auto row, auto zero) {
     using T = decltype(zero);
@@ -123,7 +123,7 @@ Tensor cross_entropy_backward_v3_fused(const Tensor& g, const Tensor& x, const T
   check_logits(x, target);
   check_gradient(g, x);
   const DeviceGuard guard(x);
-  Tensor gx = torch::stable::empty_like(x);
+  Tensor gx = allocate_like(x);
   if (x.numel() == 0) return gx;
   dispatch_row(x, [&](auto row, auto zero) {
     using T = decltype(zero);

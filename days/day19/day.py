@@ -1,9 +1,17 @@
 """Day 19: the gradients of softmax and of cross-entropy."""
 
+if __name__ == "__main__":  # python days/day19/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day19
+
 import torch
 import torch.nn.functional as F
 
-from common.day import Exercise, Rung, Target, grid, one_tensor
+from common.day import Rung, Target, grid, one_tensor
 
 from .cross_entropy import CROSS_ENTROPY
 from .rows import CASES, FLOATS, problem
@@ -14,23 +22,6 @@ TOPICS = ("softmax", "cross-entropy", "backward", "autograd", "fusion")
 SOURCE = "softmax_backward.cu"
 EXTRA_SOURCES = ("cross_entropy_backward.cu",)
 INTRODUCES = ("upstream gradient", "cross-entropy")
-
-EXERCISE = Exercise(
-    function="softmax_backward_v1_two_passes_kernel",
-    task=(
-        "gx = y · (gy - sum over the row of gy · y), one block per row: a first pass for the dot "
-        "product, a second for the gradient."
-    ),
-    hints=(
-        "Which sum does every element of the row need? It is one number per row, and all threads "
-        "of the block contribute to it.",
-        "Threads take columns t, t + BLOCK, …. Each keeps its part of the dot product, puts it "
-        "into `partial[threadIdx.x]` in shared memory, and tree_reduce adds them up.",
-        "__shared__ float partial[BLOCK]; dot = tree_reduce(partial, [](float a, float b) { "
-        "return a + b; }) gives every thread the sum. The row begins at blockIdx.x * cols in gy, "
-        "y and gx.",
-    ),
-)
 
 WIDTHS = (*CASES, *grid([(4, 0)], FLOATS))
 OFFSET = (*WIDTHS, *grid([(4, 513)], FLOATS, values="offset"))

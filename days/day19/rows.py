@@ -1,9 +1,6 @@
 """What the problems of this day share: cases, and how rows are timed."""
 
-from common.day import COMPILE, Case, Problem, grid, streamed
-
-FLOATS = ["float32", "float16", "bfloat16"]
-
+from common.day import COMPILE, FLOATS, Case, Problem, grid, streamed
 
 SHAPES = [(1, 1), (3, 127), (2, 128), (3, 1023), (2, 1024), (3, 1025), (7, 40), (2, 4096), (0, 8)]
 

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(BLOCK)
 Tensor softmax(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   dispatch_row(x, [&](auto row, auto zero) {
     using T = decltype(zero);

@@ -2,9 +2,8 @@
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
+from common.day import HALVES, Case, Cost, Problem, Rung, grid
 
-HALVES = ["float16", "bfloat16"]
 LARGE = (1, 16, 4096, 64)  # B, H, S, D
 LARGE_CPU = (1, 1, 128, 64)
 HEADS = [(1, 1, 1, 1), (2, 1, 70, 64), (1, 1, 66, 65), (1, 1, 31, 128), (1, 1, 7, 5)]

@@ -51,7 +51,7 @@ template <typename F>
 Gradients backward(const Given& given, const char* name, F launch) {
   const Sizes n = given.check_all();
   const DeviceGuard guard(given.q);
-  const auto empty = [&] { return torch::stable::empty_like(given.q); };
+  const auto empty = [&] { return allocate_like(given.q); };
   Gradients made{empty(), empty(), empty()};
   if (given.q.numel() == 0) return made;  // a grid of no blocks is an error
   launch(given, n, make_delta(given, n), made);

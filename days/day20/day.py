@@ -1,8 +1,16 @@
 """Day 20: the backward pass of FlashAttention-2, and cross-entropy with its gradient in place."""
 
+if __name__ == "__main__":  # python days/day20/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day20
+
 import torch
 
-from common.day import Exercise, peak_memory, print_table, seconds
+from common.day import peak_memory, print_table, seconds
 
 from . import attention, linear, losses
 
@@ -12,60 +20,6 @@ TOPICS = ("attention", "FlashAttention", "cross-entropy", "backward", "autograd"
 SOURCE = "fa2_backward.cu"
 EXTRA_SOURCES = ("naive_backward.cu", "fused_ce_loss.cu", "plain_ce_loss.cu", "linear_ce.cu")
 INTRODUCES = ("recomputation", "delta", "in-place gradient", "cp.async")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "fa2_backward.cu: attention_rows_stay_kernel: bounds check dropped: `i0 + BM < n.S ? "
-    "i0` -> `true ? i0`": ("both ends are behind the same last tile"),
-    "fa2_backward.cu: tiles_fit: comparison: `n.D <= 64` -> `n.D < 64`": (
-        "v1's kernels compute the same"
-    ),
-    "fa2_backward.cu: tiles_fit: comparison: `static_cast<int64_t>(bytes) <= "
-    "shared_limit(q)` -> `static_cast<int64_t>(bytes) < shared_limit(q)`": (
-        "v1's kernels compute the same, and no card has exactly so much"
-    ),
-    "fused_ce_loss.cu: has_packs: constant off by one: `16 == 0` -> `16 == 1`": (
-        "v2, element by element, computes the same"
-    ),
-    "fused_ce_loss.cu: has_cp_async: constant off by one: `major >= 8` -> `major >= 9`": (
-        "v3 computes the same"
-    ),
-    "fused_ce_loss.cu: has_cp_async: comparison: `major >= 8` -> `major > 8`": (
-        "v3 computes the same"
-    ),
-    "plain_ce_loss.cu: cross_entropy_loss_kernel: bounds check dropped: `terms.smoothing > 0` -> "
-    "`true`, 2nd": "without smoothing, total is 0",
-    'linear_ce.cu: check_linear: contiguity check dropped: `check(target, "target").on_gpu().dtype('
-    '{ScalarType::Long}).rank(1).contiguous()` -> `check(target, "target").on_gpu().dtype('
-    "{ScalarType::Long}).rank(1)`": "the loss of each chunk checks it once more",
-    'linear_ce.cu: check_linear: validation dropped: `check(target, "target").on_gpu().dtype('
-    '{ScalarType::Long})` -> `check(target, "target").on_gpu()`': (
-        "the loss of each chunk checks it once more"
-    ),
-    'linear_ce.cu: check_linear: device check dropped: `check(target, "target").same_device(hidden,'
-    ' "hidden")` -> `check(target, "target")`': "the loss of each chunk checks it once more",
-    "linear_ce.cu: linear_v1_whole: 64-bit index in 32 bits: `int64_t together` -> "
-    "`int together`": "v1 takes all rows, whatever it says",
-    "linear_ce.cu: linear_v1_whole: constant off by one: `1` -> `2`": (
-        "no more rows are taken than there are"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="turn_into_gs",
-    source="fa2_backward.cu",
-    task=(
-        "Replace p by the gradient of the scaled scores: gs = p · (go · vᵀ - δ + glse) · scale, "
-        "for this thread's TM × TN elements. Hidden elements become 0."
-    ),
-    hints=(
-        "The product go · vᵀ is a tile product like q · kᵀ: multiply_rows(tile.go, tile.v, …) "
-        "computes this thread's part of it.",
-        "δ and glse are one number per row: tile.delta and tile.glse at the row ty + SIDE * r, "
-        "with ty = threadIdx.x / SIDE.",
-        "float gp[TM][TN]; multiply_rows(tile.go, tile.v, gp); two loops over r and c; then "
-        "for_hidden(window, [&](int r, int c) { p[r][c] = 0; }).",
-    ),
-)
 
 PROBLEMS = (
     attention.with_gradient,

@@ -282,7 +282,7 @@ void launch_one_walk(const Given& given, const Sizes& n, const Tensor& delta,
   const Tensor& gq = std::get<0>(made);
   const int64_t count = gq.numel();
   const bool in_place = gq.scalar_type() == ScalarType::Float;
-  const Tensor sums = in_place ? gq : torch::stable::new_empty(gq, {count}, ScalarType::Float);
+  const Tensor sums = in_place ? gq : allocate(gq, {count}, ScalarType::Float);
   const cudaStream_t stream = current_stream(gq);
   check_cuda(cudaMemsetAsync(sums.mutable_data_ptr(), 0, count * sizeof(float), stream),
              "cudaMemsetAsync");

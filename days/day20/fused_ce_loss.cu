@@ -305,7 +305,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& tar
                                          const std::string& reduction) {
   check_logits(logits, target, label_smoothing);
   const DeviceGuard guard(logits);
-  Tensor dx = torch::stable::empty_like(logits);
+  Tensor dx = allocate_like(logits);
   Tensor loss = with_terms(
       logits, target, ignore_index, label_smoothing, reduction,
       [&](const LossTerms& terms, float* losses) { launch_v4(logits, dx, target, terms, losses); });

@@ -85,12 +85,12 @@ LossAndGradients linear_v2_chunked(const Tensor& hidden, const Tensor& weight, c
   const cudaStream_t stream = current_stream(hidden);
   const int64_t rows = hidden.size(0), n = weight.numel();
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "weight");
-  Tensor loss = torch::stable::new_empty(hidden, {}, ScalarType::Float);
-  Tensor share = torch::stable::new_empty(hidden, {}, ScalarType::Float);
-  Tensor to_hidden = torch::stable::empty_like(hidden);
-  Tensor to_weight = torch::stable::empty_like(weight);
+  Tensor loss = allocate(hidden, {}, ScalarType::Float);
+  Tensor share = allocate(hidden, {}, ScalarType::Float);
+  Tensor to_hidden = allocate_like(hidden);
+  Tensor to_weight = allocate_like(weight);
   // The sum over the chunks is fp32: in bf16 small parts would be lost.
-  Tensor sums = torch::stable::new_empty(weight, {n}, ScalarType::Float);
+  Tensor sums = allocate(weight, {n}, ScalarType::Float);
   if (rows == 0) torch::stable::zero_(sums);
 
   dispatch_floating(hidden, [&](auto zero) {

@@ -34,7 +34,7 @@ __global__ void attention_delta_kernel(const T* __restrict__ go, const T* __rest
 }
 
 Tensor make_delta(const Given& given, const Sizes& n) {
-  const Tensor delta = torch::stable::empty_like(given.lse);
+  const Tensor delta = allocate_like(given.lse);
   const unsigned grid = grid_size(ceil_div<int64_t>(n.N * n.S, WARPS), "q");
   dispatch_floating(given.q, [&](auto zero) {
     using T = decltype(zero);
@@ -92,8 +92,8 @@ __global__ void attention_product_kernel(const float* __restrict__ a, const T* _
 
 void launch_naive(const Given& given, const Sizes& n, const Tensor& delta, const Gradients& made) {
   const auto& [gq, gk, gv] = made;
-  const Tensor p = torch::stable::new_empty(gq, {n.N, n.S, n.S}, ScalarType::Float);
-  const Tensor gs = torch::stable::empty_like(p);
+  const Tensor p = allocate(gq, {n.N, n.S, n.S}, ScalarType::Float);
+  const Tensor gs = allocate_like(p);
   const int64_t tiles = ceil_div<int64_t>(n.S, TILE), d_tiles = ceil_div<int64_t>(n.D, TILE);
   const unsigned square = grid_size(n.N * tiles * tiles, "q");
   const unsigned flat = grid_size(n.N * tiles * d_tiles, "q");

@@ -62,7 +62,7 @@ __global__ void cross_entropy_sum_kernel(const float* __restrict__ losses, int64
 }
 
 Tensor weight_of_rows(const Tensor& target, int64_t ignore_index, Reduction reduction) {
-  Tensor weight = torch::stable::new_empty(target, {1}, ScalarType::Float);
+  Tensor weight = allocate(target, {1}, ScalarType::Float);
   cross_entropy_weight_kernel<<<1, SMALL_BLOCK, 0, current_stream(target)>>>(
       data<int64_t>(target), target.size(0), ignore_index, reduction == Reduction::MEAN,
       mutable_data<float>(weight));
@@ -72,7 +72,7 @@ Tensor weight_of_rows(const Tensor& target, int64_t ignore_index, Reduction redu
 
 Tensor reduced(const Tensor& losses, const Tensor& weight, Reduction reduction) {
   if (reduction == Reduction::NONE) return losses;
-  Tensor loss = torch::stable::new_empty(losses, {});
+  Tensor loss = allocate(losses, {});
   cross_entropy_sum_kernel<<<1, SMALL_BLOCK, 0, current_stream(losses)>>>(
       data<float>(losses), losses.size(0), data<float>(weight), mutable_data<float>(loss));
   check_launch("cross_entropy_sum");
@@ -149,9 +149,9 @@ std::tuple<Tensor, Tensor> cross_entropy_v1_plain(const Tensor& logits, const Te
                                                   const std::string& reduction) {
   check_logits(logits, target, label_smoothing);
   const DeviceGuard guard(logits);
-  Tensor dx = torch::stable::empty_like(logits);
+  Tensor dx = allocate_like(logits);
   const int64_t rows = logits.size(0), cols = logits.size(1);
-  const Tensor log_p = torch::stable::new_empty(logits, {rows, cols}, ScalarType::Float);
+  const Tensor log_p = allocate(logits, {rows, cols}, ScalarType::Float);
   const unsigned grid = grid_size(rows, "logits");
   const cudaStream_t stream = current_stream(logits);
   Tensor loss = with_terms(

@@ -31,7 +31,7 @@ Tensor with_terms(const Tensor& logits, const Tensor& target, int64_t ignore_ind
   const Reduction reduce = reduction_named(reduction);
   const int64_t rows = logits.size(0);
   const Tensor weight = weight_of_rows(target, ignore_index, reduce);
-  const Tensor losses = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
+  const Tensor losses = allocate(logits, {rows}, ScalarType::Float);
   if (rows > 0) {  // a grid of no blocks is an error
     launch(LossTerms{ignore_index, static_cast<float>(label_smoothing), data<float>(weight)},
            mutable_data<float>(losses));

@@ -1,6 +1,14 @@
 """Day 21: the transpose."""
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor, streamed
+if __name__ == "__main__":  # python days/day21/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day21
+
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, one_tensor, streamed
 
 TITLE = "Transpose"
 TEACHES = "Coalescing on both sides through a tile, bank conflicts, padding, and the swizzle"
@@ -8,33 +16,6 @@ TOPICS = ("transpose", "coalescing", "shared memory", "bank conflicts", "swizzle
 SOURCE = "transpose_matrix.cu"
 INTRODUCES = ("swizzle",)
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "transpose_v3_padded_kernel: constant off by one: `SIDE + 1` -> `SIDE + 2`": (
-        "another padding: other bank conflicts, the same values"
-    ),
-    "Swizzled::place: arithmetic operator: `r / N` -> `r * N`": (
-        "another permutation of each row's packs"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="through_tile",
-    task=(
-        "Transpose one tile through shared memory: read rows of x, write rows of y, both "
-        "coalesced. PITCH is the distance between rows of the tile in shared memory."
-    ),
-    hints=(
-        "threadIdx.x runs along a row of x when loading, and along a row of y when storing. What "
-        "changes place in between?",
-        "Load shared[i][lane] = x[row, col] with row = tile.row + i and col = tile.col + lane, "
-        "for i = threadIdx.y, + BLOCK_ROWS, …, SIDE. Then wait.",
-        "Store with row = tile.row + lane and col = tile.col + i: y[col * rows + row] = "
-        "shared[lane][i]. Both bounds are checked in both loops. __shared__ T "
-        "shared[SIDE][PITCH]; tile_of_block(cols, SIDE, SIDE) gives the tile.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 OTHERS = ["uint8", "bool", "int16", "int64", "float64"]
 SHAPES = [(1, 1), (1, 33), (33, 1), (31, 33), (32, 32), (63, 65), (127, 257), (3, 1023)]
 WIDE = [(16, 16), (64, 64), (128, 64), (48, 208), (80, 1040)]  # rows of whole packs

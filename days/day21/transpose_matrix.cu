@@ -59,7 +59,7 @@ Tensor make_output(const Tensor& x) {
       {ScalarType::Byte, ScalarType::Char, ScalarType::Bool, ScalarType::Short, ScalarType::Half,
        ScalarType::BFloat16, ScalarType::Int, ScalarType::Float, ScalarType::Long,
        ScalarType::Double});
-  return torch::stable::new_empty(x, {x.size(1), x.size(0)});
+  return allocate(x, {x.size(1), x.size(0)});
 }
 
 // Calls f with a value of an unsigned type as large as x's elements. A transpose does not interpret

@@ -1,44 +1,23 @@
 """Day 22: tricks of shared memory."""
 
+if __name__ == "__main__":  # python days/day22/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day22
+
 import torch
 
-from common.day import Case, Exercise, Problem, Rung, grid, print_table, streamed
+from common.day import FLOATS, Case, Problem, Rung, grid, print_table, streamed
 
 TITLE = "Tricks of shared memory"
 TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more than 48 KB"
 TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
 SOURCE = "shared_mem_tricks.cu"
 INTRODUCES = ("sub-tile",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "ema_v4_large_tile_kernel: loop bound off by one: `c0 < cols` -> `c0 < cols - 1`": (
-        "c0 and cols are multiples of 4"
-    ),
-    "ema_v4_large_tile: comparison: "
-    "`TILE_BYTES > shared_limit(x)` -> `TILE_BYTES >= shared_limit(x)`": (
-        "where both are equal, either kernel computes it"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="ema_through_tile",
-    first="#pragma unroll 8",
-    last="all averages are written before any warp stores them",
-    task=(
-        "Each thread walks along its row of the tile: for column c, combine the running average "
-        "with the element, and put the result in the element's place. Then the other warps may "
-        "read it."
-    ),
-    hints=(
-        "The thread's row in the tile is threadIdx.x. Layout::place(row, column) says where an "
-        "element lies, so that this code is the same for all layouts.",
-        "decayed(average, decay, element) is the next average. It is needed twice: for the next "
-        "column, and in the tile.",
-        "For c in [0, COLS), read and write tile[Layout::place(threadIdx.x, c)]; then wait: warps "
-        "store rows that other warps have averaged.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (1, 33), (3, 31), (5, 32), (127, 5), (129, 67), (4, 128), (131, 132), (2, 257)]
 DECAY = 0.9
 

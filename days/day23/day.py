@@ -1,6 +1,14 @@
 """Day 23: warp shuffles: lanes that read each other's registers."""
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor, streamed
+if __name__ == "__main__":  # python days/day23/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day23
+
+from common.day import COMPILE, Case, Problem, Rung, Target, grid, one_tensor, streamed
 
 from .lanes import EMPTY, HALVES, LANES, SHAPES
 
@@ -9,23 +17,6 @@ TEACHES = "Shuffles down, up, xor and broadcast, votes, masks; reductions withou
 TOPICS = ("warps", "shuffles", "reduction", "scan", "votes", "broadcast")
 SOURCE = "warp_shuffle.cu"
 INTRODUCES = ("butterfly", "ballot", "vote")
-
-EXERCISE = Exercise(
-    function="segment_scan_kernel",
-    task=(
-        "An inclusive scan within segments of `width` lanes, by __shfl_up_sync. Lanes beyond n "
-        "must not be named in the mask."
-    ),
-    hints=(
-        "In step d, each lane adds the value of the lane d below it, for d = 1, 2, 4 … Which "
-        "lanes have none in their segment?",
-        "The mask must name exactly the lanes that take part. Find it with "
-        "__ballot_sync(FULL_WARP, i < n) while all 32 lanes are still there, then let the others "
-        "return.",
-        "below = __shfl_up_sync(mask, sum, distance, width); only where threadIdx.x % width >= "
-        "distance it is added, on the left. All lanes of the mask reach every shuffle.",
-    ),
-)
 
 
 def row_sum(x):

@@ -3,9 +3,19 @@
 import torch
 from torch.nn.functional import pad
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Tolerance, grid, one_tensor, streamed
+from common.day import (
+    COMPILE,
+    HALVES,
+    Case,
+    Cost,
+    Problem,
+    Rung,
+    Tolerance,
+    grid,
+    one_tensor,
+    streamed,
+)
 
-HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
 SHAPES = [(1, 1), (3, 31), (33, 32), (7, 33), (5, 257), (2, 1023), (3, 1024), (2, 1025)]
 EMPTY = [(0, 5), (5, 0)]

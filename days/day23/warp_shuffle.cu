@@ -23,8 +23,8 @@
 #include "common/cuda/tensor.cuh"
 #include "common/cuda/tree_reduce.cuh"  // taught in day 5
 
-// A mask of participating lanes: bit l stands for lane l. Every lane of the mask must make the
-// call.
+// A mask of participating lanes: bit l stands for lane l. Every lane of the mask that has not
+// exited must make the call.
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
 constexpr int BLOCK = 256;
@@ -47,7 +47,7 @@ __global__ void row_sum_v1_shared_kernel(const T* __restrict__ x, T* __restrict_
 // Checks x (rows, cols) and allocates y (rows,).
 Tensor make_row_sums(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
-  return torch::stable::new_empty(x, {x.size(0)});
+  return allocate(x, {x.size(0)});
 }
 
 Tensor row_sum_v1_shared(const Tensor& x) {
@@ -202,8 +202,8 @@ template <typename T>
 __global__ void segment_scan_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n,
                                     int width) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
-  // The lanes that remain after the `if`, found while all 32 are still active. A mask must not name
-  // a lane that has exited, and __activemask() only lists the lanes that are converged right now.
+  // The lanes that remain after the `if`, found while all 32 are still active: what a lane that has
+  // exited would return is undefined. __activemask() lists the lanes that are converged right now.
   const unsigned mask = __ballot_sync(FULL_WARP, i < n);
   if (i >= n) return;
   const int place = threadIdx.x % width;  // within the segment
@@ -220,7 +220,7 @@ Tensor segment_scan(const Tensor& x, int64_t width) {
   STD_TORCH_CHECK(width >= 1 && width <= 32 && (width & (width - 1)) == 0,
                   "width: expected a power of two from 1 to 32, got ", width);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return y;
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
@@ -265,8 +265,8 @@ std::tuple<Tensor, Tensor> compact(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
   const int64_t rows = x.size(0), cols = x.size(1);
-  Tensor y = torch::stable::empty_like(x);
-  Tensor counts = torch::stable::new_empty(x, {rows}, ScalarType::Long);
+  Tensor y = allocate_like(x);
+  Tensor counts = allocate(x, {rows}, ScalarType::Long);
   if (rows == 0) return {y, counts};
   const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
   dispatch_floating(x, [&](auto zero) {
@@ -303,7 +303,7 @@ Tensor scale_rows(const Tensor& x, const Tensor& s) {
   check(s, "s").on_gpu().dtype({x.scalar_type()}).rank(1).contiguous();
   check(s, "s").same_device(x, "x").size(0, x.size(0));
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const int64_t rows = x.size(0), cols = x.size(1);
   const unsigned grid = grid_size(ceil_div<int64_t>(rows, WARPS * 32), "x");

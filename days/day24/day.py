@@ -1,20 +1,18 @@
 """Day 24: persistent kernels: blocks that loop over many tasks."""
 
+if __name__ == "__main__":  # python days/day24/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day24
+
 from functools import partial
 
 import torch
 
-from common.day import (
-    Case,
-    Exercise,
-    Problem,
-    Rung,
-    grid,
-    one_tensor,
-    print_table,
-    seconds,
-    streamed,
-)
+from common.day import Case, Problem, Rung, grid, one_tensor, print_table, seconds, streamed
 
 from .rnn import RNN, steps_of
 from .rolling import ROLLING
@@ -25,49 +23,6 @@ TOPICS = ("persistent kernel", "work queue", "atomics", "launch overhead", "RNN"
 SOURCE = "persistent_threads.cu"
 EXTRA_SOURCES = ("rolling_batches.cu",)
 INTRODUCES = ("persistent kernel", "work queue", "double buffering")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "persistent_threads.cu: queue_kernel: initial value: `int64_t first = 0` "
-    "-> `int64_t first = 1`": ("lane 0 sets it, and the others get it from lane 0"),
-    "persistent_threads.cu: drain_queue: validation dropped: `check(x, "
-    '"x").on_gpu().dtype({ScalarType::Int}).rank(1)` -> '
-    '`check(x, "x").on_gpu().dtype({ScalarType::Int})`': ("the elements of a matrix are tasks too"),
-    "rolling_batches.cu: make_rolled: constant off by one: `bytes == 0` -> `bytes == 1`": (
-        "`bytes` is a multiple of 4"
-    ),
-    "rolling_batches.cu: make_rolled: empty input not handled: `if (bytes == 0) return "
-    "made` -> ``": ("a copy of 0 bytes does nothing"),
-    "rolling_batches.cu: load_ahead: loop bound off by one: `k < AHEAD` -> `k < AHEAD - 1`, 2nd": (
-        "where fewer than AHEAD are left, the last one is never used"
-    ),
-    "rolling_batches.cu: rolling_v2_persistent_kernel: loop bound off by one: `k < AHEAD` "
-    "-> `k < AHEAD - 1`, 2nd": ("where fewer than AHEAD are left, the last one is never used"),
-    "persistent_threads.cu: with_block_size: comparison: `hidden <= 32` -> `hidden < 32`": (
-        "the next block size computes the same, with idle threads"
-    ),
-    "persistent_threads.cu: with_block_size: comparison: `hidden <= 64` -> `hidden < 64`": (
-        "the next block size computes the same, with idle threads"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="rnn_v4_persistent_queue_kernel",
-    first="int64_t next = 0;",
-    last="thread 0 has written the ticket",
-    task=(
-        "Run this block's task, and get the number of the next one from the queue: thread 0 "
-        "draws it with atomicAdd, all threads learn it through `ticket`. Draw before the task, "
-        "so that its latency is hidden."
-    ),
-    hints=(
-        "The queue counts from 0, but the first gridDim.x tasks are given out already. Which "
-        "number does the first ticket stand for?",
-        "Thread 0 draws next = gridDim.x + atomicAdd(queue, 1) before run_task and writes it to "
-        "`ticket` after it. Why not at once?",
-        "While run_task runs, slow threads may still read the old ticket. After thread 0 has "
-        "written the new one, a __syncthreads() lets all threads read it. run_task(column, "
-        "state, h, steps, y, hidden, task).",
-    ),
-)
 
 
 def identity(x):

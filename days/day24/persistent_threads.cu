@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(H)
 Tensor rnn_v1_launch_each(const Tensor& h, const Tensor& w, const Tensor& steps) {
   const Rnn rnn = check_rnn(h, w, steps);
   const DeviceGuard guard(h);
-  Tensor y = torch::stable::empty_like(h);
+  Tensor y = allocate_like(h);
   if (y.numel() == 0) return y;
   with_block_size(rnn.hidden, [&](auto size) {
     constexpr int H = decltype(size)::value;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(H)
 Tensor rnn_v2_block_each(const Tensor& h, const Tensor& w, const Tensor& steps) {
   const Rnn rnn = check_rnn(h, w, steps);
   const DeviceGuard guard(h);
-  Tensor y = torch::stable::empty_like(h);
+  Tensor y = allocate_like(h);
   if (y.numel() == 0) return y;
   const unsigned grid = grid_size(rnn.tasks, "h");
   with_block_size(rnn.hidden, [&](auto size) {
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(H)
 Tensor rnn_v3_persistent_static(const Tensor& h, const Tensor& w, const Tensor& steps) {
   const Rnn rnn = check_rnn(h, w, steps);
   const DeviceGuard guard(h);
-  Tensor y = torch::stable::empty_like(h);
+  Tensor y = allocate_like(h);
   if (y.numel() == 0) return y;
   with_block_size(rnn.hidden, [&](auto size) {
     constexpr int H = decltype(size)::value;
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(H)
 
 // Allocates a counter on x's GPU and sets it to 0 on the current stream.
 Tensor new_queue(const Tensor& x) {
-  Tensor queue = torch::stable::new_empty(x, {1}, ScalarType::Long);
+  Tensor queue = allocate(x, {1}, ScalarType::Long);
   check_cuda(cudaMemsetAsync(queue.mutable_data_ptr(), 0, sizeof(Counter), current_stream(x)),
              "cudaMemsetAsync");
   return queue;
@@ -231,7 +231,7 @@ Tensor new_queue(const Tensor& x) {
 Tensor rnn_v4_persistent_queue(const Tensor& h, const Tensor& w, const Tensor& steps) {
   const Rnn rnn = check_rnn(h, w, steps);
   const DeviceGuard guard(h);
-  Tensor y = torch::stable::empty_like(h);
+  Tensor y = allocate_like(h);
   if (y.numel() == 0) return y;
   const Tensor queue = new_queue(h);
   with_block_size(rnn.hidden, [&](auto size) {
@@ -271,7 +271,7 @@ template <int EACH>
 Tensor drain_queue(const Tensor& x, const char* name) {
   check(x, "x").on_gpu().dtype({ScalarType::Int}).rank(1).contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return y;
   check_cuda(cudaMemsetAsync(y.mutable_data_ptr(), 0, n * sizeof(int), current_stream(x)),

@@ -54,8 +54,7 @@ Rolled make_rolled(const Tensor& x, const Tensor& mean, const Tensor& var, doubl
   STD_TORCH_CHECK(momentum > 0 && momentum <= 1, "momentum: expected above 0 and at most 1, got ",
                   momentum);
   const DeviceGuard guard(x);
-  Rolled made{torch::stable::empty_like(x), torch::stable::empty_like(mean),
-              torch::stable::empty_like(var)};
+  Rolled made{allocate_like(x), allocate_like(mean), allocate_like(var)};
   const size_t bytes = x.size(1) * sizeof(float);
   if (bytes == 0) return made;
   check_cuda(cudaMemcpyAsync(std::get<1>(made).mutable_data_ptr(), mean.const_data_ptr(), bytes,

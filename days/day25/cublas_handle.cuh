@@ -35,7 +35,7 @@ constexpr int64_t WORKSPACE = 32 << 20;  // bytes; NVIDIA's recommendation for H
 // and which supports capture in a CUDA graph. PyTorch's memory statistics include it.
 struct Workspace {
   explicit Workspace(const Tensor& like)
-      : room(torch::stable::new_empty(like, {WORKSPACE + 256}, ScalarType::Byte)) {
+      : room(allocate(like, {WORKSPACE + 256}, ScalarType::Byte)) {
     const auto address = reinterpret_cast<uintptr_t>(room.mutable_data_ptr());
     start = reinterpret_cast<void*>((address + 255) / 256 * 256);  // cuBLAS requires 256 bytes
   }

@@ -110,7 +110,7 @@ Product check_gemm(const Tensor& a, const char* a_name, const Tensor& b, const c
 Tensor gemm_v1_own(const Tensor& a, const Tensor& b) {
   const Product p = check_gemm(a, "a", b, "b");
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, {p.M, p.N});
+  Tensor c = allocate(a, {p.M, p.N});
   if (c.numel() == 0) return c;  // a grid of no blocks is an error
   dispatch_floating(a, [&](auto zero) { own_gemm<decltype(zero)>(a, b, c, p, Plain{}); });
   return c;
@@ -130,7 +130,7 @@ Product check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
 Tensor linear_gelu_v1_own(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Product p = check_linear(x, w, bias);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {p.M, p.N});
+  Tensor y = allocate(x, {p.M, p.N});
   if (y.numel() == 0) return y;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -183,9 +183,9 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
 template <typename Multiply>
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, Multiply multiply) {
   const int64_t heads = q.size(0), S = q.size(1), D = q.size(2), T = k.size(1);
-  Tensor out = torch::stable::empty_like(q);
+  Tensor out = allocate_like(q);
   if (out.numel() == 0) return out;
-  Tensor scores = torch::stable::new_empty(q, {heads, S, T});
+  Tensor scores = allocate(q, {heads, S, T});
   const float scale = 1.0f / std::sqrt(static_cast<float>(D));
   if (T > 0) multiply(q, k, scores, Product{heads, S, T, D, true, scale});
   softmax_rows(scores);
@@ -240,7 +240,7 @@ void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& c, const Product& p) 
 Tensor gemm_v2_cublas(const Tensor& a, const Tensor& b) {
   const Product p = check_gemm(a, "a", b, "b");
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, {p.M, p.N});
+  Tensor c = allocate(a, {p.M, p.N});
   if (c.numel() > 0) cublas_gemm(a, b, c, p);
   return c;
 }
@@ -257,7 +257,7 @@ __global__ void bias_gelu_kernel(T* __restrict__ y, const T* __restrict__ bias, 
 Tensor linear_gelu_v2_cublas(const Tensor& x, const Tensor& w, const Tensor& bias) {
   const Product p = check_linear(x, w, bias);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {p.M, p.N});
+  Tensor y = allocate(x, {p.M, p.N});
   if (y.numel() == 0) return y;
   cublas_gemm(x, w, y, p);
   dispatch_floating(x, [&](auto zero) {
@@ -284,7 +284,7 @@ Tensor linear_gelu_v3_cublaslt(const Tensor& x, const Tensor& w, const Tensor& b
     return linear_gelu_v2_cublas(x, w, bias);
   }
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {p.M, p.N});
+  Tensor y = allocate(x, {p.M, p.N});
   const cudaDataType_t type = type_of(x);
 
   Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> description;

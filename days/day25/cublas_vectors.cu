@@ -45,7 +45,7 @@ Tensor make_gemv(const Tensor& a, const Tensor& x) {
   check(a, "a").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   check(x, "x").same_device(a, "a").size(0, a.size(1));
-  return torch::stable::new_empty(a, {a.size(0)});
+  return allocate(a, {a.size(0)});
 }
 
 Tensor gemv_v1_own(const Tensor& a, const Tensor& x) {
@@ -92,10 +92,10 @@ void check_vectors(const Tensor& x, const Tensor& y) {
 Tensor dot_v1_own(const Tensor& x, const Tensor& y) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
-  Tensor result = torch::stable::new_empty(x, {});
+  Tensor result = allocate(x, {});
   const int64_t n = x.numel();
   const unsigned grid = first_stage(x);
-  Tensor partial = torch::stable::new_empty(x, {int64_t{grid}});
+  Tensor partial = allocate(x, {int64_t{grid}});
   if (grid > 0) {
     dot_v1_own_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x), data<float>(y),
                                                              mutable_data<float>(partial), n);
@@ -115,7 +115,7 @@ __global__ void axpy_v1_own_kernel(float a, const float* __restrict__ x,
 Tensor axpy_v1_own(const Tensor& x, const Tensor& y, double a) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(y);
+  Tensor z = allocate_like(y);
   const int64_t n = x.numel();
   if (n == 0) return z;
   axpy_v1_own_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
@@ -158,7 +158,7 @@ __global__ void amax_v1_own_kernel(const float* __restrict__ x, int64_t n, Large
 Tensor make_amax(const Tensor& x) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   STD_TORCH_CHECK(x.numel() > 0, "x: expected at least one element, got none");
-  return torch::stable::new_empty(x, {}, ScalarType::Long);
+  return allocate(x, {}, ScalarType::Long);
 }
 
 Tensor amax_v1_own(const Tensor& x) {
@@ -166,7 +166,7 @@ Tensor amax_v1_own(const Tensor& x) {
   const DeviceGuard guard(x);
   const int64_t n = x.numel();
   const unsigned grid = first_stage(x);
-  const Tensor room = torch::stable::new_empty(index, {2 * int64_t{grid}});  // 16 bytes each
+  const Tensor room = allocate(index, {2 * int64_t{grid}});  // 16 bytes each
   auto* partial = static_cast<Largest*>(room.mutable_data_ptr());
   amax_v1_own_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x), n, partial, 0, nullptr);
   amax_v1_own_kernel<<<1, BLOCK, 0, current_stream(x)>>>(nullptr, 0, partial, grid,
@@ -203,7 +203,7 @@ Tensor gemv_v2_cublas(const Tensor& a, const Tensor& x) {
 Tensor dot_v2_cublas(const Tensor& x, const Tensor& y) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
-  Tensor result = torch::stable::new_empty(x, {});
+  Tensor result = allocate(x, {});
   const Library library(x, CUBLAS_POINTER_MODE_DEVICE);
   check_cuda(cudaMemsetAsync(result.mutable_data_ptr(), 0, sizeof(float), current_stream(x)),
              "cudaMemsetAsync");  // the sum of an empty vector
@@ -219,7 +219,7 @@ Tensor dot_v2_cublas(const Tensor& x, const Tensor& y) {
 Tensor axpy_v2_cublas(const Tensor& x, const Tensor& y, double a) {
   check_vectors(x, y);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(y);
+  Tensor z = allocate_like(y);
   const int64_t n = x.numel();
   if (n == 0) return z;
   check_cuda(cudaMemcpyAsync(z.mutable_data_ptr(), y.const_data_ptr(), n * sizeof(float),

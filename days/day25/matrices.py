@@ -4,11 +4,22 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Skip, Target, Tolerance, grid
+from common.day import (
+    COMPILE,
+    FLOATS,
+    Case,
+    Cost,
+    Library,
+    Problem,
+    Rung,
+    Skip,
+    Target,
+    Tolerance,
+    grid,
+)
 
 from .rungs import library
 
-FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1, 1), (32, 32, 32), (33, 9, 65), (64, 48, 32), (5, 3, 257)]
 EMPTY = [(0, 4, 4), (4, 0, 4), (4, 4, 0)]
 

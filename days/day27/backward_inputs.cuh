@@ -13,10 +13,6 @@
 #include <cmath>
 #include <tuple>
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define HAS_TENSOR_CORES_OF_BF16  // and cp.async; older cards get empty kernels, never launched
-#endif
-
 constexpr int BM = 64;  // rows of q per tile
 constexpr float LOG2_E = 1.44269504f;
 
@@ -190,15 +186,14 @@ Gradients backward(const Arguments& a, const char* name, F launch) {
   check_all(a);
   const DeviceGuard guard(a.q);
   require_capability(8, 0, "mma of 16×8×16");
-  Gradients made{torch::stable::empty_like(a.q), torch::stable::empty_like(a.k),
-                 torch::stable::empty_like(a.v)};
+  Gradients made{allocate_like(a.q), allocate_like(a.k), allocate_like(a.v)};
   if (a.q.numel() == 0 || a.k.numel() == 0) {  // sums of nothing
     for (const Tensor& t : {std::get<0>(made), std::get<1>(made), std::get<2>(made)}) clear(t);
     return made;
   }
   const int Sq = static_cast<int>(a.q.size(2)), Sk = static_cast<int>(a.k.size(2));
   const int64_t heads = a.q.size(0) * a.q.size(1), rows = heads * Sq;
-  const Tensor numbers = torch::stable::new_empty(a.lse, {rows, 2}, ScalarType::Float);
+  const Tensor numbers = allocate(a.lse, {rows, 2}, ScalarType::Float);
   dispatch(a.q, [&](auto zero, auto dimension) {
     using T = decltype(zero);
     constexpr int D = decltype(dimension)::value;

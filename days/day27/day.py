@@ -1,10 +1,18 @@
 """Day 27: the backward pass of attention on tensor cores."""
 
+if __name__ == "__main__":  # python days/day27/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day27
+
 from functools import partial
 
 from torch.nn.attention import SDPBackend
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, grid
+from common.day import HALVES, Case, Library, Problem, Rung, Target, grid
 
 from .attention import (
     BENCH_CPU,
@@ -29,50 +37,6 @@ TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd",
 SOURCE = "flash_attention_backward.cu"
 EXTRA_SOURCES = ("two_passes.cu",)
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "flash_attention_backward.cu: attention_round_kernel: bounds check dropped: `e >= "
-    "threads` -> `false`": ("the threads are whole blocks: 64 rows make 256 or 512"),
-    "flash_attention_backward.cu: attention_round_kernel: comparison: `e >= threads` -> `e "
-    "> threads`": ("the threads are whole blocks: 64 rows make 256 or 512"),
-    "flash_attention_backward.cu: attention_backward_v3_one_pass: rounded down: "
-    "`ceil_div<int64_t>(count / 16, 256)` -> `((count / 16) / (256))`": (
-        "the threads are whole blocks: 64 rows make 256 or 512"
-    ),
-    "flash_attention_backward.cu: attention_backward_v3_one_pass: constant off by one: "
-    "`256` -> `257`": (
-        "the number of a thread follows from the size of its block, and the surplus returns"
-    ),
-    "flash_attention_backward.cu: attention_backward_v3_one_pass: arithmetic operator: "
-    "`count / 16` -> `count * 16`, 2nd": (
-        "the threads are whole blocks, so that none is beyond the end"
-    ),
-    "two_passes.cu: attention_rows_stay_kernel: min for max: `min(i0 + BM + in.below, "
-    "in.Sk)` -> `max(i0 + BM + in.below, in.Sk)`": ("adds tiles of keys that are all hidden"),
-    "two_passes.cu: launch_rows_stay: constant off by one: `1 + ahead` -> `2 + ahead`": (
-        "the last stage is not used"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="attention_rows_stay_kernel",
-    source="two_passes.cu",
-    first="const bool open = j0 + BM <= in.Sk",
-    last="multiply_add<D>(gq_sum, of_gs, stage.k);",
-    task=(
-        "p holds q · kᵀ and gp holds go · vᵀ, for the warp's 16 rows and the tile's BM keys. Make "
-        "gs = exp(s - lse) · (gp - δ) of them, and add gs · k to gq_sum."
-    ),
-    hints=(
-        "One loop over the BM / 8 fragments and their 4 elements, then one call of multiply_add. "
-        "Element e of fragment j has key 8j + 2t + e % 2 and row 16 * warp + g + e / 2 * 8.",
-        "exp(s - lse) = 2^(s · scale · log2 e - mine[e / 2].lse), which has the factor log2 e "
-        "already. gs is 0 where the key is beyond the end of k or later than the row may see.",
-        "With keys = in.Sk - j0 and below = i0 + in.below - j0, a key is hidden if key >= keys or "
-        "key > i + below. tiles::to_a<T>(of_gs[m], gp[2 * m], gp[2 * m + 1]) makes the operand.",
-    ),
-)
-
-HALVES = ["float16", "bfloat16"]
 # (B, H, Sq, Sk, D): one row, several tiles, tails of 1 and 63, fewer and more keys than rows.
 SHAPES = [
     (1, 1, 1, 1, 64),

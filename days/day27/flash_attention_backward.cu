@@ -45,7 +45,7 @@ Gradients attention_backward_v3_one_pass(ARGUMENTS) {
       a, "v3_one_pass", [&]<typename T>(const Given<T>& in, auto d, int64_t heads, auto& made) {
         // Whole tiles of rows, those beyond the end included.
         const int64_t count = heads * ceil_div(in.Sq, BM) * BM * d();
-        const Tensor sums = torch::stable::new_empty(q, {count}, ScalarType::Float);
+        const Tensor sums = allocate(q, {count}, ScalarType::Float);
         clear(sums);
         launch_keys_stay<true, T, d()>(q, in, heads, 1, mutable_data<float>(sums), made);
         const unsigned blocks = grid_size(ceil_div<int64_t>(count / 16, 256), "q");
@@ -60,8 +60,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
                                      bool causal) {
   check_inputs(q, k, v);
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::empty_like(q);
-  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
+  Tensor o = allocate_like(q);
+  Tensor lse = allocate(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
   flash::forward(q, k, v, nullptr, o, lse, causal);
   return {o, lse};
 }

@@ -86,7 +86,7 @@ template <typename T, int D, int WARPS, bool ADD_GQ>
 __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
     attention_keys_stay_kernel(const Given<T> in, float* __restrict__ gq_sum, T* __restrict__ gk,
                                T* __restrict__ gv, int key_tiles, int ahead) {
-#ifdef HAS_TENSOR_CORES_OF_BF16
+#ifdef HAS_BF16_MMA
   constexpr int BN = 16 * WARPS, THREADS = 32 * WARPS;
   extern __shared__ __align__(128) float4 dynamic[];
   const KeysShared<T, D, WARPS> shared(dynamic, ahead);

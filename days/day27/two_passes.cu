@@ -21,7 +21,7 @@ struct alignas(16) KeyStage {
 template <typename T, int D>
 __global__ void __launch_bounds__(ROW_WARPS * 32, 2)
     attention_rows_stay_kernel(const Given<T> in, T* __restrict__ gq, int row_tiles, int ahead) {
-#ifdef HAS_TENSOR_CORES_OF_BF16
+#ifdef HAS_BF16_MMA
   constexpr int THREADS = 32 * ROW_WARPS;
   extern __shared__ __align__(128) float4 dynamic[];
   auto* stages = reinterpret_cast<KeyStage<T, D>*>(dynamic);  // (1 + ahead)

@@ -1,5 +1,13 @@
 """Day 28: multi-head attention."""
 
+if __name__ == "__main__":  # python days/day28/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day28
+
 from functools import cache, partial
 
 import torch
@@ -8,21 +16,21 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend
 
+from common.base.declaration import CUBLAS_UNWATCHED
 from common.day import (
-    CUBLAS_UNWATCHED,
+    HALVES,
     Case,
     Cost,
-    Exercise,
     Library,
     Problem,
     Rung,
     Target,
-    attention_by,
     grid,
     peak_memory,
     print_table,
     seconds,
 )
+from common.references.attention import attention_by
 
 from .module import MultiheadAttention, heads_of
 
@@ -33,37 +41,6 @@ SOURCE = "multi_head_attention.cu"
 EXTRA_SOURCES = ("module.py",)
 INTRODUCES = ("multi-head attention", "projection", "padding mask")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "check_inputs: contiguity check dropped: `check(t, "
-    "name).on_gpu().dtype({x.scalar_type()}).rank(rank).contiguous()` -> `check(t, "
-    "name).on_gpu().dtype({x.scalar_type()}).rank(rank)`": (
-        "PyTorch's product takes weights with any strides"
-    ),
-    "multi_head_attention_v2_batched: 64-bit index in 32 bits: `int64_t part` -> `int part`": (
-        "part is at most 2, and the products with it have 64 bits"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="multi_head_attention_v1_per_head",
-    first="const auto project =",
-    last="unsqueeze(narrow(o, 2,",
-    task=(
-        "For head h: project x to its q, k and v, call flash::forward on them as (B, 1, S, D), and "
-        "let it write into the head's columns of o."
-    ),
-    hints=(
-        "Rows of in_weight are columns of q, k and v. Those of k begin at row E, those of v at 2E. "
-        "Which rows belong to head h?",
-        "narrow(weights, 0, first, n.D) is a view of n.D rows, narrow(o, 2, first, n.D) one of n.D "
-        "columns. unsqueeze(…, 1) adds the dimension of heads.",
-        "A lambda project(part) with first = part * n.E + h * n.D returns unsqueeze(linear(…), 1); "
-        "then flash::forward(project(0), project(1), project(2), padding's data or nullptr, the "
-        "view of o, lse, false).",
-    ),
-)
-
-HALVES = ["bfloat16", "float16"]
 # (B, S, E, heads, padded): rows around the 64 keys of a tile and the 128 rows of a block
 SHAPES = [(2, 33, 128, 2, 0), (1, 70, 256, 2, 0), (3, 65, 64, 1, 1), (2, 130, 128, 1, 1)]
 EMPTY = [(0, 4, 64, 1, 0), (2, 0, 128, 2, 0)]

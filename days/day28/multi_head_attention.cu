@@ -82,8 +82,8 @@ Tensor heads_of(const Tensor& rows, const Sizes& n) {
 // o (B, S, E), with the heads side by side again, and lse (B, H, S).
 std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v,
                                   const std::optional<Tensor>& padding, const Sizes& n) {
-  Tensor o = torch::stable::new_empty(q, {n.B, n.S, n.E});
-  Tensor lse = torch::stable::new_empty(q, {n.B, n.H, n.S}, ScalarType::Float);
+  Tensor o = allocate(q, {n.B, n.S, n.E});
+  Tensor lse = allocate(q, {n.B, n.H, n.S}, ScalarType::Float);
   flash::forward(heads_of(q, n), heads_of(k, n), heads_of(v, n),
                  padding ? data<bool>(*padding) : nullptr, heads_of(o, n), lse, false);
   return {o, lse};
@@ -114,8 +114,8 @@ Tensor multi_head_attention_v1_per_head(const Tensor& x, const Tensor& in_weight
                                         const std::optional<Tensor>& padding) {
   const Sizes n = check_inputs(x, {in_weight, in_bias, out_weight, out_bias}, heads, padding);
   const DeviceGuard guard(x);
-  Tensor o = torch::stable::new_empty(x, {n.B, n.S, n.E});
-  Tensor lse = torch::stable::new_empty(x, {n.B, 1, n.S}, ScalarType::Float);
+  Tensor o = allocate(x, {n.B, n.S, n.E});
+  Tensor lse = allocate(x, {n.B, 1, n.S}, ScalarType::Float);
   Tensor weights = in_weight, biases = in_bias;  // narrow takes no const tensor
   for (int64_t h = 0; h < n.H; ++h) {
     const auto project = [&](int64_t part) {  // 0: q, 1: k, 2: v; one head: (B, 1, S, D)
@@ -148,8 +148,8 @@ Tensor multi_head_attention_v2_batched(const Tensor& x, const Tensor& in_weight,
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: one product instead of three: x is read once, and one launch fills the GPU better
-// than three. y, and what the backward pass needs: qkv, o, lse.
+// v3 against v2: one product instead of three, which reads x once. y, and what the backward pass
+// needs: qkv, o, lse.
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> multi_head_attention_saving(
     const Tensor& x, const Tensor& in_weight, const Tensor& in_bias, const Tensor& out_weight,

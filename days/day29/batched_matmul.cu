@@ -154,7 +154,7 @@ Product product(const Tensor& a, const Tensor& b, int64_t tile) {
 Tensor bmm_v1_grid_z(const Tensor& a, const Tensor& b) {
   const auto shape = check_operands(a, b);
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, shape);
+  Tensor c = allocate(a, shape);
   if (c.numel() == 0) return c;  // a grid of no blocks is an error
   const Product p = product(a, b, 1);
   const int64_t matrices = c.numel() / (p.M * p.N);
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 Tensor bmm_v2_warp_tiles(const Tensor& a, const Tensor& b) {
   const auto shape = check_operands(a, b);
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, shape);
+  Tensor c = allocate(a, shape);
   if (c.numel() == 0) return c;
   const int64_t longest = std::max(shape[shape.size() - 2], shape[shape.size() - 1]);
   dispatch_floating(a, [&](auto zero) {
@@ -476,7 +476,7 @@ Tensor bmm_v3_tensor_cores(const Tensor& a, const Tensor& b) {
   check(a, "a").dtype({ScalarType::Half, ScalarType::BFloat16});
   const DeviceGuard guard(a);
   require_capability(8, 0, "mma of 16-bit types and cp.async");
-  Tensor c = torch::stable::new_empty(a, shape);
+  Tensor c = allocate(a, shape);
   if (c.numel() == 0) return c;
   const Product p = product(a, b, 1);
   dispatch_half(a, [&](auto zero) {
@@ -519,7 +519,7 @@ Tensor bmm_v3_pointers(std::vector<Tensor> a, std::vector<Tensor> b) {
     p.a.packs = p.a.packs && is_aligned(a[i], 16);
     p.b.packs = p.b.packs && is_aligned(b[i], 16);
   }
-  Tensor c = torch::stable::new_empty(a[0], {matrices, p.M, p.N});
+  Tensor c = allocate(a[0], {matrices, p.M, p.N});
   if (c.numel() == 0) return c;
   dispatch_half(c, [&](auto zero) {
     using T = decltype(zero);

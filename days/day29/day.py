@@ -1,12 +1,20 @@
 """Day 29: batched matrix multiplication."""
 
+if __name__ == "__main__":  # python days/day29/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day29
+
 import torch
 
 from common.day import (
     COMPILE,
+    HALVES,
     Case,
     Cost,
-    Exercise,
     Problem,
     Rung,
     Target,
@@ -22,30 +30,6 @@ TOPICS = ("matmul", "batched matmul", "tensor cores", "strides", "broadcasting",
 SOURCE = "batched_matmul.cu"
 INTRODUCES = ("strided batch", "pointer batch")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "StridedBatch::at: bounds check dropped: `d > 0` -> `true`": (
-        "i is not used after the last dimension"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="multiply_tiles",
-    task=(
-        "Multiply two tiles that lie in shared memory on tensor cores: sums += the warp's rows of "
-        "a, from m0, times b. load_part loads a 16×16 part of either; k beyond depth is skipped."
-    ),
-    hints=(
-        "The loop over k takes steps of 16, the depth of one mma. Which parts of a does the warp "
-        "need in a step, and which of b?",
-        "Load PARTS parts of a, at rows m0 + 16 · i and column k, then for each n one part of b "
-        "at row k and column n: it holds two fragments of 8 columns.",
-        "load_part<TILE, B_TRANSPOSED, true>(b, b_tile, k, n) gives left = {b[0], b[1]} and right "
-        "= {b[2], b[3]}; mma_m16n8k16<T> adds a[i] · left to sums[i][n / 8] and a[i] · right to "
-        "sums[i][n / 8 + 1]. Unroll all loops, so that the sums stay in registers.",
-    ),
-)
-
-HALVES = ["float16", "bfloat16"]
 FLOATS = ["float32", *HALVES]
 ODD = [(3, 1, 1, 1), (5, 7, 9, 11), (6, 8, 8, 8), (9, 16, 16, 16), (3, 24, 17, 40)]
 ODD += [(5, 32, 32, 32), (3, 64, 64, 64), (2, 65, 130, 72), (2, 40, 136, 100)]

@@ -160,7 +160,7 @@ std::tuple<Tensor, Tensor> add_norm_v1_separate(const Tensor& x, const Tensor& r
                                                 double eps) {
   check_add_norm(x, residual, weight, bias, eps);
   const DeviceGuard guard(x);
-  Tensor h = torch::stable::empty_like(x), y = torch::stable::empty_like(x);
+  Tensor h = allocate_like(x), y = allocate_like(x);
   if (x.numel() == 0) return {h, y};
   const int64_t rows = x.size(0), cols = x.size(1);
   const unsigned blocks = grid_size(ceil_div<int64_t>(rows, WARPS), "x");
@@ -182,14 +182,14 @@ std::tuple<Tensor, Tensor> add_norm_backward_v1_separate(const Tensor& gh, const
                                                          double eps) {
   check_add_norm_backward(gh, gy, h, weight, eps);
   const DeviceGuard guard(h);
-  Tensor gx = torch::stable::empty_like(h);
+  Tensor gx = allocate_like(h);
   const int64_t rows = h.size(0), cols = h.size(1);
-  Tensor sums = torch::stable::new_empty(h, {2, cols});
+  Tensor sums = allocate(h, {2, cols});
   const dim3 grid = column_grid(rows, cols);
-  Tensor partial = torch::stable::new_empty(h, {grid.y, 2, cols}, ScalarType::Float);
+  Tensor partial = allocate(h, {grid.y, 2, cols}, ScalarType::Float);
   if (h.numel() > 0) {
-    Tensor normed = torch::stable::empty_like(h);
-    Tensor statistics = torch::stable::new_empty(h, {rows, 3}, ScalarType::Float);
+    Tensor normed = allocate_like(h);
+    Tensor statistics = allocate(h, {rows, 3}, ScalarType::Float);
     dispatch_floating(h, [&](auto zero) {
       using T = decltype(zero);
       layer_norm_backward_kernel<T>
@@ -379,7 +379,7 @@ std::tuple<Tensor, Tensor> add_norm_v2_fused(const Tensor& x, const Tensor& resi
     return add_norm_v1_separate(x, residual, weight, bias, eps);
   }
   const DeviceGuard guard(x);
-  Tensor h = torch::stable::empty_like(x), y = torch::stable::empty_like(x);
+  Tensor h = allocate_like(x), y = allocate_like(x);
   if (x.numel() == 0) return {h, y};
   const int64_t rows = x.size(0);
   dispatch_packs(x, [&](auto zero, auto packs) {
@@ -403,25 +403,21 @@ std::tuple<Tensor, Tensor> add_norm_backward(const Tensor& gh, const Tensor& gy,
     return add_norm_backward_v1_separate(gh, gy, h, weight, eps);
   }
   const DeviceGuard guard(h);
-  Tensor gx = torch::stable::empty_like(h);
+  Tensor gx = allocate_like(h);
   const int64_t rows = h.size(0), cols = h.size(1);
-  Tensor sums = torch::stable::new_empty(h, {2, cols});
-  Tensor statistics = torch::stable::new_empty(h, {SUM_HERE ? 0 : rows, 3}, ScalarType::Float);
+  Tensor sums = allocate(h, {2, cols});
+  Tensor statistics = allocate(h, {SUM_HERE ? 0 : rows, 3}, ScalarType::Float);
   dispatch_packs(h, [&](auto zero, auto packs) {
     using T = decltype(zero);
     using P = Pack<T>;
     const auto kernel = add_norm_backward_kernel<T, packs(), SUM_HERE>;
     int64_t blocks = ceil_div<int64_t>(rows, WARPS);
     if (SUM_HERE) {  // as many blocks as are resident at once, each with many rows
-      int per_multiprocessor = 0;
-      check_cuda(
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, BLOCK, 0),
-          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-      blocks = std::min<int64_t>(blocks, multiprocessor_count(h) * per_multiprocessor);
+      blocks = resident_grid(h, kernel, BLOCK, 0, blocks);
     }
     const dim3 columns = column_grid(rows, cols);
-    Tensor partial = torch::stable::new_empty(h, {SUM_HERE ? blocks : int64_t{columns.y}, 2, cols},
-                                              ScalarType::Float);
+    Tensor partial =
+        allocate(h, {SUM_HERE ? blocks : int64_t{columns.y}, 2, cols}, ScalarType::Float);
     kernel<<<grid_size(blocks, "h"), BLOCK, 0, current_stream(h)>>>(
         data<P>(gh), data<P>(gy), data<P>(h), data<P>(weight), mutable_data<P>(gx),
         mutable_data<Statistics>(statistics), mutable_data<float>(partial), rows,

@@ -95,7 +95,7 @@ void check_bias_gelu(const Tensor& x, const Tensor& bias) {
 Tensor bias_gelu_v1_two_passes(const Tensor& x, const Tensor& bias) {
   check_bias_gelu(x, bias);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const unsigned blocks = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
   dispatch_floating(x, [&](auto zero) {
@@ -113,10 +113,10 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v1_two_passes(const Tensor& gy, co
   check_bias_gelu(x, bias);
   check(gy, "gy").on_gpu().like(x, "x").contiguous();
   const DeviceGuard guard(x);
-  Tensor gx = torch::stable::empty_like(x), gb = torch::stable::empty_like(bias);
+  Tensor gx = allocate_like(x), gb = allocate_like(bias);
   const int64_t rows = x.size(0), cols = x.size(1);
   const dim3 grid = column_grid(rows, cols);
-  Tensor partial = torch::stable::new_empty(x, {grid.y, cols}, ScalarType::Float);
+  Tensor partial = allocate(x, {grid.y, cols}, ScalarType::Float);
   if (x.numel() > 0) {
     const unsigned blocks = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
     dispatch_floating(x, [&](auto zero) {
@@ -208,10 +208,7 @@ template <typename Kernel>
 dim3 strips(Kernel kernel, const Tensor& x) {
   const int64_t packs = x.size(1) * x.element_size() / 16;
   const unsigned columns = grid_size(ceil_div<int64_t>(packs, BLOCK), "x");
-  int resident = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, BLOCK, 0),
-             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t most = ceil_div<int64_t>(resident * multiprocessor_count(x), columns);
+  const int64_t most = ceil_div<int64_t>(resident_grid(x, kernel, BLOCK, 0, INT32_MAX), columns);
   return dim3(columns, static_cast<unsigned>(std::min(most, ceil_div<int64_t>(x.size(0), ROWS))));
 }
 
@@ -224,7 +221,7 @@ Tensor bias_gelu_v2_one_pass(const Tensor& x, const Tensor& bias) {
     return bias_gelu_v1_two_passes(x, bias);
   }
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   dispatch_floating(x, [&](auto zero) {
     using P = Pack<decltype(zero)>;
@@ -246,12 +243,12 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_v2_one_pass(const Tensor& gy, cons
     return bias_gelu_backward_v1_two_passes(gy, x, bias);
   }
   const DeviceGuard guard(x);
-  Tensor gx = torch::stable::empty_like(x), gb = torch::stable::empty_like(bias);
+  Tensor gx = allocate_like(x), gb = allocate_like(bias);
   dispatch_floating(x, [&](auto zero) {
     using P = Pack<decltype(zero)>;
     const auto kernel = bias_gelu_backward_v2_kernel<decltype(zero)>;
     const dim3 grid = strips(kernel, x);
-    Tensor partial = torch::stable::new_empty(x, {grid.y, x.size(1)}, ScalarType::Float);
+    Tensor partial = allocate(x, {grid.y, x.size(1)}, ScalarType::Float);
     kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<P>(gy), data<P>(x), data<P>(bias),
                                                   mutable_data<P>(gx), mutable_data<float>(partial),
                                                   x.size(0), static_cast<int>(x.size(1) / P::N));
@@ -342,8 +339,8 @@ std::tuple<Tensor, Tensor> linear_gelu(const Tensor& x, const Tensor& w, const T
   check_aligned_matrix(w, "w").same_device(x, "x").size(1, x.size(1));
   check(bias, "bias").on_gpu().dtype({x.scalar_type()}).rank(1).contiguous().size(0, w.size(0));
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {x.size(0), w.size(0)});
-  Tensor before = torch::stable::empty_like(y);
+  Tensor y = allocate(x, {x.size(0), w.size(0)});
+  Tensor before = allocate_like(y);
   lt_matmul(x, w, true, y, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, before);
   return {y, before};
 }
@@ -359,8 +356,8 @@ std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor& gy, const Tensor& 
       .size(0, gy.size(0))
       .size(1, w.size(1));
   const DeviceGuard guard(gy);
-  Tensor g = torch::stable::empty_like(before);
-  Tensor gb = torch::stable::new_empty(gy, {w.size(1)});
+  Tensor g = allocate_like(before);
+  Tensor gb = allocate(gy, {w.size(1)});
   lt_matmul(gy, w, false, g, CUBLASLT_EPILOGUE_DGELU_BGRAD, gb, before);
   return {g, gb};
 }

@@ -3,9 +3,10 @@
 import torch
 from torch.nn.functional import gelu, linear
 
+from common.base.declaration import CUBLAS_UNWATCHED
 from common.day import (
     COMPILE,
-    CUBLAS_UNWATCHED,
+    FLOATS,
     Case,
     Cost,
     Problem,
@@ -17,8 +18,6 @@ from common.day import (
     print_table,
     seconds,
 )
-
-FLOATS = ["float32", "float16", "bfloat16"]
 
 
 def matrix_and_bias(case, draw):

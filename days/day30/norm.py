@@ -3,9 +3,8 @@
 import torch
 from torch.nn.functional import layer_norm
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
-FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-5
 
 

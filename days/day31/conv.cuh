@@ -57,5 +57,5 @@ inline Conv check_conv(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 }
 
 inline Tensor new_output(const Tensor& x, const Conv& conv) {
-  return torch::stable::new_empty(x, {conv.N, conv.O, conv.OH, conv.OW});
+  return allocate(x, {conv.N, conv.O, conv.OH, conv.OW});
 }

@@ -158,7 +158,8 @@ Tensor conv2d_v2_tiled(const Tensor& x, const Tensor& w, int64_t stride, int64_t
 
 // ---------------------------------------------------------------------------------------------
 // v3 against v2: a block computes BO output channels × ROWS × COLS outputs, a thread OUTPUTS ×
-// WIDTH of them in registers. Each input serves OUTPUTS weights, each weight WIDTH inputs.
+// WIDTH of them in registers. Each input serves OUTPUTS weights, each weight WIDTH inputs. Weights
+// come through shared memory, loads are wider, and 3 × 3 with stride 1 has constants.
 
 constexpr int BO = 64;
 constexpr int BLOCK = 128;
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(BLOCK, 4)
 
 Tensor arrange_weights(const Tensor& w, const Conv& conv, int64_t strips) {
   const int64_t count = strips * conv.channels() * conv.KH * conv.KW * BO;
-  Tensor arranged = torch::stable::new_empty(w, {count});
+  Tensor arranged = allocate(w, {count});
   arrange_weights_kernel<<<grid_size(ceil_div<int64_t>(count, BLOCK), "w"), BLOCK, 0,
                            current_stream(w)>>>(data<float>(w), mutable_data<float>(arranged), conv,
                                                 count);

@@ -1,9 +1,17 @@
 """Day 31: convolution in two dimensions."""
 
+if __name__ == "__main__":  # python days/day31/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day31
+
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
 
 TITLE = "Convolution in two dimensions"
 TEACHES = "Halos in two dimensions, register blocking over channels, and Winograd's filtering"
@@ -20,36 +28,6 @@ TOPICS = (
 SOURCE = "conv2d_tiled.cu"
 EXTRA_SOURCES = ("winograd.cu",)
 INTRODUCES = ("dilation", "NCHW", "grouped convolution", "implicit GEMM", "minimal filtering")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t low` -> `int low`": (
-        "every bound that is passed fits 32 bits"
-    ),
-    "conv.cuh: bounded: 64-bit index in 32 bits: `int64_t high` -> `int high`": (
-        "every bound that is passed fits 32 bits"
-    ),
-    "winograd.cu: sizes_of: min for max: `max()` -> `min()`": (
-        "min() - BN wraps around to max() - BN + 1"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="Halo::load",
-    task=(
-        "Load `channels` planes of the tile with its halo into shared memory. Element (0, 0) of "
-        "the tile is at (top, left) of its plane of x; outside of x there are zeros. The caller "
-        "waits for all threads."
-    ),
-    hints=(
-        "The tile has `rows` rows of `cols` elements, in rows of `pitch` elements in shared "
-        "memory. The threads of the block take elements in turns. Which row and column of x is "
-        "element e, and when is it inside?",
-        "Row top + e / cols, column left + e % cols; inside if neither is negative or beyond "
-        "conv.H, conv.W. All channels have it at the same place: loop over them innermost. From "
-        "one to the next are conv.H · conv.W elements of x, and plane() in shared memory.",
-        "tile[c * plane() + r * pitch + q] = inside ? image[c * conv.H * conv.W + row * conv.W + "
-        "col] : 0.0f, with the products in int64_t.",
-    ),
-)
 
 
 def inputs(case, draw):

@@ -268,9 +268,9 @@ Tensor conv2d_v4_winograd(const Tensor& x, const Tensor& w, int64_t stride, int6
   Tensor y = new_output(x, conv);
   if (y.numel() == 0) return y;
   const Sizes s = sizes_of(conv);
-  const Tensor U = torch::stable::new_empty(x, {16, s.C, s.O});
-  const Tensor V = torch::stable::new_empty(x, {16, s.C, s.P});
-  Tensor M = torch::stable::new_empty(x, {16, s.O, s.P});
+  const Tensor U = allocate(x, {16, s.C, s.O});
+  const Tensor V = allocate(x, {16, s.C, s.P});
+  Tensor M = allocate(x, {16, s.O, s.P});
   const cudaStream_t stream = current_stream(x);
 
   // C · O is a multiple of BLOCK.

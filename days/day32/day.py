@@ -1,23 +1,21 @@
 """Day 32: the forward pass of a vision transformer."""
 
+if __name__ == "__main__":  # python days/day32/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day32
+
 from functools import partial
 from inspect import Parameter, Signature
 
 import torch
 import torch.nn.functional as F
 
-from common.day import (
-    COMPILE,
-    CUBLAS_UNWATCHED,
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    grid,
-)
+from common.base.declaration import CUBLAS_UNWATCHED
+from common.day import COMPILE, HALVES, Case, Cost, Library, Problem, Rung, Target, grid
 
 from .model import PARAMETERS, forward, fused, separate, shapes_of, twin
 from .show import show_trained
@@ -30,29 +28,6 @@ EXTRA_SOURCES = ("model.py", "twin.py")
 USES = (9, 28, 30)
 INTRODUCES = ("vision transformer", "patch embedding", "class token")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "multiply: initial value: `int k = 0` -> `int k = 1`": (
-        "fragments begin at whole pieces: k is divided by 8"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="pixel_index",
-    task=(
-        "Return the index, in the images (B, C, H, W), of pixel k of a patch. Rows are numbered "
-        "(b · N + y · across + x), pixels of a patch (c · P + i) · P + j."
-    ),
-    hints=(
-        "Take both numbers apart by division and remainder: the row into b, y and x, k into c, i "
-        "and j. Which pixel of image b is at channel c, row y · P + i and column x · P + j?",
-        "row % n.N is the patch within its image; y and x are its quotient and remainder by "
-        "n.across. k % P is j, k / P % P is i, and k / P² is c.",
-        "The index is ((b · C + c) · H + y · P + i) · W + x · P + j. Compute it in int64_t: b = "
-        "row / n.N is one already, and the rest of the sum follows from it.",
-    ),
-)
-
-HALVES = ["bfloat16", "float16"]
 CLASSES = 5
 # (B, C, H, W, P, E): patches around the 128 of a block, columns around 64 and 192
 CHUNKED = [

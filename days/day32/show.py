@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from common.day import print_table, save_pictures
+from common.day import print_table
+from common.report.picture import save_pictures
 
 from .model import class_attention, forward, fused, stacked, twin
 from .shapes import NAMES, draw_shapes

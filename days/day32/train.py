@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.day import Entry, cached, digest
+from common.base.cache import Entry, cached, digest
 
 from .shapes import NAMES, SIZE, draw_shapes
 from .twin import ViT

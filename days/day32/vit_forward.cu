@@ -24,11 +24,6 @@
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/tensor.cuh"         // taught in days 6 and 12
 
-// Older cards get an empty kernel, which is never launched.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define HAS_BF16_MMA
-#endif
-
 // across: patches per row of the grid of patches; N: per image; K: pixels per patch.
 struct Sizes {
   int64_t B;
@@ -79,7 +74,7 @@ Sizes check_inputs(const Inputs& in) {
 }
 
 Tensor empty_tokens(const Inputs& in, const Sizes& n) {
-  return torch::stable::new_empty(in.images, {n.B, 1 + n.N, n.E});
+  return allocate(in.images, {n.B, 1 + n.N, n.E});
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -114,7 +109,7 @@ Tensor embed_v1_unfold(const Tensor& images, const Tensor& weight, const Tensor&
   const DeviceGuard guard(images);
   Tensor tokens = empty_tokens(in, n);
   if (tokens.numel() == 0) return tokens;
-  Tensor patches = torch::stable::new_empty(images, {n.B * n.N, n.K});
+  Tensor patches = allocate(images, {n.B * n.N, n.K});
   const auto blocks = [](const Tensor& of) {
     return grid_size(ceil_div<int64_t>(of.numel(), BLOCK), "images");
   };

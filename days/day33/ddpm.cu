@@ -79,7 +79,7 @@ Tensor philox_words(const Tensor& seed, const Tensor& step, const Tensor& group)
   check(group, "group").on_gpu().like(seed, "seed").contiguous();
   const DeviceGuard guard(seed);
   const int64_t n = seed.size(0);
-  Tensor words = torch::stable::new_empty(seed, {n, 4}, ScalarType::Int);
+  Tensor words = allocate(seed, {n, 4}, ScalarType::Int);
   if (n == 0) return words;
   philox_words_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK), "seed"), BLOCK, 0,
                         current_stream(seed)>>>(data<uint64_t>(seed), data<uint64_t>(step),
@@ -259,7 +259,7 @@ struct Separate {
   template <typename T, typename Operation>
   static void launch(const Operation& o, const Tensor& x, const Tensor& state, T* y, int64_t rows,
                      int64_t cols) {
-    Tensor z = torch::stable::empty_like(x);
+    Tensor z = allocate_like(x);
     const int64_t groups = ceil_div<int64_t>(cols, 4);
     noise_kernel<T><<<rows_grid(rows, groups), BLOCK, 0, current_stream(x)>>>(
         data<State>(state), mutable_data<T>(z), rows, cols);

@@ -1,64 +1,27 @@
 """Day 34: image augmentation."""
 
+if __name__ == "__main__":  # python days/day34/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day34
+
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from common.day import (
-    COMPILE,
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    hills_at_night,
-    save_pictures,
-)
+from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, Tolerance
+from common.report.picture import hills_at_night, save_pictures
 
 TITLE = "Image augmentation"
 TEACHES = "Crop, flip, bilinear resize and colours in one pass, around a mean of the whole image"
 TOPICS = ("images", "augmentation", "resize", "bilinear", "colour", "fusion", "clusters")
 SOURCE = "image_augmentation.cu"
 INTRODUCES = ("bilinear interpolation", "hue", "thread block cluster")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "shift_hue: bounds check dropped: `range > 0 ? __fdividef(1.0f, range)` -> `true ? "
-    "__fdividef(1.0f, range)`": ("the hue of grey is multiplied by its range, which is 0"),
-    "neighbours: arithmetic operator: `length - 1` -> `length + 1`": (
-        "the place is below length - 0.5 anyway"
-    ),
-    "augment_v1_separate: grid or block size: `grid` -> `dim3(grid.x, 1, grid.z)`, 3rd": (
-        "a block takes every gridDim.y-th image"
-    ),
-    "block_sum: shared memory too small: `of_warp[32]` -> `of_warp[(32) - 1]`": (
-        "a block has 16 warps at most"
-    ),
-    "augment_v1_separate_step_kernel: 64-bit index in 32 bits: `int64_t{in.s.rows} * "
-    "in.s.cols` -> `in.s.rows * in.s.cols`": (
-        "a side is at most 2^15, so the product fits into 32 bits"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="resized",
-    first="const Pixel a = load_pixel",
-    last="return {mix(a.r",
-    task=(
-        "Load the four neighbours of the position, upper and lower row at x.first and x.second, "
-        "and blend them: along x by x.weight, then along y by down. Channels leave as value / 255."
-    ),
-    hints=(
-        "An image has three bytes per pixel, so column c of a row begins at byte 3 * c.",
-        "load_pixel(upper + 3 * x.first) is one of the four. A blend of a and b with weight w of b "
-        "is a + (b - a) * w.",
-        "above = a + (b - a) * x.weight; below the same of the lower two; the channel is "
-        "(above + (below - above) * down) * (1.0f / 255).",
-    ),
-)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 GREY = (0.2989, 0.587, 0.114)

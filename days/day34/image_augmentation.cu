@@ -228,7 +228,7 @@ Batch checked(const Tensor& images, const Tensor& crops, const Tensor& flips, co
 }
 
 Tensor make_result(const Tensor& images, const Shape& s) {
-  return torch::stable::new_empty(images, {s.images, 3, s.rows, s.cols}, ScalarType::BFloat16);
+  return allocate(images, {s.images, 3, s.rows, s.cols}, ScalarType::BFloat16);
 }
 
 constexpr int PARTS = 8;  // blocks per image, which share its rows
@@ -313,8 +313,8 @@ Tensor augment_v1_separate(const Tensor& images, const Tensor& crops, const Tens
   const DeviceGuard guard(images);
   Tensor result = make_result(images, in.s);
   if (result.numel() == 0) return result;
-  Tensor buffer = torch::stable::new_empty(images, {result.numel()}, ScalarType::Float);
-  Tensor of_parts = torch::stable::new_empty(images, {in.s.images, PARTS}, ScalarType::Float);
+  Tensor buffer = allocate(images, {result.numel()}, ScalarType::Float);
+  Tensor of_parts = allocate(images, {in.s.images, PARTS}, ScalarType::Float);
   float *planes = mutable_data<float>(buffer), *sums = mutable_data<float>(of_parts);
   const dim3 grid = parts_grid(in.s);
   const cudaStream_t stream = current_stream(images);
@@ -370,7 +370,7 @@ Tensor augment_v2_two_passes(const Tensor& images, const Tensor& crops, const Te
   const DeviceGuard guard(images);
   Tensor result = make_result(images, in.s);
   if (result.numel() == 0) return result;
-  Tensor sums = torch::stable::new_empty(images, {in.s.images, PARTS}, ScalarType::Float);
+  Tensor sums = allocate(images, {in.s.images, PARTS}, ScalarType::Float);
   const dim3 grid = parts_grid(in.s);
   const cudaStream_t stream = current_stream(images);
   augment_v2_two_passes_sums_kernel<<<grid, BLOCK, 0, stream>>>(in, mutable_data<float>(sums));

@@ -115,8 +115,8 @@ Gradients layer_norm_backward_v1_two_kernels(const Tensor& gy, const Tensor& x, 
   check_arguments(gy, x, mean, rstd, weight);
   const DeviceGuard guard(gy);
   const int64_t rows = gy.size(0), cols = gy.size(1);
-  Tensor gx = torch::stable::empty_like(x);
-  Tensor gw = torch::stable::empty_like(weight), gb = torch::stable::empty_like(weight);
+  Tensor gx = allocate_like(x);
+  Tensor gw = allocate_like(weight), gb = allocate_like(weight);
   if (cols == 0) return {gx, gw, gb};
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -380,7 +380,7 @@ void launch_one_kernel(const Tensor& gy, Pointers p, int64_t cols) {
   allow_shared(kernel, bytes);
   const int64_t work = ceil_div<int64_t>(rows, teams * MIN_ROWS);
   const unsigned grid = resident_grid(gy, kernel, block, bytes, work);
-  Tensor partial = torch::stable::new_empty(gy, {grid, 2, cols}, ScalarType::Float);
+  Tensor partial = allocate(gy, {grid, 2, cols}, ScalarType::Float);
   p.partial = mutable_data<float>(partial);
 
   cudaLaunchAttribute attribute = {};
@@ -411,8 +411,8 @@ Gradients one_kernel(const Tensor& gy, const Tensor& x, const Tensor& mean, cons
     require_capability(8, 0, "cp.async");
     require_shared_memory(sizeof(Ring<float>) + sizeof(float2[2][WARPS]), "a ring of rows");
   }
-  Tensor gx = torch::stable::empty_like(x);
-  Tensor gw = torch::stable::empty_like(weight), gb = torch::stable::empty_like(weight);
+  Tensor gx = allocate_like(x);
+  Tensor gw = allocate_like(weight), gb = allocate_like(weight);
   const Pointers p{gy.const_data_ptr(),   x.const_data_ptr(),    weight.const_data_ptr(),
                    data<float>(mean),     data<float>(rstd),     gx.mutable_data_ptr(),
                    gw.mutable_data_ptr(), gb.mutable_data_ptr(), nullptr};

@@ -2,9 +2,7 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
-
-FLOATS = ["float32", "float16", "bfloat16"]
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
 
 def inputs(case, draw):

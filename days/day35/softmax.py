@@ -2,9 +2,8 @@
 
 import torch
 
-from common.day import COMPILE, Case, Problem, Rung, Target, grid, one_tensor, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, one_tensor, streamed
 
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around the chunks of a lane, the warps of a block, the blocks of a cluster and the limits of each
 # rung, with and without rows of whole packs.
 SHORT = [(1, 1), (5, 31), (9, 129), (2, 1025), (3, 248), (6, 8), (5, 520), (0, 8), (4, 0)]

@@ -3,7 +3,8 @@
 //   y[r, c] = exp(x[r, c] - m[r]) / sum_c exp(x[r, c] - m[r])      m[r] = max_c x[r, c]
 //
 // x, y: (rows, cols) in fp32, fp16 or bf16. Bytes: 2 · rows · cols · sizeof(T), if each row is read
-// once. Operations: about 9 per element of 16 bits, one of them an exponential.
+// once. Operations: 10 to 15 per element of 16 bits, with one exponential where it is kept (v1, v2)
+// and two where it is computed again.
 //
 //   v1 warp      one warp per row, the row in its registers: rows of up to 2 KB, no barrier
 //   v2 block     one block per row, the row in its registers: rows of up to 64 KB, one barrier

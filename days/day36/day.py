@@ -1,25 +1,24 @@
 """Day 36: sparse matrices times vectors."""
 
+if __name__ == "__main__":  # python days/day36/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day36
+
 import torch
 
-from common.day import (
-    Case,
-    Cost,
-    Exercise,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
+from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid, print_table, seconds
+from common.references.sparse_matrices import (
     coo_product,
     csr_product,
     csr_to_ell,
     cusparse_product,
     draw_on,
     ell_product,
-    grid,
-    print_table,
     row_lengths,
-    seconds,
     sparse_matrix,
 )
 
@@ -31,47 +30,6 @@ TOPICS = ("sparse", "SpMV", "CSR", "ELL", "COO", "warps", "atomics", "binary sea
 SOURCE = "spmv_ell.cu"
 EXTRA_SOURCES = ("spmv_coo.cu",)
 INTRODUCES = ("CSR", "ELL", "COO", "SpMV", "gather", "segmented scan")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "spmv_ell.cu: csr_v1_scalar: constant off by one: `grid_for(a.rows, 1)` -> "
-    "`grid_for(a.rows, 2)`": ("blocks too many do nothing: their rows lie beyond the end"),
-    'spmv_ell.cu: multiply_ell: device check dropped: `check(ell_col, "ell_col").on_gpu()` '
-    '-> `check(ell_col, "ell_col")`': (
-        "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
-    ),
-    "spmv_ell.cu: csr_v3_sub_warp: arithmetic operator: `a.nnz / a.rows` -> `a.nnz * a.rows`": (
-        "more lanes per row leave some of them idle"
-    ),
-    "spmv_ell.cu: csr_v4_shared_products: arithmetic operator: "
-    "`a.nnz / a.rows` -> `a.nnz * a.rows`": ("more lanes per row leave some of them idle"),
-    "spmv_ell.cu: dispatch_lanes: rounded down: "
-    "`ceil_div<int64_t>(mean + mean / 4, DEPTH)` -> `((mean + mean / 4) / (DEPTH))`": (
-        "fewer lanes per row pass over it more often"
-    ),
-    "spmv_ell.cu: csr_v2_warp: constant off by one: "
-    "`grid_for(a.rows, 32)` -> `grid_for(a.rows, 33)`": (
-        "blocks too many do nothing: their rows lie beyond the end"
-    ),
-    "spmv_coo.cu: segmented_scan: loop bound off by one: `distance < 32` -> `distance < 32 - 1`": (
-        "distances are powers of two: the last is 16"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="segmented_scan",
-    source="spmv_coo.cu",
-    task=(
-        "Add up the values of each segment of a warp: every lane gets the sum from the first lane "
-        "of its segment to itself. Bit l of heads is set if a segment begins in lane l."
-    ),
-    hints=(
-        "It is Hillis and Steele's scan by __shfl_up_sync (day 23), but a lane must not take from "
-        "another segment. In which lane does the own segment begin?",
-        "Of the bits of heads up to the own lane, the highest is the own head: 31 - __clz(heads & "
-        "mask), where mask has the bits 0 to lane.",
-        "For distance 1, 2, 4, 8, 16, all lanes shuffle; the value from `distance` lanes below "
-        "counts only where lane - distance >= head.",
-    ),
-)
 
 INDICES = ["int32", "int64"]
 SHAPES = [(1, 1, 1), (37, 41, 3), (70, 64, 8), (129, 700, 13), (300, 257, 30), (33, 900, 60)]

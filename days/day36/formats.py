@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import torch
 
-from common.day import cusparse_product
+from common.references.sparse_matrices import cusparse_product
 
 
 def csr_to_coo(row_ptr, col):

@@ -57,7 +57,7 @@ Tensor multiply_coo(const Tensor& row, const Tensor& col, const Tensor& value, c
   check_floats(check(x, "x")).same_device(row, "row");
   check_rows(rows);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_zeros(x, {rows});
+  Tensor y = allocate_zeros(x, {rows});
   if (row.numel() == 0) return y;
   dispatch_index(row, [&](auto zero) {
     using Index = decltype(zero);
@@ -180,7 +180,7 @@ Tensor csr_to_coo(const Tensor& row_ptr, const Tensor& col) {
   STD_TORCH_CHECK(row_ptr.numel() > 0, "row_ptr: expected one element per row and one more, got 0");
   check_indices(check(col, "col")).dtype({row_ptr.scalar_type()}).same_device(row_ptr, "row_ptr");
   const DeviceGuard guard(col);
-  Tensor row = torch::stable::empty_like(col);
+  Tensor row = allocate_like(col);
   if (row.numel() == 0) return row;
   const unsigned grid = grid_size(ceil_div<int64_t>(row.numel(), BLOCK), "col");
   dispatch_index(col, [&](auto zero) {
@@ -204,7 +204,7 @@ Tensor coo_to_csr(const Tensor& row, int64_t rows) {
   check_indices(check(row, "row"));
   check_rows(rows);
   const DeviceGuard guard(row);
-  Tensor row_ptr = torch::stable::new_empty(row, {rows + 1});
+  Tensor row_ptr = allocate(row, {rows + 1});
   const unsigned grid = grid_size(ceil_div<int64_t>(rows + 1, BLOCK), "rows");
   dispatch_index(row, [&](auto zero) {
     using Index = decltype(zero);

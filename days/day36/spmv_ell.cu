@@ -57,7 +57,7 @@ Tensor multiply_csr(const Tensor& row_ptr, const Tensor& col, const Tensor& valu
   check_floats(check(x, "x")).same_device(row_ptr, "row_ptr");
   const DeviceGuard guard(x);
   const int64_t rows = row_ptr.numel() - 1;
-  Tensor y = torch::stable::new_empty(x, {rows});
+  Tensor y = allocate(x, {rows});
   if (rows == 0) return y;
   dispatch_index(col, [&](auto zero) {
     using Index = decltype(zero);
@@ -261,7 +261,7 @@ Tensor multiply_ell(const Tensor& ell_col, const Tensor& ell_value, const Tensor
   check_floats(check(x, "x")).same_device(ell_col, "ell_col");
   const DeviceGuard guard(x);
   const int64_t width = ell_col.size(0), rows = ell_col.size(1);
-  Tensor y = torch::stable::new_empty(x, {rows});
+  Tensor y = allocate(x, {rows});
   if (rows == 0) return y;
   dispatch_index(ell_col, [&](auto zero) {
     using Index = decltype(zero);
@@ -349,8 +349,8 @@ std::tuple<Tensor, Tensor> csr_to_ell(const Tensor& row_ptr, const Tensor& col, 
                   ", the size of col, got ", width);
   const DeviceGuard guard(col);
   const int64_t rows = row_ptr.numel() - 1;
-  Tensor ell_col = torch::stable::new_empty(col, {width, rows});
-  Tensor ell_value = torch::stable::new_empty(value, {width, rows});
+  Tensor ell_col = allocate(col, {width, rows});
+  Tensor ell_value = allocate(value, {width, rows});
   if (ell_col.numel() == 0) return {ell_col, ell_value};
   dispatch_index(col, [&](auto zero) {
     using Index = decltype(zero);

@@ -1,21 +1,15 @@
 """Day 37: sparse matrices with rows of very different lengths."""
 
-from common.day import (
-    Case,
-    Cost,
-    Exercise,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    cusparse_product,
-    draw_on,
-    grid,
-    print_table,
-    row_lengths,
-    seconds,
-    sparse_matrix,
-)
+if __name__ == "__main__":  # python days/day37/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day37
+
+from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid, print_table, seconds
+from common.references.sparse_matrices import cusparse_product, draw_on, row_lengths, sparse_matrix
 
 from . import hybrid as h
 
@@ -24,39 +18,6 @@ TEACHES = "Equal work where rows are not equal: a hybrid of ELL and COO, the mer
 TOPICS = ("sparse", "SpMV", "CSR", "hybrid", "load balance", "merge path", "binary search")
 SOURCE = "spmv_hybrid.cu"
 INTRODUCES = ("hybrid format", "load balance", "merge path")
-EQUIVALENT = {  # mutants that compute the same, and why
-    'hybrid: validation dropped: `check(ell_col, "ell_col").on_gpu().dtype({ScalarType::Int, '
-    'ScalarType::Long})` -> `check(ell_col, "ell_col").on_gpu()`': (
-        "row must have the same dtype, and is checked for these two"
-    ),
-    "csr_v1_warp_kernel: constant off by one: `32 == 0` -> `32 == 1`": (
-        "warp_sum leaves the sum in all lanes, so any of them may write it"
-    ),
-    'hybrid: device check dropped: `check(ell_col, "ell_col").on_gpu()` -> `check(ell_col, '
-    '"ell_col")`': (
-        "one tensor on the host fails same_device, and all are refused by PyTorch's dispatcher"
-    ),
-    "merge_v2_threads_kernel: loop bound off by one: `step < begin + ITEMS && step < steps` "
-    "-> `step < begin + ITEMS && step < steps - 1`": (
-        "the last step is the end of the last row, whose sum is added after the loop"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="merge_path",
-    task=(
-        "Find how many of the first `diagonal` steps of the merge are row ends, by binary search. "
-        "Row r ends before entry ends(r); a row's end comes before the entry with that number."
-    ),
-    hints=(
-        "After `diagonal` steps, i row ends and diagonal - i entries are behind. Which i are "
-        "possible, with i in [0, rows] and diagonal - i in [0, entries]?",
-        "Row end `middle` is among the first steps if ends(middle) plus the row ends before it "
-        "are fewer than diagonal steps.",
-        "low = max(0, diagonal - entries), high = min(diagonal, rows). While low < high: if "
-        "ends(middle) <= diagonal - 1 - middle, low = middle + 1, else high = middle.",
-    ),
-)
 
 INDICES = ["int32", "int64"]
 SHAPES = [(1, 1, 1), (37, 41, 3), (129, 700, 13), (300, 257, 30), (2100, 90, 1)]

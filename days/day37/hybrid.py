@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import torch
 
-from common.day import (
+from common.references.sparse_matrices import (
     coo_product,
     csr_product,
     csr_to_ell,

@@ -52,7 +52,7 @@ Tensor hybrid(const Tensor& ell_col, const Tensor& ell_value, const Tensor& row,
   check_floats(check(x, "x")).same_device(ell_col, "ell_col");
   const DeviceGuard guard(x);
   const int64_t width = ell_col.size(0), rows = ell_col.size(1), rest = row.numel();
-  Tensor y = torch::stable::new_empty(x, {rows});
+  Tensor y = allocate(x, {rows});
   if (rows == 0) return y;
   const unsigned ell_grid = grid_size(ceil_div<int64_t>(rows, BLOCK), "ell_col");
   const unsigned coo_grid = grid_size(ceil_div<int64_t>(rest, COO_PER_WARP * WARPS), "row");
@@ -103,9 +103,9 @@ std::tuple<Tensor, Tensor, Tensor> csr_to_rest(const Tensor& row_ptr, const Tens
   STD_TORCH_CHECK(rest >= 0 && rest <= nnz, "rest: expected 0 to ", nnz, ", the size of col, got ",
                   rest);
   const DeviceGuard guard(col);
-  Tensor rest_row = torch::stable::new_empty(col, {rest});
-  Tensor rest_col = torch::stable::new_empty(col, {rest});
-  Tensor rest_value = torch::stable::new_empty(value, {rest});
+  Tensor rest_row = allocate(col, {rest});
+  Tensor rest_col = allocate(col, {rest});
+  Tensor rest_value = allocate(value, {rest});
   if (rest == 0) return {rest_row, rest_col, rest_value};
   const unsigned grid = grid_size(ceil_div<int64_t>(rest, BLOCK), "rest");
   dispatch_index(col, [&](auto zero) {
@@ -131,7 +131,7 @@ Tensor multiply_csr(const Tensor& row_ptr, const Tensor& col, const Tensor& valu
   check_floats(check(x, "x")).same_device(row_ptr, "row_ptr");
   const DeviceGuard guard(x);
   const int64_t rows = row_ptr.numel() - 1;
-  Tensor y = torch::stable::new_empty(x, {rows});
+  Tensor y = allocate(x, {rows});
   if (rows == 0) return y;
   if (adds) torch::stable::zero_(y);
   dispatch_index(col, [&](auto zero) {
@@ -345,7 +345,7 @@ Tensor merge_v3_shared(const Tensor& row_ptr, const Tensor& col, const Tensor& v
                        const Tensor& x) {
   const auto launch = [&](auto a, auto* from, auto* y) {
     const int64_t tiles = ceil_div<int64_t>(a.rows + a.nnz, TILE);
-    const Tensor tile_row = torch::stable::new_empty(x, {tiles + 1}, ScalarType::Long);
+    const Tensor tile_row = allocate(x, {tiles + 1}, ScalarType::Long);
     const unsigned prepare_grid = grid_size(ceil_div<int64_t>(a.rows + 1, BLOCK), "row_ptr");
     merge_v3_prepare_kernel<<<prepare_grid, BLOCK, 0, current_stream(x)>>>(
         a, tiles, mutable_data<int64_t>(tile_row), y);

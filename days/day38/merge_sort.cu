@@ -1,321 +1,346 @@
-// Day 38: sorting by comparisons
+// Day 38: merge sort by co-ranks
 //
-//   values[i] = x[indices[i]], values[i] ≤ values[i + 1]     x, values: (n,) int32, int64 or fp32
-//   stable: of equal keys, the one that comes first in x comes first      indices: (n,) int64
+//   values[i] = x[indices[i]], values[i] ≤ values[i + 1]          x, values: (n,) int32
+//   stable: equal keys keep the order that they have in x         indices: (n,) int64
 //
-// Sorted runs of one tile each are merged in passes, and each pass doubles their length: log2(n /
-// tile) passes, 15 in v2 for 2^26 elements. A pass reads and writes keys and places: 16 bytes per
-// element with 4-byte keys.
+// A run is a sorted part of an array. Blocks sort tiles of x, the first runs. Then each merge pass
+// merges runs in pairs, which doubles their length: ceil(log2(n / tile)) passes, each of which
+// reads and writes a key and its index, 16 bytes per element. v3 makes 15 for 2^26 elements. With
+// the tiles (12 bytes) and the widening of the indices at the end (12) it moves 264 bytes per
+// element.
 //
-//   v1 odd_even    sorts tiles of 1024 by exchanging neighbours, 1024 steps; then each element
-//                  finds its place in the merged run by binary search
-//   v2 merge_path  sorts 8 elements per thread in registers and merges from there on; a search per
-//                  tile finds which parts of two runs make it, shared memory does the rest
-//   v3 and v4 compare nothing; they are in radix_sort.cu.
+//   v1 odd_even    tiles: exchanges of neighbours, one barrier per element of the tile
+//                  merge passes: each element finds its place by binary search
+//   v2 co_rank     tiles: merges, in parts of 9 elements; a thread finds by one search where its
+//                  part begins in both runs. 8 levels of two barriers take the place of 1024 steps
+//   v3 merge_path  merge passes: the same parts, after a search per tile cut it out of both runs
 //
 // Run: python run_day.py 38
 
-#include "common/cuda/binding.cuh"  // taught in day 6
+#include <utility>
 
-#include "days/day38/order.cuh"
+#include "common/cuda/binding.cuh"  // taught in day 6
+#include "common/cuda/tensor.cuh"   // taught in days 6 and 12
+
+// Two neighbouring runs of an array that become one: left, a, [begin, mid); right, b, [mid, end).
+template <typename Int>
+struct Runs {
+  Int begin, mid, end;
+};
+
+// The pair of runs that contains element i of n. All runs but the last have `run` elements. In the
+// last pair the right run may be shorter or empty.
+template <typename Int>
+__device__ Runs<Int> runs_of(Int i, Int run, Int n) {
+  const Int begin = i / (2 * run) * (2 * run);
+  return {begin, begin + run < n ? begin + run : n, begin + 2 * run < n ? begin + 2 * run : n};
+}
+
+template <typename T>
+__device__ void exchange(T& a, T& b) {
+  const T old = a;
+  a = b;
+  b = old;
+}
+
+// Keys and their indices in x: a merge pass reads one of two, and writes the other.
+struct Elements {
+  Tensor keys, indices;
+
+  explicit Elements(const Tensor& x)
+      : keys(allocate_like(x)), indices(allocate(x, {x.numel()}, ScalarType::UInt32)) {}
+};
+
+// torch.sort's indices are int64.
+std::tuple<Tensor, Tensor> result_of(const Elements& sorted) {
+  Tensor wide = allocate(sorted.keys, {sorted.keys.numel()}, ScalarType::Long);
+  torch::stable::copy_(wide, sorted.indices);
+  return {sorted.keys, wide};
+}
+
+void check_keys(const Tensor& x) {
+  check(x, "x").on_gpu().rank(1).contiguous().dtype({ScalarType::Int});
+  STD_TORCH_CHECK(x.numel() < int64_t{1} << 32, "x: expected fewer than 2^32 elements, got ",
+                  x.numel());
+}
 
 // ---------------------------------------------------------------------------------------------
 // v1: odd-even transposition. In even steps the pairs (0, 1), (2, 3), … are put in order, in odd
 // steps (1, 2), (3, 4), …. After as many steps as there are elements, all are in order. Equal
 // neighbours are not exchanged: the sort is stable.
 
-constexpr int TILE = 1024;  // elements per block, two per thread
+constexpr int ODD_EVEN_TILE = 1024;  // elements per block, two per thread
 
-template <typename T, typename Index>
-__global__ void sort_v1_odd_even_tile_kernel(const T* __restrict__ x, T* __restrict__ values,
-                                             Index* __restrict__ places, int64_t n) {
-  __shared__ T keys[TILE];
-  __shared__ Place place[TILE];
-  const int64_t first = int64_t{blockIdx.x} * TILE;
-  const int count = static_cast<int>(n - first < TILE ? n - first : TILE);
-  for (int i = threadIdx.x; i < count; i += TILE / 2) {
-    keys[i] = x[first + i];
-    place[i] = static_cast<Place>(first + i);
+__global__ void sort_v1_odd_even_tile_kernel(const int* __restrict__ x, int* __restrict__ to_keys,
+                                             uint32_t* __restrict__ to_indices, int64_t n) {
+  __shared__ int keys[ODD_EVEN_TILE];
+  __shared__ uint32_t indices[ODD_EVEN_TILE];
+  const int64_t base = int64_t{blockIdx.x} * ODD_EVEN_TILE;
+  const int count = static_cast<int>(n - base < ODD_EVEN_TILE ? n - base : ODD_EVEN_TILE);
+  for (int i = threadIdx.x; i < count; i += ODD_EVEN_TILE / 2) {
+    keys[i] = x[base + i];
+    indices[i] = static_cast<uint32_t>(base + i);
   }
   for (int step = 0; step < count; ++step) {
-    __syncthreads();  // all pairs of the previous step are written before they are read
+    __syncthreads();  // all wait for the load, or for the previous step, before they read
     const int left = 2 * threadIdx.x + step % 2, right = left + 1;
-    if (right < count && ordered(keys[right]) < ordered(keys[left])) {
-      const T key = keys[left];
-      keys[left] = keys[right];
-      keys[right] = key;
-      const Place p = place[left];
-      place[left] = place[right];
-      place[right] = p;
+    if (right < count && keys[right] < keys[left]) {
+      exchange(keys[left], keys[right]);
+      exchange(indices[left], indices[right]);
     }
   }
   __syncthreads();  // the last step is written before it is read
-  for (int i = threadIdx.x; i < count; i += TILE / 2) {
-    values[first + i] = keys[i];
-    places[first + i] = static_cast<Index>(place[i]);
+  for (int i = threadIdx.x; i < count; i += ODD_EVEN_TILE / 2) {
+    to_keys[base + i] = keys[i];
+    to_indices[base + i] = indices[i];
   }
 }
 
-// The runs [pair, mid) and [mid, end) that a merge makes one of.
-struct Runs {
-  int64_t pair, mid, end;
-};
-
-// Those that contain element i, of n; all runs but the last have `run` elements.
-__device__ Runs runs_of(int64_t i, int64_t run, int64_t n) {
-  const int64_t pair = i / (2 * run) * (2 * run);
-  return {pair, pair + run < n ? pair + run : n, pair + 2 * run < n ? pair + 2 * run : n};
-}
-
-// One thread per element. Its place in the merged run is its place in its own run, plus the number
-// of elements of the other run that come before it: smaller ones, and for the right run equal ones
-// too.
-template <typename T, typename Index>
-__global__ void sort_v1_merge_by_rank_kernel(const T* __restrict__ from,
-                                             const Place* __restrict__ from_place,
-                                             T* __restrict__ to, Index* __restrict__ to_place,
-                                             int64_t n, int64_t run) {
+// One thread per element. Its rank, its place in the merged run, is its place in its own run plus
+// the number of elements of the other run that come before it: the smaller ones, and for an element
+// of the right run the equal ones, too.
+__global__ void merge_by_rank_kernel(const int* __restrict__ keys,
+                                     const uint32_t* __restrict__ indices,
+                                     int* __restrict__ to_keys, uint32_t* __restrict__ to_indices,
+                                     int64_t n, int64_t run) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const Runs runs = runs_of(i, run, n);
+  const Runs<int64_t> runs = runs_of(i, run, n);
   const bool in_left = i < runs.mid;
-  const auto key = ordered(from[i]);
-  int64_t low = in_left ? runs.mid : runs.pair, high = in_left ? runs.end : runs.mid;
+  const int key = keys[i];
+  int64_t low = in_left ? runs.mid : runs.begin, high = in_left ? runs.end : runs.mid;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    const auto other = ordered(from[middle]);
-    const bool before = in_left ? other < key : other <= key;
-    if (before) {
+    if (in_left ? keys[middle] < key : keys[middle] <= key) {
       low = middle + 1;
     } else {
       high = middle;
     }
   }
-  // From the left run: i + (low - mid). From the right: pair + (i - mid) + (low - pair).
-  const int64_t at = i + low - runs.mid;
-  to[at] = from[i];
-  to_place[at] = static_cast<Index>(from_place[i]);
+  // From the left run: i + (low - mid). From the right: begin + (i - mid) + (low - begin).
+  const int64_t rank = i + low - runs.mid;
+  to_keys[rank] = key;
+  to_indices[rank] = indices[i];
 }
 
-// Passes after the first one, which sorts tiles.
-int merges_after(int64_t n, int64_t tile) {
-  int merges = 0;
-  for (int64_t run = tile; run < n; run *= 2) ++merges;
-  return merges;
+std::tuple<Tensor, Tensor> merge_by_rank(Elements from, int64_t tile) {
+  const int64_t n = from.keys.numel();
+  const unsigned blocks = grid_size(ceil_div<int64_t>(n, 256), "x");
+  Elements to(from.keys);
+  for (int64_t run = tile; run < n; run *= 2) {
+    merge_by_rank_kernel<<<blocks, 256, 0, current_stream(from.keys)>>>(
+        data<int>(from.keys), data<uint32_t>(from.indices), mutable_data<int>(to.keys),
+        mutable_data<uint32_t>(to.indices), n, run);
+    check_launch("merge_by_rank");
+    std::swap(from, to);
+  }
+  return result_of(from);
 }
 
 std::tuple<Tensor, Tensor> sort_v1_odd_even(const Tensor& x) {
-  return dispatch_sortable(x, [&](auto zero) {
-    using T = decltype(zero);
-    const int64_t n = x.numel();
-    const cudaStream_t stream = current_stream(x);
-    const auto pass = [&](int p, const T* from, const Place* from_place, T* to, auto* to_place) {
-      if (p == 0) {
-        sort_v1_odd_even_tile_kernel<<<grid_size(ceil_div<int64_t>(n, TILE), "x"), TILE / 2, 0,
-                                       stream>>>(from, to, to_place, n);
-      } else {
-        sort_v1_merge_by_rank_kernel<<<grid_size(ceil_div<int64_t>(n, 256), "x"), 256, 0, stream>>>(
-            from, from_place, to, to_place, n, int64_t{TILE} << (p - 1));
-      }
-      check_launch("sort_v1_odd_even");
-    };
-    return sort_by_passes<T>(x, 1 + merges_after(n, TILE), pass);
-  });
+  check_keys(x);
+  const DeviceGuard guard(x);
+  const int64_t n = x.numel();
+  const Elements tiles(x);
+  if (n == 0) return result_of(tiles);
+  const unsigned blocks = grid_size(ceil_div<int64_t>(n, ODD_EVEN_TILE), "x");
+  sort_v1_odd_even_tile_kernel<<<blocks, ODD_EVEN_TILE / 2, 0, current_stream(x)>>>(
+      data<int>(x), mutable_data<int>(tiles.keys), mutable_data<uint32_t>(tiles.indices), n);
+  check_launch("sort_v1_odd_even");
+  return merge_by_rank(tiles, ODD_EVEN_TILE);
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: an element's search costs log2(run) reads from memory that no other lane shares,
-// and its write goes anywhere. Here the output is cut into equal parts, and one search per cut
-// finds the co-ranks: how many elements of each run come before it (Odeh et al., "Merge path",
-// 2012). Between two cuts a thread merges one element after the other.
+// v2 against v1: tiles are sorted by merges, too, but no element searches its place. The output of
+// a level is cut into parts of PER_THREAD elements, one per thread. One search per part finds its
+// co-rank: how many of the elements before the part come from the left run. So the thread knows
+// where both runs go on, and merges one element after the other.
 
 constexpr int BLOCK = 256;
-constexpr int PER_THREAD = 8;
-constexpr int MERGE_TILE = BLOCK * PER_THREAD;  // elements per block
+// Odd, so that 32 lanes that access words PER_THREAD apart use 32 different banks (day 14).
+constexpr int PER_THREAD = 9;
+constexpr int TILE = BLOCK * PER_THREAD;  // elements per block
 
-// How many of the first `count` elements of the merged run come from a (na), where b (nb) gives the
-// others. Of equal keys, those of a come first.
-template <typename T>
-__device__ int64_t co_rank(int64_t count, const T* a, int64_t na, const T* b, int64_t nb) {
-  int64_t low = count > nb ? count - nb : 0, high = count < na ? count : na;
+// The co-rank of k: how many of the first k elements of the merged run come from a, the left run.
+// The others come from b, the right one. Of equal keys, those of a come first.
+template <typename Int>
+__device__ Int co_rank(const int* keys, Runs<Int> runs, Int k) {
+  const int *a = keys + runs.begin, *b = keys + runs.mid;
+  const Int a_size = runs.mid - runs.begin, b_size = runs.end - runs.mid;
+  Int low = k > b_size ? k - b_size : 0, high = k < a_size ? k : a_size;
   while (low < high) {
-    const int64_t i = (low + high) / 2;
-    if (ordered(b[count - 1 - i]) < ordered(a[i])) {
-      high = i;  // a[i] comes after `count` others or more
+    const Int i = (low + high) / 2;
+    if (b[k - 1 - i] < a[i]) {
+      high = i;  // i elements of a and k - i of b come before a[i]
     } else {
-      low = i + 1;
+      low = i + 1;  // at most k - 1 elements come before a[i]
     }
   }
   return low;
 }
 
-// A tile in shared memory, and a thread's part of it in registers.
-template <typename T>
-struct MergeTile {
-  T keys[MERGE_TILE];
-  Place places[MERGE_TILE];
-
-  // Merges keys[a, a_end) and keys[b, b_end), in order, until `count` elements are in registers.
-  __device__ void merge(int a, int a_end, int b, int b_end, int count, T (&key)[PER_THREAD],
-                        Place (&place)[PER_THREAD]) const {
-#pragma unroll
-    for (int k = 0; k < PER_THREAD; ++k) {
-      if (k >= count) break;
-      const bool from_b = a == a_end || (b < b_end && ordered(keys[b]) < ordered(keys[a]));
-      const int from = from_b ? b++ : a++;
-      key[k] = keys[from];
-      place[k] = places[from];
-    }
-  }
-
-  __device__ void put(int first, int count, const T (&key)[PER_THREAD],
-                      const Place (&place)[PER_THREAD]) {
-#pragma unroll
-    for (int k = 0; k < PER_THREAD; ++k) {
-      if (k >= count) break;
-      keys[first + k] = key[k];
-      places[first + k] = place[k];
-    }
-  }
-
-  // All elements of the tile to global memory, coalesced.
-  template <typename Index>
-  __device__ void store(T* __restrict__ to, Index* __restrict__ to_place, int count) const {
-    for (int i = threadIdx.x; i < count; i += BLOCK) {
-      to[i] = keys[i];
-      to_place[i] = static_cast<Index>(places[i]);
-    }
-  }
+// In shared memory.
+struct Tile {
+  int keys[TILE];
+  uint32_t indices[TILE];
 };
 
-// How many of the thread's elements the tile has, which has `count`.
-__device__ int my_elements(int count) {
-  const int rest = count - static_cast<int>(threadIdx.x) * PER_THREAD;
-  return rest < 0 ? 0 : rest < PER_THREAD ? rest : PER_THREAD;
+// Elements [first, first + count) of the merged run, from the two runs in the tile to registers.
+__device__ void merge_part(const Tile& tile, Runs<int> runs, int first, int count,
+                           int (&keys)[PER_THREAD], uint32_t (&indices)[PER_THREAD]) {
+  const int before = first - runs.begin, from_a = co_rank(tile.keys, runs, before);
+  int a_at = runs.begin + from_a, b_at = runs.mid + before - from_a;
+#pragma unroll
+  for (int e = 0; e < PER_THREAD; ++e) {
+    if (e >= count) break;
+    const bool take_b = a_at == runs.mid || (b_at < runs.end && tile.keys[b_at] < tile.keys[a_at]);
+    const int at = take_b ? b_at++ : a_at++;
+    keys[e] = tile.keys[at];
+    indices[e] = tile.indices[at];
+  }
 }
 
-template <typename T, typename Index>
+// Registers to elements [first, first + count) of the tile.
+__device__ void put_part(Tile& tile, int first, int count, const int (&keys)[PER_THREAD],
+                         const uint32_t (&indices)[PER_THREAD]) {
+  __syncthreads();  // all threads have read the tile before any thread overwrites it
+#pragma unroll
+  for (int e = 0; e < PER_THREAD; ++e) {
+    if (e >= count) break;
+    tile.keys[first + e] = keys[e];
+    tile.indices[first + e] = indices[e];
+  }
+  __syncthreads();  // the whole tile is written before threads read what others wrote
+}
+
+__device__ void store_tile(const Tile& tile, int count, int* __restrict__ to_keys,
+                           uint32_t* __restrict__ to_indices) {
+  for (int i = threadIdx.x; i < count; i += BLOCK) {
+    to_keys[i] = tile.keys[i];
+    to_indices[i] = tile.indices[i];
+  }
+}
+
 __global__ void __launch_bounds__(BLOCK)
-    sort_v2_merge_path_tile_kernel(const T* __restrict__ x, T* __restrict__ values,
-                                   Index* __restrict__ places, int64_t n) {
-  __shared__ MergeTile<T> tile;
-  const int64_t base = int64_t{blockIdx.x} * MERGE_TILE;
-  const int count = static_cast<int>(n - base < MERGE_TILE ? n - base : MERGE_TILE);
+    sort_v2_co_rank_tile_kernel(const int* __restrict__ x, int* __restrict__ to_keys,
+                                uint32_t* __restrict__ to_indices, int64_t n) {
+  __shared__ Tile tile;
+  const int64_t base = int64_t{blockIdx.x} * TILE;
+  const int count = static_cast<int>(n - base < TILE ? n - base : TILE);
   for (int i = threadIdx.x; i < count; i += BLOCK) tile.keys[i] = x[base + i];
   __syncthreads();  // the tile is loaded before threads read their parts
 
-  const int first = threadIdx.x * PER_THREAD, mine = my_elements(count);
-  T key[PER_THREAD];
-  Place place[PER_THREAD];
+  const int first = threadIdx.x * PER_THREAD, mine = min(max(count - first, 0), PER_THREAD);
+  int keys[PER_THREAD];
+  uint32_t indices[PER_THREAD];
 #pragma unroll
-  for (int k = 0; k < PER_THREAD; ++k) {
-    if (k < mine) key[k] = tile.keys[first + k];
-    place[k] = static_cast<Place>(base + first + k);
+  for (int e = 0; e < PER_THREAD; ++e) {
+    if (e < mine) keys[e] = tile.keys[first + e];
+    indices[e] = static_cast<uint32_t>(base + first + e);
   }
 #pragma unroll
-  for (int step = 0; step < PER_THREAD; ++step) {  // v1's steps, without barriers
+  for (int step = 0; step < PER_THREAD; ++step) {  // v1's steps in registers, without barriers
 #pragma unroll
-    for (int k = step % 2; k + 1 < PER_THREAD; k += 2) {
-      if (k + 1 < mine && ordered(key[k + 1]) < ordered(key[k])) {
-        const T other = key[k];
-        key[k] = key[k + 1];
-        key[k + 1] = other;
-        const Place p = place[k];
-        place[k] = place[k + 1];
-        place[k + 1] = p;
+    for (int e = step % 2; e + 1 < PER_THREAD; e += 2) {
+      if (e + 1 < mine && keys[e + 1] < keys[e]) {
+        exchange(keys[e], keys[e + 1]);
+        exchange(indices[e], indices[e + 1]);
       }
     }
   }
-  for (int run = PER_THREAD; run < MERGE_TILE; run *= 2) {
-    __syncthreads();  // all threads have read the tile before any thread overwrites it
-    tile.put(first, mine, key, place);
-    __syncthreads();  // all runs are written before they are merged
-    if (mine == 0) continue;
-    const Runs runs = runs_of(first, run, count);
-    const int pair = static_cast<int>(runs.pair), mid = static_cast<int>(runs.mid);
-    const int end = static_cast<int>(runs.end);
-    const int a = pair + static_cast<int>(co_rank(first - pair, tile.keys + pair, mid - pair,
-                                                  tile.keys + mid, end - mid));
-    tile.merge(a, mid, mid + first - a, end, mine, key, place);
+  put_part(tile, first, mine, keys, indices);
+  for (int run = PER_THREAD; run < count; run *= 2) {
+    if (mine > 0) merge_part(tile, runs_of(first, run, count), first, mine, keys, indices);
+    put_part(tile, first, mine, keys, indices);
   }
-  __syncthreads();  // all threads have read the tile before any thread overwrites it
-  tile.put(first, mine, key, place);
-  __syncthreads();  // the whole tile is written before it is stored
-  tile.store(values + base, places + base, count);
+  store_tile(tile, count, to_keys + base, to_indices + base);
 }
 
-// One thread per tile of the output: the co-rank of its first element in its runs.
-template <typename T>
-__global__ void sort_v2_co_ranks_kernel(const T* __restrict__ keys, int64_t* __restrict__ ranks,
-                                        int64_t n, int64_t run, int64_t tiles) {
+Elements sort_tiles(const Tensor& x, unsigned tiles) {
+  const Elements sorted(x);
+  sort_v2_co_rank_tile_kernel<<<tiles, BLOCK, 0, current_stream(x)>>>(
+      data<int>(x), mutable_data<int>(sorted.keys), mutable_data<uint32_t>(sorted.indices),
+      x.numel());
+  check_launch("sort_v2_co_rank");
+  return sorted;
+}
+
+std::tuple<Tensor, Tensor> sort_v2_co_rank(const Tensor& x) {
+  check_keys(x);
+  const DeviceGuard guard(x);
+  if (x.numel() == 0) return result_of(Elements(x));
+  return merge_by_rank(sort_tiles(x, grid_size(ceil_div<int64_t>(x.numel(), TILE), "x")), TILE);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v3 against v2: merge passes merge parts, too. A pass's output is cut twice: by a search in global
+// memory into one tile per block, which loads its pieces of both runs into shared memory, and there
+// into one part per thread, as in v2 (Odeh et al., "Merge path", 2012).
+
+// One thread per tile of the output: cuts[tile] is where the left run goes on as the tile begins.
+// A tile lies in one pair of runs, as 2 * run is a multiple of TILE.
+__global__ void sort_v3_cuts_kernel(const int* __restrict__ keys, int64_t* __restrict__ cuts,
+                                    int64_t n, int64_t run, int64_t tiles) {
   const int64_t tile = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (tile >= tiles) return;
-  const int64_t first = tile * MERGE_TILE;
-  const Runs runs = runs_of(first, run, n);
-  ranks[tile] = co_rank(first - runs.pair, keys + runs.pair, runs.mid - runs.pair, keys + runs.mid,
-                        runs.end - runs.mid);
+  const Runs<int64_t> runs = runs_of(tile * TILE, run, n);
+  cuts[tile] = runs.begin + co_rank(keys, runs, tile * TILE - runs.begin);
 }
 
-template <typename T, typename Index>
 __global__ void __launch_bounds__(BLOCK)
-    sort_v2_merge_path_kernel(const T* __restrict__ from, const Place* __restrict__ from_place,
-                              T* __restrict__ to, Index* __restrict__ to_place,
-                              const int64_t* __restrict__ ranks, int64_t n, int64_t run) {
-  __shared__ MergeTile<T> tile;
-  const int64_t first = int64_t{blockIdx.x} * MERGE_TILE;
-  const Runs runs = runs_of(first, run, n);
-  const int64_t next = first + MERGE_TILE < runs.end ? first + MERGE_TILE : runs.end;
-  const int count = static_cast<int>(next - first);
-  // Co-ranks of both ends. The next tile's is of other runs where this tile is the last of its own.
-  const int64_t a = ranks[blockIdx.x];
-  const int64_t a_end = next == runs.end ? runs.mid - runs.pair : ranks[blockIdx.x + 1];
-  const int64_t b = first - runs.pair - a;
-  const int na = static_cast<int>(a_end - a);
+    sort_v3_merge_path_kernel(const int* __restrict__ keys, const uint32_t* __restrict__ indices,
+                              int* __restrict__ to_keys, uint32_t* __restrict__ to_indices,
+                              const int64_t* __restrict__ cuts, int64_t n, int64_t run) {
+  __shared__ Tile tile;
+  const int64_t begin = int64_t{blockIdx.x} * TILE;  // of the tile in the output
+  const Runs<int64_t> runs = runs_of(begin, run, n);
+  const int64_t end = begin + TILE < runs.end ? begin + TILE : runs.end;
+  const int count = static_cast<int>(end - begin);
+  // The tile's pieces: [a_at, a_end) of the left run, the rest from b_at on. The last tile of a
+  // merged run takes what is left: the next cut belongs to the next pair of runs.
+  const int64_t a_at = cuts[blockIdx.x];
+  const int64_t a_end = end == runs.end ? runs.mid : cuts[blockIdx.x + 1];
+  const int64_t b_at = runs.mid + begin - a_at;
+  const int from_a = static_cast<int>(a_end - a_at);
   for (int i = threadIdx.x; i < count; i += BLOCK) {
-    const int64_t at = i < na ? runs.pair + a + i : runs.mid + b + i - na;
-    tile.keys[i] = from[at];
-    tile.places[i] = from_place[at];
+    const int64_t at = i < from_a ? a_at + i : b_at + i - from_a;
+    tile.keys[i] = keys[at];
+    tile.indices[i] = indices[at];
   }
-  __syncthreads();  // both parts are loaded before they are merged
+  __syncthreads();  // both pieces are loaded before they are merged
 
-  const int begin = threadIdx.x * PER_THREAD, mine = my_elements(count);
-  T key[PER_THREAD];
-  Place place[PER_THREAD];
-  if (mine > 0) {
-    const int rank = static_cast<int>(co_rank(begin, tile.keys, na, tile.keys + na, count - na));
-    tile.merge(rank, na, na + begin - rank, count, mine, key, place);
-  }
-  __syncthreads();  // all threads have read the tile before any thread overwrites it
-  tile.put(begin, mine, key, place);
-  __syncthreads();  // the whole tile is written before it is stored
-  tile.store(to + first, to_place + first, count);
+  const int first = threadIdx.x * PER_THREAD, mine = min(max(count - first, 0), PER_THREAD);
+  int my_keys[PER_THREAD];
+  uint32_t my_indices[PER_THREAD];
+  if (mine > 0) merge_part(tile, {0, from_a, count}, first, mine, my_keys, my_indices);
+  put_part(tile, first, mine, my_keys, my_indices);
+  store_tile(tile, count, to_keys + begin, to_indices + begin);
 }
 
-std::tuple<Tensor, Tensor> sort_v2_merge_path(const Tensor& x) {
-  return dispatch_sortable(x, [&](auto zero) {
-    using T = decltype(zero);
-    const int64_t n = x.numel();
-    const cudaStream_t stream = current_stream(x);
-    const unsigned tiles = grid_size(ceil_div<int64_t>(n, MERGE_TILE), "x");
-    const Tensor ranks = torch::stable::new_empty(x, {int64_t{tiles}}, ScalarType::Long);
-    const auto pass = [&](int p, const T* from, const Place* from_place, T* to, auto* to_place) {
-      if (p == 0) {
-        sort_v2_merge_path_tile_kernel<<<tiles, BLOCK, 0, stream>>>(from, to, to_place, n);
-      } else {
-        const int64_t run = int64_t{MERGE_TILE} << (p - 1);
-        sort_v2_co_ranks_kernel<<<ceil_div(tiles, 128u), 128, 0, stream>>>(
-            from, mutable_data<int64_t>(ranks), n, run, tiles);
-        check_launch("sort_v2_merge_path, co-ranks");
-        sort_v2_merge_path_kernel<<<tiles, BLOCK, 0, stream>>>(from, from_place, to, to_place,
-                                                               data<int64_t>(ranks), n, run);
-      }
-      check_launch("sort_v2_merge_path");
-    };
-    return sort_by_passes<T>(x, 1 + merges_after(n, MERGE_TILE), pass);
-  });
+std::tuple<Tensor, Tensor> sort_v3_merge_path(const Tensor& x) {
+  check_keys(x);
+  const DeviceGuard guard(x);
+  const int64_t n = x.numel();
+  if (n == 0) return result_of(Elements(x));
+  const cudaStream_t stream = current_stream(x);
+  const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE), "x");
+  const Tensor cuts = allocate(x, {int64_t{tiles}}, ScalarType::Long);
+  Elements from = sort_tiles(x, tiles), to(x);
+  for (int64_t run = TILE; run < n; run *= 2) {
+    sort_v3_cuts_kernel<<<ceil_div(tiles, 128u), 128, 0, stream>>>(
+        data<int>(from.keys), mutable_data<int64_t>(cuts), n, run, tiles);
+    check_launch("sort_v3_merge_path, cuts");
+    sort_v3_merge_path_kernel<<<tiles, BLOCK, 0, stream>>>(
+        data<int>(from.keys), data<uint32_t>(from.indices), mutable_data<int>(to.keys),
+        mutable_data<uint32_t>(to.indices), data<int64_t>(cuts), n, run);
+    check_launch("sort_v3_merge_path");
+    std::swap(from, to);
+  }
+  return result_of(from);
 }
 
 // ---------------------------------------------------------------------------------------------
 
 RUNG(day38, sort_v1_odd_even, "(Tensor x) -> (Tensor, Tensor)");
-RUNG(day38, sort_v2_merge_path, "(Tensor x) -> (Tensor, Tensor)");
+RUNG(day38, sort_v2_co_rank, "(Tensor x) -> (Tensor, Tensor)");
+RUNG(day38, sort_v3_merge_path, "(Tensor x) -> (Tensor, Tensor)");

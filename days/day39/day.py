@@ -1,12 +1,20 @@
 """Day 39: quantisation."""
 
+if __name__ == "__main__":  # python days/day39/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day39
+
 import torch
 
 from common.day import (
     COMPILE,
+    FLOATS,
     Case,
     Cost,
-    Exercise,
     Library,
     Problem,
     Rung,
@@ -30,56 +38,7 @@ INTRODUCES = (
     "weight-only quantisation",
     "dp4a",
 )
-EQUIVALENT = {  # mutants that compute the same, and why
-    "quantization_ops.cu: block_max: constant off by one: `32 == 0` -> `32 == 1`": (
-        "every lane holds its warp's maximum"
-    ),
-    "quantization_ops.cu: block_max: constant off by one: "
-    "`threadIdx.x % 32` -> `threadIdx.x % 33`": (
-        "another lane of each of the 8 warps, which holds its warp's maximum too"
-    ),
-    "int8_matmul.cu: check_int8: device check dropped: `check(*t, name).on_gpu()` -> "
-    "`check(*t, name)`": (
-        "one tensor on the host fails same_device, and both are refused by PyTorch's dispatcher"
-    ),
-    "int8_matmul.cu: multiply_stage: initial value: `int k = 0` -> `int k = 1`": (
-        "fragments begin at whole pieces: k is divided by 8"
-    ),
-    "int8_matmul.cu: int8_v2_tensor_cores: validation dropped: "
-    "`require_capability(8, 0, NEEDS)` -> ``": (
-        "a card without these has too little shared memory as well, and is refused for that"
-    ),
-    "int8_matmul.cu: int8_v2_tensor_cores_kernel: bounds check dropped: `step < steps` -> `true`": (
-        "copies zeros into stages that no product reads"
-    ),
-    "int4_matmul.cu: int4_v2_pairs: arithmetic operator: `WARPS * V2_ROWS` -> `WARPS / V2_ROWS`": (
-        "blocks too many do nothing: their rows lie beyond the end"
-    ),
-    "int4_matmul.cu: int4_v2_pairs_kernel: bounds check dropped: "
-    "`lane == 0 && n0 + r < p.N` -> `n0 + r < p.N`": "all lanes hold the sum, and store it",
-    "int4_matmul.cu: int4_v3_tensor_cores: comparison: `p.M <= 8` -> `p.M < 8`": (
-        "16 columns of the product instead of 8, of which half are not stored"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="unpack",
-    source="int4_matmul.cu",
-    task=(
-        "Turn the 8 weights of a word into bf16: pairs[j] gets weight 2j in its low half and "
-        "2j + 1 in its high half. offset holds 128 + the zero point, twice; it is subtracted."
-    ),
-    hints=(
-        "Weight 2j begins at bit 4j, weight 2j + 1 at bit 4j + 16. Which shift and which mask "
-        "leave only these two, each at the low end of its half?",
-        "The bf16 number 128 has the bits 0x4300, and its 7 bits of mantissa count ones: "
-        "0x4300 | q is 128 + q. Set these bits in both halves at once, without a conversion.",
-        "For each j: bits = (word >> 4 * j & 0x000f000f) | 0x43004300, copied into a "
-        "__nv_bfloat162 by memcpy. __hsub2(pair, offset) is exact; copy it into pairs[j].",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 UNUSUAL = [
     case
     for values in ("tiny", "offset", "uniform")
@@ -97,7 +56,7 @@ def one_matrix(case, draw):
 
 def int8_operands(case, draw):
     M, N, K = case.shape
-    return tuple(draw(rows, K, dtype="int8", values="extreme") for rows in (M, N))
+    return tuple(draw(rows, K, dtype="int8") for rows in (M, N))
 
 
 def int8_with_scales(case, draw):
@@ -110,7 +69,7 @@ def int8_with_scales(case, draw):
 
 def int4_operands(case, draw):
     M, N, K = case.shape
-    words = draw(N, K // 8, dtype="int32", values="extreme")
+    words = draw(N, K // 8, dtype="int32")
     params = draw(K // 128, N, 2, low=0.01, high=0.1)
     params[..., 1] = draw(K // 128, N, dtype="int32", low=0, high=16)
     return draw(M, K), words, params

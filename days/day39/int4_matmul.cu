@@ -85,7 +85,7 @@ Tensor multiply_int4(const Tensor& x, const Tensor& words, const Tensor& params,
   check_aligned(params, "params", sizeof(Params));
   const DeviceGuard guard(x);
   if (needs) require_capability(8, 0, needs);
-  Tensor y = torch::stable::new_empty(x, {M, N});
+  Tensor y = allocate(x, {M, N});
   if (y.numel() == 0) return y;
   launch(Product{data<__nv_bfloat16>(x), data<uint32_t>(words), data<Params>(params),
                  mutable_data<__nv_bfloat16>(y), M, N, K},

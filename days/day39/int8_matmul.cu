@@ -93,7 +93,7 @@ Tensor int8_v1_dp4a(const Tensor& a, const Tensor& b) {
   check_int8(a, b);
   const DeviceGuard guard(a);
   const int64_t M = a.size(0), N = b.size(0), words = a.size(1) / 4;
-  Tensor c = torch::stable::new_empty(a, {M, N}, ScalarType::Int);
+  Tensor c = allocate(a, {M, N}, ScalarType::Int);
   if (c.numel() == 0) return c;
   const dim3 grid(grid_size(ceil_div<int64_t>(N, TILE), "b"),
                   grid_size_y(ceil_div<int64_t>(M, TILE), "a"));
@@ -225,7 +225,7 @@ Tensor int8_v2_tensor_cores(const Tensor& a, const Tensor& b) {
   check_int8(a, b);
   const DeviceGuard guard(a);
   require_capability(8, 0, NEEDS);
-  Tensor c = torch::stable::new_empty(a, {a.size(0), b.size(0)}, ScalarType::Int);
+  Tensor c = allocate(a, {a.size(0), b.size(0)}, ScalarType::Int);
   if (c.numel() > 0) multiply_int8(a, b, Whole{mutable_data<int>(c)});
   return c;
 }
@@ -258,7 +258,7 @@ Tensor int8_v3_scaled(const Tensor& a, const Tensor& b, const Tensor& a_scale,
   check_scale(b_scale, "b_scale", b);
   const DeviceGuard guard(a);
   require_capability(8, 0, NEEDS);
-  Tensor y = torch::stable::new_empty(a, {a.size(0), b.size(0)}, ScalarType::BFloat16);
+  Tensor y = allocate(a, {a.size(0), b.size(0)}, ScalarType::BFloat16);
   if (y.numel() == 0) return y;
   multiply_int8(a, b,
                 Scaled{mutable_data<__nv_bfloat16>(y), data<float>(a_scale), data<float>(b_scale),

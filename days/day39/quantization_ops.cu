@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(THREADS)
 std::tuple<Tensor, Tensor> quantize_int8(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   const DeviceGuard guard(x);
-  Tensor q = torch::stable::new_empty(x, {x.size(0), x.size(1)}, ScalarType::Char);
-  Tensor scales = torch::stable::new_empty(x, {x.size(0)}, ScalarType::Float);
+  Tensor q = allocate(x, {x.size(0), x.size(1)}, ScalarType::Char);
+  Tensor scales = allocate(x, {x.size(0)}, ScalarType::Float);
   if (x.size(0) == 0) return {q, scales};
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -114,8 +114,8 @@ std::tuple<Tensor, Tensor> quantize_int4(const Tensor& w) {
   check_whole_groups(w, "w", w.size(1));
   const DeviceGuard guard(w);
   const int64_t N = w.size(0), groups = w.size(1) / GROUP;
-  Tensor words = torch::stable::new_empty(w, {N, w.size(1) / WORD}, ScalarType::Int);
-  Tensor params = torch::stable::new_empty(w, {groups, N, 2}, ScalarType::BFloat16);
+  Tensor words = allocate(w, {N, w.size(1) / WORD}, ScalarType::Int);
+  Tensor params = allocate(w, {groups, N, 2}, ScalarType::BFloat16);
   if (w.numel() == 0) return {words, params};
   dispatch_floating(w, [&](auto zero) {
     using T = decltype(zero);

@@ -71,11 +71,11 @@ Tensor moe_v1_atomic_scatter(const Tensor& x, const Tensor& logits, const Tensor
                              const Tensor& w2, int64_t k) {
   const auto [T, C, H, E, S] = check_mixture(x, logits, w1, w2, k);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (y.numel() == 0) return y;
   const auto [gates, experts] = gate_v3_eight_lanes(logits, k);
-  Tensor hidden = torch::stable::new_empty(x, {S, H});
-  Tensor sums = torch::stable::new_zeros(x, {T, C}, ScalarType::Float);
+  Tensor hidden = allocate(x, {S, H});
+  Tensor sums = allocate_zeros(x, {T, C}, ScalarType::Float);
   const cudaStream_t stream = current_stream(x);
   const auto blocks = [](int64_t threads) {
     return grid_size(ceil_div<int64_t>(threads, BLOCK), "x");

@@ -1,8 +1,16 @@
 """Day 40: mixture of experts."""
 
+if __name__ == "__main__":  # python days/day40/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day40
+
 import torch
 
-from common.day import Exercise, print_table, seconds
+from common.day import print_table, seconds
 
 from . import experts, routing
 
@@ -12,51 +20,6 @@ TOPICS = ("mixture of experts", "MoE", "top-k", "counting sort", "grouped GEMM",
 SOURCE = "moe.cu"
 EXTRA_SOURCES = ("atomic_scatter.cu", "gate.cu", "dispatch.cu")
 INTRODUCES = ("mixture of experts", "top-k gate", "counting sort", "grouped GEMM")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "moe.cu: find_tile: comparison: `e0 < num_experts` -> `e0 <= num_experts`": (
-        "a further round finds no experts, so no tiles"
-    ),
-    "moe.cu: on_tensor_cores: validation dropped: "
-    '`require_capability(8, 0, "mma of bf16 and cp.async")` -> ``': (
-        "cards before 8.0 that the days support have too little shared memory as well"
-    ),
-    "atomic_scatter.cu: check_mixture: contiguity check dropped: "
-    '`check(logits, "logits").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous()` -> '
-    '`check(logits, "logits").on_gpu().dtype({ScalarType::Float}).rank(2)`': (
-        "the gate checks it again, and where y is empty, nothing reads the logits"
-    ),
-    "gate.cu: gate_kernel: initial value: `float largest = 0` -> `float largest = 1`": (
-        "the first round sets it before it is read"
-    ),
-    'dispatch.cu: new_groups: device check dropped: `check(experts, "experts").on_gpu()` -> '
-    '`check(experts, "experts")`': (
-        "the only tensor of a dispatch is on the GPU, and the layers pass on what the gate made"
-    ),
-    'gate.cu: gate: device check dropped: `check(logits, "logits").on_gpu()` -> '
-    '`check(logits, "logits")`': (
-        "the only tensor of the gates is on the GPU, and the layers check theirs before"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="find_tile",
-    task=(
-        "Find the expert and the rows of tile number `tile`. Groups are cut into tiles of M rows, "
-        "and each group begins a new tile. All lanes of the warp return the same; count is 0 "
-        "where there is no such tile."
-    ),
-    hints=(
-        "A group of r rows has how many tiles, if the last one may be partly filled? Which expert "
-        "is the first whose tiles, together with those of all experts before it, are more than "
-        "`tile`?",
-        "Let lane l look at expert e0 + l. warp_inclusive_scan (day 23) adds up the tiles, a "
-        "ballot of end > tile says which experts reach the tile, and the lowest such lane has it. "
-        "If none does, go on with the next 32 experts and the tiles before them.",
-        "found = __ffs(ballot) - 1. Get that lane's first row, its rows and its (end - tiles) by "
-        "__shfl_sync. skipped = (tile - (end - tiles)) * M rows of the group are in tiles before: "
-        "return expert e0 + found, first + skipped, and min(M, rows - skipped).",
-    ),
-)
 
 PROBLEMS = (
     routing.gating,

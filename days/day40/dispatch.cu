@@ -82,7 +82,7 @@ __global__ void dispatch_v1_place_kernel(const int* __restrict__ experts,
     slots[row] = static_cast<int>(slot);
   }
   rows[slot] = row;
-  if (slot >= offsets[num_experts]) slots[slot] = -1;  // here as the number of a row without a slot
+  if (slot >= offsets[num_experts]) slots[slot] = -1;  // rows behind the last group
 }
 
 Groups new_groups(const Tensor& experts, int64_t num_experts) {
@@ -92,8 +92,8 @@ Groups new_groups(const Tensor& experts, int64_t num_experts) {
   STD_TORCH_CHECK(num_experts >= 1 && num_experts <= MAX_EXPERTS, "num_experts: expected 1 to ",
                   MAX_EXPERTS, ", got ", num_experts);
   const DeviceGuard guard(experts);
-  return {torch::stable::new_empty(experts, {experts.numel()}), torch::stable::empty_like(experts),
-          torch::stable::new_empty(experts, {num_experts + 1})};
+  return {allocate(experts, {experts.numel()}), allocate_like(experts),
+          allocate(experts, {num_experts + 1})};
 }
 
 Groups group_by_atomics(const Tensor& experts, int64_t num_experts) {
@@ -101,7 +101,7 @@ Groups group_by_atomics(const Tensor& experts, int64_t num_experts) {
   const DeviceGuard guard(experts);
   const int64_t n = experts.numel();
   const int E = static_cast<int>(num_experts);
-  Tensor counts = torch::stable::new_zeros(experts, {2, num_experts});
+  Tensor counts = allocate_zeros(experts, {2, num_experts});
   int *count = mutable_data<int>(counts), *offsets = mutable_data<int>(groups.offsets);
   const unsigned blocks = grid_size(ceil_div<int64_t>(n, BLOCK), "experts");
   const cudaStream_t stream = current_stream(experts);
@@ -218,7 +218,7 @@ Groups group_by_counting_sort(const Tensor& experts, int64_t num_experts, int64_
   const int64_t n = experts.numel();
   const int E = static_cast<int>(num_experts), most = static_cast<int>(std::min(capacity, n));
   const unsigned tiles = grid_size(ceil_div<int64_t>(n, TILE), "experts");
-  Tensor counts = torch::stable::new_empty(experts, {num_experts * tiles + 1});
+  Tensor counts = allocate(experts, {num_experts * tiles + 1});
   int *count = mutable_data<int>(counts), *offsets = mutable_data<int>(groups.offsets);
   const cudaStream_t stream = current_stream(experts);
   if (n > 0) {

@@ -8,16 +8,16 @@
 // k rounds of E comparisons take longer: instructions are the limit.
 //
 //   v1 thread        one thread per token
-//   v2 warp          one warp per token: coalesced, but a round takes five shuffles
-//   v3 eight_lanes   eight lanes per token: three shuffles, and four tokens per warp
+//   v2 warp          one warp per token: coalesced, but a round takes five shuffles of 64 bits
+//   v3 eight_lanes   eight lanes per token: three such shuffles, and four tokens per warp
 //
 // Run: python run_day.py 40
 
 #include "days/day40/moe.cuh"
 
-#include "common/cuda/binding.cuh"      // taught in day 6
-#include "common/cuda/warp_reduce.cuh"  // taught in day 23
-#include "days/day38/order.cuh"         // ordered(float): taught in day 38
+#include "common/cuda/binding.cuh"       // taught in day 6
+#include "common/cuda/warp_reduce.cuh"   // taught in day 23
+#include "days/day38/further/order.cuh"  // ordered(float): taught in day 38
 
 constexpr int BLOCK = 256;
 
@@ -78,8 +78,8 @@ std::tuple<Tensor, Tensor> gate(const Tensor& logits, int64_t k) {
   STD_TORCH_CHECK(k >= 1 && k <= num_experts, "k: expected 1 to ", num_experts,
                   ", the experts of logits, got ", k);
   const DeviceGuard guard(logits);
-  Tensor gates = torch::stable::new_empty(logits, {tokens, k}, ScalarType::Float);
-  Tensor experts = torch::stable::new_empty(logits, {tokens, k}, ScalarType::Int);
+  Tensor gates = allocate(logits, {tokens, k}, ScalarType::Float);
+  Tensor experts = allocate(logits, {tokens, k}, ScalarType::Int);
   if (tokens == 0) return {gates, experts};
   const unsigned blocks = grid_size(ceil_div<int64_t>(tokens, BLOCK / LANES), "logits");
   dispatch_floating(logits, [&](auto zero) {

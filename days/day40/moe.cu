@@ -128,12 +128,12 @@ void multiply_sorted(const Product& p, int64_t rows, bool first, cudaStream_t st
 template <typename Group, typename Multiply>
 Tensor mixture(const Sizes& n, const Tensor& x, const Tensor& logits, const Tensor& w1,
                const Tensor& w2, int64_t k, Group group, Multiply multiply) {
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (y.numel() == 0) return y;
   const auto [gates, experts] = gate_v3_eight_lanes(logits, k);
   const Groups groups = group(experts, n.E);
-  Tensor hidden = torch::stable::new_empty(x, {n.S, n.H});
-  Tensor results = torch::stable::new_empty(x, {n.S, n.C});
+  Tensor hidden = allocate(x, {n.S, n.H});
+  Tensor results = allocate(x, {n.S, n.C});
   const cudaStream_t stream = current_stream(x);
   Product p{};
   p.slots = data<int>(groups.slots), p.offsets = data<int>(groups.offsets);

@@ -4,9 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, grid
-
-FLOATS = ["float32", "float16", "bfloat16"]
+from common.day import FLOATS, Case, Cost, Problem, Rung, grid
 
 
 def draw_logits(case, draw, tokens, experts, **options):

@@ -89,7 +89,7 @@ Tensor particles_v5_bulk(const Tensor& state, double dt) {
     fell_back("particles_v4_soa", "fields that do not begin at multiples of 16 bytes");
     return particles_v4_soa(state, dt);
   }
-  return filled(torch::stable::empty_like(state), "particles_v5_bulk", [&](float* next) {
+  return filled(allocate_like(state), "particles_v5_bulk", [&](float* next) {
     constexpr int BYTES = FIELDS * FIELD_PIECE * sizeof(float);
     require_shared_memory(BYTES, "a piece of each field");
     allow_shared(particles_v5_bulk_kernel, BYTES);

@@ -52,7 +52,7 @@ Tensor strided(const Tensor& x, int64_t stride) {
   STD_TORCH_CHECK(stride >= 1, "stride: expected at least 1, got ", stride);
   // Rounded up without the sum of n and stride, which could overflow.
   const int64_t count = x.numel() / stride + (x.numel() % stride != 0);
-  return filled(torch::stable::new_empty(x, {count}), "strided", [&](float* y) {
+  return filled(allocate(x, {count}), "strided", [&](float* y) {
     strided_kernel<<<grid_for(count, "x"), BLOCK, 0, current_stream(x)>>>(data<float>(x), y, stride,
                                                                           count);
   });
@@ -80,7 +80,7 @@ void check_shifted(const Tensor& x, int64_t offset, int64_t count) {
 
 Tensor shifted_v1_scalar(const Tensor& x, int64_t offset, int64_t count) {
   check_shifted(x, offset, count);
-  return filled(torch::stable::new_empty(x, {count}), "shifted_v1_scalar", [&](float* y) {
+  return filled(allocate(x, {count}), "shifted_v1_scalar", [&](float* y) {
     shifted_v1_scalar_kernel<<<grid_for(count, "count"), BLOCK, 0, current_stream(x)>>>(
         data<float>(x), y, offset, count);
   });
@@ -140,7 +140,7 @@ Tensor shifted_v2_packs(const Tensor& x, int64_t offset, int64_t count) {
     fell_back("shifted_v1_scalar", "an input that is not aligned to 16 bytes");
     return shifted_v1_scalar(x, offset, count);
   }
-  return filled(torch::stable::new_empty(x, {count}), "shifted_v2_packs", [&](float* y) {
+  return filled(allocate(x, {count}), "shifted_v2_packs", [&](float* y) {
     const unsigned grid = grid_for(ceil_div<int64_t>(count, 4), "count");
     shifted_v2_packs_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x), y, offset, count,
                                                                    x.numel());
@@ -173,7 +173,7 @@ void check_structures(const Tensor& state) {
 
 Tensor particles_v1_aos_scalar(const Tensor& state, double dt) {
   check_structures(state);
-  return filled(torch::stable::empty_like(state), "particles_v1_aos_scalar", [&](float* next) {
+  return filled(allocate_like(state), "particles_v1_aos_scalar", [&](float* next) {
     const int64_t n = state.size(0);
     particles_v1_aos_scalar_kernel<<<grid_for(n, "state"), BLOCK, 0, current_stream(state)>>>(
         data<float>(state), next, static_cast<float>(dt), n);
@@ -205,7 +205,7 @@ Tensor particles_v2_aos_float4(const Tensor& state, double dt) {
     fell_back("particles_v1_aos_scalar", "an input that is not aligned to 16 bytes");
     return particles_v1_aos_scalar(state, dt);
   }
-  return filled(torch::stable::empty_like(state), "particles_v2_aos_float4", [&](float* next) {
+  return filled(allocate_like(state), "particles_v2_aos_float4", [&](float* next) {
     const int64_t n = state.size(0);
     particles_v2_aos_float4_kernel<<<grid_for(n, "state"), BLOCK, 0, current_stream(state)>>>(
         data<float4>(state), reinterpret_cast<float4*>(next), static_cast<float>(dt), n);
@@ -237,7 +237,7 @@ Tensor particles_v3_aos_lane_pairs(const Tensor& state, double dt) {
     fell_back("particles_v1_aos_scalar", "an input that is not aligned to 16 bytes");
     return particles_v1_aos_scalar(state, dt);
   }
-  return filled(torch::stable::empty_like(state), "particles_v3_aos_lane_pairs", [&](float* next) {
+  return filled(allocate_like(state), "particles_v3_aos_lane_pairs", [&](float* next) {
     const int64_t halves = 2 * state.size(0);
     particles_v3_aos_lane_pairs_kernel<<<grid_for(halves, "state"), BLOCK, 0,
                                          current_stream(state)>>>(
@@ -270,7 +270,7 @@ void check_arrays(const Tensor& state) {
 
 Tensor particles_v4_soa(const Tensor& state, double dt) {
   check_arrays(state);
-  return filled(torch::stable::empty_like(state), "particles_v4_soa", [&](float* next) {
+  return filled(allocate_like(state), "particles_v4_soa", [&](float* next) {
     const int64_t n = state.size(1);
     particles_v4_soa_kernel<<<grid_for(n, "state"), BLOCK, 0, current_stream(state)>>>(
         data<float>(state), next, static_cast<float>(dt), n);

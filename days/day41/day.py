@@ -1,8 +1,16 @@
 """Day 41: coalescing: sectors per request, predicted, counted and measured."""
 
+if __name__ == "__main__":  # python days/day41/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day41
+
 from dataclasses import replace
 
-from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import Case, Cost, Problem, Rung, Target, grid, streamed
 
 from . import sectors
 
@@ -12,30 +20,6 @@ TOPICS = ("coalescing", "sectors", "stride", "AoS", "SoA", "float4", "alignment"
 SOURCE = "coalescing.cu"
 EXTRA_SOURCES = ("bulk_copies.cu",)
 INTRODUCES = ("array of structures", "structure of arrays")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "bulk_copies.cu: particles_v5_bulk_kernel: comparison: `f < FIELDS` -> `f <= FIELDS`, 3rd": (
-        "there is no constant field of that number"
-    ),
-    "bulk_copies.cu: swap_v3_bulk_kernel: shared memory too small: `from_x[SWAP_PIECE]` -> "
-    "`from_x[(SWAP_PIECE) - 1]`": "from_y begins at the next multiple of 128 bytes, as before",
-}
-
-EXERCISE = Exercise(
-    function="particles_v3_aos_lane_pairs_kernel",
-    task=(
-        "Thread h loads and stores half a particle: 16 bytes, positions in even lanes, velocities "
-        "in odd ones. Get the velocity to the lane with the position, and move the particle by dt."
-    ),
-    hints=(
-        "Every lane loads state[h], if there is one. Which lane of the warp has the velocity that "
-        "an even lane needs?",
-        "The next one. __shfl_down_sync (day 23) brings a register of it, for each of x, y and z. "
-        "All 32 lanes have to reach the shuffle, also those without a half.",
-        "velocity.x = __shfl_down_sync(ALL_LANES, half.x, 1), outside of any branch. Even h: half "
-        "= drift(half, velocity, dt). Then store half, if h < halves.",
-    ),
-)
 
 
 def strided_inputs(case, draw):

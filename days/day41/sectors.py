@@ -4,7 +4,8 @@ by Nsight Compute."""
 from functools import partial
 from pathlib import Path
 
-from common.day import SECTORS, NotCounted, columns_file, counted_columns, print_table
+from common.bench.counters import SECTORS, NotCounted, columns_file, counted_columns
+from common.day import print_table
 
 STRIDES = (1, 2, 8, 16, 32)  # in elements
 SECTOR = 32  # bytes

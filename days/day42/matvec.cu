@@ -76,7 +76,7 @@ Tensor multiply(const Tensor& a, const Tensor& x, const char* kernel, Launch&& l
   check(x, "x").same_device(a, "a").size(0, a.size(1));
   const DeviceGuard guard(a);
   const int64_t M = a.size(0), K = a.size(1);
-  Tensor y = torch::stable::new_empty(a, {M});
+  Tensor y = allocate(a, {M});
   if (M == 0) return y;
   dispatch_floating(a, [&](auto zero) {
     using T = decltype(zero);
@@ -216,7 +216,7 @@ Tensor matvec_v4_split_k(const Tensor& a, const Tensor& x) {
     const int64_t enough = ceil_div<int64_t>(FULL * multiprocessor_count(a), p.rows);
     const int64_t rounds = ceil_div<int64_t>(p.chunks, BLOCK * STEPS);
     const int splits = static_cast<int>(std::max<int64_t>(1, std::min(enough, rounds)));
-    const Tensor partial = torch::stable::new_empty(a, {p.rows * splits}, ScalarType::Float);
+    const Tensor partial = allocate(a, {p.rows * splits}, ScalarType::Float);
     matvec_v4_split_k_kernel<<<grid_size(p.rows * splits, "a"), BLOCK, 0, current_stream(a)>>>(
         p, mutable_data<float>(partial), splits, ceil_div<int64_t>(p.chunks, splits));
     const unsigned grid = grid_size(ceil_div<int64_t>(p.rows, WARPS), "a");

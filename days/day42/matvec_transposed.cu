@@ -31,7 +31,7 @@ Tensor multiply_transposed(const Tensor& a, const Tensor& x, const char* kernel,
   check(x, "x").on_gpu().dtype({a.scalar_type()}).rank(1).contiguous();
   check(x, "x").same_device(a, "a").size(0, a.size(0));
   const DeviceGuard guard(a);
-  Tensor y = torch::stable::new_empty(a, {a.size(1)});
+  Tensor y = allocate(a, {a.size(1)});
   if (y.numel() == 0) return y;
   dispatch_floating(a, [&](auto zero) { launch(zero, mutable_data<decltype(zero)>(y)); });
   check_launch(kernel);
@@ -192,7 +192,7 @@ Tensor matvec_t_v3_split_m(const Tensor& a, const Tensor& x) {
       const int64_t resident = resident_grid(a, kernel, BLOCK, 0, INT32_MAX);
       const int64_t rounds = ceil_div<int64_t>(M, STEPS * BLOCK / lanes);
       const int64_t splits = std::max<int64_t>(1, std::min(resident / tiles, rounds));
-      const Tensor partial = torch::stable::new_empty(a, {splits * K}, ScalarType::Float);
+      const Tensor partial = allocate(a, {splits * K}, ScalarType::Float);
       kernel<<<grid_size(tiles * splits, "a"), BLOCK, 0, current_stream(a)>>>(
           data<Chunk<T, size>>(a), data<T>(x), mutable_data<float>(partial), M, chunks, tiles,
           splits);

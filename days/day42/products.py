@@ -2,9 +2,8 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around the chunks of a lane, the lanes and rows of a group, the rows of a block, the splits.
 SHAPES = [(1, 1), (5, 31), (9, 64), (300, 8), (131, 128), (70, 136), (37, 256), (7, 520), (33, 264)]
 LONG = [(6, 4104), (1, 16400), (3, 33000), (2, 16391)]

@@ -1,8 +1,16 @@
 """Day 43: occupancy: how many warps a kernel needs, and what it may do instead."""
 
+if __name__ == "__main__":  # python days/day43/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day43
+
 import torch
 
-from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import Case, Cost, Problem, Rung, Target, grid, streamed
 
 from . import sweep
 
@@ -11,43 +19,6 @@ TEACHES = "Latency hidden by warps or by independent instructions; what limits r
 TOPICS = ("occupancy", "launch configuration", "registers", "instruction-level parallelism")
 SOURCE = "occupancy.cu"
 INTRODUCES = ("instruction-level parallelism",)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "ballast: arithmetic operator: `(blocks + 1) / 16` -> `(blocks + 1) * 16`": (
-        "another occupancy, the same result"
-    ),
-    "ballast: arithmetic operator: `all / (blocks + 1)` -> `all * (blocks + 1)`": (
-        "another occupancy, the same result"
-    ),
-    "launch: shared memory too small: `shared` -> `(shared) / 2`": (
-        "another occupancy, the same result"
-    ),
-    'copy_v1_full: constant off by one: `copy_shaped(x, 1, {256, ALL_THAT_FIT}, "copy_v1_full")` '
-    '-> `copy_shaped(x, 2, {256, ALL_THAT_FIT}, "copy_v1_full")`': (
-        "two packs per thread, the same result"
-    ),
-    "copy_v2_low: constant off by one: `{256, 1}` -> `{256, 2}`": (
-        "another occupancy, the same result"
-    ),
-    "copy_v3_low_wide: constant off by one: `{256, 1}` -> `{256, 2}`": (
-        "another occupancy, the same result"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="run_chains",
-    task=(
-        "Every thread computes CHAINS elements that lie blockDim.x apart: load them, apply "
-        "v = v * v + c `steps` times, and store them. No operation may wait for another element's."
-    ),
-    hints=(
-        "A block owns CHAINS · blockDim.x elements in a row. Which is thread 0's second one?",
-        "Keep the elements in an array with constant indices, so that it stays in registers. "
-        "Which loop must be the inner one, so that neighbouring instructions are independent?",
-        "The loop over steps is outside, the unrolled loop over k with v[k] = fmaf(v[k], v[k], c) "
-        "inside. Element k is first + k * blockDim.x; those from n on are not read or written.",
-    ),
-)
 
 SIZES = [(1,), (3,), (4,), (5,), (1023,), (1024,), (1025,), (8191,), (8192,), (8197,), (0,)]
 FP32 = ["float32"]

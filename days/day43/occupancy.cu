@@ -137,7 +137,7 @@ Tensor copy_shaped(const Tensor& x, int64_t packs, Shape shape, const char* name
   STD_TORCH_CHECK(is_aligned(x, 16), "x: expected a start that is aligned to 16 bytes");
   check_shape(shape);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   with_count(packs, "packs", [&](auto count) {
     constexpr int PACKS = decltype(count)::value;
     if (x.numel() == 0) return;
@@ -214,7 +214,7 @@ Tensor map_shaped(const Tensor& x, double c, int64_t steps, int64_t chains, Shap
   check_map(x, steps);
   check_shape(shape);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   with_count(chains, "chains", [&](auto count) {
     constexpr int CHAINS = decltype(count)::value;
     if (x.numel() == 0) return;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
 Tensor map_v4_bounded(const Tensor& x, double c, int64_t steps) {
   check_map(x, steps);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   launch(map_v4_bounded_kernel, "map_v4_bounded", x, BOUNDED_CHAINS, {MOST_THREADS, ALL_THAT_FIT},
          data<float>(x), mutable_data<float>(y), static_cast<float>(c), static_cast<int>(steps),
@@ -305,9 +305,9 @@ Tensor residents(const Tensor& x, double c, int64_t steps, int64_t chains, int64
   const Shape shape{block, blocks};
   check_shape(shape);
   const DeviceGuard guard(x);
-  Tensor most = torch::stable::new_zeros(x, {1}, ScalarType::Int);
-  Tensor present = torch::stable::new_zeros(x, {MOST_MULTIPROCESSORS}, ScalarType::Int);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor most = allocate_zeros(x, {1}, ScalarType::Int);
+  Tensor present = allocate_zeros(x, {MOST_MULTIPROCESSORS}, ScalarType::Int);
+  Tensor y = allocate_like(x);
   with_count(chains, "chains", [&](auto count) {
     if (x.numel() == 0) return;
     constexpr int CHAINS = decltype(count)::value;

@@ -107,9 +107,10 @@ def svg(found):
                     axis.scatter(*zip(*points, strict=True), 18, f"C{color}", marker, alpha=0.7)
                 label = f"{count} per thread, {of_count[0][1]} registers"
                 axis.scatter([], [], 18, f"C{color}", label=label)
-            warps = sorted({launch[4] for launch in launches})
+            most = max(launch[4] for launch in launches)
+            powers = [number for number in (1, 2, 4, 8, 16, 32, 64) if number <= most]
             axis.set_xscale("log", base=2)
-            axis.set_xticks(warps, [str(number) for number in warps])
+            axis.set_xticks(powers, [str(number) for number in powers])
             axis.minorticks_off()
             axis.set_ylim(bottom=0)
             axis.set_xlabel("resident warps per multiprocessor")

@@ -2,9 +2,8 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid, streamed
 
-FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1, 1), (5, 31), (9, 136), (300, 8), (37, 264), (3, 1000)]
 
 

@@ -1,7 +1,7 @@
 // Day 44: the backward pass of the norms of rows
 //
 //   g = gy · weight      D[r] = sum_c g[r, c] · x[r, c]      s: what the forward pass returned
-//   RMSNorm  gx = s · (g - x · s · s · D · s / cols)    gw[c] = sum_r gy[r, c] · x[r, c] · s[r]
+//   RMSNorm  gx = s · (g - x · s · s · D / cols)        gw[c] = sum_r gy[r, c] · x[r, c] · s[r]
 //   L2       gx = s · (g - x · s · s · D)
 //   L1       gx = s · (g - sign(x) · s · D)
 //
@@ -85,7 +85,7 @@ Tensor go_back(const Tensor& gy, const Tensor& x, const Tensor& scale, const Ten
   }
   check_eps(eps);
   const DeviceGuard guard(gy);
-  Tensor gx = torch::stable::empty_like(gy);
+  Tensor gx = allocate_like(gy);
   const int64_t rows = gy.size(0), cols = gy.size(1);
   if (cols == 0) return gx;
   dispatch_floating(gy, [&](auto zero) {
@@ -158,7 +158,7 @@ using Gradients = std::tuple<Tensor, Tensor>;  // gx, gw
 
 Gradients rms_norm_backward_v1_two_kernels(const Tensor& gy, const Tensor& x, const Tensor& scale,
                                            const Tensor& weight) {
-  Tensor gw = torch::stable::empty_like(weight);
+  Tensor gw = allocate_like(weight);
   Tensor gx = go_back(gy, x, scale, &weight, 0, "rms_norm_backward_v1", [&](auto b) {
     using T = std::decay_t<decltype(b.x->at[0])>;
     launch_gx<Rms>(gy, b);
@@ -338,7 +338,7 @@ auto kernel_for(const Backward<T, N>&) {
 template <bool PIPELINED>
 Gradients one_pass(const Tensor& gy, const Tensor& x, const Tensor& scale, const Tensor& weight,
                    const char* name) {
-  Tensor gw = torch::stable::empty_like(weight);
+  Tensor gw = allocate_like(weight);
   Tensor gx = go_back(gy, x, scale, &weight, 0, name, [&](auto b) {
     const auto kernel = kernel_for<PIPELINED>(b);
     const int block = threads_for(b.chunks);
@@ -346,8 +346,7 @@ Gradients one_pass(const Tensor& gy, const Tensor& x, const Tensor& scale, const
     allow_shared(kernel, bytes);
     const unsigned grid =
         resident_grid(gy, kernel, block, bytes, ceil_div<int64_t>(b.rows, MIN_ROWS));
-    const Tensor partial =
-        torch::stable::new_empty(gy, {int64_t{grid}, gy.size(1)}, ScalarType::Float);
+    const Tensor partial = allocate(gy, {int64_t{grid}, gy.size(1)}, ScalarType::Float);
     kernel<<<grid, block, bytes, current_stream(gy)>>>(b, mutable_data<float>(partial));
     add_columns(partial, gw);
   });

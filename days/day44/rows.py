@@ -3,9 +3,8 @@
 import torch
 from torch.nn.functional import normalize
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid, streamed
 
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around the lanes of a warp, the packs of a thread and of a block, and the limits of each rung.
 SHAPES = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (2, 1025), (0, 8), (4, 0)]
 LONG = [(2, 8200), (1, 16392), (5, 32768), (1, 40008), (2, 65536), (1, 70000), (1, 262152)]

@@ -149,8 +149,8 @@ template <typename Launch>
 Gradients go_back(const GradInputs& a, const char* kernel, Launch&& launch) {
   a.check_all();
   const DeviceGuard guard(a.gy);
-  Tensor gx = torch::stable::empty_like(a.gy);
-  Tensor gw = torch::stable::empty_like(a.weight), gb = torch::stable::empty_like(a.weight);
+  Tensor gx = allocate_like(a.gy);
+  Tensor gw = allocate_like(a.weight), gb = allocate_like(a.weight);
   dispatch_floating(a.gy, [&](auto zero) {
     using T = decltype(zero);
     dispatch_chunk<T>(a.cols(), {&a.gy, &a.h, &a.weight, a.gh}, [&](auto size) {
@@ -167,7 +167,7 @@ Gradients go_back(const GradInputs& a, const char* kernel, Launch&& launch) {
 }
 
 Tensor partial_sums(const GradInputs& a, int64_t count) {
-  return torch::stable::new_empty(a.gy, {count, 2, a.cols()}, ScalarType::Float);
+  return allocate(a.gy, {count, 2, a.cols()}, ScalarType::Float);
 }
 
 // The same tensors, as chunks of one element.

@@ -35,9 +35,9 @@ __device__ inline Moments merge_lanes(Moments mine) {
   return {count, base, mean, warp_sum(mine.m2 + mine.count * d * d)};
 }
 
-// Sums of the elements of one thread, relative to its first one. That is numerically stable: the
-// first one's own squared distance from the mean is part of m2, so no difference cancels more than
-// it contributes.
+// Sums of the n elements of one thread, relative to its first one. That one's own squared distance
+// from the mean is part of m2, so d2 is at most n + 1 times m2: the subtraction cancels at most
+// log2(n + 1) bits.
 struct Sums {
   float base, count = 0, d = 0, d2 = 0;
 
@@ -171,9 +171,8 @@ Normed normalise(const NormInputs& a, const char* kernel, Launch&& launch) {
   a.check_all();
   const DeviceGuard guard(a.x);
   const int64_t rows = a.x.size(0), cols = a.x.size(1);
-  const auto statistic = [&] { return torch::stable::new_empty(a.x, {rows}, ScalarType::Float); };
-  Normed out{a.residual ? torch::stable::empty_like(a.x) : a.x, torch::stable::empty_like(a.x),
-             statistic(), statistic()};
+  const auto statistic = [&] { return allocate(a.x, {rows}, ScalarType::Float); };
+  Normed out{a.residual ? allocate_like(a.x) : a.x, allocate_like(a.x), statistic(), statistic()};
   if (rows == 0) return out;
   dispatch_floating(a.x, [&](auto zero) {
     using T = decltype(zero);

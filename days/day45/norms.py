@@ -3,23 +3,12 @@
 import torch
 import torch.nn.functional as F
 
-from common.day import (
-    COMPILE,
-    Case,
-    Cost,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    streamed,
-)
+from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, grid, streamed
 
 from . import twin
 from .module import AddLayerNorm, LayerNorm, load
 
 aten = torch.ops.aten
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around the lanes of a warp, the packs of a thread, the teams and threads of a block, the blocks of
 # a cluster and the limits of each rung, with and without rows of whole packs.
 SHORT = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (7, 1025), (37, 264), (0, 8)]

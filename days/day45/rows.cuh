@@ -230,8 +230,7 @@ class RowLaunch {
     config_.dynamicSmemBytes = shared_bytes;
     config_.stream = current_stream(on);
     if (s.blocks == 1) return;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               "cudaFuncSetAttribute");
+    raise_attribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     attribute_.id = cudaLaunchAttributeClusterDimension;
     attribute_.val.clusterDim.x = static_cast<unsigned>(s.blocks);
     attribute_.val.clusterDim.y = attribute_.val.clusterDim.z = 1;
@@ -247,9 +246,8 @@ class RowLaunch {
       return resident_grid(on, kernel, static_cast<int>(config_.blockDim.x),
                            config_.dynamicSmemBytes, work);
     }
-    int clusters = 0;
-    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_),
-               "cudaOccupancyMaxActiveClusters");
+    const int clusters =
+        resident_clusters(kernel, config_, static_cast<int>(attribute_.val.clusterDim.x));
     return std::min<int64_t>(work, std::max(1, clusters));
   }
 

@@ -1,10 +1,18 @@
 """Day 46: rotary position embeddings."""
 
+if __name__ == "__main__":  # python days/day46/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day46
+
 from functools import partial
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
 from .module import RotaryEmbedding
 from .rotating import BASE, angle_table, in_place, print_precision, rotary, rotary_at
@@ -16,26 +24,6 @@ SOURCE = "rope.cu"
 EXTRA_SOURCES = ("module.py",)
 INTRODUCES = ("rotary embedding", "partial rotary")
 
-EXERCISE = Exercise(
-    function="rotate_slot",
-    first="const int64_t a =",
-    last="x.to[b] =",
-    task=(
-        "Rotate pair j of the head that begins at `start`: find its two elements in either layout, "
-        "load them as floats, rotate them by the angle at row + j of the tables (back if "
-        "r.inverse), and store them."
-    ),
-    hints=(
-        "Interleaved, the pair is two neighbours. Otherwise its elements are R/2 apart, and `half` "
-        "is R/2. Which indices are that?",
-        "rotate(re, im, c, s) changes re and im. The cosine is r.cos[row + j]. A rotation back has "
-        "the same cosine and the negative sine.",
-        "a = start + (INTERLEAVED ? 2 * j : j); b is a + 1 or a + half. Read x.from[a] and "
-        "x.from[b], rotate, write x.to[a] and x.to[b] as T.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 # (offset, B, S, heads of q, heads of k, D, R): tails of packs, an odd rest, no rotation, decoding
 SHAPES = [
     (1, 2, 3, 4, 2, 32, 32), (7, 1, 5, 3, 1, 64, 32), (1, 2, 2, 2, 3, 20, 12),

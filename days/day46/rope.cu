@@ -312,7 +312,7 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
   r.written = r.D;
   r.inverse = inverse;
   const DeviceGuard guard(q);
-  const Tensor q_out = torch::stable::empty_like(q), k_out = torch::stable::empty_like(k);
+  const Tensor q_out = allocate_like(q), k_out = allocate_like(k);
   rope_fastest(r, q, k, cos, sin, q_out, k_out, interleaved);
   return {q_out, k_out};
 }
@@ -344,9 +344,8 @@ std::tuple<Tensor, Tensor> rope_table(const char* name, const Tensor& positions,
   const DeviceGuard guard(positions);
   const int half = static_cast<int>(rotary_dim / 2);
   const int64_t n = positions.size(0) * half;
-  const Tensor cos =
-      torch::stable::new_empty(positions, {positions.size(0), half}, ScalarType::Float);
-  const Tensor sin = torch::stable::empty_like(cos);
+  const Tensor cos = allocate(positions, {positions.size(0), half}, ScalarType::Float);
+  const Tensor sin = allocate_like(cos);
   if (n == 0) return {cos, sin};
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "positions");
   rope_table_kernel<T><<<grid, BLOCK, 0, current_stream(positions)>>>(

@@ -372,7 +372,7 @@ Tensor gated(const char* name, const Tensor& gate, const Tensor& up, const std::
 template <bool FAST>
 std::tuple<Tensor, Tensor> gated_backward(const char* name, const Tensor& gy, const Tensor& gate,
                                           const Tensor& up, const std::string& function) {
-  Tensor gup = torch::stable::empty_like(up), ggate;
+  Tensor gup = allocate_like(up), ggate;
   const bool aligned = is_aligned(gy, 16) && is_aligned(gate, 16) && is_aligned(up, 16);
   with_gate_function<FAST>(function, [&](auto a) {
     ggate = output_like(gate, name, [&](auto zero, auto* out) {

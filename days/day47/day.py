@@ -1,10 +1,18 @@
 """Day 47: activation functions, forward and backward, alone and gated."""
 
+if __name__ == "__main__":  # python days/day47/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day47
+
 from functools import partial
 
 import torch
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, Tolerance, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, Tolerance, grid, streamed
 
 from .functions import FUNCTIONS, GATES, gated, gated_gradients, gradient, print_errors, value
 
@@ -15,22 +23,6 @@ SOURCE = "activations.cu"
 EXTRA_SOURCES = ("formulas.cu",)
 INTRODUCES = ("gated linear unit", "catastrophic cancellation", "Horner's scheme")
 
-EXERCISE = Exercise(
-    function="sigmoids",
-    task=(
-        "Return σ(v) and σ(-v), both with all their digits for every v: call exponential<FAST> "
-        "once, on an argument that is never positive, and divide once."
-    ),
-    hints=(
-        "e^-v overflows for v below -88, and 1 - σ(v) is 0 for v above 17. Which of e^v and e^-v "
-        "is at most 1, and how do you get it without a branch?",
-        "With h = e^-|v|, 1 / (1 + h) is the larger of the two results. What is the smaller one?",
-        "h / (1 + h). FAST divides by __fdividef(1.0f, 1.0f + h). Where v is negative, the smaller "
-        "result is σ(v), so it comes first.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 BF16 = ["bfloat16"]
 LENGTHS = [(1,), (7,), (1025,), (33, 65), (0,)]
 SPECIAL = ("large", "extreme", "tiny", "nonfinite")

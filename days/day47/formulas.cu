@@ -80,7 +80,7 @@ __global__ void formula_kernel(const __nv_bfloat16* __restrict__ x, __nv_bfloat1
 template <typename F>
 Tensor by(const Tensor& x, F f) {
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), FORMULA_BLOCK), "x");
   formula_kernel<<<grid, FORMULA_BLOCK, 0, current_stream(x)>>>(

@@ -10,7 +10,8 @@
 // two reads need not come from memory again: 2 and 3 passes. Operations: about 10 per element.
 //
 //   v1 naive     one block per channel; mean, then variance, then y: x is read three times
-//   v2 Welford   many blocks per channel, one pass for both statistics, whole chunks of 16 bytes
+//   v2 welford   many blocks per channel, one pass for both statistics, whole chunks of 16 bytes;
+//                distances from a base, merged by Chan's formula: Welford's divides per element
 //   v3 fused     in batch_norm_fused.cu: one launch, which keeps what fits in shared memory
 //
 // Run: python run_day.py 48
@@ -102,7 +103,8 @@ Outputs batch_norm_backward_v1_naive(const Tensor& gy, const Tensor& x, const Te
 // ---------------------------------------------------------------------------------------------
 // v2 against v1: two launches. In the first, each block leaves one part per slice of a channel; in
 // the second, each block merges the parts of its channels, always in the same order, and computes
-// its slice of the output. The slices that the first launch read last come first: they are in L2.
+// its slice of the output. The slices that the first launch read last come first: they have had the
+// least time to be evicted from L2.
 // A thread of channels_last has N channels, and needs up to 128 registers for them.
 
 template <class Pass, typename T, int N>
@@ -211,7 +213,7 @@ Tensor batch_norm_inference(const Tensor& x, const Tensor& weight, const Tensor&
   check_per_channel(running_mean, "running_mean", x);
   check_per_channel(running_var, "running_var", x);
   check_eps(eps);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   Arguments p{};
   p.in[0] = x.const_data_ptr();

@@ -8,7 +8,7 @@
 //   NCHW           one channel at a time: M · sizeof(T), 1.6 MB for 128 × 56 × 56 in fp32, fits
 //                  into the shared memory of a cluster of 16 blocks
 //   channels_last  rows of all channels: the whole tensor. 132 blocks of 200 KiB hold 27 MB; the
-//                  rest is read again, the latest first, much of which should be in L2
+//                  rest is read again, the latest first, as it may still be in L2
 //
 //   v3 fused     a cluster per channel (NCHW); a cooperative launch for all (channels_last)
 //
@@ -76,8 +76,7 @@ void launch_planes(const Tensor& x, const Sizes& s, const Arguments& p) {
       int64_t{Pass::IN} * BLOCK * sizeof(Chunk<T, N>);  // bytes of a chunk per thread
   const int room = static_cast<int>(std::min(bytes / row, ceil_div<int64_t>(g.length, BLOCK)));
   allow_shared(kernel, room * row);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-             "cudaFuncSetAttribute");
+  raise_attribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
@@ -95,7 +94,7 @@ void launch_planes(const Tensor& x, const Sizes& s, const Arguments& p) {
 // ---------------------------------------------------------------------------------------------
 // v3 against v2, channels_last: one block per multiprocessor, all resident at once. They wait for
 // each other once. A thread keeps its first chunks and reads the others again from the last one
-// back: what was read last is most likely in L2.
+// back: what was read last has had the least time to be evicted from L2.
 
 template <class Pass, typename T, int N>
 __global__ void __launch_bounds__(BLOCK, 1) rows_fused_kernel(Arguments p, Rows g, int room) {

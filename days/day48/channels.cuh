@@ -74,8 +74,8 @@ struct Forward {
   }
 
   // Adds `valid` chunks: sums of the distances from the base, and of their squares. The base is the
-  // thread's first element, whose distance from the mean is a part of what is summed. Welford's
-  // update (day 9) would divide once per element.
+  // thread's first element, so these squares are at most n + 1 times those about the mean of the
+  // thread's n elements. Welford's update (day 9) would divide once per element.
   template <int COLUMNS, typename T, int N, int U>
   __device__ static void add(Parts<COLUMNS>& parts, const RawChunk<Chunk<T, N>> (&in)[IN][U],
                              int valid, const float (&)[COLUMNS]) {
@@ -266,9 +266,8 @@ using Optional = std::optional<Tensor>;
 
 // A number per channel: written by a kernel, or 0 where there are no elements and no launch.
 inline Tensor per_channel(const Tensor& x, const Sizes& s) {
-  using namespace torch::stable;
-  return s.count() > 0 ? new_empty(x, {s.channels}, ScalarType::Float)
-                       : new_zeros(x, {s.channels}, ScalarType::Float);
+  return s.count() > 0 ? allocate(x, {s.channels}, ScalarType::Float)
+                       : allocate_zeros(x, {s.channels}, ScalarType::Float);
 }
 
 // Checks what all forward rungs take, and makes their outputs. Empty ones are complete.
@@ -288,7 +287,7 @@ inline Sizes prepare_forward(const Tensor& x, const Tensor& weight, const Tensor
   check_eps(eps);
   STD_TORCH_CHECK(s.count() != 1, "x: Expected more than 1 value per channel when training, got ",
                   "input size ", shape_of(x));
-  out = {torch::stable::empty_like(x), per_channel(x, s), per_channel(x, s)};
+  out = {allocate_like(x), per_channel(x, s), per_channel(x, s)};
   auto& [y, mean, rstd] = out;
   p.in[0] = x.const_data_ptr();
   p.out = y.mutable_data_ptr();
@@ -315,7 +314,7 @@ inline Sizes prepare_backward(const Tensor& gy, const Tensor& x, const Tensor& m
   check_per_channel(mean, "mean", x);
   check_per_channel(rstd, "rstd", x);
   check_per_channel(weight, "weight", x);
-  out = {torch::stable::empty_like(x), per_channel(x, s), per_channel(x, s)};
+  out = {allocate_like(x), per_channel(x, s), per_channel(x, s)};
   auto& [gx, gw, gb] = out;
   p.in[0] = x.const_data_ptr();
   p.in[1] = gy.const_data_ptr();

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 from .module import BatchNorm
 
-FLOATS = ["float32", "float16", "bfloat16"]
 MOMENTUM, EPS = 0.1, 1e-5
 # Whole chunks and single elements; one slice and several; more channels than blocks, more slices
 # than are merged at once; (N, C); M = 2; nothing.

@@ -101,7 +101,7 @@ inline int64_t planes_slices(const Sizes& s, int N, int64_t limit) {
 
 // Memory for so many parts.
 inline Tensor parts_for(const Tensor& x, int64_t parts) {
-  return torch::stable::new_empty(x, {parts, 3}, ScalarType::Float);
+  return allocate(x, {parts, 3}, ScalarType::Float);
 }
 
 // Calls f with a number of x's type and N, the elements of a chunk: 16 bytes where all addresses of

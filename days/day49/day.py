@@ -1,6 +1,14 @@
 """Day 49: profiling: a slow kernel, and three steps that its profile asks for."""
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+if __name__ == "__main__":  # python days/day49/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day49
+
+from common.day import COMPILE, Case, Problem, Rung, Target, grid, streamed
 
 from . import report
 
@@ -25,28 +33,6 @@ READ = (
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
     *METRICS,
-)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "center_tile_kernel: shared memory too small: `tile[TILE_ROWS * (COLUMNS + 1)]` -> "
-    "`tile[(TILE_ROWS * (COLUMNS + 1)) - 1]`": "the last word is padding of the last row",
-}
-
-EXERCISE = Exercise(
-    function="center_v4_lanes_kernel",
-    task=(
-        "Thread i loads pack i, 4 floats of row i / LANES. Subtract the row's mean from them, "
-        "without shared memory, and store them."
-    ),
-    hints=(
-        "The 8 packs of a row are in 8 neighbouring lanes. Which lanes have to exchange their "
-        "sums, and what do lanes do that have no pack?",
-        "Every lane adds up its own 4 floats, 0 where i is not below rows * LANES, and then takes "
-        "part in three steps of __shfl_xor_sync (day 23) with distances 4, 2 and 1.",
-        "float4 v = valid ? x[i] : float4{}; mean = v.x + v.y + v.z + v.w; the loop over half = "
-        "LANES / 2, …, 1 adds __shfl_xor_sync(ALL_LANES, mean, half); divide by COLUMNS; then "
-        "store v minus the mean if valid.",
-    ),
 )
 
 

@@ -25,7 +25,7 @@ Tensor centered(const Tensor& x, const char* kernel, F launch) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   STD_TORCH_CHECK(x.size(1) == COLUMNS, "x: expected ", COLUMNS, " columns, got ", x.size(1));
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   launch(data<float>(x), mutable_data<float>(y), x.size(0));
   check_launch(kernel);

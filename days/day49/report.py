@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch.profiler import record_function
 
-from common.day import (
+from common.bench.counters import (
     SECTORS,
     WAVEFRONTS,
     Kernel,
     NotCounted,
     columns_file,
     counted_columns,
-    print_table,
-    traced_events,
 )
+from common.bench.traces import traced_events
+from common.day import print_table
 
 LANES = range(32)
 SECTOR = 32  # bytes

@@ -1,6 +1,12 @@
 """Day 50: the machine measured: ceilings, latencies, launches, and how benchmarks lie."""
 
-from common.day import Exercise
+if __name__ == "__main__":  # python days/day50/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day50
 
 from . import measured, problems
 
@@ -9,23 +15,6 @@ TEACHES = "Five ceilings, the latency of each level, launches; five ways a bench
 TOPICS = ("roofline", "ceilings", "latency", "pointer chasing", "wgmma", "benchmarking")
 SOURCE = "roofline.cu"
 INTRODUCES = ("pointer chasing",)
-
-EXERCISE = Exercise(
-    function="read_kernel",
-    task=(
-        "Add up all words of `packs` packs of x, `times` over, and add the sum to *total. Consider "
-        "how many loads a thread has in flight."
-    ),
-    hints=(
-        "Adjacent threads read adjacent packs; how many threads has the grid, and which packs are "
-        "left for each thread?",
-        "A grid-stride loop inside a loop over `times`. To have LOADS loads in flight, load that "
-        "many packs into an array of registers, then add them; a second loop takes what is left.",
-        "i = blockIdx.x * BLOCK + threadIdx.x, stride = gridDim.x * BLOCK. While i + (LOADS - 1) * "
-        "stride < packs: pack[k] = ptx::load_cg(x + i + k * stride) for all k, then sum += "
-        "sum_of(pack[k]). At the end, by all lanes: add_warp(sum, total).",
-    ),
-)
 
 PROBLEMS = problems.problems
 

@@ -7,7 +7,10 @@ from functools import partial
 
 import torch
 
-from common.day import cache_directory, card_state, print_table, raise_ceilings, seconds
+from common.base.cache import cache_directory
+from common.bench.ceilings import raise_ceilings
+from common.bench.showing import card_state
+from common.day import print_table, seconds
 
 from .problems import K, M, N, chain
 

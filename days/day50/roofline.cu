@@ -55,7 +55,7 @@ Tensor copy(const Tensor& x, const char* kernel) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   STD_TORCH_CHECK(is_aligned(x, 16), "x: expected an address that is a multiple of 16");
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const int64_t blocks = ceil_div<int64_t>(ceil_div<int64_t>(x.numel(), 4), BLOCK * PACKS);
   copy_kernel<PACKS><<<grid_size(blocks, "x"), BLOCK, 0, current_stream(x)>>>(
@@ -128,7 +128,7 @@ Tensor summed(const Tensor& x, int64_t times, int64_t multiple, const char* kern
                   " elements, got ", x.numel());
   STD_TORCH_CHECK(times >= 0 && times <= INT32_MAX, "times: expected 0 to 2^31 - 1, got ", times);
   const DeviceGuard guard(x);
-  Tensor total = torch::stable::new_empty(x, {1});
+  Tensor total = allocate(x, {1});
   check_cuda(cudaMemsetAsync(total.mutable_data_ptr(), 0, 4, current_stream(x)), "cudaMemsetAsync");
   if (x.numel() == 0) return total;
   launch(data<uint4>(x), mutable_data<unsigned>(total));
@@ -210,7 +210,7 @@ Tensor multiply_adds(const Tensor& x, int64_t steps) {
   check(x, "x").dtype({ScalarType::Float, ScalarType::Half, ScalarType::Int});
   STD_TORCH_CHECK(steps >= 0 && steps <= INT32_MAX, "steps: expected 0 to 2^31 - 1, got ", steps);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
   const auto launch = [&](auto zero) {
@@ -292,7 +292,7 @@ Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
                   repeats);
   const DeviceGuard guard(a);
   require_wgmma();
-  Tensor d = torch::stable::new_empty(a, {a.size(0), M, N}, ScalarType::Float);
+  Tensor d = allocate(a, {a.size(0), M, N}, ScalarType::Float);
   if (a.size(0) == 0) return d;
   require_shared_memory(sizeof(Tiles), "the tiles of wgmma");
   allow_shared(products_kernel, sizeof(Tiles));
@@ -344,7 +344,7 @@ Tensor chase_in(const Tensor& next, int64_t start, int64_t steps, const char* ke
   STD_TORCH_CHECK(steps >= 0 && steps <= MAX_STEPS, "steps: expected 0 to ", MAX_STEPS, ", got ",
                   steps);
   const DeviceGuard guard(next);
-  Tensor end = torch::stable::new_empty(next, {1});
+  Tensor end = allocate(next, {1});
   const cudaStream_t stream = current_stream(next);
   check_cuda(cudaMemsetAsync(end.mutable_data_ptr(), 0, 4, stream), "cudaMemsetAsync");
   const unsigned grid =

@@ -98,7 +98,7 @@ Tensor multiply(const Arguments& of, const char* kernel, Launch&& launch) {
     if (p.beta != 0) p.c = data<float>(*of.c);
   }
   const DeviceGuard guard(of.a);
-  Tensor d = torch::stable::new_empty(of.a, {p.M, p.N});
+  Tensor d = allocate(of.a, {p.M, p.N});
   if (d.numel() == 0) return d;  // a grid of no blocks is an error
   p.d = mutable_data<float>(d);
   launch(p, current_stream(of.a));

@@ -1,16 +1,7 @@
 """D = α · op(A) · op(B) + β · C: cases and rungs."""
 
-from common.day import (
-    Case,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    sgemm,
-    sgemm_by_cublas,
-    sgemm_cost,
-    sgemm_problems,
-)
+from common.day import Case, Problem, Rung, Target, grid
+from common.references.sgemm import sgemm, sgemm_by_cublas, sgemm_cost, sgemm_problems
 
 COLUMN = Rung("sgemm_v1_column", "8 × 1 elements per thread")
 SQUARE = Rung("sgemm_v2_square", "8 × 8 elements per thread")

@@ -5,8 +5,8 @@
 // Each op is the matrix itself or its transpose. All are fp32, row-major and contiguous.
 //
 // Operations: 2 · M · N · K. A block with a tile of 128 × 128 elements of D loads 256 numbers per k
-// from global memory, for 32768 operations. Shared memory is the bottleneck: per k, a thread moves
-// from there into registers
+// from global memory, for 32768 operations. The rungs save loads from shared memory: per k, a
+// thread has
 //
 //   v1 column         8 × 1 elements per thread     9 loads for 8 multiply-adds
 //   v2 square         8 × 8 elements per thread     16 loads for 64 multiply-adds

@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
-from common.day import (
-    WAVEFRONTS,
-    NotCounted,
-    columns_file,
-    counted_columns,
-    print_table,
-    sgemm_rates,
-)
+from common.bench.counters import WAVEFRONTS, NotCounted, columns_file, counted_columns
+from common.day import print_table
+from common.references.sgemm_rates import sgemm_rates
 
 from .products import RUNGS, problems, timed
 

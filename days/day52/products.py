@@ -1,17 +1,7 @@
 """D = α · op(A) · op(B) + β · C: cases and rungs."""
 
-from common.day import (
-    Case,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    sgemm,
-    sgemm_by_cublas,
-    sgemm_cost,
-    sgemm_inputs,
-    sgemm_problems,
-)
+from common.day import Case, Problem, Rung, Target, grid
+from common.references.sgemm import sgemm, sgemm_by_cublas, sgemm_cost, sgemm_inputs, sgemm_problems
 
 from .tuning import load_tuned
 

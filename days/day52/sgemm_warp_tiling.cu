@@ -330,7 +330,7 @@ Tensor sgemm_v4_tuned(const Tensor& a, const Tensor& b, const std::optional<Tens
     with_tiling(tiling, [&](auto chosen) {
       using T = decltype(chosen);
       if (splits == 1) return launch_buffered<T>(p, 1, stream);
-      const Tensor sums = torch::stable::new_empty(a, {splits, p.M, p.N});
+      const Tensor sums = allocate(a, {splits, p.M, p.N});
       Gemm parts = p;
       parts.c = nullptr, parts.d = mutable_data<float>(sums), parts.alpha = 1.0f;
       launch_buffered<T>(parts, splits, stream);

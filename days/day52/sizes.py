@@ -2,15 +2,9 @@
 
 from pathlib import Path
 
-from common.day import (
-    WAVEFRONTS,
-    NotCounted,
-    columns_file,
-    counted_columns,
-    print_table,
-    rows_as_json,
-    sgemm_rates,
-)
+from common.bench.counters import WAVEFRONTS, NotCounted, columns_file, counted_columns
+from common.day import print_table, rows_as_json
+from common.references.sgemm_rates import sgemm_rates
 
 from . import tuning
 from .products import RUNGS, timed

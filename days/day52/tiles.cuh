@@ -52,9 +52,9 @@ struct Stage {
   alignas(16) float b[T::BK * B::PITCH];
 };
 
-// What one thread copies into the tiles of an operand: by packs where they run along mn, else
-// element by element. Rows and columns outside of the operand are copies of its last ones: what
-// they add up to is never stored. Values of k outside of it are zeros.
+// The copies of one thread into the tiles of an operand: packs if PACKS, else single elements. A
+// row or column outside of the operand is loaded as a copy of its last one, and its sums are never
+// stored. Values of k outside of it are zeros.
 template <typename T, int BMN, bool PACKS>
 class Share {
   using In = Layout<T, BMN, PACKS>;

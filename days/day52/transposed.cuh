@@ -35,7 +35,7 @@ inline bool copy_pays(const Operand& x, int64_t others) {
 // Replaces x by a copy that is not K-major, if that pays. The copy's memory is in the result.
 inline Tensor copy_if_it_pays(Operand& x, int64_t others, const Tensor& on, cudaStream_t stream) {
   if (!copy_pays(x, others)) return {};
-  const Tensor copy = torch::stable::new_empty(on, {x.K, x.size});
+  const Tensor copy = allocate(on, {x.K, x.size});
   const int64_t blocks = ceil_div<int64_t>(x.size, SIDE) * ceil_div<int64_t>(x.K, SIDE);
   transpose_operand_kernel<<<grid_size(blocks, "a, b"), dim3(SIDE, SIDE_ROWS), 0, stream>>>(
       x, mutable_data<float>(copy));

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import torch
 
-from common.day import (
-    SGEMM_SIZES,
-    played,
-    print_table,
-    seconds,
-    sgemm_operands,
-    size_name,
-)
+from common.cpu.models import played
+from common.day import print_table, seconds
+from common.references.sgemm_rates import SGEMM_SIZES, sgemm_operands, size_name
 
 STORED = "tuned.json"  # by GPU: M, N, K, A transposed, B transposed, tiling, splits
 TILINGS = range(7)
@@ -27,7 +22,7 @@ NEAR = 2.0  # log2 of the ratios of M, N and K, added up, up to which a stored s
 
 def stored():
     """All choices by GPU; {} before any was stored."""
-    path = Path(__file__).parent / STORED
+    path = Path(__file__).parent / "results/show" / STORED
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

@@ -130,7 +130,7 @@ Tensor run(const Tensor& a, const Tensor& b, const char* name, Launch&& launch) 
   const DeviceGuard guard(a);
   if (Type::AMPERE) require_capability(8, 0, "wmma of bfloat16 and float32");
   const bool is_int8 = a.scalar_type() == ScalarType::Char;
-  Tensor c = torch::stable::new_empty(a, {M, N}, is_int8 ? ScalarType::Int : a.scalar_type());
+  Tensor c = allocate(a, {M, N}, is_int8 ? ScalarType::Int : a.scalar_type());
   if (c.numel() == 0) return c;
   using Element = typename Type::Element;
   const bool whole_rows = K * sizeof(Element) % 16 == 0 && N * sizeof(Element) % 16 == 0;

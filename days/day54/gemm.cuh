@@ -35,7 +35,7 @@ template <typename T>
 Tensor whole_rows(const Tensor& x, int64_t rows, int64_t cols) {
   if (cols % 8 == 0 && is_aligned(x, 16)) return x;
   const int64_t pitch = ceil_div<int64_t>(cols, 8) * 8;
-  Tensor copy = torch::stable::new_empty(x, {rows, pitch});
+  Tensor copy = allocate(x, {rows, pitch});
   const int64_t blocks = ceil_div<int64_t>(rows * pitch, PAD_THREADS * 8);
   pad_rows_kernel<T><<<grid_size(blocks, "a, b"), PAD_THREADS, 0, current_stream(x)>>>(
       data<T>(x), mutable_data<T>(copy), rows, cols, pitch);
@@ -121,8 +121,8 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, const char* kernel, L
                   "a, b: expected fewer than 2^31 - 1024 rows and columns");
   const DeviceGuard guard(a);
   require_capability(8, 0, "mma.sync of 16×8×16");
-  if (K == 0) return torch::stable::new_zeros(a, {M, N});
-  Tensor c = torch::stable::new_empty(a, {M, N});
+  if (K == 0) return allocate_zeros(a, {M, N});
+  Tensor c = allocate(a, {M, N});
   if (c.numel() == 0) return c;
   const auto run = [&]<typename T>(T) {
     const Tensor whole_a = whole_rows<T>(a, M, K);

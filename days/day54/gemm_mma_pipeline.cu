@@ -23,11 +23,6 @@
 
 #include <algorithm>
 
-// Older cards get empty kernels, which are never launched.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define HAS_BF16_MMA
-#endif
-
 // ---------------------------------------------------------------------------------------------
 // v1: one stage. All threads copy, then all warps multiply.
 

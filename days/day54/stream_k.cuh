@@ -90,8 +90,9 @@ struct Shares {
   int64_t blocks, stream_tiles;
 };
 
-// To write and to read the sums of a tile takes about as long as LEAST steps, we think; where less
-// is gained, nothing is split.
+// To write and to read the sums of a tile, 256 KB, takes 9,800 clocks at one multiprocessor's part
+// of an H200's L2 rate (27 bytes per clock, day 50). A step takes 1024 or more. Where less is
+// gained, nothing is split.
 constexpr int LEAST = 8;
 
 // How many blocks compute the tiles, and how many tiles they split. places: blocks that are
@@ -119,8 +120,8 @@ Exchange split_tiles(Schedule& s, const Tensor& a, int64_t blocks, int64_t strea
   Exchange made;
   if (stream_tiles > 0 && stream_tiles * s.steps < INT32_MAX) {
     s.stream_tiles = static_cast<int>(stream_tiles);
-    made.partial = torch::stable::new_empty(a, {blocks * P::BM * P::BN}, ScalarType::Float);
-    made.ticket = torch::stable::new_zeros(a, {blocks + 1}, ScalarType::Int);
+    made.partial = allocate(a, {blocks * P::BM * P::BN}, ScalarType::Float);
+    made.ticket = allocate_zeros(a, {blocks + 1}, ScalarType::Int);
     s.partial = mutable_data<float>(made.partial), s.ticket = mutable_data<unsigned>(made.ticket);
   }
   return made;

@@ -4,6 +4,7 @@ import torch
 
 from common.day import (
     COMPILE,
+    FLOATS,
     Case,
     Cost,
     Problem,
@@ -15,7 +16,6 @@ from common.day import (
     streamed,
 )
 
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around 16 bytes, and around one piece of 4096 bytes and four of them.
 LENGTHS = [(1,), (7,), (8,), (1024,), (1025,), (4096,), (4097,), (8200,), (61441,), (3, 5, 70)]
 # Rows of a multiple of 16 bytes, around the boxes of 256 columns and of 4 or 8 rows.

@@ -23,9 +23,9 @@
 #include <algorithm>
 
 constexpr int PIECE = 4096;   // bytes that one copy moves
-constexpr int STAGES = 4;     // pieces per block: 16 KB, so 13 blocks per multiprocessor
+constexpr int STAGES = 4;     // pieces per block: 16 KB, so 12 blocks per multiprocessor
 constexpr int PER_BLOCK = 4;  // pieces that a block moves at least; see the README for more
-constexpr int WAVES = 128;    // of blocks that are resident at most: above, they move more
+constexpr int WAVES = 128;    // of resident blocks at most: larger inputs get more pieces per block
 constexpr int THREADS = 1;    // per block: copies need a thread to start them, and no other
 
 // The piece at byte `at` of `bytes`; the last one may be shorter.

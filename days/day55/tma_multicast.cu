@@ -61,7 +61,7 @@ Tensor repeat(const Tensor& x, int64_t copies, const char* name) {
   const int64_t rows = x.size(0), cols = x.size(1);
   check_row_bytes(x, "x");
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {copies, rows, cols});
+  Tensor y = allocate(x, {copies, rows, cols});
   if (x.numel() == 0) return y;
   require_tma();
   dispatch_floating(x, [&](auto zero) {

@@ -26,7 +26,7 @@ constexpr int SPAN = 128;       // bytes of a box's row: as many as the largest 
 constexpr int BOXES = 2;        // side by side in a tile
 constexpr int EACH = 4;         // packs of 16 bytes per thread: 16 registers
 constexpr int PER_BLOCK = 2;    // tiles that a block of v3 transposes at least
-constexpr int WAVES = 128;      // of blocks that are resident at most: above, they transpose more
+constexpr int WAVES = 128;      // of resident blocks at most: beyond, blocks get more tiles
 constexpr int RING = 96 << 10;  // bytes of a block's ring of tiles, so two blocks per SM
 
 // A square tile: BOXES boxes, one after the other in shared memory. 64 x 64 in fp32, 16 KB; 128 x
@@ -148,7 +148,7 @@ Tensor transpose(const Tensor& x, const char* name, F&& launch) {
                   shape_of(x), "; for TMA, rows of x and of y need a multiple of ", in_16_bytes,
                   " elements");
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {cols, rows});
+  Tensor y = allocate(x, {cols, rows});
   if (x.numel() == 0) return y;
   require_tma();
   dispatch_floating(x, [&](auto zero) {

@@ -46,13 +46,14 @@ Choice best_splits(int64_t M, int64_t N, int64_t K, int places, bool ping_pong) 
   const int64_t steps = ceil_div<int64_t>(K, BK);
   Choice best{ping_pong, 1, 1e300};
   for (int splits = 1; splits <= 128 && splits <= steps; ++splits) {
+    // Each part is stored, and then read, as fp32. More of them only cost more.
+    const double adding =
+        LAUNCH + 8.0 * static_cast<double>(M) * static_cast<double>(N) * splits / ADDED;
+    if (splits > 1 && adding >= best.cycles) break;
     const auto rounds = static_cast<double>(ceil_div<int64_t>(tiles * splits, places));
     const auto each = static_cast<double>(ceil_div<int64_t>(steps, splits));
     double cycles = LATENCY + rounds * (each * per_step + epilogue);
-    if (splits > 1) {
-      // Each part is stored, and then read, as fp32.
-      cycles += LAUNCH + 8.0 * static_cast<double>(M) * static_cast<double>(N) * splits / ADDED;
-    }
+    if (splits > 1) cycles += adding;
     if (cycles < best.cycles) best = {ping_pong, splits, cycles};
   }
   return best;
@@ -68,7 +69,7 @@ Tensor gemm_v8_chosen(const Tensor& a, const Tensor& b, const std::optional<Tens
         const Choice choice = turns.cycles < wide.cycles ? turns : wide;
         Tensor partial;
         if (choice.splits > 1) {
-          partial = torch::stable::new_empty(a, {choice.splits, p.M, p.N}, ScalarType::Float);
+          partial = allocate(a, {choice.splits, p.M, p.N}, ScalarType::Float);
           p.partial = mutable_data<float>(partial);
           p.splits = choice.splits;
         }

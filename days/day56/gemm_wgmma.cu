@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(WARPGROUP)
                   p.N - n - i * 64);
       }
     }
-    ptx::fence_for_copy_engine();  // wgmma reads what this thread has stored …
-    __syncthreads();               // … and what all others have
+    ptx::fence_for_copy_engine();  // through the async proxy, wgmma reads what this thread …
+    __syncthreads();               // … and what all others have stored
     ptx::wgmma_fence(sums);
 #pragma unroll
     for (int i = 0; i < P::BM / ROWS; ++i) multiply<P>(sums[i], tile_a + i * ROWS * ROW, tile_b);

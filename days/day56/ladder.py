@@ -5,7 +5,9 @@ from functools import partial
 
 import torch
 
-from common.day import card_state, launches_of, print_table, rows_as_json, seconds_in_turn
+from common.bench.showing import card_state, seconds_in_turn
+from common.bench.traces import launches_of
+from common.day import print_table, rows_as_json
 
 from .products import RUNGS
 

@@ -131,7 +131,7 @@ struct Roles {
     const int skip = PING_PONG ? consumer : 0, every = PING_PONG ? CONSUMERS : 1;
     each_task(skip, every, [&](const Task& t) {
       float sums[HALVES][P::BN / 2] = {};
-      // The other one has seen all stages of the task before: what is full from here on is ours.
+      // The other consumer has seen all stages of its task: the next full ones are ours.
       if (PING_PONG && t.before > 0) ptx::barrier_sync(TURN + consumer, CONSUMERS * WARPGROUP);
       multiply_steps(sums, row, t.before);
       if (PING_PONG && t.more) ptx::barrier_arrive(TURN + 1 - consumer, CONSUMERS * WARPGROUP);

@@ -179,7 +179,7 @@ Tensor multiply_matrices(const Tensor& a, const Tensor& b, const std::optional<T
   STD_TORCH_CHECK(activation >= NONE && activation <= GELU,
                   "activation: expected 0 (none), 1 (relu) or 2 (gelu), got ", activation);
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, {M, N});
+  Tensor c = allocate(a, {M, N});
   if (c.numel() == 0) return c;
   require_wgmma();
   STD_TORCH_CHECK(K > 0, "a: expected at least 8 columns, got 0");

@@ -316,7 +316,7 @@ Tensor gemm_fp8(const Tensor& a, const Tensor& b, const Tensor& a_scale, const T
     check(b_scale, "b_scale").rank(2).size(0, blocks).size(1, ceil_div<int64_t>(N, SCALED));
   }
   const DeviceGuard guard(a);
-  Tensor c = torch::stable::new_empty(a, {M, N}, ScalarType::BFloat16);
+  Tensor c = allocate(a, {M, N}, ScalarType::BFloat16);
   if (c.numel() == 0) return c;
   require_wgmma();
   STD_TORCH_CHECK(K > 0, "a: expected at least 16 columns, got 0");

@@ -1,8 +1,16 @@
 """Day 58: streams: copies to and from the GPU and kernels at the same time."""
 
+if __name__ == "__main__":  # python days/day58/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day58
+
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+from common.day import COMPILE, Case, Cost, Library, Problem, Rung, Target, grid
 
 from . import timeline
 from .kepler import compiled, compiled_in_streams, eager, solve_into
@@ -12,49 +20,6 @@ TEACHES = "Copies and kernels that overlap, events that order streams, prioritie
 TOPICS = ("streams", "events", "pinned memory", "overlap", "priority", "default stream")
 SOURCE = "streams.cu"
 INTRODUCES = ("legacy default stream", "stream priority", "stream-ordered allocation")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "kepler_kernel: loop bound off by one: `step < STEPS` -> `step < STEPS - 1`": (
-        "the 80th step changes a result by less than its rounding"
-    ),
-    "kepler: validation dropped: `check(M, "
-    '"M").on_gpu().dtype({ScalarType::Float}).rank(1)` -> `check(M, '
-    '"M").on_gpu().dtype({ScalarType::Float})`': (
-        "the kernel takes element by element: any shape is computed right"
-    ),
-    'Arrays::Arrays: device check dropped: `check(m, "M").on_host()` -> `check(m, "M")`': (
-        "an operator for the CPU is not called where a tensor is elsewhere"
-    ),
-    'Arrays::Arrays: device check dropped: `check(e, "E").on_host()` -> `check(e, "E")`': (
-        "an operator for the CPU is not called where a tensor is elsewhere"
-    ),
-    "launch_empty: constant off by one: `1` -> `2`, 2nd": ("the kernel is empty"),
-    "kepler_v2_chunks: empty input not handled: `if (a.n == 0) return` -> ``": (
-        "no bytes are allocated, and there is no chunk"
-    ),
-    "overlap_stages: initial value: `int k = 0` -> `int k = 1`": "another buffer is the first",
-    "overlap_streams: empty input not handled: `if (a.n == 0) return` -> ``": (
-        "no bytes are allocated, and there is no chunk"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="overlap",
-    task=(
-        "Solve the chunks in turns in the streams p.stream[0 … STREAMS - 1], chunk c with buffer "
-        "c % STREAMS, and call beside() after each. No stream may begin before what the current "
-        "stream a.current has to do, and the current stream goes on when all have finished."
-    ),
-    hints=(
-        "What is in one stream runs in order. Which two orders between different streams are "
-        "required, and which event says when each is reached?",
-        "Fork: record p.fork in a.current, and let every stream wait for it. Join: record "
-        "p.join[s] in stream s behind its last chunk, and let a.current wait for each.",
-        "record(p.fork, a.current); cudaStreamWaitEvent(s, p.fork, 0) for each stream; a loop over "
-        "i += a.chunk that calls solve(a.M + i, a.E + i, buffers + k * a.chunk, "
-        "min(a.chunk, a.n - i), p.stream[k]) and moves k on; then record and wait for p.join[s].",
-    ),
-)
 
 NOT_CAPTURED = "its arrays are on the host"
 # (n, elements per chunk): no chunk, one, several, more than there are buffers, a last one of 1

@@ -51,7 +51,7 @@ void launch_kepler(const float* M, float* E, int64_t n, cudaStream_t stream) {
 Tensor kepler(const Tensor& M) {
   check(M, "M").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   const DeviceGuard guard(M);
-  Tensor E = torch::stable::empty_like(M);
+  Tensor E = allocate_like(M);
   if (M.numel())
     launch_kepler(data<float>(M), mutable_data<float>(E), M.numel(), current_stream(M));
   return E;

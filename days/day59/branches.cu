@@ -42,7 +42,7 @@ Tensor heat_rings_v1_launches(const Tensor& x, std::vector<int64_t> sizes, int64
                               double k) {
   const Rings rings(x, sizes, steps, k);
   return solve(x, steps, k, [&](const Ring& r, float* out) {
-    Tensor first = torch::stable::empty_like(x), second = torch::stable::empty_like(x);
+    Tensor first = allocate_like(x), second = allocate_like(x);
     float* const arrays[] = {mutable_data<float>(first), mutable_data<float>(second)};
     rings.each_chain(out, arrays,
                      [&](int n, const Chain& chain) { launch_steps(chain, n, r.k, r.stream); });

@@ -55,7 +55,7 @@ void launch_steps(const Chain& chain, int n, float k, cudaStream_t stream) {
 
 Tensor heat_v1_launches(const Tensor& x, int64_t steps, double k) {
   return solve(x, steps, k, [&](const Ring& r, float* out) {
-    Tensor other = torch::stable::empty_like(x);
+    Tensor other = allocate_like(x);
     launch_steps(chain_through(r, out, other), r.n, r.k, r.stream);
   });
 }
@@ -178,7 +178,7 @@ Tensor heat_v3_nodes(const Tensor& x, int64_t steps, double k) {
 Tensor heat_v4_dependent(const Tensor& x, int64_t steps, double k) {
   return solve(x, steps, k, [&](const Ring& r, float* out) {
     require_capability(9, 0, "programmatic dependent launch");
-    Tensor other = torch::stable::empty_like(x);
+    Tensor other = allocate_like(x);
     const Chain chain = chain_through(r, out, other);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

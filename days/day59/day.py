@@ -1,6 +1,14 @@
 """Day 59: CUDA graphs: a thousand small kernels in one launch."""
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+if __name__ == "__main__":  # python days/day59/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day59
+
+from common.day import Case, Cost, Library, Problem, Rung, Target, grid
 
 from .heat import (
     graphed,
@@ -18,39 +26,6 @@ TOPICS = ("CUDA graphs", "stream capture", "graph update", "programmatic depende
 SOURCE = "cuda_graphs.cu"
 EXTRA_SOURCES = ("branches.cu",)
 INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "cuda_graphs.cu: update: initial value: `int64_t s = 1` -> `int64_t s = 0`": (
-        "the first node is updated twice with the same"
-    ),
-    "cuda_graphs.cu: heat_v5_dependent_nodes: constant off by one: `5` -> `6`": (
-        "only with k = 0 would it be the key of a graph of branches.cu"
-    ),
-    "cuda_graphs.cu: update: comparison: `s < last` -> `s <= last`": (
-        "the last node is updated twice with the same"
-    ),
-    "graphs.cuh: Ring::Ring: validation dropped: `STD_TORCH_CHECK(t.numel() < (int64_t{1} << 30), "
-    'name, ": expected fewer than 2^30 elements, got ", t.numel())` -> ``': (
-        "no case has 2^30 elements"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="build_chain",
-    task=(
-        "Create the graph g.graph, if there is none, and add one kernel node per step of the "
-        "chain, with the parameters that with_parameters passes on. Each node depends on the one "
-        "before (add_edge). Keep the nodes in g.nodes, in the order of the steps."
-    ),
-    hints=(
-        "Which nodes does a node without an edge wait for? What would the kernels read then?",
-        "cudaGraphAddKernelNode takes the node's dependencies, which may be none: add_edge adds "
-        "an edge of either kind afterwards.",
-        "if (!g.graph) cudaGraphCreate(&g.graph, 0); for each s, with_parameters(chain, s, n, k, "
-        "[&](const cudaKernelNodeParams& parameters) { cudaGraphAddKernelNode(&node, g.graph, "
-        "nullptr, 0, &parameters); add_edge from g.nodes.back() if s > 0; push_back });",
-    ),
-)
 
 NOT_CAPTURED = "a graph cannot be launched while another one is captured"
 # (n, steps, k in sixteenths): nothing to do, one step (the first node is the last), even and odd

@@ -62,7 +62,7 @@ template <typename F>
 Tensor solve(const Tensor& x, int64_t steps, double k, F&& work, const char* name = "x") {
   const Ring ring(x, steps, k, name);
   const DeviceGuard guard(x);
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = allocate_like(x);
   if (!ring.nothing())
     work(ring, mutable_data<float>(out));
   else if (ring.n)

@@ -1,4 +1,4 @@
-// Boxes of pixels, which TMA loads: BM outputs are 2^a columns × 2^b rows × 2^c images.
+// Boxes of pixels, which TMA loads: BM outputs are columns × rows × images, 64 of them a box too.
 #pragma once
 
 #include "days/day56/tiles.cuh"  // multiply and its constants, taught in day 56

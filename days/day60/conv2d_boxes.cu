@@ -85,8 +85,7 @@ void launch_boxes(const Gather& g, const Tensor& on) {
 }
 
 // Launches the tile size of the least time. Rates are those of products with many steps, relative
-// to the largest tile. STORE: how many steps cost the block, per element of the tile, what a
-// consumer's store of an element costs (H200).
+// to the largest tile. STORE: steps that one consumer would need to store the whole tile (H200).
 template <Major B, int CLUSTER>
 void convolve(const Gather& given, const Tensor& on) {
   constexpr double STORE = 4.5;
@@ -120,7 +119,7 @@ Tensor conv2d_by_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t
     fell_back("conv2d_v1_gathered", "a stride of more than 8, which TMA does not have");
     return conv2d_v1_gathered(x, w, stride, padding, dilation);
   }
-  Tensor y = torch::stable::new_empty(x, {v.N, v.P, v.Q, v.K});
+  Tensor y = allocate(x, {v.N, v.P, v.Q, v.K});
   convolve<Major::kK, CLUSTER>(
       forward_gather(v, data<bf16>(x), data<bf16>(w), mutable_data<bf16>(y)), x);
   check_launch(name);
@@ -141,7 +140,7 @@ Tensor conv2d_data_gradient_v2(const Tensor& dy, const Tensor& w, int64_t height
   const Conv v = check_data_gradient(dy, w, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
   require_boxes();
-  Tensor dx = torch::stable::new_empty(dy, {v.N, v.H, v.W, v.C});
+  Tensor dx = allocate(dy, {v.N, v.H, v.W, v.C});
   for (int row = 0; row < std::min(v.stride, v.H); ++row) {
     for (int col = 0; col < std::min(v.stride, v.W); ++col) {
       convolve<Major::kMN, 1>(

@@ -136,7 +136,7 @@ Tensor conv2d_v1_gathered(const Tensor& x, const Tensor& w, int64_t stride, int6
   const Conv v = check_forward(x, w, stride, padding, dilation);
   const DeviceGuard guard(x);
   require_gathering();
-  Tensor y = torch::stable::new_empty(x, {v.N, v.P, v.Q, v.K});
+  Tensor y = allocate(x, {v.N, v.P, v.Q, v.K});
   launch_gathered<false>(forward_gather(v, data<bf16>(x), data<bf16>(w), mutable_data<bf16>(y)),
                          current_stream(x));
   check_launch("conv2d_v1_gathered");
@@ -148,7 +148,7 @@ Tensor conv2d_data_gradient_v1(const Tensor& dy, const Tensor& w, int64_t height
   const Conv v = check_data_gradient(dy, w, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
   require_gathering();
-  Tensor dx = torch::stable::new_empty(dy, {v.N, v.H, v.W, v.C});
+  Tensor dx = allocate(dy, {v.N, v.H, v.W, v.C});
   for (int row = 0; row < std::min(v.stride, v.H); ++row) {
     for (int col = 0; col < std::min(v.stride, v.W); ++col) {
       launch_gathered<true>(

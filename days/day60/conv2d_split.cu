@@ -149,7 +149,7 @@ Tensor conv2d_v4_split(const Tensor& x, const Tensor& w, int64_t stride, int64_t
     fell_back("conv2d_v1_gathered", "a stride of more than 8, which TMA does not have");
     return conv2d_v1_gathered(x, w, stride, padding, dilation);
   }
-  Tensor y = torch::stable::new_empty(x, {v.N, v.P, v.Q, v.K});
+  Tensor y = allocate(x, {v.N, v.P, v.Q, v.K});
   if (y.numel() == 0) return y;
   const Gather g =
       flattened(forward_gather(v, data<bf16>(x), data<bf16>(w), mutable_data<bf16>(y)));

@@ -233,11 +233,11 @@ Tensor weight_gradient(const Tensor& dy, const Tensor& x, const Conv& v, const c
   const int wished = parts_for(tiles, steps, count, multiprocessor_count(dy));
   const int per_part = static_cast<int>(ceil_div<int64_t>(steps, wished));
   const int parts = static_cast<int>(ceil_div<int64_t>(steps, per_part));
-  Tensor sums = torch::stable::new_empty(dy, {parts, count}, ScalarType::Float);
+  Tensor sums = allocate(dy, {parts, count}, ScalarType::Float);
   g.parts = mutable_data<float>(sums);
   launch(g, per_part, dim3(grid_size(tiles, "dy"), grid_size_y(parts, "dy")));
   check_launch(name);
-  Tensor dw = torch::stable::new_empty(dy, {v.K, v.R, v.S, v.C});
+  Tensor dw = allocate(dy, {v.K, v.R, v.S, v.C});
   add_parts_kernel<<<grid_size(ceil_div<int64_t>(count, ADD_THREADS * PACK), "dy"), ADD_THREADS, 0,
                      current_stream(dy)>>>(g.parts, mutable_data<bf16>(dw), static_cast<int>(count),
                                            parts);
@@ -254,7 +254,7 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
   require_gathering();
-  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
+  if (v.N == 0) return allocate_zeros(dy, {v.K, v.R, v.S, v.C});
   const auto plan = [](const Sums& g) {
     return Work{ceil_div(g.K, SIDE) * ceil_div(g.columns(), SIDE), ceil_div(g.pixels(), DEPTH)};
   };
@@ -294,7 +294,7 @@ Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t heig
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
   require_wgmma();
-  if (v.N == 0) return torch::stable::new_zeros(dy, {v.K, v.R, v.S, v.C});
+  if (v.N == 0) return allocate_zeros(dy, {v.K, v.R, v.S, v.C});
   if (stride > MOST_SCALE) {
     fell_back("conv2d_weight_gradient_v1", "a stride of more than 8, which TMA does not have");
     return conv2d_weight_gradient_v1(dy, x, height, width, stride, padding, dilation);

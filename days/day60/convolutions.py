@@ -185,7 +185,7 @@ problems = (
         "few pixels",
         inputs,
         conv2d,
-        (Rung("conv2d_v2_boxes", BOXES), SPLIT),  # v2 has 28 tiles there: the target is v4's
+        (Rung("conv2d_v2_boxes", BOXES), SPLIT),  # v2 has 56 tiles there: the target is v4's
         [*SHAPES, *SPLIT_SHAPES, *EMPTY],
         bench=FEW,
     ),

@@ -1,9 +1,17 @@
 """Day 61: element-wise and conditional operations, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day61/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day61
+
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, streamed
 
 from .compiled import show
 
@@ -15,25 +23,6 @@ TOPICS = ("Triton", "element-wise", "mask", "broadcasting", "bandwidth")
 SOURCE = "vector_ops.cu"
 EXTRA_SOURCES = ("vector_ops_triton.py", "compiled.py")
 INTRODUCES = ("Triton program",)
-
-EXERCISE = Exercise(
-    function="leaky_add_v2_packs_kernel",
-    task=(
-        "Add x and y and apply leaky(v, slope), 16 bytes per load: each thread handles one Pack "
-        "of x and of y, and up to N - 1 elements remain behind the last full pack."
-    ),
-    hints=(
-        "Which thread handles pack i, and which elements are left over when n is no multiple of N?",
-        "reinterpret_cast<const Pack<T>*>(x)[i] is one load of 16 bytes; compute in float, and "
-        "convert each result to T. The element behind the packs that thread i takes is packs * N "
-        "+ i.",
-        "packs = n / N. if (i < packs): load a of x and b of y, a.at[k] = leaky(a.at[k] + "
-        "b.at[k]) for all k, store a to z. Then rest = packs * N + i; if (rest < n) the same for "
-        "one element.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 
 
 def add_inputs(case, draw):

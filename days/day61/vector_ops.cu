@@ -52,7 +52,7 @@ void check_arguments(const Tensor& x, const Tensor& y, double slope) {
 Tensor leaky_add_v1_thread(const Tensor& x, const Tensor& y, double slope) {
   check_arguments(x, y, slope);
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return z;
   const unsigned grid = grid_size(ceil_div<int64_t>(n, BLOCK), "x");
@@ -95,7 +95,7 @@ Tensor leaky_add_v2_packs(const Tensor& x, const Tensor& y, double slope) {
     return leaky_add_v1_thread(x, y, slope);
   }
   const DeviceGuard guard(x);
-  Tensor z = torch::stable::empty_like(x);
+  Tensor z = allocate_like(x);
   const int64_t n = x.numel();
   if (n == 0) return z;
   dispatch_floating(x, [&](auto zero) {
@@ -157,7 +157,7 @@ Tensor clamp_columns_v1_packs(const Tensor& x, const Tensor& low, const Tensor& 
     check(*bound, name).same_device(x, "x");
   }
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   const int64_t rows = x.size(0), cols = x.size(1);
   if (x.numel() == 0) return y;
   const int64_t tall = std::min<int64_t>(ceil_div<int64_t>(rows, MOST_ROWS), max_grid_y());

@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require, require_float
+from common.check.arguments import require_float
+from common.day import aligned, require
 
 BLOCK = 1024  # elements per program of leaky_add
 ROWS, COLS = 16, 256  # elements per program of clamp_columns
@@ -24,6 +25,7 @@ def leaky_add_v3_triton(x, y, slope):
     require(x, "x", dtypes=FLOATS, rank=1)
     require(y, "y", like=x)
     require_float(slope, "slope")
+    x, y = aligned(x, y)
     z = torch.empty_like(x)
     n = x.numel()
     if n > 0:
@@ -55,6 +57,7 @@ def clamp_columns_v2_triton(x, low, high):
     rows, cols = x.shape
     for bound, name in ((low, "low"), (high, "high")):
         require(bound, name, dtypes=(x.dtype,), shape=(cols,), device=x.device)
+    x, low, high = aligned(x, low, high)
     y = torch.empty_like(x)
     if x.numel() > 0:
         programs = triton.cdiv(cols, COLS) * triton.cdiv(rows, ROWS)

@@ -1,9 +1,17 @@
 """Day 62: dropout, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day62/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day62
+
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, streamed
 
 from .compiled import print_compiled
 from .masks import dropout, print_statistics
@@ -15,22 +23,6 @@ SOURCE = "dropout.cu"
 EXTRA_SOURCES = ("dropout_triton.py", "compiled.py", "masks.py")
 INTRODUCES = ("dropout", "layout conversion")
 
-EXERCISE = Exercise(
-    function="kept_of",
-    task=(
-        "Draw the four words of a group under the state's seed and step, split each into its lower "
-        "and upper 16 bits, and set bit k where half k is at least `below`."
-    ),
-    hints=(
-        "Which eight numbers of 16 bits do four words of 32 bits have, and in which order?",
-        "philox::random4(state.seed, group, state.step) gives the words x, y, z, w. Element 2w is "
-        "decided by the lower half of word w, element 2w + 1 by the upper half.",
-        "for each word w: kept |= uint32_t{(words[w] & 0xffff) >= below} << (2 * w), then the same "
-        "of words[w] >> 16, shifted by 2 * w + 1.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 SHAPES = [(1,), (7,), (8,), (9,), (1023,), (1024,), (1025,), (3, 5, 67), (0, 4)]
 PROBABILITIES = (0.1, 0.5, 0.0, 0.9, 1.0, 0.3333)
 
@@ -38,7 +30,7 @@ PROBABILITIES = (0.1, 0.5, 0.0, 0.9, 1.0, 0.3333)
 def inputs(case, draw):
     """p follows from the shape, and is 0.1 where time is measured."""
     p = PROBABILITIES[sum(case.shape) % len(PROBABILITIES)] if sum(case.shape) < 1 << 13 else 0.1
-    return draw(*case.shape), p, draw(2, dtype="int64", values="extreme")
+    return draw(*case.shape), p, draw(2, dtype="int64")
 
 
 def pytorch(x, p, state):

@@ -98,7 +98,7 @@ Tensor dropout_v1_stored(const Tensor& x, double p, const Tensor& state) {
   return output_like(x, "dropout_v1_stored", [&](auto zero, auto* y) {
     using T = decltype(zero);
     const int64_t n = x.numel();
-    Tensor mask = torch::stable::new_empty(x, {n}, ScalarType::Byte);
+    Tensor mask = allocate(x, {n}, ScalarType::Byte);
     dropout_v1_mask_kernel<<<blocks(ceil_div<int64_t>(n, GROUP)), BLOCK, 0, current_stream(x)>>>(
         data<State>(state), mutable_data<uint8_t>(mask), n, drop.below);
     dropout_v1_stored_kernel<T><<<blocks(n), BLOCK, 0, current_stream(x)>>>(

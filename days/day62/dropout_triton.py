@@ -4,14 +4,14 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require
+from common.day import aligned, require
 
 BLOCK = 1024  # elements per program
 STEPS = 65536  # values of 16 random bits, and steps of p
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("below",))  # it follows from p, which is any number
 def dropout_kernel(x, state, y, n, below, scale, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     group = program * (BLOCK // 8) + tl.arange(0, BLOCK // 8)  # eight elements each
@@ -35,6 +35,7 @@ def launch(x, p, state):
     require(state, "state", dtypes=(torch.int64,), shape=(2,), device=x.device)
     if not 0 <= p <= 1:
         raise ValueError(f"p: expected a probability in [0, 1], got {p:g}")
+    x, state = aligned(x, state)
     below = round(p * STEPS)
     scale = STEPS / (STEPS - below) if below < STEPS else 0.0
     y = torch.empty_like(x)

@@ -2,7 +2,8 @@
 
 import torch
 
-from common.day import philox_words, print_table
+from common.day import print_table
+from common.references.philox import philox_words
 
 STEPS = 65536  # values of 16 random bits, and steps of p
 

@@ -9,7 +9,7 @@ PARTS = {"x": "*fp32", "maxima": "*fp32", "sums": "*fp32", "cols": "i32", "parts
 ROW = {"x": "*bf16", "y": "*bf16", "cols": "i32"}
 
 
-def parts(lanes, multiples=("x", "maxima", "sums", "cols")):
+def parts(lanes, multiples=("x", "cols")):
     constants = {"LANES": lanes, "EACH": 4096 // lanes}
     return TritonKernel("parts_kernel", {**PARTS, "tiles": "i32"}, constants, multiples)
 

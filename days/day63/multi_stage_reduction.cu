@@ -157,7 +157,7 @@ template <typename F>
 Tensor reduce_rows(const Tensor& x, const char* name, F&& launch) {
   check_rows(x);
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {x.size(0)});
+  Tensor y = allocate(x, {x.size(0)});
   if (x.size(0) == 0) return y;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
@@ -206,7 +206,7 @@ __global__ void log_sum_exp_v1_logarithm_kernel(const Pair* __restrict__ pairs, 
 
 Tensor log_sum_exp_v1_atomics(const Tensor& x) {
   return reduce_rows(x, "log_sum_exp_v1", [&](auto* chunks, auto* y, Cut cut, unsigned blocks) {
-    const Tensor words = torch::stable::new_zeros(x, {x.size(0)}, ScalarType::Long);
+    const Tensor words = allocate_zeros(x, {x.size(0)}, ScalarType::Long);
     log_sum_exp_v1_atomics_kernel<<<blocks, BLOCK, 0, current_stream(x)>>>(
         chunks, mutable_data<unsigned long long>(words), cut);
     log_sum_exp_v1_logarithm_kernel<<<grid_size(ceil_div<int64_t>(x.size(0), BLOCK), "x"), BLOCK, 0,
@@ -241,7 +241,7 @@ __global__ void log_sum_exp_v2_merge_kernel(const Pair* __restrict__ pairs, T* _
 
 Tensor log_sum_exp_v2_stages(const Tensor& x) {
   return reduce_rows(x, "log_sum_exp_v2", [&](auto* chunks, auto* y, Cut cut, unsigned blocks) {
-    const Tensor pairs = torch::stable::new_empty(x, {int64_t{blocks}, 2}, ScalarType::Float);
+    const Tensor pairs = allocate(x, {int64_t{blocks}, 2}, ScalarType::Float);
     log_sum_exp_v2_parts_kernel<<<blocks, BLOCK, 0, current_stream(x)>>>(
         chunks, mutable_data<Pair>(pairs), cut);
     log_sum_exp_v2_merge_kernel<<<grid_size(x.size(0), "x"), BLOCK, 0, current_stream(x)>>>(
@@ -281,7 +281,7 @@ void launch_stages(const Tensor& x, T* y) {
   using C = Chunk<T, N>;
   const Cut cut = cut_rows(x, N);
   const unsigned blocks = grid_size(x.size(0) * cut.parts, "x");
-  const Tensor pairs = torch::stable::new_empty(x, {int64_t{blocks}, 2}, ScalarType::Float);
+  const Tensor pairs = allocate(x, {int64_t{blocks}, 2}, ScalarType::Float);
   log_sum_exp_v2_parts_kernel<<<blocks, BLOCK, 0, current_stream(x)>>>(
       data<C>(x), mutable_data<Pair>(pairs), cut);
   softmax_v1_stages_kernel<<<blocks, BLOCK, 0, current_stream(x)>>>(data<C>(x), data<Pair>(pairs),

@@ -4,12 +4,14 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require
+from common.day import aligned, require
 
 BLOCK = 4096  # elements per tile
 TILES = 4  # per part at least
 MOST_PARTS = 4096  # of all rows
 LONGEST_ROW = 32768  # that a program keeps in registers
+SHORTEST_ROW = 1024  # that has a kernel of its own: shorter ones are padded to as much
+FEWEST_PARTS = 64  # the same for parts that are merged
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -25,7 +27,14 @@ def rescale(old, new):
     return tl.where(old == new, 1.0, tl.exp(old - new))
 
 
-@triton.jit
+# What is not specialised decides on no load but a few narrow ones.
+GENERAL = {
+    "do_not_specialize": ("parts", "tiles"),
+    "do_not_specialize_on_alignment": ("maxima", "sums"),
+}
+
+
+@triton.jit(**GENERAL)
 def parts_kernel(x, maxima, sums, cols, parts, tiles, LANES: tl.constexpr, EACH: tl.constexpr):
     """A maximum and a sum per part of `tiles` tiles. A tile is LANES × EACH elements, and LANES
     pairs are kept until the end."""
@@ -56,7 +65,7 @@ def merged(maxima, sums, row, parts, PARTS: tl.constexpr):
     return new, tl.sum(total * rescale(most, new), 0)
 
 
-@triton.jit
+@triton.jit(**GENERAL)
 def merge_kernel(maxima, sums, y, parts, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     most, total = merged(maxima, sums, row, parts, PARTS)
@@ -71,7 +80,7 @@ class Parts:
         tiles = triton.cdiv(cols, BLOCK)
         self.tiles = max(TILES, triton.cdiv(tiles, max(1, MOST_PARTS // rows)))  # per part
         self.count = max(1, triton.cdiv(tiles, self.tiles))  # per row
-        self.padded = triton.next_power_of_2(self.count)
+        self.padded = max(FEWEST_PARTS, triton.next_power_of_2(self.count))
         self.grid = (rows * self.count,)
         self.maxima, self.sums = x.new_empty(2, rows * self.count, dtype=torch.float32)
         parts_kernel[self.grid](
@@ -82,6 +91,7 @@ class Parts:
 def log_sum_exp(x, lanes):
     """x: (rows, cols), a floating dtype. Raises TypeError or ValueError for others."""
     require(x, "x", dtypes=FLOATS, rank=2)
+    (x,) = aligned(x)
     y = x.new_empty(x.shape[0])
     if x.shape[0] > 0:
         with torch.cuda.device_of(x):
@@ -100,7 +110,7 @@ def log_sum_exp_v4_triton_lanes(x):
     return log_sum_exp(x, BLOCK * x.element_size() // 16)
 
 
-@triton.jit
+@triton.jit(**GENERAL)
 def scale_kernel(x, maxima, sums, y, cols, parts, tiles, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     row, part = program // parts, program % parts
@@ -124,12 +134,13 @@ def row_kernel(x, y, cols, BLOCK: tl.constexpr):
 def softmax_v3_triton(x):
     """x: (rows, cols), a floating dtype. Raises TypeError or ValueError for others."""
     require(x, "x", dtypes=FLOATS, rank=2)
+    (x,) = aligned(x)
     rows, cols = x.shape
     y = torch.empty_like(x)
     if x.numel() > 0:
         with torch.cuda.device_of(x):
             if cols <= LONGEST_ROW:
-                block = triton.next_power_of_2(cols)
+                block = max(SHORTEST_ROW, triton.next_power_of_2(cols))
                 row_kernel[(rows,)](x, y, cols, block, num_warps=min(32, max(4, block // 1024)))
             else:
                 parts = Parts(x, BLOCK * x.element_size() // 16)

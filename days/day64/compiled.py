@@ -35,9 +35,8 @@ def by_descriptors(config, by_k):
         "descriptor_kernel",
         {**matrices, **COUNTS},
         {"A_BY_K": by_k, "B_BY_K": by_k, **tile_of(config)},
-        tuple(COUNTS),
-        config.warps,
-        config.stages,
+        warps=config.warps,
+        stages=config.stages,
     )
 
 

@@ -46,7 +46,7 @@ Tensor multiply(const Tensor& a, const char* name_a, const Tensor& b, const char
   STD_TORCH_CHECK(M < MOST && N < MOST && K < MOST, name_a, ", ", name_b,
                   ": expected fewer than 2^31 - 1024 rows and columns");
   const DeviceGuard guard(a);
-  const Tensor c = torch::stable::new_empty(a, {M, N});
+  const Tensor c = allocate(a, {M, N});
   if (c.numel() == 0) return c;
   const auto run = [&]<typename T>(T) {
     launch(Product<T>{data<T>(a), data<T>(b), mutable_data<T>(c), a.size(1), b.size(1), N,

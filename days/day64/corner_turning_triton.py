@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from common.day import require
+from common.day import aligned, require
 from days.day64.tuning import (
     CONFIGS,
     GROUPED,
@@ -52,6 +52,15 @@ def product_kernel(
     tl.store(c + m[:, None] * N + n[None, :], sums.to(c.dtype.element_ty), mask=mask)
 
 
+# For sizes that are not all multiples of 16: one kernel, whichever of them are.
+uneven_product_kernel = triton.jit(
+    product_kernel.fn,
+    do_not_specialize=("M", "N", "K"),
+    do_not_specialize_on_alignment=("am", "ak", "bk", "bn"),
+)
+SIZES = {"do_not_specialize": ("M", "N", "K")}  # descriptors have their own
+
+
 @triton.jit
 def multiply_tile(
     a, b, c, program, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
@@ -67,7 +76,7 @@ def multiply_tile(
     c.store([m, n], sums.to(c.dtype))
 
 
-@triton.jit
+@triton.jit(**SIZES)
 def descriptor_kernel(
     a, b, c, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
@@ -75,7 +84,7 @@ def descriptor_kernel(
     multiply_tile(a, b, c, tl.program_id(0), M, N, K, A_BY_K, B_BY_K, BM, BN, BK, GROUP)
 
 
-@triton.jit
+@triton.jit(**SIZES)
 def persistent_kernel(
     a, b, c, M, N, K, A_BY_K: tl.constexpr, B_BY_K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
@@ -94,7 +103,8 @@ def multiply(a, b, a_by_k, b_by_k, config=None):
     c = a.new_empty(M, N)
     if c.numel() == 0 or K == 0:
         return c.zero_()
-    whole = all(t.shape[1] % 8 == 0 and t.data_ptr() % 16 == 0 for t in (a, b, c))
+    a, b = aligned(a, b)
+    whole = all(t.shape[1] % 8 == 0 for t in (a, b, c))  # in rows of a multiple of 16 bytes
     config = config or chosen(a.device, M, N, K, a_by_k, b_by_k, whole)
     if config.loads != POINTERS and not whole:
         raise ValueError("x, w: expected rows of a multiple of 16 bytes, as TMA needs them")
@@ -105,7 +115,9 @@ def multiply(a, b, a_by_k, b_by_k, config=None):
     with torch.cuda.device_of(a):
         if config.loads == POINTERS:
             strides = (a if a_by_k else a.t()).stride() + (b.t() if b_by_k else b).stride()
-            product_kernel[(tiles,)](a, b, c, M, N, K, *strides, *constants, **options)
+            even = M % 16 == N % 16 == K % 16 == 0
+            kernel = product_kernel if even else uneven_product_kernel
+            kernel[(tiles,)](a, b, c, M, N, K, *strides, *constants, **options)
             return c
         box_a, box_b = (BM, BK) if a_by_k else (BK, BM), (BN, BK) if b_by_k else (BK, BN)
         boxes = ((a, box_a), (b, box_b), (c, (BM, BN)))

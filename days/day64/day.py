@@ -1,8 +1,16 @@
 """Day 64: the matrix products of a linear layer, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day64/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day64
+
 import torch.nn.functional as F
 
-from common.day import Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import Case, Cost, Problem, Rung, Target, grid
 
 from .compiled import show
 from .tuning import CONFIGS
@@ -17,31 +25,6 @@ TOPICS = ("GEMM", "Triton", "tiling", "coalescing", "mma", "TMA", "autotuner", "
 SOURCE = "corner_turning_matmul.cu"
 EXTRA_SOURCES = ("corner_turning_triton.py", "tuning.py", "compiled.py", "rates.py")
 INTRODUCES = ("corner turning",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "scalar_grid: 64-bit index in 32 bits: `int64_t{ceil_div(p.M, SIDE)} * ceil_div(p.N, SIDE)` -> "
-    "`(ceil_div(p.M, SIDE)) * ceil_div(p.N, SIDE)`": "2^31 tiles are an output of 17 TB",
-    "store_warp_sums: bounds check dropped: `!even && col < cols` -> `col < cols`": (
-        "where N is even, the pair before has stored the same number"
-    ),
-    "launch_tensor_cores: validation dropped: `require_capability(8, 0, "
-    '"mma.sync of 16×8×16")` -> ``': "cards of 7.5 have 64 KB: the next line refuses them",
-}
-
-EXERCISE = Exercise(
-    function="load_b_corner_turning",
-    task=(
-        "Load the elements of W for columns n to n + SIDE of the tile and for k to k + DEPTH, with "
-        "zeros beyond the matrix, so that a warp reads neighbours of one row of W. tile is (k, n)."
-    ),
-    hints=(
-        "W is stored as (N, K). Which of the tile's two indices has to be the fast one, so that "
-        "neighbouring threads read neighbouring addresses?",
-        "Element i of the tile belongs to thread i % SCALAR_THREADS. Where threads store in shared "
-        "memory is free: a column there has no bank conflicts, since rows have SIDE + 1 elements.",
-        "row = i % DEPTH and col = i / DEPTH; tile[row][col] = element_or_zero(p.b, n + col, "
-        "k + row, p.N, p.ldb).",
-    ),
-)
 
 TYPES = ["bfloat16", "float16"]
 # (M, N, K): a whole tile; parts of tiles and of chunks; more steps than stages; more than a group
@@ -123,6 +106,7 @@ PROBLEMS = (
         rungs=(Rung("linear_configured", "Triton, for the autotuner", triton=TRITON),),
         cases=(
             *grid(CONFIGURED, ["float16"]),
+            Case((264, 520, 72, 2), "bfloat16"),
             Case((1664, 2600, 8, 4), "float16"),
         ),  # more than a wave
         refused=(Case((8, 8, 8, len(CONFIGS)), "float16"), Case((8, 8, 8, -1), "float16")),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.day import played
+from common.cpu.models import played
 
 STORED = "tuned.json"  # by GPU: M, N, K, A by k, B by k, and the configuration
 NEAR = 2.0  # log2 of the ratios of M, N and K, added up, up to which a stored size serves another
@@ -53,7 +53,7 @@ CONFIGS = (  # large tiles first
 @cache
 def stored():
     """All choices by GPU; {} before any was stored."""
-    path = Path(__file__).parent / STORED
+    path = Path(__file__).parent / "results/show" / STORED
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

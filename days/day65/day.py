@@ -1,9 +1,17 @@
 """Day 65: layer normalisation and batch normalisation, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day65/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day65
+
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
 from .compiled import show
 
@@ -15,25 +23,6 @@ TOPICS = ("layer norm", "batch norm", "Triton", "reduction", "Welford", "bandwid
 SOURCE = "norm_twins.cu"
 EXTRA_SOURCES = ("norm_twins_triton.py", "compiled.py")
 
-EXERCISE = Exercise(
-    function="moments_of",
-    task=(
-        "Return count, mean and m2 of those of the COUNT values for which counted(i) is true; the "
-        "others are 0. m2 is the sum of squared distances from the mean, and 0 if all values are "
-        "equal. There may be none: then all three are 0."
-    ),
-    hints=(
-        "The values are in registers. So reading them twice costs no memory access, and there is "
-        "no reason to compute m2 as a difference of two large sums.",
-        "First pass: number and sum. Second pass: distance from the mean, squared, and the sum of "
-        "distances: their mean is by how much the mean was rounded.",
-        "inverse = 1 / fmaxf(count, 1), mean = sum * inverse. distance = counted(i) ? values[i] - "
-        "mean : 0; rest += distance, m2 += distance * distance. Return {count, mean + rest * "
-        "inverse, m2 - rest * (rest * inverse)}.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-5
 TRITON = "norm_twins_triton"
 AT_COMPILE = Target(1.0, "compile")

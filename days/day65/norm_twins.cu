@@ -331,8 +331,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   return normalise(x, weight, bias, eps, kernel, [&]<typename T, int N>(const Arguments<T, N>& p) {
     const Slices s = cut_rows(p.rows, p.chunks, most_blocks);
     const int64_t cols = x.size(1);
-    const Tensor parts = torch::stable::new_empty(x, {s.slices * cols, 3}, ScalarType::Float);
-    const Tensor statistics = torch::stable::new_empty(x, {cols, 2}, ScalarType::Float);
+    const Tensor parts = allocate(x, {s.slices * cols, 3}, ScalarType::Float);
+    const Tensor statistics = allocate(x, {cols, 2}, ScalarType::Float);
     const cudaStream_t stream = current_stream(x);
     batch_norm_reduce_kernel<<<grid_size(int64_t{s.strips} * s.slices, "x"), BLOCK, 0, stream>>>(
         p, s, mutable_data<Moments>(parts));

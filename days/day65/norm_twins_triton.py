@@ -4,17 +4,21 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require, require_float
+from common.check.arguments import require_float
+from common.day import aligned, require
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST_ROW = 16384  # that a program keeps in registers
-MOST_REGISTERS = 64  # per thread: with 78, which the compiler takes by itself, 3 programs of 8192
-# columns are resident per multiprocessor, with 64 they are 4
+SHORTEST_ROW = 1024  # that has a kernel of its own: shorter ones are padded to as much
+# Per thread: with 78, which the compiler takes by itself, 3 programs of 8192 columns are resident
+# per multiprocessor, with 64 they are 4.
+MOST_REGISTERS = 64
 ROWS = 32  # of a tile of batch norm
 PLACES = 8  # rows of a tile where each place has its moments
 STAGES = tl.constexpr(4)  # tiles of that kind that are in flight or in use
 MOST_PROGRAMS = 2048  # of batch norm
 MERGED = 8192  # moments per program that merges slices: 32 per thread
+FEWEST_SLICES = 64  # that have a kernel of their own
 
 
 @triton.jit
@@ -97,12 +101,13 @@ def check(x, weight, bias, eps):
 def layer_norm_v3_triton(x, weight, bias, eps):
     """x: (rows, cols); weight, bias: (cols,) of the same floating dtype."""
     check(x, weight, bias, eps)
+    x, weight, bias = aligned(x, weight, bias)
     y = torch.empty_like(x)
     rows, cols = x.shape
     if x.numel() > 0:
         with torch.cuda.device_of(x):
             if cols <= LONGEST_ROW:
-                block = triton.next_power_of_2(cols)
+                block = max(SHORTEST_ROW, triton.next_power_of_2(cols))
                 warps = min(16, max(4, block // 1024))
                 row_kernel[(rows,)](
                     x,
@@ -120,7 +125,7 @@ def layer_norm_v3_triton(x, weight, bias, eps):
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("strips",))
 def reduce_tiles_kernel(
     x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
@@ -144,11 +149,11 @@ def reduce_tiles_kernel(
     tl.store(m2s + slice * cols + c, m2, mask=c < cols)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("strips",))
 def reduce_places_kernel(
     x, means, m2s, rows, cols, strips, length, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """The same. Each place of the tile has moments of its own, to which every tile adds one element
+    """The same moments. Each place of the tile has its own, to which every tile adds one element
     (Welford), and the places of a column are merged at the end."""
     program = tl.program_id(0)
     slice = (program // strips).to(tl.int64)
@@ -173,7 +178,7 @@ def reduce_places_kernel(
     tl.store(m2s + slice * cols + c, slice_m2, mask=c < cols)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "slices", "length"))
 def merge_kernel(
     means, m2s, scales, rows, cols, slices, length, eps, SLICES: tl.constexpr, COLS: tl.constexpr
 ):
@@ -191,7 +196,7 @@ def merge_kernel(
     tl.store(scales + cols + c, scale_of(m2, rows, eps), mask=c < cols)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("strips",))
 def apply_kernel(
     x, weight, bias, scales, y, rows, cols, strips, length,
     ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -219,6 +224,7 @@ def batch_norm(x, weight, bias, eps, reduce_kernel, tile_rows):
     rows, cols = x.shape
     if rows == 1:
         raise ValueError("x: expected more than one row, as a variance needs them")
+    x, weight, bias = aligned(x, weight, bias)
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
@@ -227,10 +233,10 @@ def batch_norm(x, weight, bias, eps, reduce_kernel, tile_rows):
     most = max(1, MOST_PROGRAMS // strips)
     length = triton.cdiv(triton.cdiv(rows, ROWS), most) * ROWS
     slices = triton.cdiv(rows, length)
-    means, m2s = x.new_empty(2, slices, cols, dtype=torch.float32)
+    means, m2s = (x.new_empty(slices, cols, dtype=torch.float32) for _ in range(2))
     scales = x.new_empty(2, cols, dtype=torch.float32)
     grid = (strips * slices,)
-    padded = triton.next_power_of_2(slices)
+    padded = max(FEWEST_SLICES, triton.next_power_of_2(slices))
     merged = min(16, MERGED // padded)  # columns
     with torch.cuda.device_of(x):
         reduce_kernel[grid](x, means, m2s, rows, cols, strips, length, tile_rows, tile_cols)

@@ -1,12 +1,21 @@
 """Day 66: attention with a pattern, fused, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day66/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day66
+
 from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, attention_by, grid
+from common.day import HALVES, Case, Cost, Library, Problem, Rung, Target, grid
+from common.references.attention import attention_by
 
 from .compiled import show
 
@@ -20,34 +29,6 @@ TOPICS = ("attention", "FlashAttention", "Triton", "sliding window", "ALiBi", "T
 SOURCE = "fused_attention.cu"
 EXTRA_SOURCES = ("fused_attention_triton.py", "compiled.py")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "Pattern::any: comparison: `j0 <= last && j0 + BN - 1 > first - window` -> `j0 <= last || "
-    "j0 + BN - 1 > first - window`": "a tile that no row sees is multiplied, and all of it hidden",
-    "Pattern::all: arithmetic operator: `BN - 1` -> `BN + 1`": "more tiles are masked than need be",
-    "Pattern::all: arithmetic operator: `last - window` -> `last + window`": (
-        "more tiles are masked than need be"
-    ),
-    "fused_attention_kernel: min for max: `min(n.T, i0 + BM + n.ahead)` -> `max(n.T, i0 + BM + "
-    "n.ahead)`": "each warp skips the tiles behind its rows",
-}
-
-EXERCISE = Exercise(
-    function="hide",
-    task=(
-        "Set every score of the warp's rows to -inf whose key the pattern hides: keys after the "
-        "row's own position, and keys that are `window` or more before it. position is that of the "
-        "warp's first row, counted from the first key of the tile."
-    ),
-    hints=(
-        "Which condition on the distance from a row's position to a key covers both sides?",
-        "for_rows gives m, h and a row. A lane holds its scores s[m][c][2 * h] and s[m][c][2 * h + "
-        "1], of two neighbouring keys of each eight.",
-        "Lane 4g + t has the keys 8 * c + 2 * t + e for e = 0 and 1. distance = position + row - "
-        "key; hide the score if distance < 0 or distance >= window.",
-    ),
-)
-
-HALVES = ["bfloat16", "float16"]
 TRITON = "fused_attention_triton"
 # (B, H, S, T, D, window): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile
 WHOLE = [(1, 2, 1, 1, 64, 0), (2, 1, 33, 33, 64, 0), (1, 1, 129, 129, 128, 0)]

@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_alibi(flash::Scores& s, int position, float 
 template <typename T, int D, bool ALIBI, bool SKIP>
 __global__ void __launch_bounds__(THREADS, 2)
     fused_attention_kernel(const __grid_constant__ flash::Arguments n, Pattern pattern) {
-#ifdef FLASH_HAS_BF16_MMA
+#ifdef HAS_BF16_MMA
   extern __shared__ __align__(128) uint4 shared[];
   T* q_tile = reinterpret_cast<T*>(shared);  // (BM, D)
   T* kv_tiles = q_tile + BM * D;             // (2 buffers, k and v, BN, D)
@@ -152,8 +152,8 @@ std::tuple<Tensor, Tensor> fused_attention(const Tensor& q, const Tensor& k, con
   require_capability(8, 0, "mma.sync of 16×8×16");
   const int64_t D = q.size(3), bytes = (BM + 4 * BN) * D * q.element_size();
   require_shared_memory(bytes, "the tiles of q, k and v");
-  Tensor o = torch::stable::empty_like(q);
-  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
+  Tensor o = allocate_like(q);
+  Tensor lse = allocate(q, {q.size(0), q.size(1), q.size(2)}, ScalarType::Float);
   if (q.numel() == 0) return {o, lse};  // a grid of no blocks is an error
   flash::Arguments n{};
   n.q = q.const_data_ptr(), n.k = k.const_data_ptr(), n.v = v.const_data_ptr();

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from common.day import require
+from common.day import aligned, require
 
 # tl.dot of Triton's interpreter takes the bits of bf16 for integers.
 TYPES = (torch.float16,) if triton.knobs.runtime.interpret else (torch.bfloat16, torch.float16)
@@ -116,12 +116,13 @@ def attention(q, k, v, slopes, window, split, tma):
         raise ValueError(f"q, k: expected fewer than 2^24 rows, got {S} and {T}")
     if window < 0:
         raise ValueError(f"window: expected 0 (no limit) or more, got {window}")
+    q, k, v, slopes = aligned(q, k, v, slopes)
     o, lse = torch.empty_like(q), q.new_empty(B, H, S, dtype=torch.float32)
     if q.numel() == 0:
         return o, lse
     window = min(window or S + T, S + T)  # no window needs to be longer
     BM, BN = TILES[D]
-    tma = tma and T > 0 and T % BN == 0 and k.data_ptr() % 16 == v.data_ptr() % 16 == 0
+    tma = tma and T > 0 and T % BN == 0
     if tma:
         keys, values = (TensorDescriptor.from_tensor(t.view(-1, D), [BN, D]) for t in (k, v))
     else:

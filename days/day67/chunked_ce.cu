@@ -134,9 +134,9 @@ Both cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_in
   const DeviceGuard guard(logits);
   const int64_t rows = logits.size(0);
   const auto fp32 = [&](std::initializer_list<int64_t> shape) {
-    return torch::stable::new_empty(logits, shape, ScalarType::Float);
+    return allocate(logits, shape, ScalarType::Float);
   };
-  Tensor loss = fp32({}), dx = torch::stable::empty_like(logits);
+  Tensor loss = fp32({}), dx = allocate_like(logits);
   const Tensor losses = fp32({rows}), weight = fp32({});
   const cudaStream_t stream = current_stream(logits);
   count_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index,

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require
+from common.day import aligned, require
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -15,6 +15,8 @@ CHUNK = 4096  # elements of a row at a time, v4; of a part of a tile, v5
 MOST_REGISTERS = 64  # per thread: two programs of 16 warps per multiprocessor, or one of 32
 LONG_ROW = 128 * 1024  # bytes; the second time, L2 still has two shorter rows per multiprocessor
 COUNTED = 4096  # targets or losses at a time
+SHORTEST = 2048  # chunk that has a kernel of its own
+GENERAL = {"do_not_specialize": ("rows", "ignore_index")}  # no load depends on them
 
 
 @triton.jit
@@ -23,8 +25,8 @@ def exponential(x, base, LIFTED: tl.constexpr):
     return tl.exp2((x - base) * LOG2_E + LIFT) if LIFTED else tl.exp(x - base)
 
 
-@triton.jit
-def count_kernel(target, weight, rows, ignore_index, BLOCK: tl.constexpr):
+@triton.jit(**GENERAL)
+def count_kernel(target, weight, rows, ignore_index: tl.int64, BLOCK: tl.constexpr):
     count = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, rows, BLOCK):
         r = first + tl.arange(0, BLOCK)  # (BLOCK,)
@@ -34,7 +36,7 @@ def count_kernel(target, weight, rows, ignore_index, BLOCK: tl.constexpr):
     tl.store(weight, 1.0 / tl.sum(count, 0).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(**GENERAL)
 def mean_kernel(losses, weight, loss, rows, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, rows, BLOCK):
@@ -75,9 +77,9 @@ def finish_row(
         tl.store(dx + c, g, mask=c < cols, cache_modifier=".cs")
 
 
-@triton.jit
+@triton.jit(**GENERAL)
 def online_kernel(
-    x, dx, target, losses, weight, rows, cols, ignore_index, smoothing,
+    x, dx, target, losses, weight, rows, cols, ignore_index: tl.int64, smoothing,
     SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row. Each chunk is reduced, and the sum is rescaled."""
@@ -126,9 +128,9 @@ def maximum_of(x, cols, BLOCK: tl.constexpr):
     return tl.max(most, 0)
 
 
-@triton.jit
+@triton.jit(**GENERAL)
 def lazy_kernel(
-    x, dx, target, losses, weight, rows, cols, ignore_index, smoothing,
+    x, dx, target, losses, weight, rows, cols, ignore_index: tl.int64, smoothing,
     SMOOTHED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row. The base is the maximum of the first chunk; should the sum become too
@@ -157,6 +159,7 @@ def cross_entropy(logits, target, ignore_index, label_smoothing, launch):
     require(target, "target", dtypes=(torch.int64,), shape=(rows,), device=logits.device)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing: expected 0 to 1, got {label_smoothing}")
+    logits, target = aligned(logits, target)
     dx = torch.empty_like(logits)
     losses = logits.new_empty(rows, dtype=torch.float32)
     loss, weight = logits.new_empty(2, dtype=torch.float32)
@@ -173,7 +176,7 @@ def cross_entropy(logits, target, ignore_index, label_smoothing, launch):
 
 def launch_online(logits, *rest):
     rows, cols = logits.shape
-    block = min(CHUNK, triton.next_power_of_2(cols))
+    block = min(CHUNK, max(SHORTEST, triton.next_power_of_2(cols)))
     online_kernel[(rows,)](
         logits, *rest, block, num_warps=max(4, block // 256), maxnreg=MOST_REGISTERS
     )
@@ -184,7 +187,8 @@ def launch_lazy(logits, *rest):
     instead of two."""
     rows, cols = logits.shape
     long = cols * logits.element_size() > LONG_ROW
-    block = min(2 * CHUNK if long else CHUNK, triton.next_power_of_2(cols))
+    most = 2 * CHUNK if long else CHUNK
+    block = min(most, max(SHORTEST, triton.next_power_of_2(cols)))
     lazy_kernel[(rows,)](
         logits, *rest, 2 if cols > block else 1, block, num_warps=max(4, block // 256),
         maxnreg=MOST_REGISTERS,

@@ -12,12 +12,12 @@ POINTERS = {
     "losses": "*fp32",
     "weight": "*fp32",
 }
-NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i32", "smoothing": "fp32"}
+NUMBERS = {"rows": "i32", "cols": "i32", "ignore_index": "i64", "smoothing": "fp32"}
 
 
 def in_triton(kernel, **parts):
     constants = {"SMOOTHED": False, **parts, "BLOCK": "CHUNK"}
-    aligned = (*POINTERS, "rows", "cols")
+    aligned = ("x", "dx", "target", "losses", "cols")
     return TritonKernel(
         kernel, {**POINTERS, **NUMBERS}, constants, aligned, warps=16, maxnreg="MOST_REGISTERS"
     )

@@ -17,7 +17,7 @@ SWIGLU = TritonKernel(
     "swiglu_kernel",
     {**TENSORS, "groups": "i32"},
     {"GROUPS": "GROUPS"},
-    (*TENSORS, "groups"),
+    tuple(TENSORS),
     "WARPS",
 )
 

@@ -1,6 +1,14 @@
 """Day 68: dequantisation and the activations behind it, in CUDA and in Triton."""
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid
+if __name__ == "__main__":  # python days/day68/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day68
+
+from common.day import COMPILE, Case, Problem, Rung, Target, grid
 
 from .compiled import show
 from .quantising import int4_cost, int4_inputs, int4_swiglu, int8_cost, int8_gelu, int8_inputs
@@ -12,31 +20,6 @@ TEACHES = "A budget of instructions per element: codes become fp32 without a con
 TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Triton", "fusion")
 SOURCE = "dequantize.cu"
 EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`": (
-        "`left` is at most LOADS * BLOCK, so the round that is added ends at once"
-    ),
-    "swiglu_vectors_kernel: comparison: `k < LOADS` -> `k <= LOADS`, 2nd": "the same",
-}
-
-EXERCISE = Exercise(
-    function="int4_numbers",
-    task=(
-        "Fill x with the eight numbers of four bytes, each a code from 0 to 15 minus 8: of each "
-        "byte, from the lowest on, first the high half. FAST: by number_of_byte, else by a "
-        "conversion."
-    ),
-    hints=(
-        "number_of_byte takes whole bytes. How do four half bytes become four bytes with zeros "
-        "above them, all at once?",
-        "codes & 0x0f0f0f0f has the low halves, codes >> 4 & 0x0f0f0f0f the high ones. Number i "
-        "is in byte i / 2 of one of them.",
-        "halves[2] = {the high ones, the low ones}; for i from 0 to 7, bytes = halves[i % 2]; "
-        "x[i] = number_of_byte<8>(bytes, i / 2), or the conversion of (bytes >> i / 2 * 8 & 255) "
-        "as int, minus 8.",
-    ),
-)
 
 TRITON = {"triton": "dequantize_triton"}
 AT_COPY = {"target": Target(0.90, "copy")}

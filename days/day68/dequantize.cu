@@ -6,7 +6,7 @@
 // y: (rows, cols) bf16. The bytes of w are 2 · cols codes of int4 per row, the first of two in the
 // high half: a is the row's first half, b its second one. A code k is (k - 8) · s, and 128 codes
 // share an s. Bytes per element of y: 1 + 2 with int8, 1 + 2 + 1/16 with int4.
-// Operations: at 4.28 TB/s an H200 makes 1.43 T elements per second and can issue 20 instructions
+// Operations: at 4.28 TB/s an H200 makes 1.43 T elements per second and can issue 23 instructions
 // for each of them. More than that, and memory waits.
 //
 //   v1 scalar   one element per thread
@@ -171,7 +171,7 @@ template <typename Code, typename Launch>
 Tensor dequantize(const Tensor& codes, const Tensor& scales, Launch&& launch) {
   const DeviceGuard guard(codes);
   const int64_t rows = codes.size(0), cols = codes.size(1);
-  Tensor y = torch::stable::new_empty(codes, {rows, cols}, ScalarType::BFloat16);
+  Tensor y = allocate(codes, {rows, cols}, ScalarType::BFloat16);
   if (y.numel() == 0) return y;
   launch(Arguments<Code>{data<Code>(codes), data<float>(scales), mutable_data<__nv_bfloat16>(y),
                          cols});

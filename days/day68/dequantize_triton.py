@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require
+from common.day import aligned, require
 
 GROUP = tl.constexpr(128)  # codes of int4 that share a scale
 COLS = 8192  # of y, per program of GELU
@@ -80,7 +80,7 @@ def int4_numbers(codes, scales, g, groups, PRE: tl.constexpr, GROUPS: tl.constex
     return tl.interleave(high, low)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("groups",))  # a group is 128 results, so addresses are aligned
 def swiglu_kernel(codes, scales, y, groups, GROUPS: tl.constexpr):
     """groups: of a row of y, which are those of a half of the codes."""
     row = tl.program_id(0).to(tl.int64)
@@ -101,6 +101,7 @@ def gelu_v4_triton(codes, scales, approximate):
     require(scales, "scales", dtypes=(torch.float32,), shape=(rows,), device=codes.device)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected none or tanh, got {approximate!r}")
+    codes, scales = aligned(codes, scales)
     y = torch.empty_like(codes, dtype=STORED)
     if y.numel() > 0:
         grid = (rows, triton.cdiv(cols, COLS))
@@ -121,6 +122,7 @@ def swiglu_v4_triton(codes, scales):
     require(
         scales, "scales", dtypes=(torch.float32,), shape=(rows, cols // 64), device=codes.device
     )
+    codes, scales = aligned(codes, scales)
     y = torch.empty_like(codes, dtype=STORED)
     if y.numel() > 0:
         grid = (rows, triton.cdiv(cols // 128, GROUPS))

@@ -51,7 +51,7 @@ def usual(case, low, high):
 def int8_inputs(approximate):
     def drawn(case, draw):
         rows, cols = case.shape
-        codes = draw(rows, cols, dtype="int8", values="extreme")
+        codes = draw(rows, cols, dtype="int8")
         return codes, draw(rows, **usual(case, 0.01, 0.06)), approximate
 
     return drawn
@@ -60,7 +60,7 @@ def int8_inputs(approximate):
 def int4_inputs(case, draw):
     """A scale is finite, or NaN for a group that has none (day 71)."""
     rows, cols = case.shape
-    codes = draw(rows, cols, dtype="uint8", values="extreme")
+    codes = draw(rows, cols, dtype="uint8")
     scales = draw(rows, 2 * cols // GROUP, **usual(case, 0.1, 0.6))
     return codes, scales.masked_fill_(scales.isinf(), torch.nan)
 

@@ -44,7 +44,7 @@ Tensor transposed_output(const Tensor& x, const Tensor& weights, const char* ker
   check(weights, "weights").on_gpu().dtype({ScalarType::Float}).rank(1).size(0, TAPS).contiguous();
   check(weights, "weights").same_device(x, "x");
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {x.size(0), x.size(2), x.size(1)});
+  Tensor y = allocate(x, {x.size(0), x.size(2), x.size(1)});
   if (y.numel() == 0) return y;  // a grid of no blocks is an error
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);

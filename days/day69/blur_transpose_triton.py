@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from common.day import require
+from common.day import aligned, require
 
 # Of x, per program. In Triton's interpreter, small images have several programs too.
 ROWS, COLS = 32 if triton.knobs.runtime.interpret else 128, 512
@@ -108,19 +108,23 @@ def blur_transpose_kernel(
         r0, r1, r2, r3, r4, r5 = r8, r9, r10, r11, r12, r13
 
 
+# For sizes that are not both multiples of 16: one kernel, whichever of them is.
+uneven_kernel = triton.jit(blur_transpose_kernel.fn, do_not_specialize=("H", "W"))
+
+
 def blur_transpose(x, weights, chunks):
     """x: (N, H, W) of a floating dtype, weights: (7,) fp32. Returns (N, W, H) like x. Raises
     TypeError or ValueError for others."""
     require(x, "x", dtypes=FLOATS, rank=3)
     require(weights, "weights", dtypes=(torch.float32,), shape=(7,), device=x.device)
+    x, weights = aligned(x, weights)
     N, H, W = x.shape
     y = x.new_empty((N, W, H))
     if y.numel() > 0:
         programs = N * triton.cdiv(W, COLS) * triton.cdiv(H, ROWS)
+        kernel = blur_transpose_kernel if H % 16 == W % 16 == 0 else uneven_kernel
         with torch.cuda.device_of(x):
-            blur_transpose_kernel[(programs,)](
-                x, weights, y, H, W, ROWS, COLS, chunks, num_warps=WARPS
-            )
+            kernel[(programs,)](x, weights, y, H, W, ROWS, COLS, chunks, num_warps=WARPS)
     return y
 
 

@@ -1,11 +1,19 @@
 """Day 69: images blurred and transposed in one pass, in CUDA and in Triton."""
 
+if __name__ == "__main__":  # python days/day69/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day69
+
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, grid, streamed
+from common.day import FLOATS, Case, Library, Problem, Rung, Target, grid, streamed
 
 from .compiled import show
 
@@ -17,29 +25,6 @@ TOPICS = ("Triton", "blur", "transpose", "stencil", "images", "fusion", "scorebo
 SOURCE = "blur_transpose.cu"
 EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "row_sums: initial value: `int i = 0` -> `int i = 1`": (
-        "the first of the twelve elements is in no sum"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="column_sums",
-    task=(
-        "Return four neighbours of a row of y: the weighted sums along column 4 * c + j of the "
-        "tile that belong to its rows 4 * g to 4 * g + 3."
-    ),
-    hints=(
-        "Row r of `sums` is row r - R of the tile. Which rows of `sums` does the first of the four "
-        "need, and which ones does the last need?",
-        "The four windows of TAPS rows overlap. FOUR + 2 * R values from shared memory, kept in "
-        "registers, are enough for all of them.",
-        "v[a] = sums.load(g, a, c, j) for a from 0 to FOUR + 2 * R - 1; then out.at[i] = "
-        "filter(v + i), as T. Both loops are unrolled, so that v stays in registers.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 TAPS, R = 7, 3
 # (N, H, W): a part of every tile; several tiles of v1 and v2, of v3 along a row, and of Triton;
 # rows that are no whole chunks, of x alone and of y alone.

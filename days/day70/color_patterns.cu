@@ -52,7 +52,7 @@ struct Movie {
   }
 };
 
-// In radians, [-π, π): read as int32, more than half a turn is less than none.
+// In radians, [-π, π): as int32, turns above one half become negative.
 __device__ float angle(uint32_t turns) {
   return static_cast<float>(static_cast<int32_t>(turns)) * RADIANS;
 }
@@ -79,7 +79,7 @@ Tensor draw(const Tensor& waves, const Tensor& palette, int64_t frames, int64_t 
                  checked(height, "height"),
                  checked(width, "width")};
   const DeviceGuard guard(waves);
-  Tensor out = torch::stable::new_empty(waves, {frames, height, width, CHANNELS}, ScalarType::Byte);
+  Tensor out = allocate(waves, {frames, height, width, CHANNELS}, ScalarType::Byte);
   if (out.numel() == 0) return out;
   movie.waves = data<Wave>(waves);
   movie.palette = data<uint32_t>(palette);

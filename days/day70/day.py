@@ -1,6 +1,14 @@
 """Day 70: animated colour patterns, in CUDA and in Numba, and a GIF of them."""
 
-from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+if __name__ == "__main__":  # python days/day70/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day70
+
+from common.day import COMPILE, Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from .formula import angle_sums, compiled_formula, cost, formula, inputs
 from .movie import show
@@ -12,31 +20,6 @@ TEACHES = "Sines by angle sums, and the special function unit; Numba beside CUDA
 TOPICS = ("images", "animation", "GIF", "Numba", "sine", "special functions", "integers")
 SOURCE = "color_patterns.cu"
 EXTRA_SOURCES = ("patterns_numba.py", "formula.py", "movie.py")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "patterns_v2_words: empty input not handled: `if (p.width % PIXELS == 0) return "
-    "launch_words(p, stream)` -> ``": (
-        "every movie is then v1's, which is right and said by fell_back()"
-    ),
-    "patterns_v3_angle_sums: empty input not handled: `if (p.width % PIXELS == 0) return "
-    "launch_tiles<false>(p, stream)` -> ``": (
-        "every movie is then v1's, which is right and said by fell_back()"
-    ),
-    "patterns_tiles_kernel: bounds check dropped: `STAGED || (j < rows && lane * WORDS * 4 < "
-    "bytes)` -> `(j < rows && lane * WORDS * 4 < bytes)`": (
-        "what lies beyond the movie is staged in vain: it is not stored"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="sum_of_sines",
-    task="Return the sum over all waves of sin(a + b), from the sines and cosines of a and of b.",
-    hints=(
-        "No sine is left to compute: which formula gives sin(a + b) from those of a and b?",
-        "sin(a + b) = sin a · cos b + cos a · sin b: two multiply-adds per wave.",
-        "sum = fmaf(a.of[k].sine, b.of[k].cosine, sum), then the same with the cosine of a and the "
-        "sine of b, for k from 0 to WAVES - 1, from sum = 0 on.",
-    ),
-)
 
 ROUNDED = Tolerance(
     levels=1,

@@ -1,6 +1,14 @@
 """Day 71: NF4."""
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+if __name__ == "__main__":  # python days/day71/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day71
+
+from common.day import FLOATS, Case, Cost, Library, Problem, Rung, Target, grid
 
 from .quantising import (
     codes_and_absmax,
@@ -19,29 +27,12 @@ TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "int4", "look-up table
 SOURCE = "nf4.cu"
 INTRODUCES = ("NF4", "absmax")
 
-EXERCISE = Exercise(
-    function="fill",
-    task=(
-        "Fill cell c of the table: how many thresholds lie below it, and the threshold that lies "
-        "in it. A cell without one gets 2, which no number exceeds."
-    ),
-    hints=(
-        "Cell c holds the numbers v for which 15 v + 16 is c when it is rounded to a whole number. "
-        "Where does it begin, and where does it end?",
-        "code_of counts the thresholds below a number. What does it give at both ends of the cell, "
-        "if no threshold lies in the cell, and if one does?",
-        "The cell goes from (c - 16.5) / 15 to (c - 15.5) / 15. below[c] is code_of of its low "
-        "end; where both ends have this code, it is empty, else MIDPOINTS[code] lies in it.",
-    ),
-)
-
 
 def cost(case):
     n, block = case.shape
     return Cost(bytes=2 * n + n // 2 + 4 * n // block)
 
 
-FLOATS = ["float32", "float16", "bfloat16"]
 SIZES = [(1, 64), (35, 32), (63, 64), (64, 64), (65, 64), (1001, 32), (1003, 64), (1024, 128)]
 SIZES += [(4101, 64), (8227, 32), (2049, 128), (0, 64)]
 SIZES += [(8261, 64), (8321, 128)]  # more than the 8192 elements of a thread block of v3

@@ -1,16 +1,14 @@
 """Day 72: double quantisation, and products with NF4 weights."""
 
-from common.day import (
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    grid,
-)
+if __name__ == "__main__":  # python days/day72/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day72
+
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import quantising
 from .quantising import show
@@ -23,38 +21,6 @@ TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "GEMV", "tensor cores"
 SOURCE = "nf4_double_quant.cu"
 EXTRA_SOURCES = ("nf4_gemv.cu", "nf4_tensor_cores.cu")
 INTRODUCES = ("double quantisation",)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    'nf4_double_quant.cu: quantize_absmax: device check dropped: `check(absmax, "absmax").on_gpu()`'
-    ' -> `check(absmax, "absmax")`': (
-        "one tensor on the host fails same_device, and all of them are refused by PyTorch's "
-        "dispatcher"
-    ),
-    "nf4_tensor_cores.cu: nf4_gemv_v4_tensor_cores_kernel: accumulator narrowed: `float first` -> "
-    "`__half first`": "a level becomes bf16 right after, to which fp16 rounds it the same",
-    "nf4_tensor_cores.cu: nf4_gemv_v4_tensor_cores: validation dropped: "
-    '`require_capability(8, 0, "mma of bf16")` -> ``': (
-        "the cards that are played without it have too little shared memory as well"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="multiply_chunk",
-    source="nf4_tensor_cores.cu",
-    task=(
-        "Add the products of a lane's two chunks with x to d, by eight calls of ptx::mma_m16n8k16. "
-        "words[0] is a chunk of row g, words[1] the same chunk of row g + 8, and elements its 32 "
-        "elements of x. pair_of<uint32_t> looks up two weights."
-    ),
-    hints=(
-        "Word i has 8 weights, whose elements of x are the four registers of elements[i]. One mma "
-        "takes four weights per row of a lane: two bytes of the word. How many mma per word?",
-        "a[0] and a[2] belong to row g, a[1] and a[3] to row g + 8. A product does not care in "
-        "which order k runs, if a and b agree: bytes j and j + 1 meet registers j and j + 1 of x.",
-        "For each i, and j = 0 and 2: a = byte j of words[0].at[i] and of words[1].at[i], then "
-        "byte j + 1 of both, each through pair_of; b = elements[i].at[j] and at[j + 1].",
-    ),
-)
 
 WHY = "sums of both signs; a few of many cancel to almost 0"
 

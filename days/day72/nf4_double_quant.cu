@@ -56,8 +56,8 @@ std::tuple<Tensor, Tensor> quantize_absmax(const Tensor& absmax, const Tensor& l
   check_levels(levels, offset, absmax, "absmax");
   const DeviceGuard guard(absmax);
   const int64_t n = absmax.size(0), groups = ceil_div<int64_t>(n, GROUP);
-  Tensor q = torch::stable::new_empty(absmax, {n}, ScalarType::Byte);
-  Tensor scales = torch::stable::new_empty(absmax, {groups}, ScalarType::Float);
+  Tensor q = allocate(absmax, {n}, ScalarType::Byte);
+  Tensor scales = allocate(absmax, {groups}, ScalarType::Float);
   if (n == 0) return {q, scales};
   quantize_absmax_kernel<<<grid_size(groups, "absmax"), THREADS, 0, current_stream(absmax)>>>(
       data<float>(absmax), data<float>(levels), data<float>(offset), mutable_data<uint8_t>(q),

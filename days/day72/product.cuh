@@ -50,7 +50,7 @@ Tensor multiply(GEMV_ARGUMENTS, F&& launch) {
   check_aligned(x, "x");
   check_aligned(codes, "codes");
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::new_empty(x, {N});
+  Tensor y = allocate(x, {N});
   if (N == 0) return y;
   if (K == 0) return torch::stable::zero_(y);
   const Absmaxes absmaxes{data<uint8_t>(q), data<float>(levels), data<float>(scales),

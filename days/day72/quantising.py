@@ -4,7 +4,8 @@ from functools import lru_cache
 
 import torch
 
-from common.day import block_codes, in_blocks, nf4_levels, print_table
+from common.day import print_table
+from common.references.nf4 import block_codes, in_blocks, nf4_levels
 
 BLOCK, GROUP = 64, 256  # weights per absmax, absmaxes per scale
 
@@ -82,7 +83,7 @@ def absmaxes_to_quantize(case, draw):
 def vector_and_weights(case, draw):
     """x, and codes, q, levels, scales and offset of (N, K) weights."""
     N, K = case.shape
-    x, codes = draw(K), draw(N, K // 2, dtype="uint8", values="extreme")
+    x, codes = draw(K), draw(N, K // 2, dtype="uint8")
     blocks = K // BLOCK
     q, levels = draw(N, blocks, dtype="uint8"), draw(len(DYNAMIC), dtype="float32")
     levels.copy_(DYNAMIC)

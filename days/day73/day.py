@@ -1,9 +1,17 @@
 """Day 73: fake quantisation, the gradient of its step size, and a net that is trained with it."""
 
+if __name__ == "__main__":  # python days/day73/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day73
+
 from dataclasses import replace
 from functools import partial
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import quantising
 from .training import load_function, show
@@ -16,39 +24,6 @@ TOPICS = ("quantisation", "quantization", "QAT", "LSQ", "straight-through estima
 SOURCE = "qat.cu"
 EXTRA_SOURCES = ("training.py",)
 INTRODUCES = ("fake quantisation", "straight-through estimator")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "teams.cuh: dispatch_team: comparison: `chunks <= WARP_CHUNKS` -> `chunks < WARP_CHUNKS`": (
-        "a block computes such a row as well as a warp"
-    ),
-    "teams.cuh: dispatch_team: constant off by one: `Segments{n.rows, chunks, 1}` -> "
-    "`Segments{n.rows, chunks, 2}`": "a warp takes whole rows, and reads no number of segments",
-    "level_of: comparison: `q < levels.low` -> `q <= levels.low`": "then q is this level",
-    "level_of: comparison: `q > levels.high` -> `q >= levels.high`": "then q is this level",
-    "fake_quantize_v2_chunks_kernel: comparison: `c < team.count` -> `c <= team.count`": (
-        "one more round, in which no chunk is below the count"
-    ),
-    "backward_v3_chunks_kernel: comparison: `c < team.count` -> `c <= team.count`": (
-        "one more round, in which no chunk is below the count"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="differentiate",
-    task=(
-        "Return gx of an element with quotient v = x / s and upstream gradient g, and add its term "
-        "of the step's gradient to `sum`. levels.low is qmin, levels.high is qmax. A v that is NaN "
-        "gives gx = 0 and a term that is NaN."
-    ),
-    hints=(
-        "y = s · clamp(round(v)). Which of the two factors does s change, if the clamp cuts the "
-        "level off? And which if not?",
-        "The straight-through estimator says that round has the derivative 1. Then dy/ds is "
-        "round(v) - v inside the levels, and qmin or qmax outside; dy/dx is 1 or 0.",
-        "q = rintf(v). slope is q - v, or low if q < low, or high if q > high; sum += g * slope; "
-        "return q >= low && q <= high ? g : 0. A NaN fails every comparison.",
-    ),
-)
 
 FLOATS = ["float32", "bfloat16", "float16"]
 # Around the elements of a chunk, the chunks of a warp, of a warp's row, of a segment

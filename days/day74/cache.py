@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from common.day import unused
+from common.references.attention import unused
 
 SCALE = 0.1
 

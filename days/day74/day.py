@@ -1,6 +1,14 @@
 """Day 74: the KV cache, and attention of one query over it."""
 
-from common.day import Case, Cost, Exercise, Problem, Rung, Target, Tolerance, grid
+if __name__ == "__main__":  # python days/day74/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day74
+
+from common.day import Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 from . import cache
 
@@ -10,27 +18,6 @@ TOPICS = ("attention", "KV cache", "decoding", "inference", "int8", "online soft
 SOURCE = "kv_cache.cu"
 EXTRA_SOURCES = ("kv_cache_int8.cu",)
 INTRODUCES = ("KV cache",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "decode.cuh: decode_into: validation dropped: `STD_TORCH_CHECK(std::isfinite(scale) && "
-    'std::isfinite(static_cast<float>(scale)), "scale: expected a finite number of fp32, got '
-    '", scale)` -> ``': ("with such a scale, PyTorch's output in the inputs' dtype is NaN, too"),
-}
-
-EXERCISE = Exercise(
-    function="quantise",
-    source="kv_cache_int8.cu",
-    task=(
-        "Store a row of D numbers as int8 codes, by one warp, and return the row's scale: the "
-        "largest magnitude divided by 127, or NaN where a number is not finite."
-    ),
-    hints=(
-        "Each lane has D / 32 numbers. Which number do all lanes need before any code is known?",
-        "warp_reduce with larger() combines the magnitudes. What are the codes where the scale is "
-        "0, and where it is NaN?",
-        "x[i] = from[lane + 32 * i]; most = larger(most, fabsf(x[i])); after the loop "
-        "warp_reduce(most, larger); code = rintf(x[i] / scale) if scale > 0, else 0, within ±127.",
-    ),
-)
 
 WHY = "sums over tokens are merged in another order than PyTorch's, in fp32"
 

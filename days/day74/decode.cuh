@@ -204,7 +204,7 @@ Tensor decode_into(const Tensor& q, const Sizes& s, const Tensor& lengths, doubl
   STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(static_cast<float>(scale)),
                   "scale: expected a finite number of fp32, got ", scale);
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::empty_like(q);
+  Tensor o = allocate_like(q);
   if (o.numel() == 0) return o;
   const unsigned heads = grid_size(s.B * s.H, "q");
   dispatch_16_bits(q, [&](auto zero) {

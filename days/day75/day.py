@@ -1,5 +1,13 @@
 """Day 75: FlashAttention forward on Hopper."""
 
+if __name__ == "__main__":  # python days/day75/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day75
+
 from functools import partial
 from itertools import product
 
@@ -7,78 +15,25 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from common.day import (
+    HALVES,
     Case,
     Cost,
-    Exercise,
     Library,
     Problem,
     Rung,
     Target,
-    attention,
-    attention_by,
     grid,
     print_table,
     seconds,
 )
+from common.references.attention import attention, attention_by
 
 TITLE = "FlashAttention on Hopper"
 TEACHES = "Attention by TMA and wgmma: softmax under the products of two warpgroups, by tickets"
 TOPICS = ("attention", "FlashAttention", "wgmma", "TMA", "warp specialisation", "ping-pong")
 SOURCE = "flash_attention_hopper.cu"
 INTRODUCES = ("intra-warpgroup pipelining",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "rows.cuh: softmax_step: initial value: `bool grown = false` -> `bool grown = true`": (
-        "a rescaling too many changes only the rounding"
-    ),
-    "of_warp: shuffle: `__shfl_sync(0xffffffff, x, 0)` -> `__shfl_sync(0xffffffff, x, (0) + 1)`": (
-        "x is the same in all lanes"
-    ),
-    "Roles::attend: comparison: `P::R >= PIPELINED` -> `P::R > PIPELINED`": (
-        "the steps are computed in the other order, with the same results"
-    ),
-    "Roles::store: 64-bit index in 32 bits: `int64_t{w.head} * n.S` -> `w.head * n.S`": (
-        "2^31 rows of q and o are more than the memory of a GPU of compute capability 9.0"
-    ),
-    "heads_map: 64-bit index in 32 bits: `int64_t rows` -> `int rows`": (
-        "it is the height of a box, at most 256"
-    ),
-    "Roles::consume: other dimension: `threadIdx.x` -> `threadIdx.y`, 2nd": (
-        "all threads wait for bulk copies, and most of them have started none"
-    ),
-    "launch: min for max: `min(grid, static_cast<unsigned>(multiprocessor_count(q)))` -> "
-    "`max(grid, static_cast<unsigned>(multiprocessor_count(q)))`": (
-        "blocks without a tile return, and one for which there is no place waits"
-    ),
-    "rows.cuh: work_at: comparison: `end > 0` -> `end >= 0`": ("(0 + BN - 1) / BN is 0, too"),
-    "rows.cuh: multiply_keys: constant off by one: `4 * 32` -> `4 * 33`": (
-        "a descriptor counts in units of 16 bytes, in which 33 · d is 32 · d for d up to 3"
-    ),
-    "rows.cuh: softmax_step: comparison: `top[h][0] > r.max[h] + n.slack` -> `top[h][0] >= "
-    "r.max[h] + n.slack`": ("a rescaling too many changes only the rounding"),
-}
 
-EXERCISE = Exercise(
-    function="Roles::step_pipelined",
-    first="ptx::wgmma_wait<1>(r.s);",
-    last="round_scores(r);",
-    task=(
-        "Both products have been issued, q · kᵀ of this step and then p · v of the step before. "
-        "Compute the exponentials of this step's scores while the second one still runs, rescale o "
-        "where its maximum grew, and round the scores. Call keys_read and values_read as soon as "
-        "the tiles have been read, and wait for the values of this step, which the next one needs."
-    ),
-    hints=(
-        "Two groups of wgmmas are in flight. Which of them has to be complete before the scores "
-        "may be read, and which before o or p may be written?",
-        "wgmma_wait<1>(r.s) leaves the younger group in flight. exponentials(r, w, c, j, rescale) "
-        "reads and writes s, max and sum only, and returns whether o has to be rescaled.",
-        "wgmma_wait<1>(r.s), keys_read(w, c, before, j), exponentials(r, w, c, j, rescale), "
-        "wait_for_values(before + j); wgmma_wait<0>(r.o), values_read(before + j - 1); "
-        "multiply_rows(r.o, rescale) if it grew; round_scores(r).",
-    ),
-)
-
-HALVES = ["bfloat16", "float16"]
 # (B, H, S, T, D): around the 64 rows of a consumer, the 128 of a block, tiles of 128 and 176 keys
 SHAPES = [(1, 1, 1, 1, 64), (2, 1, 65, 65, 64), (1, 2, 130, 130, 128), (1, 1, 353, 353, 128)]
 LENGTHS = [(1, 2, 5, 257, 64), (2, 1, 131, 20, 64), (1, 1, 1, 177, 128), (1, 1, 200, 352, 128)]

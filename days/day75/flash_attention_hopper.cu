@@ -325,7 +325,7 @@ void launch(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, 
   Tensor tickets;
   unsigned grid = grid_size(int64_t{n.heads} * n.tiles, "q");
   if (P::R >= PERSISTENT) {
-    tickets = torch::stable::new_zeros(q, {1}, ScalarType::Int);
+    tickets = allocate_zeros(q, {1}, ScalarType::Int);
     n.tickets = mutable_data<int>(tickets);
     grid = std::min(grid, static_cast<unsigned>(multiprocessor_count(q)));
   }
@@ -351,8 +351,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   STD_TORCH_CHECK(is_aligned(q, 16) && is_aligned(k, 16) && is_aligned(v, 16),
                   "q, k, v: expected addresses that are multiples of 16 bytes; call .clone()");
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::empty_like(q);
-  Tensor lse = torch::stable::new_empty(q, {B, H, S}, ScalarType::Float);
+  Tensor o = allocate_like(q);
+  Tensor lse = allocate(q, {B, H, S}, ScalarType::Float);
   if (q.numel() == 0) return {o, lse};  // a grid of no blocks is an error
   require_wgmma();
   Arguments n{};

@@ -1,71 +1,26 @@
 """Day 76: grouped-query attention of one token, split over the whole GPU."""
 
+if __name__ == "__main__":  # python days/day76/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day76
+
 from functools import partial
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from common.day import (
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    attention_by,
-    grid,
-    ragged_lengths,
-    unused,
-)
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
+from common.references.attention import attention_by, ragged_lengths, unused
 
 TITLE = "Grouped-query attention and split-K decoding"
 TEACHES = "A few heads and a long sequence on all multiprocessors: split, and merge what is split"
 TOPICS = ("attention", "grouped-query attention", "Flash-Decoding", "KV cache", "mma", "cp.async")
 SOURCE = "gqa_flash_decoding.cu"
 INTRODUCES = ("grouped-query attention", "Flash-Decoding")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "decode_by_lanes_kernel: initial value: `part = 0` -> `part = 1`": (
-        "the same number is added to all scores of a head, which softmax takes off again"
-    ),
-    "splits_for: 64-bit index in 32 bits: `int64_t resident` -> `int resident`": (
-        "a card has room for some thousand blocks"
-    ),
-    "decode_by_tiles_kernel: bounds check dropped: `range.begin < range.end` -> `true`": (
-        "a split without tokens stores a part that no thread reads"
-    ),
-    "split_decode.cuh: scale_log2_of: validation dropped: "
-    "`STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(static_cast<float>(scale)), "
-    '"scale: expected a finite number of fp32, got ", scale)` -> ``': (
-        "with such a scale, PyTorch's output in the inputs' dtype is NaN, too"
-    ),
-    "split_decode.cuh: scale_log2_of: comparison: `std::isfinite(scale) && "
-    "std::isfinite(static_cast<float>(scale))` -> `std::isfinite(scale) || "
-    "std::isfinite(static_cast<float>(scale))`": (
-        "with such a scale, PyTorch's output in the inputs' dtype is NaN, too"
-    ),
-    'split_decode.cuh: check_groups: device check dropped: `check(q, "q").on_gpu()` -> '
-    '`check(q, "q")`': "keys on another device than q fail same_device",
-}
-
-EXERCISE = Exercise(
-    function="range_of",
-    task=(
-        "The range of tokens of a block: of which pair it is, which of the pair's splits, how many "
-        "of them have tokens, and the tokens [begin, end). begin is a multiple of UNIT, and the "
-        "splits that are used have equally many units, but for one. Without tokens, begin = end."
-    ),
-    hints=(
-        "Neighbouring blocks have the splits of one pair. How many units has a sequence, if the "
-        "last one may be incomplete?",
-        "Split s of `used` begins at the integer part of units · s / used, and ends where the next "
-        "one begins. Which product needs 64 bits?",
-        "pair = block / n.splits; used = n.used_of(n.length_of(pair)); with units = "
-        "ceil_div<int64_t>(length, UNIT), begin = units * split / used * UNIT, and end = min(units "
-        "* (split + 1) / used * UNIT, length), unless split >= used.",
-    ),
-)
 
 SCALE = 0.1
 

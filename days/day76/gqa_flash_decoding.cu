@@ -159,7 +159,7 @@ Tensor decode(const Tensor& q, const Tensor& keys, const Tensor& values, const T
                   "keys, values: expected first elements on multiples of 16 bytes");
   const float scale_log2 = scale_log2_of(scale);
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::empty_like(q);
+  Tensor o = allocate_like(q);
   if (o.numel() == 0) return o;
   const int pairs = static_cast<int>(grid_size(B * H, "keys"));
   dispatch_16_bits(q, [&](auto zero) {
@@ -255,7 +255,7 @@ Tensor decode_by_tiles(const Tensor& q, const Tensor& keys, const Tensor& values
     n.splits = splits_for(q, kernel, THREADS, BYTES, pairs, n.room);
     const PartsMemory memory(q, pairs * n.splits, n.group);
     n.parts = memory.pointers();
-    const Tensor arrived = torch::stable::new_zeros(q, {MERGES ? pairs : 0}, ScalarType::Int);
+    const Tensor arrived = allocate_zeros(q, {MERGES ? pairs : 0}, ScalarType::Int);
     n.arrived = mutable_data<int>(arrived);
     const unsigned grid = grid_size(pairs * n.splits, "keys");
     kernel<<<grid, THREADS, BYTES, current_stream(q)>>>(n);

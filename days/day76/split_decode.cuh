@@ -10,11 +10,6 @@
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "days/day74/decode.cuh"
 
-// Older cards get empty kernels, which are never launched.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define HAS_BF16_MMA
-#endif
-
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int TILE = 16;            // tokens of a warp's tile: k of the second product
 constexpr int UNIT = WARPS * TILE;  // tokens per step of a block; ranges begin at multiples
@@ -286,8 +281,8 @@ struct PartsMemory {
   Tensor stats, outputs;
 
   PartsMemory(const Tensor& q, int64_t parts, int group)
-      : stats(torch::stable::new_empty(q, {parts, group, 2}, ScalarType::Float)),
-        outputs(torch::stable::new_empty(q, {parts, group, q.size(2)}, ScalarType::Float)) {}
+      : stats(allocate(q, {parts, group, 2}, ScalarType::Float)),
+        outputs(allocate(q, {parts, group, q.size(2)}, ScalarType::Float)) {}
 
   Parts pointers() const {
     return {static_cast<float2*>(stats.mutable_data_ptr()), mutable_data<float>(outputs)};

@@ -1,8 +1,16 @@
 """Day 77: attention of one token over a cache in pages."""
 
+if __name__ == "__main__":  # python days/day77/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day77
+
 from functools import partial
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import pages
 
@@ -12,40 +20,6 @@ TOPICS = ("attention", "PagedAttention", "KV cache", "block table", "load balanc
 SOURCE = "paged_attention.cu"
 INTRODUCES = ("PagedAttention", "block table")
 USES = (76,)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "paged_by_pairs: constant off by one: `1` -> `2`": (
-        "with more pairs than resident blocks, each pair then has two splits: the same values"
-    ),
-    "units_of: 64-bit index in 32 bits: `int64_t{length}` -> `length`": (
-        "a length is at most MAX_TOKENS, two units below 2^31"
-    ),
-    "paged_even: grid or block size: `grid` -> `(grid) - 1`": (
-        "the blocks share the line, however many there are"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="paged_even_kernel",
-    first="while (n.starts[b + 1] * n.H <= place) ++b;",
-    last="reinterpret_cast<T*>(shared));",
-    task=(
-        "A block has places [place, end) of the line, and `place` belongs to sequence b or to a "
-        "later one. A pair has OVERHEAD places at its beginning that hold no unit. Call "
-        "attend_pages for the units of one pair from `place` on, if there are some, as part "
-        "block + pair, and move `place` to the next pair."
-    ),
-    hints=(
-        "Sequence b has n.H pairs of equally many places, one after the other, from n.starts[b] * "
-        "n.H on. Which pair contains `place`, and where does that pair begin on the line?",
-        "What the block has of the pair ends where the pair ends, or at `end`. The pair has one "
-        "part from each block that has some of its units: share_of tells which blocks these are.",
-        "h = (place - n.starts[b] * n.H) / places, and the pair begins at n.starts[b] * n.H + h * "
-        "places. Its units are [place - begin - OVERHEAD, min(places, end - begin) - OVERHEAD), "
-        "without those below 0. share_of its first and its last unit's places are its first and "
-        "its last block: the first part is first_block + pair.",
-    ),
-)
 
 TYPES = ["bfloat16", "float16"]
 # (B, H, G, M, S, D): M pages of S tokens

@@ -196,9 +196,9 @@ Tensor paged(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages
   const float scale_log2 = scale_log2_of(scale);
   const DeviceGuard guard(q);
   require_tensor_cores(q.size(2));
-  Tensor o = torch::stable::empty_like(q);
+  Tensor o = allocate_like(q);
   if (o.numel() == 0) return o;
-  const Tensor arrived = torch::stable::new_empty(q, {grid_size(B * H, "q")}, ScalarType::Int);
+  const Tensor arrived = allocate(q, {grid_size(B * H, "q")}, ScalarType::Int);
   dispatch_16_bits(q, [&](auto zero) {
     using T = decltype(zero);
     Paged<T> n{};
@@ -252,22 +252,22 @@ Tensor paged_v2_split(const Tensor& q, const Tensor& key_pages, const Tensor& va
 template <int OVERHEAD>
 Tensor paged_even(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,
                   const Tensor& table, const Tensor& lengths, double scale, const char* name) {
-  return paged(
-      q, key_pages, value_pages, table, lengths, scale, name, [&](auto n, auto width, auto page) {
-        using T = std::remove_const_t<std::remove_pointer_t<decltype(n.q)>>;
-        constexpr int BYTES = ring_bytes<T, width>();
-        const auto kernel = paged_even_kernel<T, width, page, OVERHEAD>;
-        allow_shared(kernel, BYTES);
-        const unsigned grid = resident_grid(q, kernel, THREADS, BYTES, INT_MAX);
-        const PartsMemory memory(q, int64_t{n.B} * n.H + grid, n.group);
-        n.parts = memory.pointers();
-        const Tensor starts = torch::stable::new_empty(q, {int64_t{n.B} + 1}, ScalarType::Long);
-        n.starts = mutable_data<int64_t>(starts);
-        plan_kernel<<<1, PLANNERS, 0, current_stream(q)>>>(
-            n.lengths, n.starts, n.B, n.columns * page, OVERHEAD, n.arrived, n.B * n.H);
-        check_launch("plan");
-        kernel<<<grid, THREADS, BYTES, current_stream(q)>>>(n);
-      });
+  return paged(q, key_pages, value_pages, table, lengths, scale, name,
+               [&](auto n, auto width, auto page) {
+                 using T = std::remove_const_t<std::remove_pointer_t<decltype(n.q)>>;
+                 constexpr int BYTES = ring_bytes<T, width>();
+                 const auto kernel = paged_even_kernel<T, width, page, OVERHEAD>;
+                 allow_shared(kernel, BYTES);
+                 const unsigned grid = resident_grid(q, kernel, THREADS, BYTES, INT_MAX);
+                 const PartsMemory memory(q, int64_t{n.B} * n.H + grid, n.group);
+                 n.parts = memory.pointers();
+                 const Tensor starts = allocate(q, {int64_t{n.B} + 1}, ScalarType::Long);
+                 n.starts = mutable_data<int64_t>(starts);
+                 plan_kernel<<<1, PLANNERS, 0, current_stream(q)>>>(
+                     n.lengths, n.starts, n.B, n.columns * page, OVERHEAD, n.arrived, n.B * n.H);
+                 check_launch("plan");
+                 kernel<<<grid, THREADS, BYTES, current_stream(q)>>>(n);
+               });
 }
 
 Tensor paged_v3_even(const Tensor& q, const Tensor& key_pages, const Tensor& value_pages,

@@ -1,8 +1,16 @@
 """Day 78: the next token, drawn from the top-k and top-p logits of a language model."""
 
+if __name__ == "__main__":  # python days/day78/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day78
+
 from dataclasses import replace
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 from . import tokens
 
@@ -15,27 +23,6 @@ SOURCE = "sampling.cu"
 EXTRA_SOURCES = ("tokens.py",)
 INTRODUCES = ("top-k sampling", "top-p sampling", "temperature", "radix select")
 
-EXERCISE = Exercise(
-    function="DigitSearch::step",
-    task=(
-        "Find the digit at which the running sum over all digits exceeds t. `own` has the sums of "
-        "the elements whose digit is threadIdx.x. The thread that has the digit stores it, shifted "
-        "and added to found.number, with the sums of everything before it."
-    ),
-    hints=(
-        "Only one thread of the block has the digit. By which two comparisons does it know?",
-        "Before a thread's digit come found.before, the warps before its own, and the lanes before "
-        "its own. The digit is there if the sum before it is at most t and the sum after it is "
-        "more than t, both by measure(…, by).",
-        "after = found.before + upto, plus shared.of_warp[w] for each w < warp; before = after "
-        "minus own, in mass and in count; if measure(before, by) <= t && t < measure(after, by), "
-        "shared.found = {found.number + (threadIdx.x << shift), before}.",
-    ),
-    first="Sums after = found.before + upto;",
-    last="if (is_here) shared.found",
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 ALL = 1 << 30  # as k: every token
 WHY = "a mass is exp of a rounded difference, in fp32; it is compared with float64"
 

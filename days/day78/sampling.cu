@@ -286,9 +286,9 @@ Drawn drawn_by(ARGUMENTS, const char* name, F&& launch) {
   STD_TORCH_CHECK(top_k >= 1, "top_k: expected at least 1, got ", top_k);
   STD_TORCH_CHECK(top_p > 0 && top_p <= 1, "top_p: expected a number in (0, 1], got ", top_p);
   const DeviceGuard guard(logits);
-  Tensor tokens = torch::stable::new_empty(logits, {rows}, ScalarType::Long);
-  Tensor probabilities = torch::stable::new_empty(logits, {rows}, ScalarType::Float);
-  Tensor kept = torch::stable::new_empty(logits, {rows}, ScalarType::Long);
+  Tensor tokens = allocate(logits, {rows}, ScalarType::Long);
+  Tensor probabilities = allocate(logits, {rows}, ScalarType::Float);
+  Tensor kept = allocate(logits, {rows}, ScalarType::Long);
   if (rows == 0) return {tokens, probabilities, kept};
   Job job{data<float>(u), mutable_data<int64_t>(tokens), mutable_data<float>(probabilities),
           mutable_data<int64_t>(kept)};

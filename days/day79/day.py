@@ -1,6 +1,14 @@
 """Day 79: decoding over a latent cache, with absorbed weights."""
 
-from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+if __name__ == "__main__":  # python days/day79/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day79
+
+from common.day import COMPILE, Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import latent
 from .proof import show
@@ -13,54 +21,6 @@ TOPICS = ("attention", "MLA", "KV cache", "wgmma", "TMA", "roofline", "load bala
 SOURCE = "mla_decode.cu"
 EXTRA_SOURCES = ("latent.py", "proof.py")
 INTRODUCES = ("multi-head latent attention", "absorbed weights")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "Roles::attend: bounds check dropped: `t + BN > r.end` -> `true`": (
-        "clear_rows stores nothing where a tile is full, it only waits for all boxes earlier"
-    ),
-    'mla_v2_mma: validation dropped: `require_capability(8, 0, "mma.sync of 16×8×16")` -> ``': (
-        "cards of 7.5 have 64 KB: the next line refuses them"
-    ),
-    "latent_mma.cuh: mla_mma_kernel: 64-bit index in 32 bits: `int64_t{range.b} * n.H` -> "
-    "`range.b * n.H`": ("2^31 rows of q are more than the memory of any GPU"),
-    "latent_mma.cuh: mla_mma_kernel: initial value: `int d = 0` -> `int d = 1`, 2nd": (
-        "a column is used as d / 8, which is the same"
-    ),
-    "latent_wgmma.cuh: of_warp: shuffle: `__shfl_sync(FULL_WARP, x, 0)` -> "
-    "`__shfl_sync(FULL_WARP, x, (0) + 1)`": ("x is the same in all lanes"),
-    "latent_wgmma.cuh: Boxes::release: constant off by one: `threadIdx.x % 32` -> "
-    "`threadIdx.x % 33`": ("thread 33 · w is in warp w, as thread 32 · w"),
-    "latent_wgmma.cuh: softmax_step: bounds check dropped: `tokens < BN` -> `true`": (
-        "where all tokens are there, none is masked; the check saves time"
-    ),
-    "latent_wgmma.cuh: softmax_step: initial value: `bool grown = false` -> `bool grown = true`": (
-        "a rescaling too many changes only the rounding"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="Roles::add_values",
-    first="uint32_t p[BN / 16][4];",
-    last="release_values(i + 5);",
-    task=(
-        "One tile of the second warpgroup: wait for the first one's exponentials and the factors "
-        "of o's rows, take both, and say that they have been read. Rescale o where a factor of the "
-        "warp is not 1, add the products with boxes 5 to 8 of the tile, whose first box is the "
-        "i-th, and release these boxes."
-    ),
-    hints=(
-        "Two named barriers pass the buffer to and fro: one says that it is full, the other that "
-        "it is empty. Which of the two does this warpgroup wait for, and where may it arrive at "
-        "the other one?",
-        "exponentials(thread, j) points at the four words of p[j] that the first warpgroup's "
-        "thread of the same place has stored; at.factors has one factor per row. The boxes came "
-        "by TMA: wait_full(i + box) for each of them, before multiply_values.",
-        "barrier_sync(P_FULL, CONSUMERS); p[j] = the x, y, z, w of *exponentials(thread, j), and "
-        "factor = at.factors[row] and [row + 8]; barrier_arrive(P_EMPTY, CONSUMERS). multiply_rows "
-        "if __any_sync finds a factor that is not 1. wait_full, multiply_values(o, p, i + 5), "
-        "wgmma_wait<0>(o), release_values(i + 5).",
-    ),
-)
 
 TYPES = ["bfloat16", "float16"]
 # (B, H, T): around the 64 heads of a block, tiles of 32 and 64 tokens

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from common.day import Cost, attention_by, ragged_lengths, unused
+from common.day import Cost
+from common.references.attention import attention_by, ragged_lengths, unused
 
 RANK, ROPE = 512, 64
 KEY = RANK + ROPE

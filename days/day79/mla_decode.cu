@@ -6,8 +6,8 @@
 // q: (B, H, 576), cache: (B, T, 576), o: (B, H, 512), in fp16 or bf16. All H heads share the rows
 // of the cache: 512 elements are a token's key and its value, 64 more belong to its key. Bytes:
 // 1152 per token. Operations: 2 · H · (576 + 512) per token, or 1.9 · H per byte. With H = 128 that
-// is 242, close to the H100's 295: tensor cores and memory take about the same time. With H = 16,
-// the share of one of eight GPUs, it is 30, and the problem is memory-bound.
+// is 242, between an H200's 206 and an H100's 295: tensor cores and memory take about the same
+// time. With H = 16, the share of one of eight GPUs, it is 30, and the problem is memory-bound.
 //
 //   v1 warp_per_head  CUDA cores; each warp reads all tokens of its range for one head
 //   v2 mma            64 heads per block: a tile of tokens in shared memory serves both products
@@ -319,7 +319,7 @@ Tensor mla(const Tensor& q, const Tensor& cache, const Tensor& lengths, double s
                   "q, cache: expected first elements on multiples of 16 bytes");
   const float scale_log2 = scale_log2_of(scale);
   const DeviceGuard guard(q);
-  Tensor o = torch::stable::new_empty(q, {B, H, RANK});
+  Tensor o = allocate(q, {B, H, RANK});
   if (o.numel() == 0) return o;
   dispatch_16_bits(q, [&](auto zero) {
     using Type = decltype(zero);
@@ -338,8 +338,8 @@ struct LatentParts {
   Tensor stats, outputs;
 
   LatentParts(const Tensor& q, int64_t parts)
-      : stats(torch::stable::new_empty(q, {parts, q.size(1), 2}, ScalarType::Float)),
-        outputs(torch::stable::new_empty(q, {parts, q.size(1), RANK}, ScalarType::Float)) {}
+      : stats(allocate(q, {parts, q.size(1), 2}, ScalarType::Float)),
+        outputs(allocate(q, {parts, q.size(1), RANK}, ScalarType::Float)) {}
 
   Parts pointers() const {
     return {static_cast<float2*>(stats.mutable_data_ptr()), mutable_data<float>(outputs)};
@@ -414,7 +414,7 @@ Tensor mla_v4_even(const Tensor& q, const Tensor& cache, const Tensor& lengths, 
     const int64_t shares = std::max(1, multiprocessor_count(q) / n.tiles);
     const LatentParts memory(q, shares + n.B);
     n.parts = memory.pointers();
-    const Tensor arrived = torch::stable::new_zeros(q, {int64_t{n.B} * n.tiles}, ScalarType::Int);
+    const Tensor arrived = allocate_zeros(q, {int64_t{n.B} * n.tiles}, ScalarType::Int);
     n.arrived = mutable_data<int>(arrived);
     const unsigned grid = grid_size(shares * n.tiles, "q");
     mla_wgmma_kernel<T, true><<<grid, WGMMA_THREADS, WGMMA_BYTES, current_stream(q)>>>(

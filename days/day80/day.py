@@ -1,8 +1,16 @@
 """Day 80: Mamba's selective scan, forward and backward."""
 
+if __name__ == "__main__":  # python days/day80/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day80
+
 import torch
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import scans
 
@@ -14,37 +22,6 @@ TOPICS = ("Mamba", "SSM", "selective scan", "scan", "backward", "special functio
 SOURCE = "selective_scan.cu"
 EXTRA_SOURCES = ("selective_scan_backward.cu", "ssm.cuh")
 INTRODUCES = ("selective scan", "reduce-scatter", "adjoint")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "selective_scan.cu: segments_of: min for max: `max<int64_t>(1, std::min(room, tiles / "
-    "MIN_TILES))` -> `min<int64_t>(1, std::min(room, tiles / MIN_TILES))`": (
-        "one segment computes the same"
-    ),
-    "selective_scan.cu: segments_of: min for max: `min(room, tiles / MIN_TILES)` -> "
-    "`max(room, tiles / MIN_TILES)`": ("more and shorter segments compute the same"),
-    "selective_scan_backward.cu: gradients_kernel: barrier removed: `__syncthreads()` -> ``": (
-        "a thread loads only into places whose gradients it has stored itself"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="selective_scan_v3_kernel",
-    first="for (int distance = 1; distance < 32; distance *= 2) {",
-    last="h = lane == 0 ? old : before;",
-    task=(
-        "A lane's steps are the map x -> product * x + h. Scan the maps over the warp, so that h "
-        "becomes the state before the lane's steps; `start` of lane n holds state n before the "
-        "tile, and shall hold it after the tile."
-    ),
-    hints=(
-        "Maps are composed as numbers are added on day 17: in 5 steps, with the lane at distance "
-        "1, 2, 4, 8, 16 below. The map below comes first: its result goes through ours.",
-        "__shfl_up_sync brings both numbers of the map below. In lanes >= distance h takes in "
-        "product * h_below first, and only then the products are multiplied. All lanes shuffle.",
-        "With the scanned map, the state after a lane's steps is product * start + h, where start "
-        "comes from lane n. Each lane needs that of the lane below, lane 0 the start itself; lane "
-        "n keeps that of lane 31.",
-    ),
-)
 
 FLOATS = ["float32", "bfloat16", "float16"]
 # (batch, channels, states, length): around the channels of a block and the steps of a tile.

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(BLOCK)
 Tensor selective_scan_v1_thread_per_channel(ARGUMENTS) {
   check_arguments(PASS_ARGUMENTS);
   const DeviceGuard guard(u);
-  Tensor y = torch::stable::empty_like(u);
+  Tensor y = allocate_like(u);
   if (y.numel() == 0) return y;
   const int64_t rows = u.size(0) * u.size(1);
   dispatch({&u}, A, [&](auto zero, auto, auto N) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(CHANNELS* WAYS, BLOCKS_PER_SM)
 Tensor selective_scan_v2_tiles(ARGUMENTS) {
   check_arguments(PASS_ARGUMENTS);
   const DeviceGuard guard(u);
-  Tensor y = torch::stable::empty_like(u);
+  Tensor y = allocate_like(u);
   if (y.numel() == 0) return y;
   const Segments whole{static_cast<int>(ceil_div<int64_t>(u.size(2), TILE)), 1};
   dispatch({&u, &delta, &z, &B, &C}, A, [&](auto zero, auto E, auto N) {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(BLOCK) selective_scan_v3_kernel(Inputs<T> in, 
 Tensor selective_scan_v3_warp_scan(ARGUMENTS) {
   check_arguments(PASS_ARGUMENTS);
   const DeviceGuard guard(u);
-  Tensor y = torch::stable::empty_like(u);
+  Tensor y = allocate_like(u);
   if (y.numel() == 0) return y;
   const unsigned grid = grid_size(ceil_div<int64_t>(u.size(1), WARPS) * u.size(0), "u");
   dispatch({&u, &delta, &z, &B, &C}, A, [&](auto zero, auto E, auto N) {
@@ -290,14 +290,14 @@ Segments segments_of(const Tensor& u) {
 Tensor selective_scan_v4_lanes(ARGUMENTS) {
   check_arguments(PASS_ARGUMENTS);
   const DeviceGuard guard(u);
-  Tensor y = torch::stable::empty_like(u);
+  Tensor y = allocate_like(u);
   if (y.numel() == 0) return y;
   const cudaStream_t stream = current_stream(u);
   const Segments n = segments_of(u);
   const unsigned grid = part_grid(u, n.count);
   const int64_t split = n.count > 1 ? u.size(0) * n.count * u.size(1) : 0;
-  const Tensor states = torch::stable::new_empty(u, {split * A.size(1)}, ScalarType::Float);
-  const Tensor totals = torch::stable::new_empty(u, {split}, ScalarType::Float);
+  const Tensor states = allocate(u, {split * A.size(1)}, ScalarType::Float);
+  const Tensor totals = allocate(u, {split}, ScalarType::Float);
   float* starts = split ? mutable_data<float>(states) : nullptr;
   dispatch({&u, &delta, &z, &B, &C}, A, [&](auto zero, auto E, auto N) {
     using T = decltype(zero);

@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(BLOCK)
 // Sums (parts, …) to a tensor like `like`.
 template <typename T>
 Tensor sum_of(const Tensor& partial, const Tensor& like) {
-  Tensor sums = torch::stable::empty_like(like);
+  Tensor sums = allocate_like(like);
   const int64_t count = like.numel();
   sum_kernel<T>
       <<<grid_size(ceil_div<int64_t>(count, BLOCK), "u"), BLOCK, 0, current_stream(like)>>>(
@@ -249,22 +249,19 @@ Eight selective_scan_backward(const Tensor& gy, ARGUMENTS) {
   check_arguments(PASS_ARGUMENTS);
   check(gy, "gy").on_gpu().like(u, "u").contiguous();
   const DeviceGuard guard(u);
-  using torch::stable::empty_like, torch::stable::new_empty, torch::stable::new_zeros;
   if (u.numel() == 0) {
-    const auto zeros = [](const Tensor& t) {
-      return new_zeros(t, {t.sizes().begin(), t.sizes().end()});
-    };
+    const auto zeros = [](const Tensor& t) { return allocate_zeros(t, t.sizes()); };
     return {zeros(u), zeros(delta), zeros(A), zeros(B), zeros(C), zeros(D), zeros(z), zeros(bias)};
   }
   const cudaStream_t stream = current_stream(u);
   const int segments = static_cast<int>(ceil_div<int64_t>(u.size(2), TILE));
   const int64_t rows = u.size(0) * u.size(1) * segments, states = rows * A.size(1);
   const int64_t parts = ceil_div<int64_t>(u.size(1), GROUPS * CHANNELS);
-  const auto floats = [&](int64_t count) { return new_empty(u, {count}, ScalarType::Float); };
+  const auto floats = [&](int64_t count) { return allocate(u, {count}, ScalarType::Float); };
   const Tensor starts = floats(states), adjoints = floats(states), totals = floats(rows);
   const Tensor of_A = floats(states), of_D = floats(rows), of_bias = floats(rows);
   const Tensor of_B = floats(parts * B.numel()), of_C = floats(parts * B.numel());
-  Tensor gu = empty_like(u), gdelta = empty_like(u), gz = empty_like(u), gB, gC;
+  Tensor gu = allocate_like(u), gdelta = allocate_like(u), gz = allocate_like(u), gB, gC;
   dispatch({&u, &delta, &z, &B, &C, &gy}, A, [&](auto zero, auto E, auto N) {
     using T = decltype(zero);
     const Inputs<T> in = inputs_of<T>(PASS_ARGUMENTS);

@@ -154,16 +154,13 @@ void check_list(const Tensors& list, const char* name, ScalarType type, const Te
   const std::string first = owner + "[0]";
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor &t = list[i], &partner = owners[i];
-    const std::string number = '[' + std::to_string(i) + ']', title = name + number;
-    check(t, title.c_str())
+    check(t, name, static_cast<int64_t>(i))
         .on_gpu()
         .dtype({type})
         .contiguous()
         .same_device(owners[0], first.c_str());
-    bool same = t.dim() == partner.dim();
-    for (int64_t d = 0; same && d < t.dim(); ++d) same = t.size(d) == partner.size(d);
-    STD_TORCH_CHECK(same, title, ": expected the shape of ", owner, number, ", ", shape_of(partner),
-                    ", got ", shape_of(t));
+    STD_TORCH_CHECK(same_shape(t, partner), name, "[", i, "]: expected the shape of ", owner, "[",
+                    i, "], ", shape_of(partner), ", got ", shape_of(t));
   }
 }
 

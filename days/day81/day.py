@@ -1,19 +1,17 @@
 """Day 81: AdamW for a list of tensors; bf16 weights, rounded stochastically or by a master copy."""
 
+if __name__ == "__main__":  # python days/day81/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day81
+
 import math
 
-from common.day import (
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    gpt2_shapes,
-    grid,
-)
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
+from common.references.gpt2 import gpt2_shapes
 
 from . import stepping
 from .proof import show
@@ -26,24 +24,6 @@ TOPICS = ("AdamW", "optimiser", "optimizer", "training", "multi-tensor", "bf16",
 SOURCE = "adamw.cu"
 EXTRA_SOURCES = ("proof.py", "stepping.py")
 INTRODUCES = ("AdamW", "stochastic rounding", "master copy")
-
-EXERCISE = Exercise(
-    function="adamw",
-    task=(
-        "Update m and v with the gradient g and return the new p. c.rest1 is 1 - beta1, c.rate is "
-        "lr divided by the first bias correction, c.root_scale makes the root of v that of the "
-        "corrected v, c.decay is 1 - lr · weight decay. Write every sum as an fmaf."
-    ),
-    hints=(
-        "m is a moving average of g, and v one of g². Which of the two comes first does not "
-        "matter, but p needs both new ones.",
-        "The denominator is sqrtf(v) times root_scale, plus eps. The weight decay shrinks p "
-        "itself, and does not go through m and v.",
-        "m = fmaf(beta1, m, rest1 * g), and v likewise with g twice. root = fmaf(sqrtf(v), "
-        "root_scale, eps). The change is rate * (m / root), and p shrinks by decay before it is "
-        "subtracted: one more fmaf.",
-    ),
-)
 
 # (layers, channels, words, positions): around a group, a chunk, and the tensors of one launch
 SHAPES = [(1, 3, 5, 7), (0, 1, 1, 1), (1, 16, 129, 8), (1, 20, 103, 11), (0, 2048, 1, 3)]

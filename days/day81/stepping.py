@@ -5,7 +5,8 @@ from functools import cache
 
 import torch
 
-from common.day import gpt2_shapes, philox_words
+from common.references.gpt2 import gpt2_shapes
+from common.references.philox import philox_words
 
 LIMITS = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
 NUMBERS = tuple(LIMITS.values())

@@ -45,7 +45,7 @@ template <typename F>
 Tensor embedding(const Tensor& weight, const Tensor& tokens, const char* name, F&& launch) {
   check_tokens(tokens, weight, "weight");
   const DeviceGuard guard(weight);
-  Tensor out = torch::stable::new_empty(weight, {tokens.size(0), weight.size(1)});
+  Tensor out = allocate(weight, {tokens.size(0), weight.size(1)});
   if (out.numel() == 0) return out;
   dispatch_floating(weight, [&](auto zero) { launch(zero, mutable_data<decltype(zero)>(out)); });
   check_launch(name);
@@ -136,10 +136,10 @@ Tensor embedding_grad_v1_atomics(const Tensor& upstream, const Tensor& tokens, i
   const DeviceGuard guard(upstream);
   const int64_t C = upstream.size(1), given = upstream.numel(), elements = words * C;
   const cudaStream_t stream = current_stream(upstream);
-  Tensor sums = torch::stable::new_zeros(upstream, {words, C}, ScalarType::Float);
+  Tensor sums = allocate_zeros(upstream, {words, C}, ScalarType::Float);
   Tensor out = sums;
   if (upstream.scalar_type() != ScalarType::Float) {
-    out = torch::stable::new_empty(upstream, {words, C});
+    out = allocate(upstream, {words, C});
   }
   if (elements == 0) return out;
   dispatch_floating(upstream, [&](auto zero) {

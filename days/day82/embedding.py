@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
-FLOATS = ["float32", "float16", "bfloat16"]
 GPT2 = 50257  # words; what a 0 in a case's shape stands for
 
 

@@ -192,11 +192,11 @@ std::tuple<Tensor, Tensor> by_chunks(const Tensor& hidden, const Tensor& weight,
   const int64_t ld = ceil_div(words, N) * N;
   const cudaStream_t stream = current_stream(hidden);
   const auto fp32 = [&](std::initializer_list<int64_t> shape) {
-    return torch::stable::new_empty(hidden, shape, ScalarType::Float);
+    return allocate(hidden, shape, ScalarType::Float);
   };
-  Tensor loss = fp32({}), to_hidden = torch::stable::empty_like(hidden);
+  Tensor loss = fp32({}), to_hidden = allocate_like(hidden);
   const Tensor share = fp32({}), losses = fp32({rows});
-  const Tensor buffer = torch::stable::new_empty(hidden, {std::min(together, rows), ld});
+  const Tensor buffer = allocate(hidden, {std::min(together, rows), ld});
   weight_kernel<<<1, SMALL_BLOCK, 0, stream>>>(data<int64_t>(target), rows, ignore_index,
                                                mutable_data<float>(share));
   const int64_t bytes = ld * static_cast<int64_t>(sizeof(T));
@@ -235,7 +235,7 @@ LossAndGradients lm_head_v1_plain(const Tensor& hidden, const Tensor& weight, co
                                   int64_t together, int64_t ignore_index) {
   check_head(hidden, weight, target, together);
   const DeviceGuard guard(hidden);
-  Tensor to_weight = torch::stable::empty_like(weight);
+  Tensor to_weight = allocate_like(weight);
   if (hidden.size(0) == 0) torch::stable::zero_(to_weight);
   LossAndGradients result;
   dispatch_floating(hidden, [&](auto zero) {
@@ -275,8 +275,7 @@ LossAndGradients lm_head_v2_chunked(const Tensor& hidden, const Tensor& weight,
   check_head(hidden, weight, target, together);
   const DeviceGuard guard(hidden);
   const int64_t n = weight.numel();
-  Tensor sums =
-      torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}, ScalarType::Float);
+  Tensor sums = allocate(weight, {weight.size(0), weight.size(1)}, ScalarType::Float);
   if (hidden.size(0) == 0) torch::stable::zero_(sums);
   LossAndGradients result;
   dispatch_floating(hidden, [&](auto zero) {
@@ -285,7 +284,7 @@ LossAndGradients lm_head_v2_chunked(const Tensor& hidden, const Tensor& weight,
                                                 mutable_data<float>(sums), false);
     Tensor to_weight = sums;
     if constexpr (!std::is_same_v<T, float>) {
-      to_weight = torch::stable::empty_like(weight);
+      to_weight = allocate_like(weight);
       round_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK * EACH), "weight"), BLOCK, 0,
                      current_stream(hidden)>>>(data<float>(sums), mutable_data<T>(to_weight), n);
     }

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, CUBLAS_UNWATCHED, Case, Cost, Problem, Rung, grid
+from common.base.declaration import CUBLAS_UNWATCHED
+from common.day import COMPILE, Case, Cost, Problem, Rung, grid
 
 from .embedding import FLOATS, embedding_backward, text, wide
 
@@ -31,12 +32,14 @@ def mistake_below(target):
 
 
 def inputs(change=ignore_some):
-    """change: (target) -> None, changes some targets."""
+    """change: (target) -> None, changes some targets of what is checked. Where time is measured,
+    every token counts: the kernel does not read the logits of an ignored one."""
 
     def of_case(case, draw):
         rows, C, words, together = case.shape
         target = draw(rows, dtype="int64", low=0, high=words)
-        change(target)
+        if not draw.fast:
+            change(target)
         return draw(rows, C), draw(words, C), target, together
 
     return of_case

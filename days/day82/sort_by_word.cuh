@@ -97,9 +97,9 @@ inline Sorted sort_by_word(const Tensor& tokens, int64_t words) {
   const int64_t tile = std::max<int64_t>(SHORTEST_TILE, ceil_div<int64_t>(n, MOST_TILES));
   const int64_t tiles = ceil_div(n, tile);
   const auto ints = [&](std::initializer_list<int64_t> shape) {
-    return torch::stable::new_empty(tokens, shape, ScalarType::Int);
+    return allocate(tokens, shape, ScalarType::Int);
   };
-  const Tensor zeros = torch::stable::new_zeros(tokens, {tiles * words + 1}, ScalarType::Int);
+  const Tensor zeros = allocate_zeros(tokens, {tiles * words + 1}, ScalarType::Int);
   const Tensor ranks = ints({n});
   const Sorted sorted{ints({n}), ints({words, 2}), zeros};
   int *used = mutable_data<int>(zeros), *counts = used + 1;

@@ -148,9 +148,9 @@ Tensor embedding_backward(const Tensor& upstream, const Tensor& tokens, int64_t 
   check_backward(upstream, tokens, words);
   const DeviceGuard guard(upstream);
   if (upstream.numel() == 0 || words == 0) {
-    return torch::stable::new_zeros(upstream, {words, upstream.size(1)});
+    return allocate_zeros(upstream, {words, upstream.size(1)});
   }
-  const Tensor out = torch::stable::new_empty(upstream, {words, upstream.size(1)});
+  const Tensor out = allocate(upstream, {words, upstream.size(1)});
   sum_rows<void>(upstream, tokens, out, kernel_for);
   check_launch(name);
   return out;

@@ -1,17 +1,15 @@
 """Day 83: a feed-forward network with its residual addition and dropout, for training."""
 
-from common.day import (
-    COMPILE,
-    CUBLAS_UNWATCHED,
-    Case,
-    Cost,
-    Exercise,
-    Problem,
-    Rung,
-    Target,
-    Tolerance,
-    grid,
-)
+if __name__ == "__main__":  # python days/day83/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day83
+
+from common.base.declaration import CUBLAS_UNWATCHED
+from common.day import COMPILE, FLOATS, HALVES, Case, Cost, Problem, Rung, Target, Tolerance, grid
 
 from . import network
 from .proof import show
@@ -25,22 +23,6 @@ SOURCE = "ffn_residual.cu"
 EXTRA_SOURCES = ("ffn_backward.cu", "network.py", "proof.py")
 INTRODUCES = ("feed-forward network",)
 
-EXERCISE = Exercise(
-    function="add_dropped_kernel",
-    task=(
-        "Chunk i of out: that of x plus that of z after dropout, computed in fp32 and rounded "
-        "once. Load both chunks before the random numbers are drawn."
-    ),
-    hints=(
-        "How do you draw the bits of a chunk, and what happens to an element that is dropped?",
-        "load_raw loads 16 bytes and converts nothing, widened makes floats of them. "
-        "kept_of_chunk<N>(*state, i, drop) has a bit per element of the chunk.",
-        "y.at[k] = static_cast<T>(residual.at[k] + dropped(branch.at[k], (kept >> k & 1) != 0, "
-        "drop.scale)); then out[i] = y.",
-    ),
-)
-
-FLOATS, HALVES = ["float32", "float16", "bfloat16"], ["float16", "bfloat16"]
 # (rows, C, H): around the chunks of a row, the 128 × 192 of a tile, the 64 values of a step
 SHAPES = [(1, 8, 8), (5, 16, 72), (130, 72, 200), (67, 200, 264)]
 ODD = [(1, 1, 1), (3, 5, 9), (9, 12, 20)]  # for v3, rows that TMA does not take

@@ -60,10 +60,10 @@ __global__ void row_sum_kernel(const T* __restrict__ g, float* __restrict__ part
 template <typename T>
 Tensor sum_of_rows(const Tensor& g) {
   const int64_t rows = g.size(0), cols = g.size(1);
-  Tensor sum = torch::stable::new_empty(g, {cols});
+  Tensor sum = allocate(g, {cols});
   if (cols == 0) return sum;
   const dim3 grid = column_grid(rows, cols);
-  Tensor partial = torch::stable::new_empty(g, {rows > 0 ? grid.y : 0, cols}, ScalarType::Float);
+  Tensor partial = allocate(g, {rows > 0 ? grid.y : 0, cols}, ScalarType::Float);
   if (rows > 0) {
     row_sum_kernel<T><<<grid, dim3(32, TALL), 0, current_stream(g)>>>(
         data<T>(g), mutable_data<float>(partial), rows, cols);
@@ -77,8 +77,8 @@ Gradients ffn_backward_v1_separate(const Tensor& gy, const Tensor& x, const Tens
                                    double p, const Tensor& state) {
   const Drop of = check_backward(gy, x, pre, hidden, w1, w2, p, state);
   const DeviceGuard guard(x);
-  Tensor g2 = torch::stable::empty_like(gy), g1 = torch::stable::empty_like(pre);
-  Tensor gx = torch::stable::empty_like(x), gb1, gb2;
+  Tensor g2 = allocate_like(gy), g1 = allocate_like(pre);
+  Tensor gx = allocate_like(x), gb1, gb2;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     drop<T>(gy, state, g2, of);
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(BLOCK)
 template <typename T, int N, typename Pass>
 Tensor summed_pass(const Pass& pass, Tensor& out) {
   const int64_t rows = out.size(0), cols = out.size(1), chunks = cols / N;
-  Tensor sum = torch::stable::new_empty(out, {cols});
+  Tensor sum = allocate(out, {cols});
   const int64_t parts = std::min<int64_t>(MOST_PARTS, ceil_div<int64_t>(rows, ROWS_PER_BLOCK));
-  Tensor partial = torch::stable::new_empty(out, {parts, cols}, ScalarType::Float);
+  Tensor partial = allocate(out, {parts, cols}, ScalarType::Float);
   if (out.numel() > 0) {
     const dim3 grid(blocks_for(chunks), static_cast<unsigned>(parts));
     summed_pass_kernel<T, N><<<grid, BLOCK, 0, current_stream(out)>>>(
@@ -209,8 +209,8 @@ Gradients ffn_backward_v2_fused(const Tensor& gy, const Tensor& x, const Tensor&
                                 const Tensor& state) {
   const Drop drop = check_backward(gy, x, pre, hidden, w1, w2, p, state);
   const DeviceGuard guard(x);
-  Tensor g2 = torch::stable::empty_like(gy), g1 = torch::stable::empty_like(pre);
-  Tensor gx = torch::stable::empty_like(x), gb1, gb2;
+  Tensor g2 = allocate_like(gy), g1 = allocate_like(pre);
+  Tensor gx = allocate_like(x), gb1, gb2;
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     gb2 = dropout_pass<T>(gy, state, drop, g2);
@@ -240,11 +240,11 @@ Gradients backward_with_epilogues(const Tensor& gy, const Tensor& x, const Tenso
   const DeviceGuard guard(x);
   require_wgmma();
   const int64_t rows = x.size(0), H = w1.size(0);
-  Tensor g2 = torch::stable::empty_like(gy), g1 = torch::stable::empty_like(pre);
-  Tensor gx = torch::stable::empty_like(x), gb2;
-  Tensor gb1 = torch::stable::new_empty(x, {H});
+  Tensor g2 = allocate_like(gy), g1 = allocate_like(pre);
+  Tensor gx = allocate_like(x), gb2;
+  Tensor gb1 = allocate(x, {H});
   const int64_t parts = 4 * ceil_div<int64_t>(rows, HALVES * ROWS);
-  Tensor partial = torch::stable::new_empty(x, {parts, H}, ScalarType::Float);
+  Tensor partial = allocate(x, {parts, H}, ScalarType::Float);
   dispatch_half(x, [&](auto zero) {
     using T = decltype(zero);
     gb2 = dropout_pass<T>(gy, state, drop, g2);

@@ -48,7 +48,7 @@ Outputs ffn_v1_separate(const Tensor& x, const Tensor& w1, const Tensor& b1, con
   const Drop of = check_forward(x, w1, b1, w2, b2, p, state);
   const DeviceGuard guard(x);
   const Tensor pre = linear(x, w1, b1);
-  Tensor hidden = torch::stable::empty_like(pre), out = torch::stable::empty_like(x);
+  Tensor hidden = allocate_like(pre), out = allocate_like(x);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     if (const int64_t n = pre.numel(); n > 0) {
@@ -56,7 +56,7 @@ Outputs ffn_v1_separate(const Tensor& x, const Tensor& w1, const Tensor& b1, con
                                                                      mutable_data<T>(hidden), n);
     }
     Tensor z = linear(hidden, w2, b2);
-    Tensor branch = torch::stable::empty_like(x);
+    Tensor branch = allocate_like(x);
     drop<T>(z, state, branch, of);
     add<T, 1>(x, branch, out);
   });
@@ -105,7 +105,7 @@ Outputs ffn_v2_fused(const Tensor& x, const Tensor& w1, const Tensor& b1, const 
   const Drop drop = check_forward(x, w1, b1, w2, b2, p, state);
   const DeviceGuard guard(x);
   const Tensor pre = linear(x, w1, b1);
-  Tensor hidden = torch::stable::empty_like(pre), out = torch::stable::empty_like(x);
+  Tensor hidden = allocate_like(pre), out = allocate_like(x);
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
     dispatch_chunk<T>(pre.size(1), {&pre, &hidden}, [&](auto n) {
@@ -143,9 +143,9 @@ Outputs with_epilogues(const Tensor& x, const Tensor& w1, const Tensor& b1, cons
   }
   const DeviceGuard guard(x);
   require_wgmma();
-  Tensor out = torch::stable::empty_like(x);
-  Tensor pre = torch::stable::new_empty(x, {x.size(0), w1.size(0)});
-  Tensor hidden = torch::stable::empty_like(pre);
+  Tensor out = allocate_like(x);
+  Tensor pre = allocate(x, {x.size(0), w1.size(0)});
+  Tensor hidden = allocate_like(pre);
   dispatch_half(x, [&](auto zero) {
     using T = decltype(zero);
     launch_product<T, Major::kK>(

@@ -248,7 +248,7 @@ struct Forward {
 Tensor unit_rows_v1_formula(const Tensor& x, double eps) {
   check_rows(x, eps);
   const DeviceGuard guard(x);
-  const Tensor y = torch::stable::empty_like(x);
+  const Tensor y = allocate_like(x);
   launch_rows<Forward>("unit_rows", {x}, {y}, eps);
   return y;
 }
@@ -280,7 +280,7 @@ Tensor unit_rows_backward(const Tensor& g, const Tensor& x, double eps) {
   check_rows(x, eps);
   check_like_x(g, "g", x);
   const DeviceGuard guard(x);
-  const Tensor gx = torch::stable::empty_like(x);
+  const Tensor gx = allocate_like(x);
   launch_rows<Backward>("unit_rows_backward", {g, x}, {gx}, eps);
   return gx;
 }
@@ -329,7 +329,7 @@ std::tuple<Tensor, Tensor> unit_rows_double_backward(const Tensor& h, const Tens
   check_like_x(h, "h", x);
   check_like_x(g, "g", x);
   const DeviceGuard guard(x);
-  const Tensor gg = torch::stable::empty_like(x), gx = torch::stable::empty_like(x);
+  const Tensor gg = allocate_like(x), gx = allocate_like(x);
   launch_rows<DoubleBackward>("unit_rows_double_backward", {h, g, x}, {gg, gx}, eps);
   return {gg, gx};
 }

@@ -1,19 +1,16 @@
 """Day 84: custom autograd functions, differentiated twice."""
 
+if __name__ == "__main__":  # python days/day84/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day84
+
 from functools import partial
 
-from common.day import (
-    COMPILE,
-    Case,
-    Cost,
-    Exercise,
-    Library,
-    Problem,
-    Rung,
-    Target,
-    grid,
-    streamed,
-)
+from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, grid, streamed
 
 from .autograd import (
     RUNGS,
@@ -38,31 +35,6 @@ EXTRA_SOURCES = ("autograd.py", "penalty.py", "wrong.py", "proof.py")
 
 INTRODUCES = ("autocast", "double backward", "gradcheck", "gradient penalty", "vmap")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    'check_rows: device check dropped: `check(x, "x").on_gpu()` -> `check(x, "x")`': (
-        "of x alone, the dispatcher chooses the kernel; g and h are compared with x"
-    ),
-    "team_sums: constant off by one: `lane == 0` -> `lane == 1`": ("every lane has its warp's sum"),
-}
-
-EXERCISE = Exercise(
-    function="second_gradients",
-    task=(
-        "One element of both results of the double backward: out[0] is the gradient of g, out[1] "
-        "that of x. in holds h, g and x; sums are those that DoubleBackward::add adds: x · x, "
-        "x · g, x · h and g · h over the row."
-    ),
-    hints=(
-        "The formulas are at the top of the file. They need r, y and three sums; which of these "
-        "are not what sums holds?",
-        "r is inverse_root of the row's square plus eps, and y is r x. So y · g is r times x · g, "
-        "and y · h likewise; g · h is there.",
-        "out[0] = r (h - y yh). In out[1], the factors of y are 3 yg yh - gh; then g yh and h yg "
-        "are subtracted, and all is multiplied by r twice.",
-    ),
-)
-
-FLOATS = ["float32", "float16", "bfloat16"]
 EPS = 1e-6
 IDEAS = ("backward: a formula", "backward: a kernel", "double backward: a kernel")
 

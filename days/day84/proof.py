@@ -9,7 +9,8 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.day import peak_memory, print_table, seconds_in_turn
+from common.bench.showing import seconds_in_turn
+from common.day import peak_memory, print_table
 
 from .autograd import RUNGS, double_backward_formula, forward_formula, normalised, rms_normalised
 from .penalty import explicit_loss, explicitly, functional, penalised, penalised_by_compile

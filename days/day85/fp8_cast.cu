@@ -132,8 +132,8 @@ Tensor cast(const Tensor& x, const Tensor& scale, const Tensor& amax, int64_t ma
   const auto type = mantissa == 3 ? ScalarType::Float8_e4m3fn : ScalarType::Float8_e5m2;
   const DeviceGuard guard(x);
   const int64_t M = x.size(0), N = x.size(1);
-  Tensor y = torch::stable::new_empty(x, {M, N}, type);
-  if (y_t) *y_t = torch::stable::new_empty(x, {N, M}, type);
+  Tensor y = allocate(x, {M, N}, type);
+  if (y_t) *y_t = allocate(x, {N, M}, type);
   if (x.numel() == 0) return y;
   const bool packs = is_aligned(x, 16) && (!y_t || (N % N8 == 0 && M % 16 == 0));
   const Cast c{data<Half>(x),

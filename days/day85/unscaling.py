@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from common.day import Case, Cost, Problem, Rung, Target, gpt2_shapes, grid
+from common.day import FLOATS, Case, Cost, Problem, Rung, Target, grid
+from common.references.gpt2 import gpt2_shapes
 
 FLT_MAX = torch.finfo(torch.float32).max
 
@@ -82,7 +83,6 @@ def update_fp8_scales(history, scale, inv_scale, largest):
 
 # ---------------------------------------------------------------- problems
 
-FLOATS = ["float32", "float16", "bfloat16"]
 # (layers, channels, words, positions): around a pack, a chunk, and the tensors of one launch
 SHAPES = [(1, 3, 5, 7), (0, 1, 1, 1), (1, 16, 129, 8), (0, 1024, 5, 8), (1, 20, 103, 11)]
 SHAPES += [(0, 4100, 4, 2), (1, 16, 512, 8), (1, 4, 0, 3)]

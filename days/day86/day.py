@@ -1,6 +1,14 @@
 """Day 86: a GPT of characters, trained by one launcher per step."""
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, Tolerance
+if __name__ == "__main__":  # python days/day86/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day86
+
+from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance
 
 from . import model
 from .proof import show
@@ -13,57 +21,6 @@ TOPICS = ("GPT", "transformer", "training", "language model", "CUDA graph", "che
 SOURCE = "train_gpt.cu"
 EXTRA_SOURCES = ("attention.cu", "products.cu", "model.py", "proof.py")
 INTRODUCES = ("training checkpoint",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "norms.cuh: each_chunk: comparison: `k < CHUNKS` -> `k <= CHUNKS`": (
-        "CHUNKS of them have all columns of a row"
-    ),
-    "train_gpt.cu: Step::by_chunks: rounded down: `ceil_div<int64_t>(s.C(), 32 * EIGHT)` -> "
-    "`((s.C()) / (32 * EIGHT))`": "more chunks per lane than a row has",
-    "train_gpt.cu: Step::add_parts: rounded down: `ceil_div<int64_t>(sums, 32)` -> "
-    "`((sums) / (32))`": "a head has 64 columns, so nothing is rounded",
-    "train_gpt.cu: Step::norm_backward: comparison: `bias < 0` -> `bias <= 0`": (
-        "the buffer of parameters begins with a matrix"
-    ),
-    "attention.cu: attention_forward: constant off by one: `flash::BM + 4` -> `flash::BM + 5`": (
-        "more shared memory than is used"
-    ),
-    "attention.cu: attention_forward: constant off by one: `8 / n.scale_log2` -> "
-    "`9 / n.scale_log2`": "sums are rescaled later, which changes no result",
-    "attention.cu: row_numbers_kernel: comparison: `i < packs` -> `i <= packs`": (
-        "one chunk more of the same buffer is read, and not stored"
-    ),
-    "adamw.cuh: coefficients_kernel: comparison: `t <= length` -> `t < length`": (
-        "at t = length both are length - 1"
-    ),
-    "adamw.cuh: adamw_kernel: constant off by one: `g[4]` -> `g[5]`": "more than is used",
-    "norms.cuh: norm_kernel: constant off by one: `32 == 0` -> `32 == 1`": (
-        "all lanes have the row's mean and rstd"
-    ),
-    "norms.cuh: norm_kernel: constant off by one: `threadIdx.x % 32` -> `threadIdx.x % 33`": (
-        "that is one lane of each warp, too, and all have the row's mean and rstd"
-    ),
-    "passes.cuh: pass_kernel: bounds check dropped: `mine < WIDE * EIGHT && to < cols` -> "
-    "`mine < WIDE * EIGHT`": "sums are of 64 columns per head, so none lies beyond the last",
-}
-
-EXERCISE = Exercise(
-    function="cross_entropy_kernel",
-    first="const float scale",
-    last="if (lane == 0) losses",
-    task=(
-        "`mine` has this lane's logits, `most` the row's maximum, `sum` the sum of exp(logit - "
-        "most), `at_target` the target's logit. Store the gradient of the mean loss over all rows "
-        "in the place of each logit, and the row's loss; both are NaN unless `valid`."
-    ),
-    hints=(
-        "The loss is log of the sum of exponentials, minus the target's logit. Its derivative by a "
-        "logit is that logit's softmax, minus 1 at the target.",
-        "Of a mean over `rows` losses, each gradient is divided by `rows`. A factor of NaN makes "
-        "all gradients of a row NaN.",
-        "For k of mine: i = 32 * k + lane, and if i < words, x[i] becomes (expf(mine[k] - most) / "
-        "sum - (i == target)) * scale. Lane 0 stores logf(sum) + (most - at_target).",
-    ),
-)
 
 # (B, S, layers, heads, words, positions)
 SHAPES = [

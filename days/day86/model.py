@@ -6,7 +6,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from common.day import philox_words
+from common.references.philox import philox_words
 
 HEAD = 64  # columns per head
 BETAS, EPS, DECAY = (0.9, 0.99), 1e-8, 0.1  # nanoGPT's
@@ -231,7 +231,7 @@ def logits(weights, tokens, layers, heads, words, positions):
 def batch_inputs(case, draw):
     """Shape (sequences, length, characters)."""
     sequences, length, characters = case.shape
-    text = draw(characters, dtype="int64").remainder(256).to(torch.uint8)
+    text = draw(characters, dtype="uint8")
     step = torch.tensor([7 * sequences], device=text.device)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device=text.device)
     return text, step, tokens, 86 + length

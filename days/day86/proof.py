@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from common.day import figure_as_svg, print_table, seconds_in_turn
+from common.bench.showing import seconds_in_turn
+from common.day import figure_as_svg, print_table
 
 from .model import (
     BETAS,

@@ -1,6 +1,7 @@
 """Trains a GPT of characters, and samples text: python -m days.day86.train --steps 3000 --sample
 
-Interrupted, it goes on with --resume; the weights are the same to the last bit as without a break.
+Ended by --until, it goes on with --resume; the weights are the same to the last bit as without a
+break. The checkpoint is written after the last step only.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import time
 
 import torch
 
-from common.day import operators_of
+from common.build.library import operators_of
 
 from .training import CheckpointError, Plan, Training, tokens_of
 

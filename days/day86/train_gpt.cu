@@ -96,8 +96,7 @@ struct Step {
         length(of_tokens.size(1)),
         grads(gradients),
         layers(s.layers),
-        memory(torch::stable::new_empty(weights, {Activations(s, nullptr, layers.data()).bytes},
-                                        ScalarType::Byte)),
+        memory(allocate(weights, {Activations(s, nullptr, layers.data()).bytes}, ScalarType::Byte)),
         m(s, mutable_data<char>(memory), layers.data()),
         by{weights},
         stream(current_stream(weights)) {}
@@ -365,7 +364,7 @@ Tensor train_step(ARGUMENTS) {
 
   const DeviceGuard guard(weights);
   if (V == 3) require_epilogues();
-  const Tensor losses = torch::stable::new_empty(weights, {s.B, s.S}, ScalarType::Float);
+  const Tensor losses = allocate(weights, {s.B, s.S}, ScalarType::Float);
   const Step of(weights, s, tokens, mutable_data<float>(grads));
   of.forward<V>();
   cross_entropy_kernel<<<grid_size(ceil_div<int64_t>(s.rows(), WARPS), "tokens"), WARPS * 32, 0,
@@ -409,7 +408,7 @@ Tensor gpt_logits(const Tensor& weights, const Tensor& tokens, int64_t layers, i
                   int64_t words, int64_t positions) {
   const Shape s = check_model(weights, tokens, 0, layers, heads, words, positions);
   const DeviceGuard guard(weights);
-  const Tensor logits = torch::stable::new_empty(weights, {s.B, s.S, s.words});
+  const Tensor logits = allocate(weights, {s.B, s.S, s.words});
   Step of(weights, s, tokens, nullptr);
   of.m.logits = mutable_data<Half>(logits);
   of.forward<2>();

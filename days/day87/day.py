@@ -1,8 +1,16 @@
 """Day 87: all-reduce over the memory of other GPUs, and training with several of them."""
 
+if __name__ == "__main__":  # python days/day87/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day87
+
 import torch
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, grid
+from common.day import COMPILE, Case, Cost, Problem, Rung, grid
 
 from .peers import SIGNAL_WORDS
 from .proof import show
@@ -15,50 +23,6 @@ TOPICS = ("all-reduce", "NVLink", "NCCL", "ring", "torchrun", "training", "sever
 SOURCE = "all_reduce.cu"
 EXTRA_SOURCES = ("peer_memory.cu", "peers.py", "proof.py", "ranks.py", "measure.py", "train.py")
 INTRODUCES = ("all-reduce", "peer memory", "NVLink", "bus bandwidth", "data-parallel training")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "peers.cuh: launch: validation dropped: `STD_TORCH_CHECK(timeout_ms >= 1 && timeout_ms <= "
-    "1'000'000'000, \"timeout_ms: expected 1 to 1000000000, got \", timeout_ms)` -> ``": (
-        "rungs play all ranks in one launch, whose timeout is a constant"
-    ),
-    "meeting.cuh: meet: constant off by one: `1` -> `2`": ("a rank waits for at least 1"),
-    "all_reduce.cu: all_reduce_v3_ring_kernel: constant off by one: `1` -> `2`": (
-        "how many chunks are in flight changes no result"
-    ),
-    "meeting.cuh: wait_for: other dimension: `blockIdx.x` -> `blockIdx.y`": (
-        "a number of an error's message"
-    ),
-    "peers.cuh: dispatch_width: constant off by one: `16 == 0` -> `16 == 1`": (
-        "single elements give the same sums"
-    ),
-    "peers.cuh: dispatch_width: arithmetic operator: `16 / sizeof(T)` -> `16 * sizeof(T)`": (
-        "chunks of another size give the same sums"
-    ),
-    "peers.cuh: dispatch_width: comparison: `r < p.ranks` -> `r <= p.ranks`": (
-        "behind the last buffer is nullptr, or signals[0] behind eight: both are aligned"
-    ),
-    "meeting.cuh: wait_for: comparison: `clock64() - begin > p.patience` -> `clock64() - begin >= "
-    "p.patience`": ("no rank arrives in the one cycle that the timeout is shorter by"),
-}
-
-EXERCISE = Exercise(
-    function="all_reduce_v2_two_shot_kernel",
-    task=(
-        "Rank p.rank() adds chunks [p.part(rank), p.part(rank + 1)) of all buffers, in fp32, and "
-        "stores the sums in all of them. The blocks of equal number of all ranks share out the "
-        "same chunks; meet(p, &Signals::arrived) and meet(p, &Signals::finished) are barriers for "
-        "them."
-    ),
-    hints=(
-        "Which two things must a rank know of all others: before it reads, and before it returns?",
-        "meet(p, &Signals::arrived) comes first. The block's chunks are blockIdx.x * PEER_BLOCK + "
-        "threadIdx.x of the part, and every gridDim.x * PEER_BLOCK further. No barrier is needed "
-        "between the loads and the stores of a chunk. meet(p, &Signals::finished) comes last.",
-        "Chunk<float, N> sum = widened(load_raw(p.buffer<C>(rank) + i)); then for each other rank "
-        "add_to(sum, widened(load_raw(p.buffer<C>(other) + i))); then for each rank "
-        "store_narrowed(p.buffer<C>(any) + i, sum), with C = Chunk<T, N>.",
-    ),
-)
 
 # (elements per rank, ranks, blocks per rank)
 SHAPES = [(7, 1, 1), (3, 2, 1), (1, 2, 1), (20_004, 2, 2), (4104, 3, 2), (999, 3, 2)]

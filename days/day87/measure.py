@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 -m days.day87.measure --write
 
-Writes all_reduce.json and all_reduce.svg into this folder. `python run_day.py 87 --write` measures
+Writes all_reduce.json and all_reduce.svg into results/show. `python run_day.py 87 --write` measures
 the same on a machine with several GPUs, and writes the README as well.
 """
 
@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.day import figure_as_svg, operators_of, print_table
+from common.build.library import operators_of
+from common.day import figure_as_svg, print_table
 
 from .peers import Peers, rendezvous, start
 
@@ -209,7 +210,7 @@ def main():
     if dist.get_rank() == 0:
         world = dist.get_world_size()
         print_rows(rows, world, device)
-        folder = given.into or (Path(__file__).parent if given.write else None)
+        folder = given.into or (Path(__file__).parent / "results/show" if given.write else None)
         if folder:
             gpu = torch.cuda.get_device_name() if device.type == "cuda" else "CPU backend"
             found = {"device": gpu, "ranks": world, "torch": torch.__version__, "rows": rows}

@@ -11,7 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from common.day import operators_of
+from common.build.library import operators_of
 
 from . import train
 from .peers import Peers, rendezvous, rounded_up, start

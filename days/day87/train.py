@@ -12,7 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from common.day import operators_of, print_table
+from common.build.library import operators_of
+from common.day import print_table
 
 from .peers import Peers, rendezvous, rounded_up, start
 

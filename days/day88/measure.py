@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 -m days.day88.measure --write
 
-Writes tensor_parallel.json into this folder. `python run_day.py 88 --write` measures the same on a
+Writes tensor_parallel.json into results/show. `python run_day.py 88 --write` measures the same on a
 machine with several GPUs, and writes the README as well.
 """
 
@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from common.day import operators_of, print_table
+from common.build.library import operators_of
+from common.day import print_table
 from days.day87.measure import library, seconds
 from days.day87.peers import rendezvous, start
 
@@ -128,7 +129,7 @@ def main():
         if dist.get_rank() == 0:
             print_rows(found, shape, dist.get_world_size())
         rows += found
-    folder = given.into or (Path(__file__).parent if given.write else None)
+    folder = given.into or (Path(__file__).parent / "results/show" if given.write else None)
     if dist.get_rank() == 0 and folder:
         gpu = torch.cuda.get_device_name() if device.type == "cuda" else "CPU backend"
         result = {"device": gpu, "ranks": dist.get_world_size(), "torch": torch.__version__}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from common.day import operators_of
+from common.build.library import operators_of
 from days.day87.peers import rendezvous, start
 from days.day87.ranks import equal_bits, synchronise
 

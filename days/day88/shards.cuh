@@ -47,7 +47,7 @@ struct Shards {
   Tensors hidden() const {
     Tensors found;
     for (const Tensor& w : w1) {
-      found.push_back(torch::stable::new_empty(x, {x.size(0), hidden_size()}));
+      found.push_back(allocate(x, {x.size(0), hidden_size()}));
       launch_product(x, data<T>(x), data<T>(w), x.size(0), hidden_size(), x.size(1), 0,
                      store_to<true>(mutable_data<T>(found.back()), x.size(0), hidden_size()));
     }

@@ -242,7 +242,7 @@ void run_all(int64_t version, const Tensor& x, const Tensors& w1, const Tensors&
   Tensors slots;
   for (int r = 0; r < s.e.ranks; ++r) {
     if (version == 3) {
-      slots.push_back(torch::stable::new_empty(x, {ranks * s.e.share() * TILE}));
+      slots.push_back(allocate(x, {ranks * s.e.share() * TILE}));
       s.e.slots[r] = slots[r].mutable_data_ptr();
     }
     s.e.buffers[r] = outs[r].mutable_data_ptr();

@@ -1,8 +1,16 @@
 """Day 89: a gather of rows that survives a bad index, and a program of planted faults."""
 
+if __name__ == "__main__":  # python days/day89/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day89
+
 import torch
 
-from common.day import Case, Cost, Exercise, Library, Problem, Rung, Target, grid
+from common.day import Case, Cost, Library, Problem, Rung, Target, grid
 
 from .proof import show
 
@@ -14,32 +22,6 @@ TOPICS = ("errors", "robustness", "sticky error", "assert", "sanitizer", "bad in
 SOURCE = "robustness.cu"
 EXTRA_SOURCES = ("proof.py", "planted_faults.py", "in_pytorch.py")
 INTRODUCES = ("sticky error",)
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "dispatch_words: initial value: `int log_lanes = 0` -> `int log_lanes = 1`": (
-        "two lanes share a row of one word, and the second has none to move"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="gather_v3_device_kernel",
-    task=(
-        "Thread `thread` is one of the 2^log_lanes lanes of pick thread >> log_lanes. Copy row "
-        "index[pick] of x by copy_row. If there is no such row, fill the pick's row of y with "
-        "all_ones, and let *report become the smallest such pick."
-    ),
-    first="const int64_t row = index[pick];",
-    last="to[w] = all_ones<Word>();",
-    hints=(
-        "All lanes of a row see the same index, so all take the same side of the branch. What may "
-        "a thread never do with an index that it has not compared?",
-        "is_row compares both ends at once. On the bad side one lane per row calls report_bad; the "
-        "lanes of the row fill it together.",
-        "Word* to = y + pick * words; if is_row(row, rows), copy_row(x + row * words, to, words, "
-        "lane, log_lanes) and return. Else lane 0 calls report_bad(report, pick), and w = lane, "
-        "lane + 2^log_lanes, … get all_ones<Word>().",
-    ),
-)
 
 WAITS = "the host waits for the GPU's answer"
 HOLDS = {0: (), 1: (-1,), 2: ("rows",), 3: (2**32,), 4: (-(2**63), 2**63 - 1), 5: "all"}

@@ -104,7 +104,7 @@ __global__ void reverse_in_shared(float* x) {
 }
 void too_much_shared_memory() {
   float* x = numbers<float>(N);
-  reverse_in_shared<<<1, N, 1 << 20>>>(x);  // 1 MiB; a multiprocessor of an H100 has 228 KiB
+  reverse_in_shared<<<1, N, 1 << 20>>>(x);  // 1 MiB; a multiprocessor of an H200 has 228 KiB
   finish("reverse_in_shared");
   expect(x, N, N - 1.f, -1.f);
 }

@@ -12,7 +12,8 @@ from textwrap import shorten
 
 import torch
 
-from common.day import print_table, run_program, seconds, ways_to_run
+from common.day import print_table, seconds
+from common.tools.watched_program import run_program, ways_to_run
 
 from .planted_faults import CHECKED, CODES, FAULTS, PLAIN
 

@@ -54,8 +54,7 @@ Gathered outputs(const Tensor& x, const Tensor& index) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
   check(index, "index").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous();
   check(index, "index").same_device(x, "x");
-  return {torch::stable::new_empty(x, {index.size(0), x.size(1)}),
-          torch::stable::new_empty(index, {1})};
+  return {allocate(x, {index.size(0), x.size(1)}), allocate(index, {1})};
 }
 
 // The word of report, which holds −1 until a kernel finds a bad index.

@@ -104,9 +104,9 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& go, const Tensor& qkv, 
                                            const Tensor& lse, const Sizes& n) {
   require_capability(8, 0, "mma of 16×8×16");
   const int64_t rows = n.rows(), heads = n.B * n.H, pieces = n.D / 8, chunks = n.C / 8;
-  const Tensor apart = torch::stable::new_empty(qkv, {MOVED, n.B, n.H, n.S, n.D});
-  const Tensor gk = torch::stable::new_empty(qkv, {n.B, n.H, n.S, n.D});
-  const Tensor gv = torch::stable::empty_like(gk);
+  const Tensor apart = allocate(qkv, {MOVED, n.B, n.H, n.S, n.D});
+  const Tensor gk = allocate(qkv, {n.B, n.H, n.S, n.D});
+  const Tensor gv = allocate_like(gk);
   Matrices m{};
   m.S = static_cast<int>(n.S), m.H = static_cast<int>(n.H), m.pieces = static_cast<int>(pieces);
   const Tensor* const from[] = {&qkv, &qkv, &qkv, &o, &go};
@@ -118,14 +118,14 @@ std::tuple<Tensor, Tensor> attend_backward(const Tensor& go, const Tensor& qkv, 
   const cudaStream_t stream = current_stream(qkv);
   heads_apart_kernel<<<grid_size(rows, "x"), PIECE_THREADS, 0, stream>>>(m);
 
-  Tensor gqkv = torch::stable::new_empty(qkv, {rows, 3 * n.C});
-  Tensor sum = torch::stable::new_empty(qkv, {3 * n.C});
+  Tensor gqkv = allocate(qkv, {rows, 3 * n.C});
+  Tensor sum = allocate(qkv, {3 * n.C});
   const int64_t blocks = std::min<int64_t>(rows, 4 * multiprocessor_count(qkv));
-  const Tensor partial = torch::stable::new_empty(qkv, {blocks, 3 * n.C}, ScalarType::Float);
-  const Tensor glse = torch::stable::new_zeros(lse, {heads * n.S});
-  const Tensor numbers = torch::stable::new_empty(lse, {heads * n.S, 2});
+  const Tensor partial = allocate(qkv, {blocks, 3 * n.C}, ScalarType::Float);
+  const Tensor glse = allocate_zeros(lse, {heads * n.S});
+  const Tensor numbers = allocate(lse, {heads * n.S, 2});
   const int64_t tiles = ceil_div<int64_t>(n.S, BM);
-  const Tensor gq = torch::stable::new_zeros(lse, {heads * tiles * BM * n.D});
+  const Tensor gq = allocate_zeros(lse, {heads * tiles * BM * n.D});
   const auto run = [&]<typename T, int D>(T, std::integral_constant<int, D>) {
     const auto part = [&](int t) { return reinterpret_cast<T*>(m.to[t]); };
     auto* of_rows = static_cast<RowNumbers*>(numbers.mutable_data_ptr());

@@ -284,7 +284,7 @@ void launch(const Tensor& qkv, const Tensor& o, const Sizes& n, const Arguments&
 }
 
 void attend_packed(const Tensor& qkv, const Tensor& o, const Tensor& lse, const Sizes& n) {
-  const Tensor tickets = torch::stable::new_zeros(qkv, {1}, ScalarType::Int);
+  const Tensor tickets = allocate_zeros(qkv, {1}, ScalarType::Int);
   Arguments of{};
   of.lse = mutable_data<float>(lse);
   of.tickets = mutable_data<int>(tickets);
@@ -310,8 +310,8 @@ void attend_packed(const Tensor& qkv, const Tensor& o, const Tensor& lse, const 
 std::tuple<Tensor, Tensor> attention_alone(const Tensor& qkv, int64_t heads) {
   const block::Sizes n = block::check_packed(qkv, heads);
   const DeviceGuard guard(qkv);
-  Tensor o = torch::stable::new_empty(qkv, {n.B, n.S, n.C});
-  Tensor lse = torch::stable::new_empty(qkv, {n.B, n.H, n.S}, ScalarType::Float);
+  Tensor o = allocate(qkv, {n.B, n.S, n.C});
+  Tensor lse = allocate(qkv, {n.B, n.H, n.S}, ScalarType::Float);
   if (o.numel() == 0) return {o, lse};
   require_wgmma();
   block::attend_packed(qkv, o, lse, n);

@@ -127,9 +127,8 @@ BehindGelu behind_gelu_by_pass(const Tensor& gy, const Given& a) {
   const int64_t rows = a.pre.size(0), F = a.pre.size(1), chunks = F / 8;
   const int64_t blocks = ceil_div<int64_t>(rows, ROWS_PER_BLOCK);
   const Tensor g = matmul(gy, a.down_weight);
-  BehindGelu made{torch::stable::empty_like(g), torch::stable::empty_like(g),
-                  torch::stable::new_empty(g, {F})};
-  const Tensor partial = torch::stable::new_empty(g, {blocks, F}, ScalarType::Float);
+  BehindGelu made{allocate_like(g), allocate_like(g), allocate(g, {F})};
+  const Tensor partial = allocate(g, {blocks, F}, ScalarType::Float);
   dispatch_half(g, [&]<typename T>(T) {
     using C = Chunk<T, 8>;
     const dim3 grid(grid_size(blocks, "gy"), grid_size_y(ceil_div<int64_t>(chunks, BLOCK), "pre"));
@@ -147,10 +146,9 @@ BehindGelu behind_gelu_by_pass(const Tensor& gy, const Given& a) {
 
 BehindGelu behind_gelu_by_epilogue(const Tensor& gy, const Given& a) {
   const int64_t rows = a.pre.size(0), F = a.pre.size(1);
-  BehindGelu made{torch::stable::empty_like(a.pre), torch::stable::empty_like(a.pre),
-                  torch::stable::new_empty(a.pre, {F})};
+  BehindGelu made{allocate_like(a.pre), allocate_like(a.pre), allocate(a.pre, {F})};
   const int64_t parts = 4 * ceil_div<int64_t>(rows, HALVES * ROWS);
-  const Tensor partial = torch::stable::new_empty(a.pre, {parts, F}, ScalarType::Float);
+  const Tensor partial = allocate(a.pre, {parts, F}, ScalarType::Float);
   dispatch_half(a.pre, [&]<typename T>(T) {
     launch_product<T, Major::kMN>(
         gy, a.down_weight,
@@ -170,10 +168,10 @@ Gradients backward(const Given& a, bool epilogue, const char* name) {
   const auto zeros = [](const Tensor& like) {
     std::vector<int64_t> sizes;
     for (int64_t dim = 0; dim < like.dim(); ++dim) sizes.push_back(like.size(dim));
-    return torch::stable::new_zeros(like, sizes);
+    return allocate_zeros(like, sizes);
   };
   if (n.rows() == 0) {  // sums of nothing
-    const auto bias = [&](const Tensor& w) { return torch::stable::new_zeros(w, {w.size(0)}); };
+    const auto bias = [&](const Tensor& w) { return allocate_zeros(w, {w.size(0)}); };
     return {zeros(a.x),         zeros(a.gain1),       zeros(a.shift1),     zeros(a.qkv_weight),
             bias(a.qkv_weight), zeros(a.proj_weight), bias(a.proj_weight), zeros(a.gain2),
             zeros(a.shift2),    zeros(a.up_weight),   bias(a.up_weight),   zeros(a.down_weight),

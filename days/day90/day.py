@@ -1,8 +1,16 @@
 """Day 90: a full transformer block, forward and backward."""
 
+if __name__ == "__main__":  # python days/day90/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day90
+
 from functools import partial
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, HALVES, Case, Problem, Rung, Target, Tolerance, grid
 
 from . import network
 from .proof import show
@@ -23,98 +31,7 @@ EXTRA_SOURCES = (
     "proof.py",
 )
 INTRODUCES = ("pre-norm",)
-EQUIVALENT = {  # mutants that compute the same, and why
-    "epilogues.cuh: prefers_wide: comparison: `time(WIDE) < time(NARROW)` -> `time(WIDE) <= "
-    "time(NARROW)`": ("where both tiles take as long, either will do"),
-    "full_transformer_block.cu: check_parameter: 64-bit index in 32 bits: `int64_t dim` -> "
-    "`int dim`": ("it is at most 2"),
-    'full_transformer_block.cu: check_block: device check dropped: `check(a.x, "x").on_gpu()` -> '
-    '`check(a.x, "x")`': ("every parameter must be on the GPU, and on the one of x"),
-    "full_transformer_block.cu: attend_by_strides: 64-bit index in 32 bits: `int64_t part` -> "
-    "`int part`": ("it is at most 2, and n.C has 64 bits"),
-    "full_transformer_block.cu: forward: comparison: `way >= EPILOGUES` -> `way > EPILOGUES`,"
-    " 2nd": ("only steps keep pre, and those of v3 are no rung"),
-    "full_transformer_block.cu: forward: comparison: `way >= EPILOGUES && keep` -> `way >= "
-    "EPILOGUES || keep`": ("pre takes memory that is not needed, or is replaced"),
-    "full_transformer_block.cu: forward: comparison: `way >= EPILOGUES` -> `way > EPILOGUES`,"
-    " 4th": ("behind attention, v2's kernels compute what v3's products do"),
-    "block_backward.cu: check_given: contiguity check dropped: `check(a.gy, "
-    '"gy").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(3).contiguous()` -> '
-    '`check(a.gy, "gy").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Half}).rank(3)`': (
-        "like() asks for it, as of all others"
-    ),
-    "block_backward.cu: backward: comparison: `epilogue && compute_capability() != 90` -> "
-    "`epilogue || compute_capability() != 90`": (
-        "v2's product and pass compute what v4's product does"
-    ),
-    "norms.cu: layer_norm_backward: min for max: `min<int64_t>(rows, BLOCKS_PER_SM * "
-    "multiprocessor_count(h))` -> `max<int64_t>(rows, BLOCKS_PER_SM * "
-    "multiprocessor_count(h))`": ("blocks without a row add zeros"),
-    "norms.cu: layer_norm_backward: arithmetic operator: `2 * COLUMN_THREADS` -> `2 / "
-    "COLUMN_THREADS`": ("a kernel for four chunks per thread takes two as well"),
-    "attention_hopper.cu: of_warp: shuffle: `__shfl_sync(0xffffffff, x, 0)` -> "
-    "`__shfl_sync(0xffffffff, x, (0) + 1)`": ("all lanes have the same number"),
-    "attention_hopper.cu: Roles::exponentials: bounds check dropped: `j0 + P::BN > n.T || j0 "
-    "+ P::BN - 1 > i0` -> `true`": ("a tile that needs no mask loses nothing by it"),
-    "attention_hopper.cu: Roles::step: arithmetic operator: `j - 1` -> `j + 1`, 2nd": (
-        "of two stages, both are the same one"
-    ),
-    "attention_hopper.cu: sequences_map: 64-bit index in 32 bits: `int64_t rows` -> `int rows`": (
-        "a box has at most 256 rows"
-    ),
-    "attention_hopper.cu: launch: min for max: `min(arguments.count, "
-    "multiprocessor_count(qkv))` -> `max(arguments.count, multiprocessor_count(qkv))`": (
-        "blocks that find no tile end at once"
-    ),
-    "attention_backward.cu: attend_backward: min for max: `min<int64_t>(rows, 4 * "
-    "multiprocessor_count(qkv))` -> `max<int64_t>(rows, 4 * multiprocessor_count(qkv))`": (
-        "blocks without a row add zeros"
-    ),
-    "epilogues.cuh: prefers_wide: rounded down: `ceil_div<int64_t>(rows, 2 * ROWS)` -> "
-    "`((rows) / (2 * ROWS))`": ("either tile computes the same"),
-    "epilogues.cuh: prefers_wide: constant off by one: `2 * ROWS` -> `3 * ROWS`": (
-        "either tile computes the same"
-    ),
-    "epilogues.cuh: prefers_wide: rounded down: `ceil_div(cols, columns * PART)` -> `((cols) "
-    "/ (columns * PART))`": ("either tile computes the same"),
-    "epilogues.cuh: prefers_wide: rounded down: `ceil_div<int64_t>(tiles, "
-    "multiprocessor_count(on))` -> `((tiles) / (multiprocessor_count(on)))`": (
-        "either tile computes the same"
-    ),
-    "epilogues.cuh: prefers_wide: arithmetic operator: `columns * ceil_div<int64_t>(tiles, "
-    "multiprocessor_count(on))` -> `columns / ceil_div<int64_t>(tiles, "
-    "multiprocessor_count(on))`": ("either tile computes the same"),
-    "layer_norm.cuh: layer_norm: comparison: `n.chunks <= 32 * 4` -> `n.chunks < 32 * 4`": (
-        "a kernel for more chunks per lane takes fewer as well"
-    ),
-    "layer_norm.cuh: layer_norm: comparison: `n.chunks <= 32 * 8` -> `n.chunks < 32 * 8`": (
-        "a kernel for more chunks per lane takes fewer as well"
-    ),
-    "layer_norm.cuh: layer_norm: arithmetic operator: `32 * 8` -> `32 / 8`": (
-        "a kernel for more chunks per lane takes fewer as well"
-    ),
-}
 
-EXERCISE = Exercise(
-    function="Roles::load",
-    source="attention_hopper.cu",
-    task=(
-        "Start the copies of BOX_ROWS rows of one head, from `row` of its sequence on, into `to`: "
-        "D columns of q (part 0), k (1) or v (2), in boxes of 64 columns. The map has a plane per "
-        "sequence, with all heads side by side. The bytes are announced at `full` first."
-    ),
-    hints=(
-        "Which column does the head begin at, in q? How much further right are k and v?",
-        "A box takes 64 columns: one for D = 64, two for D = 128. In shared memory, the second "
-        "one begins behind BOX_ROWS rows of ROW bytes. ptx::load_tensor takes the coordinates "
-        "from the innermost dimension on: column, row, plane.",
-        "mbarrier_arrive_expect_bytes(full, …) with 2 bytes per element; the column is part times "
-        "packed.columns(), and packed.column(head) on top; for each box, load_tensor with "
-        "{column + 64 per box, row, packed.sequence(head)}.",
-    ),
-)
-
-HALVES = ["bfloat16", "float16"]
 # (B, S, heads, D, F): around tiles of 128 rows, 192 columns, 64 values of k and 128 keys
 SHAPES = [(1, 1, 1, 64, 8), (3, 17, 2, 64, 72), (1, 130, 1, 128, 200), (2, 67, 3, 64, 264)]
 MANY = 1 << 30  # sequences, and rows of each, at most

@@ -114,7 +114,7 @@ void gelu_pass(const Tensor& pre, const Tensor& hidden) {
 
 template <int N>
 Tensor sum_of(const Tensor& a, const Tensor& b) {
-  Tensor c = torch::stable::empty_like(a);
+  Tensor c = allocate_like(a);
   dispatch_half(a, [&]<typename T>(T) { add<T, N>(a, b, c); });
   return c;
 }
@@ -146,7 +146,7 @@ void product_to_few(const Tensor& a, const Tensor& weight, const Epilogue& epilo
 template <typename T>
 Tensor add_product(const Tensor& a, const Tensor& weight, const Tensor& bias,
                    const Tensor& residual) {
-  Tensor out = torch::stable::empty_like(residual);
+  Tensor out = allocate_like(residual);
   product_to_few<T>(a, weight,
                     BiasResidual<T>{map_of_parts<T>(out), map_of_parts<T>(residual),
                                     data<T>(residual), data<T>(bias)});
@@ -177,20 +177,14 @@ Kept forward(const Block& a, Way way, bool keep, const char* name) {
     way = FUSED;
   }
   const int64_t rows = n.rows(), F = a.up_weight.size(0);
-  const auto matrix = [&](int64_t cols) { return torch::stable::new_empty(a.x, {rows, cols}); };
+  const auto matrix = [&](int64_t cols) { return allocate(a.x, {rows, cols}); };
   const auto numbers = [&](std::initializer_list<int64_t> sizes) {
-    return torch::stable::new_empty(a.x, sizes, ScalarType::Float);
+    return allocate(a.x, sizes, ScalarType::Float);
   };
   const Tensor lse = numbers({n.B, n.H, n.S}), o = matrix(n.C);
   if (rows == 0) {
-    return {torch::stable::empty_like(a.x),
-            matrix(3 * n.C),
-            o,
-            lse,
-            matrix(n.C),
-            matrix(F),
-            numbers({0, 2}),
-            numbers({0, 2})};
+    return {allocate_like(a.x), matrix(3 * n.C), o, lse, matrix(n.C), matrix(F),
+            numbers({0, 2}),    numbers({0, 2})};
   }
   const Tensor x = view(a.x, {rows, n.C});
   Tensor qkv, h, y, pre = matrix(way >= EPILOGUES && keep ? F : 0);

@@ -99,8 +99,8 @@ Normed layer_norm(const Tensor& x, const Tensor* branch, const Tensor& gain, con
   STD_TORCH_CHECK(x.size(1) <= MOST_COLUMNS, "x: expected at most ", MOST_COLUMNS, " columns, got ",
                   x.size(1));
   const int64_t rows = x.size(0);
-  Normed made{branch ? torch::stable::empty_like(x) : x, torch::stable::empty_like(x),
-              torch::stable::new_empty(x, {rows, 2}, ScalarType::Float)};
+  Normed made{branch ? allocate_like(x) : x, allocate_like(x),
+              allocate(x, {rows, 2}, ScalarType::Float)};
   dispatch_16_bits(x, [&]<typename T>(T) {
     using C = Eight<T>;
     const NormRows<T> n{data<C>(x),

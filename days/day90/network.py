@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from common.day import Cost, attention
+from common.day import Cost
+from common.references.attention import attention
 
 from .module import EPS, PARAMETERS, eager, with_gradients
 

@@ -131,7 +131,7 @@ NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tens
                                   bool with_sums) {
   const int64_t rows = h.size(0), C = h.size(1);
   const int64_t blocks = std::min<int64_t>(rows, BLOCKS_PER_SM * multiprocessor_count(h));
-  NormGradients made{.gh = torch::stable::empty_like(h), .y = torch::stable::empty_like(h)};
+  NormGradients made{.gh = allocate_like(h), .y = allocate_like(h)};
   Tensor* const results[] = {&made.gain, &made.shift, &made.sum_gh, &made.sum_top};
   Tensor partial[4];
   dispatch_16_bits(h, [&]<typename T>(T) {
@@ -148,7 +148,7 @@ NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tens
                   rows,
                   static_cast<int>(C / N)};
     for (int kind = 0; kind < (with_sums ? 4 : 2); ++kind) {
-      partial[kind] = torch::stable::new_empty(h, {blocks, C}, ScalarType::Float);
+      partial[kind] = allocate(h, {blocks, C}, ScalarType::Float);
       b.sums[kind] = mutable_data<float>(partial[kind]);
     }
     const auto launch = [&](auto kernel) {
@@ -163,7 +163,7 @@ NormGradients layer_norm_backward(const Tensor& g, const Tensor& top, const Tens
   });
   check_launch("layer_norm_backward");
   for (int kind = 0; kind < (with_sums ? 4 : 2); ++kind) {
-    *results[kind] = torch::stable::new_empty(h, {C});
+    *results[kind] = allocate(h, {C});
     sum_chunks(partial[kind], *results[kind]);
   }
   return made;
@@ -197,7 +197,7 @@ std::tuple<Tensor, Tensor> norm_alone(const Tensor& x, const Tensor& branch, con
   check_norm(x, gain, shift);
   check_rows(branch, "branch", x);
   const DeviceGuard guard(x);
-  if (x.numel() == 0) return {torch::stable::empty_like(x), torch::stable::empty_like(x)};
+  if (x.numel() == 0) return {allocate_like(x), allocate_like(x)};
   const block::Normed made = block::layer_norm(x, &branch, gain, shift, 1e-5);
   return {made.h, made.y};
 }

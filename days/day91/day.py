@@ -1,6 +1,14 @@
 """Day 91: the short-time Fourier transform of audio, and its log-mel spectrogram."""
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+if __name__ == "__main__":  # python days/day91/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day91
+
+from common.day import Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import spectra
 from .proof import show
@@ -13,45 +21,6 @@ TOPICS = ("audio", "FFT", "Fourier", "STFT", "spectrogram", "mel", "Whisper", "f
 SOURCE = "stft.cu"
 EXTRA_SOURCES = ("proof.py", "spectra.py")
 INTRODUCES = ("fast Fourier transform", "twiddle factor", "spectrogram", "mel filter")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "fft.cuh: sync_frame: constant off by one: `32 % P::T` -> `33 % P::T`": (
-        "a barrier of the block, which all its frames reach, takes the place of the warp's"
-    ),
-    "fft.cuh: padded: constant off by one: `i / 16` -> `i / 17`": (
-        "other slots stay empty: bank conflicts, which no result shows"
-    ),
-    "fft.cuh: root_of_one: comparison: `2 * place > count` -> `2 * place >= count`": (
-        "half a turn to either side is -1"
-    ),
-    "fft.cuh: root_of_one: bounds check dropped: `2 * place > count ? place` -> `true ? place`": (
-        "the same root, from an angle whose rounding error is a bit larger, far below a tolerance"
-    ),
-    "fft.cuh: Roots::Roots: initial value: `int i = 0` -> `int i = 1`": (
-        "dft multiplies by no root of place 0"
-    ),
-    "fft.cuh: pass: bounds check dropped: `DONE > 1 && r > 0 ? v[c + C * r]` -> "
-    "`true ? v[c + C * r]`": "the root of place 0 is exactly 1",
-    "fill_tables: comparison: `i < P::R0 * P::R1` -> `i <= P::R0 * P::R1`, 3rd": (
-        "the first root behind the others has place 0, and is 1 whatever the count"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="unpack",
-    task=(
-        "Z is the transform of M complex points, whose real parts are the even samples of a frame "
-        "and whose imaginary parts are the odd ones. lower is a = Z[k], upper is b = Z[M - k], "
-        "root is e^(-2πik/N). Replace the first two by X[k] and X[M - k] of the N = 2M samples."
-    ),
-    hints=(
-        "Z = E + iO, where E and O are the transforms of the even and of the odd samples. The "
-        "samples are real, so E[M - k] is the conjugate of E[k], and O[M - k] that of O[k].",
-        "So the conjugate of b is E[k] - iO[k]. Add it to a, and subtract it from a: that gives "
-        "2E[k] and 2iO[k]. Then X[k] = E[k] + root · O[k].",
-        "even = 0.5 (a.x + b.x, a.y - b.y), odd = 0.5 (a.y + b.y, b.x - a.x), both before lower or "
-        "upper changes. lower = even + root * odd; upper is the conjugate of even - root * odd.",
-    ),
-)
 
 SPECTRUM = Tolerance(
     factor=32, why="v1 adds N products in one chain, where an FFT has a tree of log N levels"

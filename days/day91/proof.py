@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from common.day import print_table, save_pictures
+from common.day import print_table
+from common.report.picture import save_pictures
 
 from .spectra import RATE, mel_filters
 

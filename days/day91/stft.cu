@@ -56,7 +56,7 @@ Audio audio_of(const Tensor& x, const Tensor& window, int64_t hop) {
 }
 
 Tensor spectrum_like(const Tensor& x, const Audio& a) {
-  return torch::stable::new_empty(x, {a.clips, a.frames, a.bins(), 2});
+  return allocate(x, {a.clips, a.frames, a.bins(), 2});
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ Tensor log_mel(const Tensor& x, const Tensor& filters, const Audio& a, F&& run) 
   const DeviceGuard guard(x);
   const int64_t count = filters.size(0);
   STD_TORCH_CHECK(count <= 1 << 20, "filters: expected at most 2^20 filters, got ", count);
-  Tensor out = torch::stable::new_empty(x, {a.clips, count, a.frames});
-  Tensor ranges = torch::stable::new_empty(x, {count, 2}, ScalarType::Int);
+  Tensor out = allocate(x, {a.clips, count, a.frames});
+  Tensor ranges = allocate(x, {count, 2}, ScalarType::Int);
   const Mels mels{data<float>(filters), reinterpret_cast<const int2*>(data<int>(ranges)),
                   static_cast<int>(count), mutable_data<float>(out)};
   dispatch_plan(a.n, [&](auto plan) {

@@ -1,6 +1,14 @@
 """Day 92: 3D Gaussian splatting: project, sort and blend Gaussians."""
 
-from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Tolerance, grid
+if __name__ == "__main__":  # python days/day92/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day92
+
+from common.day import COMPILE, Case, Library, Problem, Rung, Tolerance, grid
 
 from . import splatting
 from .proof import show
@@ -15,36 +23,6 @@ TOPICS = ("3D", "graphics", "Gaussian splatting", "rendering", "radix sort", "pi
 SOURCE = "gaussian_splat.cu"
 EXTRA_SOURCES = ("project.cu", "proof.py", "scene.py", "splatting.py")
 INTRODUCES = ("Gaussian splatting", "splat", "alpha blending", "transmittance")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "gaussian_splat.cu: Pixel::done: comparison: `t <= LEAST` -> `t < LEAST`": (
-        "no pixel stops early, and what is behind has the weight 0"
-    ),
-    "tile_lists.cuh: box_of: bounds check dropped: `columns <= 0 || rows <= 0` -> `false`": (
-        "neither is below 0, and a box of no columns or rows has no tile"
-    ),
-    "tile_lists.cuh: sum_counts_kernel: barrier removed: `__syncthreads()` -> ``, 2nd": (
-        "sum_before has a barrier, too, before the next round writes"
-    ),
-    "tile_lists.cuh: store_pairs_kernel: comparison: `first < total` -> `first <= total`": (
-        "one more round, of no candidates"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="blend",
-    task=(
-        "Put a splat behind what the pixel already has. Its alpha is 2^q / 255, at most MAX_ALPHA, "
-        "with q at most level.y. Its weight w is alpha times the pixel's t, but t never falls "
-        "below LEAST. level.z, level.w and blue are its colour."
-    ),
-    hints=(
-        "t is the share of light that everything in front lets through. The splat takes the share "
-        "alpha of that, and what is left is the new t.",
-        "w = min(alpha * t, t - LEAST). Each channel grows by w times the splat's channel.",
-        "alpha = fminf(MAX_ALPHA, ptx::exp2_approx(fminf(q, level.y)) / 255). Where w is the "
-        "second of the two, set t to LEAST itself, because t - (t - LEAST) is rounded.",
-    ),
-)
 
 # (Gaussians, width, height)
 SCENES = [(257, 100, 70), (1, 16, 16), (8, 33, 300), (0, 20, 20), (513, 640, 480)]

@@ -85,7 +85,7 @@ Tensor picture(const Tensor& splats, const Tensor& depths, const Tensor& colours
   const DeviceGuard guard(splats);
   const Tensor order = sorted_by_digits<float>(depths, nullptr, PASSES<float>).ids;
   const Records records = records_of(splats, &colours, &order);
-  Tensor image = torch::stable::new_empty(splats, {height, width, 4});
+  Tensor image = allocate(splats, {height, width, 4});
   draw(records, canvas, reinterpret_cast<float4*>(mutable_data<float>(image)));
   return image;
 }

@@ -145,8 +145,8 @@ std::tuple<Tensor, Tensor> splat_project(const Tensor& means, const Tensor& quat
   check_number(static_cast<double>(width), 32768, "width");
   check_number(static_cast<double>(height), 32768, "height");
   const DeviceGuard guard(means);
-  Tensor splats = torch::stable::new_empty(means, {n, 8});
-  Tensor depths = torch::stable::new_empty(means, {n});
+  Tensor splats = allocate(means, {n, 8});
+  Tensor depths = allocate(means, {n});
   if (n == 0) return {splats, depths};
   const Camera camera = {data<float>(view), static_cast<float>(fx), static_cast<float>(fy),
                          static_cast<float>(width), static_cast<float>(height)};

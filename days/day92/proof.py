@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from common.day import print_table, save_pictures
+from common.day import print_table
+from common.report.picture import save_pictures
 
 from .scene import FOCAL, camera, gaussians, sky
 from .splatting import BLUR, LEAST, MAX_ALPHA, exponent, inside

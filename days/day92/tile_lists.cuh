@@ -3,7 +3,7 @@
 
 #include "common/cuda/tensor.cuh"  // taught in days 6 and 12
 
-#include "days/day38/one_sweep.cuh"  // taught in day 38
+#include "days/day38/further/one_sweep.cuh"  // taught in day 38
 
 #include <limits>
 
@@ -89,7 +89,7 @@ struct Sorted {
 template <typename T>
 Sorted sorted_by_digits(const Tensor& keys, const Tensor* ids, int passes) {
   const int64_t n = keys.numel();
-  if (n == 0 || passes == 0) return {keys, ids ? *ids : torch::stable::new_empty(keys, {0})};
+  if (n == 0 || passes == 0) return {keys, ids ? *ids : allocate(keys, {0})};
   const OneSweep<T> sweep(keys, n, "splats");
   Sorted buffers[2];
   const T* from = data<T>(keys);
@@ -97,7 +97,7 @@ Sorted sorted_by_digits(const Tensor& keys, const Tensor* ids, int passes) {
   for (int p = 0; p < passes; ++p) {
     Sorted& to = buffers[p % 2];
     if (p < 2) {
-      to = {torch::stable::empty_like(keys), torch::stable::new_empty(keys, {n}, ScalarType::Int)};
+      to = {allocate_like(keys), allocate(keys, {n}, ScalarType::Int)};
     }
     sweep.pass(p, from, from_ids, mutable_data<T>(to.keys), mutable_data<Place>(to.ids));
     from = data<T>(to.keys);
@@ -133,7 +133,7 @@ struct Records {
 
 inline Records records_of(const Tensor& splats, const Tensor* colours, const Tensor* order) {
   const int64_t n = splats.size(0);
-  Records records{torch::stable::new_empty(splats, {n * 12}), n};
+  Records records{allocate(splats, {n * 12}), n};
   if (n == 0) return records;
   records_kernel<<<grid_size(ceil_div<int64_t>(n, BLOCK), "splats"), BLOCK, 0,
                    current_stream(splats)>>>(
@@ -324,8 +324,8 @@ Lists lists_of(const Records& records, const Tensor& depths, const Tensor* ids,
   const cudaStream_t stream = current_stream(depths);
   const int64_t n = records.n;
   const unsigned blocks = grid_size(ceil_div<int64_t>(n, BLOCK), "splats");
-  const Tensor counts = torch::stable::new_empty(depths, {blocks}, ScalarType::Int);
-  const Tensor sums = torch::stable::new_empty(depths, {int64_t{blocks} + 1}, ScalarType::Long);
+  const Tensor counts = allocate(depths, {blocks}, ScalarType::Int);
+  const Tensor sums = allocate(depths, {int64_t{blocks} + 1}, ScalarType::Long);
   uint64_t* const begins = mutable_data<uint64_t>(sums);
   uint64_t pairs = 0;
   if (n > 0) {
@@ -343,8 +343,8 @@ Lists lists_of(const Records& records, const Tensor& depths, const Tensor* ids,
                   " pairs of a splat and a tile, more than ", MOST_PAIRS);
   const int64_t count = static_cast<int64_t>(pairs);
   constexpr ScalarType TYPE = sizeof(Key) == 4 ? ScalarType::Int : ScalarType::Long;
-  const Tensor keys = torch::stable::new_empty(depths, {count}, TYPE);
-  const Tensor pair_ids = torch::stable::new_empty(depths, {count}, ScalarType::Int);
+  const Tensor keys = allocate(depths, {count}, TYPE);
+  const Tensor pair_ids = allocate(depths, {count}, ScalarType::Int);
   if (pairs > 0) {
     store_pairs_kernel<ELLIPSE><<<blocks, BLOCK, 0, stream>>>(
         records.data(), data<float>(depths), ids ? data<Place>(*ids) : nullptr, begins,
@@ -354,8 +354,7 @@ Lists lists_of(const Records& records, const Tensor& depths, const Tensor* ids,
   int passes = sizeof(Key) == 4 ? 0 : 4;  // of the depth's digits, then of the tile's
   for (int rest = canvas.tiles() - 1; rest > 0; rest >>= BITS) ++passes;
   const Sorted sorted = sorted_by_digits<Key>(keys, &pair_ids, passes);
-  Lists lists{sorted.ids,
-              torch::stable::new_empty(depths, {int64_t{canvas.tiles()} + 1}, ScalarType::Int)};
+  Lists lists{sorted.ids, allocate(depths, {int64_t{canvas.tiles()} + 1}, ScalarType::Int)};
   tile_begins_kernel<<<ceil_div(canvas.tiles() + 1, BLOCK), BLOCK, 0, stream>>>(
       data<Key>(sorted.keys), mutable_data<int>(lists.begins), static_cast<int>(pairs),
       canvas.tiles());

@@ -1,6 +1,14 @@
 """Day 93: spatial clustering, a Gaussian mixture with a Potts field and a k-means++ start."""
 
-from common.day import COMPILE, Case, Exercise, Library, Problem, Rung, Target, Tolerance, grid
+if __name__ == "__main__":  # python days/day93/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day93
+
+from common.day import COMPILE, Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import mixture
 from .proof import show
@@ -13,38 +21,6 @@ TOPICS = ("clustering", "mixture", "EM", "Potts", "k-means++", "spatial", "Philo
 SOURCE = "spatial_clustering.cu"
 EXTRA_SOURCES = ("kmeans_plus_plus.cu", "mixture.py", "proof.py")
 INTRODUCES = ("Gaussian mixture", "expectation-maximisation", "Potts field", "k-means++")
-
-EQUIVALENT = {  # mutants that compute the same, and why
-    "spatial_clustering.cu: expect_v2_kernel: comparison: `t < tiles` -> `t <= tiles`": (
-        "one more tile, of no points"
-    ),
-    "kmeans_plus_plus.cu: distances_kernel: transposed: `turn * (BLOCK / LANES) + group` -> "
-    "`group * (BLOCK / LANES) + turn`": (
-        "32 turns and 32 groups: each point once, and sums in double in another order"
-    ),
-    "kmeans_plus_plus.cu: draw_kernel: 64-bit index in 32 bits: `int64_t i` -> `int i`": (
-        "a block has 1024 points, and no memory holds 2^41"
-    ),
-    "step.cuh: Points::row: 64-bit index in 32 bits: `int64_t{2} * kp` -> `2 * kp`": (
-        "4096 clusters of 65,536 features are 2^29"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="softmax_of_lanes",
-    task=(
-        "L neighbouring lanes hold the 4 L logits of one point, 4 each. Return their softmax: each "
-        "lane its own 4. All lanes of the warp take part, in groups of L, a power of two."
-    ),
-    hints=(
-        "The largest of all 4 L logits is subtracted first, or expf overflows. Each lane has the "
-        "largest of its own 4.",
-        "The lanes of a group differ in the lowest bits of their number only: "
-        "__shfl_xor_sync(FULL_WARP, value, half) with half = L / 2, …, 1 stays within the group.",
-        "Two butterflies: fmaxf over most, then + over total, which begins as the sum of the "
-        "lane's four expf(logit - most). Each result is its expf divided by total.",
-    ),
-)
 
 # (points, features, clusters, neighbours): around a tile of 128 points, 4 clusters and 4 features
 SHAPES = [(129, 5, 3, 4), (300, 32, 16, 6), (128, 12, 7, 1), (1, 1, 1, 2), (259, 30, 10, 6)]

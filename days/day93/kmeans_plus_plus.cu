@@ -109,9 +109,9 @@ Tensor kmeans_plus_plus(Tensor x, int64_t clusters, int64_t seed) {
   const DeviceGuard guard(x);
   const cudaStream_t stream = current_stream(x);
   const int64_t blocks = ceil_div<int64_t>(n, RANGE);
-  Tensor chosen = torch::stable::new_empty(x, {clusters}, ScalarType::Long);
-  Tensor nearest = torch::stable::new_empty(x, {n});
-  Tensor sums = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
+  Tensor chosen = allocate(x, {clusters}, ScalarType::Long);
+  Tensor nearest = allocate(x, {n});
+  Tensor sums = allocate(x, {blocks}, ScalarType::Double);
   for (int64_t count = 0; count < clusters; ++count) {
     if (count > 0) {
       distances_kernel<<<grid_size(blocks, "x"), BLOCK, 0, stream>>>(

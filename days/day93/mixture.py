@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from common.day import Cost, philox_words
+from common.day import Cost
+from common.references.philox import philox_words
 
 PSEUDO, LEAST = 1e-3, 1e-6  # as in the .cu
 HEXAGON = 6

@@ -92,7 +92,7 @@ Step spatial_em_v1_separate(Tensor x, Tensor neighbours, Tensor q, Tensor weight
       x, neighbours, q, weights, means, variances, beta,
       [&](const Points& p, const Table& table, float* next, auto new_rows) {
         const cudaStream_t stream = current_stream(x);
-        Tensor logits = torch::stable::new_empty(x, {p.n, p.kp});
+        Tensor logits = allocate(x, {p.n, p.kp});
         const int64_t tiles = ceil_div<int64_t>(p.n, POINTS);
         const unsigned blocks = resident_grid(x, sums_v1_kernel, BLOCK, 0, tiles);
         likelihood_v1_kernel<<<grid_size(ceil_div<int64_t>(p.n * p.kp, BLOCK), "x"), BLOCK, 0,

@@ -147,22 +147,21 @@ Step em_step(const Tensor& x, const Tensor& neighbours, const Tensor& q, const T
   const DeviceGuard guard(x);
   const cudaStream_t stream = current_stream(x);
   const int64_t size = int64_t{p.dp} * p.kp;
-  Tensor tables = torch::stable::new_empty(x, {2 * size + p.kp + p.dp});
+  Tensor tables = allocate(x, {2 * size + p.kp + p.dp});
   float* const first = mutable_data<float>(tables);
   const Table table{first, first + size, first + 2 * size, first + 2 * size + p.kp};
   table_kernel<<<p.kp, 32, 0, stream>>>(p, table);
   check_launch("table");
-  Tensor next = torch::stable::empty_like(q), rows = x;
+  Tensor next = allocate_like(q), rows = x;
   int count = 0;
   if (n > 0) {
     run(p, table, mutable_data<float>(next), [&](int64_t blocks) {
       count = static_cast<int>(blocks);
-      rows = torch::stable::new_empty(x, {blocks, p.row()});
+      rows = allocate(x, {blocks, p.row()});
       return mutable_data<float>(rows);
     });
   }
-  Tensor w = torch::stable::empty_like(weights), m = torch::stable::empty_like(means),
-         v = torch::stable::empty_like(variances);
+  Tensor w = allocate_like(weights), m = allocate_like(means), v = allocate_like(variances);
   const dim3 grid(p.k, ceil_div(p.d, 32));
   parameters_kernel<<<grid, 32 * SLICES, 0, stream>>>(
       p, table.shift, data<float>(rows), count, mutable_data<float>(w), mutable_data<float>(m),

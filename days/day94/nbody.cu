@@ -67,7 +67,7 @@ Tensor accelerations(const Tensor& bodies, double eps, const char* kernel, Launc
                   eps);
   const DeviceGuard guard(bodies);
   const int64_t n = bodies.size(0);
-  Tensor a = torch::stable::new_empty(bodies, {n, 3});
+  Tensor a = allocate(bodies, {n, 3});
   if (n == 0) return a;
   launch(data<float>(bodies), mutable_data<float>(a), n, static_cast<float>(eps * eps));
   check_launch(kernel);

@@ -59,9 +59,9 @@ Grid check_heat(const Tensor& u, double c, int64_t steps) {
 template <typename Pass>
 Tensor run_passes(const Tensor& u, int64_t steps, int64_t per_pass, Pass&& pass) {
   const DeviceGuard guard(u);
-  Tensor now = torch::stable::empty_like(u);
+  Tensor now = allocate_like(u);
   if (u.numel() == 0) return now;
-  Tensor other = steps > per_pass ? torch::stable::empty_like(u) : now;
+  Tensor other = steps > per_pass ? allocate_like(u) : now;
   const float* from = data<float>(u);
   for (int64_t left = steps; left > 0; left -= per_pass) {
     pass(from, mutable_data<float>(now), left < per_pass ? left : per_pass);

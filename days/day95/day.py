@@ -1,6 +1,14 @@
 """Day 95: a tensor library that fuses operations into generated CUDA."""
 
-from common.day import COMPILE, Case, Exercise, Problem, Rung, Target, grid, one_tensor
+if __name__ == "__main__":  # python days/day95/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day95
+
+from common.day import COMPILE, Case, Problem, Rung, Target, grid, one_tensor
 
 from . import expressions as e
 from .compile import Options
@@ -22,34 +30,6 @@ EXTRA_SOURCES = (
     "proof.py",
 )
 INTRODUCES = ("lazy evaluation", "just-in-time compilation", "rematerialisation")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "launch_rows: grid or block size: `block` -> `dim3(block.x, 1, block.z)`": (
-        "the kernel strides over rows by the grid's and the block's size"
-    ),
-    "softmax_by_hand: comparison: `cols <= 64` -> `cols < 64`": (
-        "the kernels for longer rows take one of 64 columns, too"
-    ),
-    "scale_by_hand: empty input not handled: `if (on16 && (cols % 4 == 0 || rows == 1)) return "
-    "launch_elementwise<4>(f, rows, cols, s)` -> ``": "single elements give the same results",
-}
-
-EXERCISE = Exercise(
-    function="combine_threads",
-    task=(
-        "Leave in part[i] the combination of all threads of the row, for each i. A row has one "
-        "warp or WARPS warps; F::template combine<P>(i, a, b) combines two results."
-    ),
-    hints=(
-        "Within a warp, warp_reduce of common/cuda/warp_reduce.cuh does it, with a lambda that "
-        "calls combine. That is all if WARPS is 1.",
-        "Otherwise lane 0 of each warp writes to of_warps[i][warp]. After a barrier, every warp "
-        "reduces these: lanes from WARPS on bring what F::template start<P> sets.",
-        "if constexpr (WARPS > 1) { write; __syncthreads(); part[i] = warp_reduce(lane < WARPS ? "
-        "of_warps[i][lane] : identity[i], combine); } and one more barrier after the loop, before "
-        "the next phase writes.",
-    ),
-    rungs=("softmax_by_hand",),
-)
 
 EAGER = Options("none", wide=False)
 ELEMENTWISE = Options("elementwise", wide=False)

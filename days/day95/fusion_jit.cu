@@ -313,7 +313,7 @@ template <typename F>
 Tensor by_hand(const Tensor& x, const char* name, F&& launch) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(2).contiguous();
   const DeviceGuard guard(x);
-  const Tensor y = torch::stable::empty_like(x);
+  const Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
   check_cuda(launch(y, x.size(0), x.size(1), is_aligned(x, 16), current_stream(x)), name);
   return y;

@@ -4,7 +4,8 @@ import random
 
 import torch
 
-from common.day import Case, launches_of, print_table
+from common.bench.traces import launches_of
+from common.day import Case, print_table
 
 from . import expressions as e
 from . import lazy

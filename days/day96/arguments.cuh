@@ -54,8 +54,8 @@ Decoded decode(PARAMETERS, const char* name, F&& run) {
                   "position, steps: expected 0 and 1 at least, and a sum of at most ", P,
                   ", the positions of wpe and cache, got ", position, " and ", steps);
   const DeviceGuard guard(wte);
-  Tensor tokens = torch::stable::new_empty(wte, {steps}, ScalarType::Long);
-  Tensor logits = torch::stable::new_empty(wte, {steps, V}, ScalarType::Float);
+  Tensor tokens = allocate(wte, {steps}, ScalarType::Long);
+  Tensor logits = allocate(wte, {steps, V}, ScalarType::Float);
   Model m{};
   m.matrices[QKV] = data<bf16>(qkv), m.matrices[PROJ] = data<bf16>(proj);
   m.matrices[FC] = data<bf16>(fc), m.matrices[OUT] = data<bf16>(out);

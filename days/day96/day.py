@@ -1,6 +1,14 @@
 """Day 96: one persistent kernel decodes tokens through all layers of a GPT-2."""
 
-from common.day import Case, Exercise, Library, Problem, Rung, Target, Tolerance
+if __name__ == "__main__":  # python days/day96/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day96
+
+from common.day import Case, Library, Problem, Rung, Target, Tolerance
 
 from . import model
 from .proof import show
@@ -15,86 +23,6 @@ TOPICS = ("inference", "GPT-2", "decode", "persistent kernel", "megakernel", "KV
 SOURCE = "decode_megakernel.cu"
 EXTRA_SOURCES = ("model.py", "proof.py")
 INTRODUCES = ("megakernel", "tagged word")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "new_buffers: constant off by one: `10 * C` -> `11 * C`": (
-        "memory behind the buffers, which nothing uses"
-    ),
-    "new_buffers: constant off by one: `at + 2` -> `at + 3`": (
-        "v then lies where attention stores its result: a block has read an element of a head "
-        "before it stores that one"
-    ),
-    "decode_v3_persistent: constant off by one: `4 * m.C` -> `5 * m.C`": (
-        "shared memory behind the vector, which nothing uses"
-    ),
-    "arguments.cuh: decode: 64-bit index in 32 bits: `int64_t dim` -> `int dim`": (
-        "it is at most 5"
-    ),
-    "megakernel.cuh: dispatch_ring: comparison: `C <= 256` -> `C < 256`": (
-        "at 256 channels the kernel for more of them computes the same"
-    ),
-    "megakernel.cuh: dispatch_ring: comparison: `C <= 768` -> `C < 768`": (
-        "at 768 channels the kernel for more of them computes the same"
-    ),
-    "phases.cuh: embed: other dimension: `gridDim.x` -> `gridDim.y`": (
-        "blocks then also write what the blocks after them write, the same numbers"
-    ),
-    "phases.cuh: attend_heads: other dimension: `gridDim.x` -> `gridDim.y`": (
-        "blocks then also attend for the heads of the blocks after them, with the same numbers"
-    ),
-    "stream.cuh: Place::settle: comparison: `step < m.steps` -> `step <= m.steps`": (
-        "behind the last token nothing is fetched, whatever the unit"
-    ),
-    "worker.cuh: Worker::load_x: loop bound off by one: `e < PER_CHUNK` -> `e < PER_CHUNK - 1`": (
-        "a chunk that is not loaded is not multiplied either"
-    ),
-    "worker.cuh: Worker::load_x: bounds check dropped: `lane + 32 * i >= chunks` -> `false`, 3rd": (
-        "a chunk that is not loaded is not multiplied either"
-    ),
-    "model.cuh: Best::consider: comparison: `other.index < index` -> `other.index <= index`": (
-        "the candidate with the same index is the same"
-    ),
-    "phases.cuh: choose: constant off by one: `threadIdx.x == 0` -> `threadIdx.x == 1`": (
-        "every thread has the best"
-    ),
-    "stream.cuh: receive: comparison: `N > 2` -> `N >= 2`": (
-        "of two words, too, the first is then polled alone"
-    ),
-    "worker.cuh: Worker::gather: comparison: `first < n` -> `first <= n`": (
-        "beyond n there is no word to wait for"
-    ),
-    "megakernel.cuh: stream: 64-bit index in 32 bits: `int64_t{m.H} * SPLITS` -> `m.H * SPLITS`": (
-        "the channels are limited, and with them the heads"
-    ),
-    "phases.cuh: normalise: arithmetic operator: `vector[c] - mean` -> `vector[c] + mean`, 2nd": (
-        "(v - mean) (v + mean) adds up to the same, but for rounding"
-    ),
-    'arguments.cuh: decode: device check dropped: `check(token, "token").on_gpu()` -> '
-    '`check(token, "token")`': ("same_device refuses a token on the host, too"),
-    "arguments.cuh: decode: contiguity check dropped: `check(token, "
-    '"token").on_gpu().dtype({ScalarType::Long}).rank(1).contiguous()` -> `check(token, '
-    '"token").on_gpu().dtype({ScalarType::Long}).rank(1)`': ("one element is always contiguous"),
-    "megakernel.cuh: most_blocks: rounded down: `ceil_div<int64_t>(wte.size(1), QUOTA)` -> "
-    "`((wte.size(1)) / (QUOTA))`": ("a block less, whose rows the others multiply"),
-    "megakernel.cuh: Exchange::operator: loop stride: `b += THREADS` -> `b += 2 * THREADS`": (
-        "no GPU has more multiprocessors than a block has threads"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="norm_kernel",
-    task=(
-        "One block normalises x (b.x, C numbers) with the norm that stands before the matrices of "
-        "`kind`, and stores it to b.normed. normalise() of phases.cuh works in shared memory."
-    ),
-    hints=(
-        "All threads of the block copy x into a vector in dynamic shared memory first.",
-        "A barrier stands between the copy and normalise(), which every thread calls and which "
-        "ends with one. norm_before(m, kind, layer) gives the weights and biases.",
-        "extern __shared__ float vector[]; a loop over c from threadIdx.x in steps of THREADS "
-        "copies b.x[c]; __syncthreads(); normalise(vector, norm_before(m, kind, layer), m.C); the "
-        "same loop stores vector[c] to b.normed[c].",
-    ),
-)
 
 # (layers, heads, channels, words, positions, position, steps)
 ONE_STEP = [(2, 4, 64, 131, 65, position, 1) for position in (0, 1, 7, 63)]

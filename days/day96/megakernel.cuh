@@ -234,7 +234,7 @@ void stream(const Tensor& wte, const Model& m, const Chooser& chooser) {
     // C words of each of 3 + 1 + 4 + 1, the parts, and two sets of those that blocks exchange.
     const int64_t parts = int64_t{m.H} * SPLITS * (m.D + 1),
                   words = 9 * m.C + parts + 2 * EXCHANGED * blocks;
-    Tensor memory = torch::stable::new_empty(wte, {words}, ScalarType::Long);
+    Tensor memory = allocate(wte, {words}, ScalarType::Long);
     check_cuda(
         cudaMemsetAsync(memory.mutable_data_ptr(), 0, words * sizeof(Word), current_stream(wte)),
         "cudaMemsetAsync");

@@ -1,8 +1,16 @@
 """Day 97: a caching allocator, tried on traces; and where the memory of a training step goes."""
 
+if __name__ == "__main__":  # python days/day97/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day97
+
 from functools import partial
 
-from common.day import Case, Exercise, Problem, Rung, Target
+from common.day import Case, Problem, Rung, Target
 
 from .proof import show
 from .step import LEAN, by_pytorch, step_trace
@@ -16,77 +24,6 @@ TOPICS = ("memory", "allocator", "fragmentation", "streams", "events", "training
 SOURCE = "allocator.cu"
 EXTRA_SOURCES = ("allocator.cuh", "replay.cuh", "traces.py", "step.py", "proof.py")
 INTRODUCES = ("best fit", "fragmentation", "gradient checkpointing")
-EQUIVALENT = {  # mutants that compute the same, and why
-    "SizeClasses::rounded: comparison: `bytes <= ROUND` -> `bytes < ROUND`": (
-        "the power of two for ROUND bytes is ROUND"
-    ),
-    "DriverPool::DriverPool: min for max: `max()` -> `min()`": (
-        "the driver takes freed memory back at each wait: slower, with the same results"
-    ),
-    "allocator.cuh: Allocator::allocate: comparison: `bytes <= LARGEST` -> `bytes < LARGEST`": (
-        "a trace is checked before it is replayed, and no machine has 2^40 bytes"
-    ),
-    "allocator.cuh: Allocator::live: validation dropped: `STD_TORCH_CHECK(b != blocks_.end() && "
-    'b->second.state == LIVE_BLOCK, "address: expected that of a live block")` -> ``': (
-        "a trace is checked before it is replayed"
-    ),
-    "allocator.cuh: Allocator::shortage: initial value: `int64_t largest = 0` -> "
-    "`int64_t largest = 1`": "a number of an error's message",
-    "replay.cuh: Paper::give: validation dropped: `STD_TORCH_CHECK(found != sizes_.end(), "
-    '"an address was given back that was not taken")` -> ``': (
-        "an assertion: no allocator gives back what it has not taken"
-    ),
-    'replay.cuh: operations_of: contiguity check dropped: `check(trace, "trace").on_host().dtype('
-    '{ScalarType::Long}).rank(2).size(1, 4).contiguous()` -> `check(trace, "trace").on_host().'
-    "dtype({ScalarType::Long}).rank(2).size(1, 4)`": (
-        "numbers that are read in another order make a row that is refused"
-    ),
-    "allocator.cuh: Allocator::shortage: min for max: `max(largest, b.bytes)` -> `min(largest, "
-    "b.bytes)`": ("a number of an error's message"),
-    "allocator.cuh: Allocator::live: comparison: `b != blocks_.end() && b->second.state == "
-    "LIVE_BLOCK` -> `b != blocks_.end() || b->second.state == LIVE_BLOCK`": (
-        "a trace is checked before it is replayed"
-    ),
-    "allocator.cuh: Allocator::allocate: comparison: `bytes >= 0 && bytes <= LARGEST` -> "
-    "`bytes >= 0 || bytes <= LARGEST`": ("a trace is checked before it is replayed"),
-    "replay.cuh: Streams::Streams: loop stride: `++s` -> `s += 2`": (
-        "stream 2 is the default stream then, which is another stream than 1 and 3, too"
-    ),
-    "replay.cuh: Streams::Streams: comparison: `s < STREAMS` -> `s <= STREAMS`": (
-        "behind the streams is the event, which is made next"
-    ),
-    "replay.cuh: Streams::Streams: initial value: `int s = 1` -> `int s = 0`": (
-        "the current stream takes the place of stream 0"
-    ),
-    'replay.cuh: replay: device check dropped: `check(trace, "trace").on_host()` -> '
-    '`check(trace, "trace")`': "operations_of checks it once more",
-    "replay.cuh: replay: empty input not handled: `if (count == 0) return {out, live}` -> ``": (
-        "no row is replayed"
-    ),
-    "allocator.cuh: Allocator::allocate: validation dropped: `STD_TORCH_CHECK(bytes >= 0 && "
-    'bytes <= LARGEST, "bytes: expected 0 to 2^40, got ", bytes)` -> ``': (
-        "a trace is checked before it is replayed"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="BestFit::keep",
-    first="if (b != blocks_.begin())",
-    last="if (after != blocks_.end() && mergeable(after, b))",
-    task=(
-        "Block b was just freed, and is on no list yet. Merge it with the neighbour before it and "
-        "with the one behind it, if they are free and in the same segment; b is the merged block "
-        "then. blocks_ holds all blocks in the order of their addresses."
-    ),
-    hints=(
-        "b is an iterator of a std::map: std::prev(b) and std::next(b) are its neighbours. Which "
-        "of the two need not exist?",
-        "mergeable(neighbour, b) says whether the neighbour is free and in b's segment. "
-        "merge(low, high) takes both from the lists and returns low, the larger one; high is gone.",
-        "If b is not blocks_.begin(), and mergeable(before, b): b = merge(before, b). Then look at "
-        "std::next(b): if it is not blocks_.end(), and mergeable(after, b): b = merge(b, after).",
-    ),
-)
 
 RANDOM, LIFO, FIFO, ADVERSARIAL, STREAMED = range(len(NAMES))
 ALLOCATORS = (

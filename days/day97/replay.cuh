@@ -180,8 +180,8 @@ std::tuple<Tensor, Tensor> replay(const Tensor& trace, int64_t touch, bool keep)
   const std::vector<Operation> rows = operations_of(trace);
   STD_TORCH_CHECK(touch >= 0, "touch: expected 0 bytes or more, got ", touch);
   const int64_t count = rows.size();
-  Tensor out = torch::stable::new_empty(trace, {count}, ScalarType::Long);
-  Tensor live = torch::stable::new_empty(trace, {count}, ScalarType::Long);
+  Tensor out = allocate(trace, {count}, ScalarType::Long);
+  Tensor live = allocate(trace, {count}, ScalarType::Long);
   if (count == 0) return {out, live};
 
   static std::mutex mutex;  // two host threads must not record one event in turns
@@ -276,7 +276,7 @@ std::tuple<Tensor, Tensor> place(const Tensor& trace, int64_t limit) {
   Paper driver(limit);
   Strategy allocator(driver);
   std::vector<void*> at(count);
-  Tensor history = torch::stable::new_empty(trace, {count, 4}, ScalarType::Long);
+  Tensor history = allocate(trace, {count, 4}, ScalarType::Long);
   for (int64_t row = 0; row < count; ++row) {
     const Operation& o = rows[row];
     const cudaStream_t stream = paper_stream(o.stream);
@@ -306,7 +306,7 @@ std::tuple<Tensor, Tensor> place(const Tensor& trace, int64_t limit) {
     }
   });
   const int64_t found = blocks.size() / 4;
-  Tensor snapshot = torch::stable::new_empty(trace, {found, 4}, ScalarType::Long);
+  Tensor snapshot = allocate(trace, {found, 4}, ScalarType::Long);
   std::copy(blocks.begin(), blocks.end(), mutable_data<int64_t>(snapshot));
   return {history, snapshot};
 }
@@ -329,7 +329,7 @@ Tensor place_in_threads(const Tensor& trace, int64_t threads) {
     const bool behind = before == taken.end() || before->first + before->second <= at;
     return beside && behind && taken.emplace(at, bytes).second;
   };
-  Tensor out = torch::stable::new_empty(trace, {threads}, ScalarType::Long);
+  Tensor out = allocate(trace, {threads}, ScalarType::Long);
   const auto carry_out = [&](int64_t thread) {
     std::vector<void*> at(rows.size());
     int64_t own = 0;

@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-FILE = Path(__file__).with_name("steps.json")  # what show records, for replays
+FILE = Path(__file__).parent / "results/show/steps.json"  # what show records, for replays
 CATEGORIES = ("parameters", "optimizer state", "gradients", "activations", "others")
 
 

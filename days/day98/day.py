@@ -1,12 +1,22 @@
 """Day 98: a model leaves Python: export, AOTInductor, a C++ program, a wheel."""
 
+if __name__ == "__main__":  # python days/day98/day.py: build, call, compare with PyTorch
+    import sys
+
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # where common/ is
+    from common.run.driver import main
+
+    sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day98
+
 import math
 
 import torch
 import torch.nn.functional as F
 
-from common.day import COMPILE, Case, Cost, Exercise, Problem, Rung, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, grid
 
+from .model import MOST, WIDTH, export, layer
+from .package import register
 from .proof import show
 
 __all__ = ["PROBLEMS", "show"]
@@ -18,32 +28,8 @@ SOURCE = "deploy.cu"
 EXTRA_SOURCES = ("model.py", "proof.py", "package.py", "setup.py", "serve.cpp")
 INTRODUCES = ("AOTInductor", "wheel")
 
-EQUIVALENT = {  # mutants that compute the same, and why
-    "team_sum: constant off by one: `WARP == 0` -> `WARP == 1`": (
-        "every lane has the sum of its warp, and any of them may store it"
-    ),
-}
-
-EXERCISE = Exercise(
-    function="gated_norm_v2_kernel",
-    task=(
-        "Compute one row per block: the sum of the squares of x, then y from x, z, weight and the "
-        "inverse root of the mean square. Sums are in fp32."
-    ),
-    hints=(
-        "The row of the block begins at blockIdx.x * cols. Thread t takes columns t, t + BLOCK, "
-        "t + 2 BLOCK, …, for the sum and again for the result.",
-        "Each thread puts its part of the sum into an array in shared memory, one place per "
-        "thread. sum(partial) adds them, with the barriers that it needs, and every thread gets "
-        "the result. inverse_rms does the rest.",
-        "After r = inverse_rms(sum(partial), cols, eps), y[begin + c] is x[begin + c] times r, "
-        "weight[c] and silu(z[begin + c]), computed in fp32 and converted once.",
-    ),
-)
-
 EPS = 1e-6
 BAD_EPS = (EPS, -1.0, 1e30, math.nan)  # the first is good
-FLOATS = ["float32", "float16", "bfloat16"]
 # Around the chunks of a warp and of a block, and what their registers hold; one element; no rows.
 SHAPES = [(1, 1), (5, 3), (37, 33), (3, 256), (9, 264), (2, 513), (4, 1000), (2, 2056), (3, 4104)]
 
@@ -72,6 +58,32 @@ def by_pytorch(x, z, weight, eps):
 def cost(case):
     elements = math.prod(case.shape)
     return Cost(bytes=(3 * elements + case.shape[-1]) * case.itemsize, flops=10 * elements)
+
+
+def batch_inputs(case, draw):
+    return (draw(*case.shape),)
+
+
+def eager_layer(u):
+    """The layer of model.py with the formula in place of our operator."""
+    return layer(reference, u.device).to(u.dtype)(u)
+
+
+def load_exported(builder):
+    """The layer of model.py with our operator, exported for any batch."""
+    operator = builder.operators().gated_norm_v3_chunks
+    register()
+    device = torch.device(builder.device)
+    exported = export(layer(operator, device), device).module()
+
+    def call(u):
+        fits = u.dim() == 2 and u.shape[1] == WIDTH and 1 <= u.shape[0] <= MOST
+        if not fits or u.dtype != torch.float32 or u.device.type != device.type:
+            got = f"{tuple(u.shape)}, {u.dtype}, on {u.device}"
+            raise ValueError(f"u: expected 1 to {MOST} rows of {WIDTH} float32, got {got}")
+        return exported(u)
+
+    return call
 
 
 RUNGS = (
@@ -105,6 +117,22 @@ PROBLEMS = (
         rungs=RUNGS,
         cases=(Case((5, 24, 0)),),
         refused=grid([(5, 24, 1), (5, 24, 2), (5, 24, 3)], ["float32"]),
+        timed=False,
+    ),
+    Problem(
+        name="exported for any batch",
+        inputs=batch_inputs,
+        reference=eager_layer,
+        rungs=(
+            Rung(
+                "exported_layer",
+                "torch.export, with our operator and its fake implementation",
+                load=load_exported,
+                calls=("linear", "add"),
+            ),
+        ),
+        cases=tuple(Case((rows, WIDTH)) for rows in (1, 2, 7, 300)),
+        refused=(Case((0, WIDTH)), Case((MOST + 1, WIDTH)), Case((3, WIDTH - 1))),
         timed=False,
     ),
 )

@@ -7,6 +7,7 @@ from torch import nn
 
 WIDTH, HIDDEN = 64, 160
 MOST = 4096  # rows of a batch
+DTYPE = torch.float32  # also where the default is another: else the random numbers are others
 EXAMPLE = 6  # rows of the batch that is traced; the export leaves their number open
 
 
@@ -16,10 +17,10 @@ class GatedLayer(nn.Module):
     def __init__(self, operator):
         super().__init__()
         self.operator = operator
-        self.values = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.gates = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.back = nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.weight = nn.Parameter(torch.rand(HIDDEN) + 0.5)
+        self.values = nn.Linear(WIDTH, HIDDEN, bias=False, dtype=DTYPE)
+        self.gates = nn.Linear(WIDTH, HIDDEN, bias=False, dtype=DTYPE)
+        self.back = nn.Linear(HIDDEN, WIDTH, bias=False, dtype=DTYPE)
+        self.weight = nn.Parameter(torch.rand(HIDDEN, dtype=DTYPE) + 0.5)
 
     def forward(self, u):
         return u + self.back(self.operator(self.values(u), self.gates(u), self.weight, 1e-6))

@@ -16,7 +16,10 @@ import torch
 from torch.library import opcheck
 from torch.utils import cpp_extension
 
-from common.day import Entry, cached, digest, print_table, seconds_in_turn, use_compilers
+from common.base.cache import Entry, cached, digest
+from common.bench.showing import seconds_in_turn
+from common.build.library import use_compilers
+from common.day import print_table
 
 from .model import HIDDEN, MOST, WIDTH, batch, compile_package, export, layer
 from .package import NAMES, register

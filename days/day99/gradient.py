@@ -2,9 +2,8 @@
 
 import torch
 
-from common.day import COMPILE, Case, Cost, Problem, Rung, Target, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
 
-FLOATS = ["float32", "float16", "bfloat16"]
 WORDS = 50257  # of GPT-2; what a 0 in a case's shape stands for
 FREQUENT = 32  # rows: as in days/day82/word_rows.cuh
 TEXT, EVEN, ONE, RUNS = range(4)  # how tokens are drawn, the last number of a case's shape

@@ -146,11 +146,11 @@ Tensor by_parts(const Tensor& upstream, const Tensor& tokens, int64_t words, con
   const DeviceGuard guard(upstream);
   const int64_t n = tokens.size(0), C = upstream.size(1), tiles = ceil_div<int64_t>(n, PIECE);
   if (upstream.numel() == 0 || words == 0) {
-    return torch::stable::new_zeros(upstream, {words, C});
+    return allocate_zeros(upstream, {words, C});
   }
-  const Tensor out = torch::stable::new_empty(upstream, {words, C});
+  const Tensor out = allocate(upstream, {words, C});
   const Sorted sorted = sort(out);
-  const Tensor sums = torch::stable::new_empty(upstream, {2 * tiles, C}, ScalarType::Float);
+  const Tensor sums = allocate(upstream, {2 * tiles, C}, ScalarType::Float);
   const cudaStream_t stream = current_stream(upstream);
   dispatch_floating(upstream, [&](auto zero) {
     using T = decltype(zero);

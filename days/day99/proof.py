@@ -3,7 +3,10 @@ rung, counted."""
 
 import torch
 
-from common.day import RungOutcome, Stored, Timing, print_table, read_stored
+from common.base.outcome import RungOutcome, Timing
+from common.day import print_table
+from common.report.markdown import Stored
+from common.report.stored import read_stored
 
 from .gradient import FREQUENT, TEXT, WORDS, embedding_backward, problems
 from .roofline import cells, show_all, standings

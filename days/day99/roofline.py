@@ -8,7 +8,10 @@ the share of that limit with each time.
 import statistics
 from dataclasses import dataclass
 
-from common.day import RungOutcome, Timing, print_table, roofline, slug
+from common.base.outcome import RungOutcome, Timing
+from common.base.where import slug
+from common.day import print_table
+from common.report.roofline import roofline
 
 IN_L2 = "mostly in L2"  # in the note of a time whose bytes fit into L2: memory is not its limit
 NOTHING = "Nothing is stored yet. On a GPU, python run_day.py all --write stores the results."

@@ -7,6 +7,7 @@ import pty
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 import run_day as script
 from common.base.paths import ROOT
-from tests.command_line import CommandLine
+from common.run import command
+from tests.command_line import FIXTURE_DAYS, CommandLine
+from tests.progress import run, wait_for
 
 ESCAPE = "\x1b"
 PYTHON_S_OWN = "import argparse, ast, dataclasses, importlib.util, pathlib, re"
@@ -57,9 +60,19 @@ def test_a_mistyped_option_gets_the_nearest(
         (["1", "--write", "--quick"], "not with --quick"),
         (["1", "--write", "--rungs", "relu_v1"], "not with --rungs"),
         (["1", "--write", "--sanitize"], "not with"),
+        (["1", "--write", "--draw"], "not with"),
+        (["1", "--practice", "--draw"], "not with --practice"),
+        (["--draw", "1"], "'1' is no FILE.svg; days stand before --draw"),
         (["1", "--from", "x.json"], "--from goes with --write"),
         (["1", "--sanitize", "--profile"], "not allowed with"),
         (["1", "-j", "0"], "whole number above 0"),
+        (["1", "-j", "\u0661"], "whole number above 0"),
+        (["1", "--time-limit", "\u0661"], "number above 0"),
+        (["1", "--mutants", "--sample", "1", "--seed", "1_0"], "whole number"),
+        (["1", "--diff", "v1", "v2", "--json", "x"], "--diff runs no day: not with --json"),
+        (["1", "--diff", "v1", "v2", "--write"], "--diff runs no day: not with --write"),
+        (["--doctor", "1"], "--doctor runs no day: not with a day"),
+        (["--list", "--html", "x"], "--list runs no day: not with --html"),
         (["1", "--time-limit", "soon"], "number above 0"),
         (["--shard", "1/2", "--doctor"], "--shard"),
         (["1", "--device", "tpu"], "invalid choice"),
@@ -75,6 +88,48 @@ def test_an_architecture_that_is_none(run_day: CommandLine) -> None:
     done = run_day("1", "--compile-only", "--arch", "9.0a,ninety")
     assert done.returncode == 2
     assert "'ninety' is no architecture" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("original", "other", "message"),
+    [
+        ("twice.cu", "mine.cu", "twice.cu: is no file"),
+        ("day01/twice.cu", "none.cu", "none.cu: is no file"),
+        ("mine.cu", "mine.cu", "mine.cu is no source of the days that are named"),
+    ],
+)
+def test_a_file_that_takes_no_source_s_place_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    original: str,
+    other: str,
+    message: str,
+) -> None:
+    shutil.copytree(FIXTURE_DAYS / "day01", tmp_path / "day01")
+    (tmp_path / "mine.cu").touch()
+    monkeypatch.chdir(tmp_path)
+    assert script.main(["1", "--days", ".", "--swap", original, other]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_path_of_a_swap_counts_from_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(FIXTURE_DAYS / "day01", tmp_path / "day01")
+    (tmp_path / "mine.cu").touch()
+    monkeypatch.chdir(tmp_path / "day01")
+    taken: list[command.Selection] = []
+
+    def run(options: command.Options, selection: command.Selection, report: object) -> int:
+        assert options.swap == (tmp_path / "day01" / "twice.cu", tmp_path / "day01/../mine.cu")
+        taken.append(selection)
+        return 0
+
+    monkeypatch.setattr(command, "_run", run)
+    words = ["1", "--days", "..", "--in-process", "--swap", "twice.cu", "../mine.cu"]
+    assert script.main(words) == 0
+    assert [day.source for day in taken[0].days] == [tmp_path / "day01/../mine.cu"]
 
 
 def test_help_shows_every_option_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +171,7 @@ def hundred_days(root: Path) -> None:
         original = sorted((ROOT / "days").glob("day*/day.py"))[number % 4]
         text = re.sub(r'^SOURCE = ".*"$', 'SOURCE = "x.cu"', original.read_text(), flags=re.M)
         (folder / "day.py").write_text(text)
+        shutil.copy(original.parent / "exercises.toml", folder)
         (folder / "x.cu").touch()
 
 
@@ -156,6 +212,12 @@ def test_without_arguments_it_says_where_one_is(run_day: CommandLine) -> None:
     assert "python run_day.py 5        build, check and time day 5" in done.stdout
 
 
+def test_a_report_that_cannot_be_written_costs_no_run(run_day: CommandLine) -> None:
+    done = run_day("1", "--no-bench", "--json", f"{'x' * 300}.json")
+    assert done.returncode == 1
+    assert done.stdout == f"run_day.py: cannot write {'x' * 300}.json: File name too long\n"
+
+
 def test_list_names_broken_days(run_day: CommandLine) -> None:
     done = run_day("--list")
     assert done.returncode == 1
@@ -167,7 +229,8 @@ def test_plain_output_is_plain_and_stable(run_day: CommandLine) -> None:
     run_day("1,2,10", "--no-bench")  # builds, in whatever order builds end
     first, second = (run_day("1,2,10", "--no-bench").stdout for _ in range(2))
     assert ESCAPE not in first and "\r" not in first
-    times = re.compile(r"(day \d+, )?[\d.]+ (s|ms|µs)\b")
+    # Times, and what depends on them: what took long enough to be named, and which days most.
+    times = re.compile(r"[\d.]+ (s|ms|µs)\b|; summed over days: .*|slowest: .*")
     assert times.sub("T", first) == times.sub("T", second)
     for line in first.splitlines():
         assert line == line.rstrip()
@@ -208,7 +271,7 @@ def on_a_terminal(run: CommandLine, *arguments: str, **environment: str) -> str:
 
 
 def test_a_terminal_gets_colour_and_a_live_line(run_day: CommandLine) -> None:
-    text = on_a_terminal(run_day, "1,2", "--no-bench")
+    text = on_a_terminal(run_day, "1,2", "--no-bench", "--side-by-side", "1")
     assert COLOUR.search(text)
     assert "running day 1" in text
     assert "1 day left" in text and "0 days left" not in text
@@ -228,7 +291,21 @@ def test_a_reader_that_goes_away_is_no_error(run_day: CommandLine) -> None:
     process = run_day.start("1", "--no-bench")
     assert process.stdout
     process.stdout.close()
-    assert process.wait(timeout=30) == 141
+    wait_for(lambda: process.poll() is not None, process)
+    assert process.returncode == 141
+    assert run_day.alive() == []
+
+
+@pytest.mark.parametrize("arguments", [("--list",), ("1", "--no-bench")])
+def test_an_output_on_a_full_disk_is_said_without_a_traceback(
+    run_day: CommandLine, arguments: tuple[str, ...]
+) -> None:
+    command = f"exec {shlex.join(run_day.command(*arguments))} >/dev/full"
+    done = run(["bash", "-c", command], env={**os.environ, **run_day.environment})
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last == "run_day.py: no more output can be written: No space left on device"
+    assert "Traceback" not in done.stderr
     assert run_day.alive() == []
 
 
@@ -253,11 +330,12 @@ def test_a_warm_run_costs_little_beside_importing_torch(run_day: CommandLine) ->
     assert whole < 2.5 * torch_alone, f"{whole:.2f} s, of which torch {torch_alone:.2f} s"
 
 
-def test_a_terminal_that_knows_ascii_alone_is_no_error(run_day: CommandLine) -> None:
+def test_a_terminal_that_knows_ascii_alone_is_no_error() -> None:
+    run_day = CommandLine(ROOT / "days")
     run_day.environment |= {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = run_day("1", "--no-bench")
+    done = run_day("--list")  # with squares for exercises
     assert done.returncode == 0, done.stdout
-    assert "Traceback" not in done.stdout and "?torch" in done.stdout
+    assert "Traceback" not in done.stdout and "? open: the steps" in done.stdout
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "2>&-"])
@@ -266,7 +344,7 @@ def test_a_closed_output_is_no_error(run_day: CommandLine, closed: str, tmp_path
     words = run_day.command("1", "--no-bench", "--json", str(report))
     environment = {**os.environ, **run_day.environment}
     command = f"exec {shlex.join(words)} {closed}"
-    done = subprocess.run(["bash", "-c", command], env=environment, timeout=120, check=False)
+    done = run(["bash", "-c", command], env=environment, stdout=None, stderr=None)
     assert done.returncode == 0
     assert report.is_file()
 

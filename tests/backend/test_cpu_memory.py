@@ -17,6 +17,7 @@ from common.base.paths import ROOT
 from common.cpu import backend
 from common.cpu import libraries as shared
 from tests.kernel_files import Call, Libraries
+from tests.progress import finish
 
 KERNELS = "memory"
 LIKE = torch.zeros(1)
@@ -104,7 +105,7 @@ def test_processes_share_memory(operators: Any, libraries: Libraries) -> None:
         assert [_line(rank) for rank in ranks] == ["True", "True"]
         for rank in ranks:
             _tell(rank, "")
-            _, errors = rank.communicate(timeout=30)
+            _, errors = finish(rank)
             assert rank.returncode == 0, errors
     finally:
         for rank in ranks:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.outcome import PASS, RungOutcome
+from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import ROOT
 from common.check.device import MORE_SCHEDULES, SCHEDULES, Schedule
 from common.cpu import backend
@@ -210,8 +210,59 @@ def test_a_compiler_without_an_address_sanitizer_is_named() -> None:
 
 def test_a_remark_of_a_rung_in_two_problems_is_reported_once() -> None:
     remark = "two runs are not compared bit for bit: atomics"
-    rungs = [RungOutcome(name, "sum_v1", "", PASS, remarks=[remark]) for name in ("one", "two")]
+    rungs = [RungOutcome(name, "sum_v1", "", PASS, asides=[remark]) for name in ("one", "two")]
     assert debugger.judge_orders(debugger.Pass(rungs)).remarks == [f"sum_v1: {remark}"]
+
+
+def _failed(rung: str, reason: str, *details: str, races: bool = False) -> RungOutcome:
+    found = [{"what": "race", "places": ["a", "a"], "summary": "", "details": []}] * races
+    return RungOutcome("p", rung, "", FAIL, reason, list(details), findings=found)
+
+
+def test_locals_are_blamed_only_for_what_nothing_else_explains() -> None:
+    """Of rungs that are wrong where locals begin with a pattern: one has a race, one is wrong by
+    chance, one wherever accesses are watched, and one reads a local that was never set."""
+    wrong = [_failed(name, "all wrong", "got 1") for name in ("race", "chance", "watched", "unset")]
+    right = [RungOutcome("p", name, "", PASS) for name in ("race", "chance", "watched", "unset")]
+    ordered, watched = debugger.Pass(right), debugger.Pass(wrong)
+    odd = debugger.wrong_there_alone(ordered, watched)
+    assert odd == wrong
+    traced = debugger.Pass([_failed("race", "by its accesses", races=True), *right[1:]])
+    again = debugger.Pass([right[0], _failed("chance", "all wrong", "got 2"), *wrong[2:]])
+    zeroed = debugger.Pass([*right[:2], wrong[2], _failed("unset", "all wrong", "got 0")])
+    causes = debugger.why_wrong_there(odd, traced, again, zeroed)
+    assert {cause: [rung.rung for rung in rungs] for cause, rungs in causes.items()} == {
+        debugger.RACED: ["race"],
+        debugger.CHANCE: ["chance"],
+        debugger.ANYWAY: ["watched"],
+        debugger.LOCAL: ["unset"],
+    }
+    blamed = debugger.judge_locals(watched, "", causes)
+    assert blamed.status == FAIL and blamed.reason.startswith("unset: all wrong (only where local")
+    assert not blamed.details[1:], "and no other rung"
+    addresses = debugger.judge_addresses(ordered, watched, "", causes)
+    assert addresses.status == FAIL, "what no other row has, fails this one"
+    text = "\n".join([addresses.reason, *addresses.details])
+    assert "chance: all wrong (only where accesses are watched; another run" in text
+    assert "watched: all wrong (" in text and "race" not in text and "unset" not in text
+    del causes[debugger.LOCAL]
+    cannot = debugger.judge_locals(watched, "", causes)
+    assert cannot.status == SKIP
+    assert cannot.reason.startswith("cannot tell: race is wrong where local") and "a race" in (
+        cannot.reason
+    )
+    assert debugger.judge_locals(debugger.Pass(right), "", {}).status == PASS
+
+
+def test_a_wrong_result_after_an_early_return_is_a_fault_of_waiting() -> None:
+    said = (
+        "40 of 64 threads of block (0,0,0) had returned when the others met in __syncthreads at x"
+    )
+    early = _failed("early", "all wrong", f"hint: {said}: was something left?", "hint: NaN")
+    row = debugger.judge_waits(debugger.Pass([early, _failed("other", "all wrong", "hint: NaN")]))
+    assert row.status == FAIL and row.reason.startswith(f"early: {said}")
+    assert row.details == ["the result is wrong: all wrong"]
+    assert debugger.judge_waits(debugger.Pass([_failed("other", "all wrong")])).status == PASS
 
 
 # ---------------------------------------------------------------- the command
@@ -228,9 +279,9 @@ ROWS = {
 
 def test_the_command_finds_each_fault() -> None:
     run = CommandLine(ROOT / "tests" / "sanitize_days")
-    process = run.start("1", "--sanitize")
-    shown = process.communicate(timeout=600)[0]  # it may have to build the backend in three ways
-    assert process.returncode == 1
+    done = run("1", "--sanitize")
+    shown = done.stdout
+    assert done.returncode == 1
     text = re.sub(r"\s+", " ", shown)
     for row, said in ROWS.items():
         assert re.search(rf" {row} FAIL .*?{said}", text), shown
@@ -238,5 +289,9 @@ def test_the_command_finds_each_fault() -> None:
     for number, line in enumerate(lines, 1):
         if "// line: " in line:
             assert f"day01/twice.cu:{number}" in shown, line
-    assert "twice_right" not in text
+    assert "twice_right" not in text and "twice_left_rightly" not in text
+    early = r"twice_left_early: \d+ of 64 threads of block .* had returned when the others met in"
+    assert re.search(rf" waits FAIL .*?{early} __syncthreads at .*? addresses ", text), shown
+    mask = "twice_mask: 1 float32: __shfl_sync: the mask 0xffffffff names lanes 1 to 31, which"
+    assert re.search(rf" waits FAIL .*?{mask} returned and never made.*? addresses ", text), shown
     assert not run.alive()

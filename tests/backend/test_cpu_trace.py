@@ -27,6 +27,7 @@ from common.cpu import libraries as shared
 from common.process import worker
 from common.tools import debugger
 from common.tools.debugger import Pass
+from tests import progress
 from tests.compilations import FOLDER
 from tests.kernel_files import ORDERS
 
@@ -191,7 +192,7 @@ def run(libraries: tuple[Path, Path]) -> Callable[[str, list[tuple[str, bool, st
         words = [f"{schedule}:{name},{int(fixed)}" for name, fixed, schedule in cases]
         paths = [str(path) for path in libraries]
         command = [sys.executable, "-m", "tests.trace_cases", *paths, mode, *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+        done = progress.run(command, cwd=ROOT)
         assert done.returncode == 0, done.stderr[-4000:]
         return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
 
@@ -260,6 +261,13 @@ def test_a_race_is_explained(races: Results) -> None:
     assert re.fullmatch(
         r"in kernel missing_barrier<false>, launched at \S+trace.cu:\d+", details[3]
     )
+
+
+@pytest.mark.parametrize("name", ["plain_counter", "missing_barrier_between_trips"])
+def test_a_lost_update_is_no_missing_barrier(races: Results, name: str) -> None:
+    """Both are one line that adds to what it reads."""
+    advice = races[name, False, "forward,0"]["findings"][0]["details"][2]
+    assert ("atomicAdd" in advice) is (name == "plain_counter"), advice
 
 
 def test_a_missing_fence_of_an_mbarrier_is_explained(races: Results) -> None:

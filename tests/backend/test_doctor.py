@@ -14,7 +14,8 @@ import pytest
 
 from common.base import toolchain
 from common.base.paths import DAYS, ROOT
-from common.run import doctor
+from common.practice.mutants.campaign import Choice
+from common.run import doctor, driver, mutate
 from common.run.doctor import BAD, OK, WARN, Finding
 from tests.command_line import FIXTURE_DAYS, CommandLine
 
@@ -50,7 +51,19 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
     assert finding.state == BAD
-    assert "apt-get install g++" in finding.text
+    assert "apt-get install" in finding.text
+
+
+def test_a_missing_assembler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    (tmp_path / "c++").symlink_to(compiler)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    finding = of(doctor.found(doctor.compiler, DAYS), "compiler")
+    assert finding.state == BAD and "the assembler (as) is missing" in finding.text
+    assert finding.text.count("apt-get install") == 1
 
 
 def wrapper(path: Path, script: str) -> Path:
@@ -108,6 +121,20 @@ def test_a_run_with_an_unfit_compiler_says_which_it_takes(static: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert f"note: CXX={static} links a C++ runtime of its own" in done.stdout
     assert " is used" in done.stdout
+
+
+def test_mutants_and_a_driver_with_an_unfit_compiler_say_so_too(
+    static: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", str(static))
+    toolchain.detect.cache_clear()
+    monkeypatch.setattr(mutate._Run, "run", lambda *_: [])
+    mutate.run(mutate.MutantOptions(("1",), Choice(), days=FIXTURE_DAYS))
+    monkeypatch.setattr(driver.library, "plan", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        driver._run(FIXTURE_DAYS / "day01", "cpu")
+    toolchain.detect.cache_clear()
+    assert capsys.readouterr().out.count(f"note: CXX={static} links a C++ runtime") == 2
 
 
 def test_what_no_build_gets_past_ends_the_run_at_once(
@@ -215,3 +242,20 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "file" / "cache"))
     finding = of(doctor.found(doctor.cache, DAYS), "cache")
     assert finding.state == BAD and "HUNDRED_DAYS_CACHE" in finding.fix
+
+
+def test_a_machine_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(toolchain, "_PROCESS", tmp_path / "self")
+    with pytest.raises(toolchain.ToolchainError, match=r"no /proc, .*; mount -t proc proc /proc"):
+        toolchain.detect.__wrapped__("cpu")
+
+
+@pytest.mark.parametrize("name", ["a$HOME", "a\nb", "caf\udce9"])
+def test_a_path_that_nothing_can_be_built_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(toolchain, "ROOT", Path("/") / name)
+    with pytest.raises(toolchain.ToolchainError, match=r"in this path; move the checkout"):
+        toolchain.detect.__wrapped__("cpu")
+    monkeypatch.setattr(toolchain, "ROOT", Path("/usual, place"))
+    monkeypatch.setenv("HUNDRED_DAYS_CACHE", "/other,place")
+    with pytest.raises(toolchain.ToolchainError, match=r"with ',' in this path; set HUNDRED_DAYS"):
+        toolchain.detect.__wrapped__("cpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from common.base.verdict import Verdict
 from common.practice.mutants.campaign import Campaign, Choice, DayReport, _DayCampaign
 from common.practice.mutants.ledger import Ledger
 from tests.command_line import CommandLine
+from tests.progress import finish, wait_for
 
 DAYS = ROOT / "tests" / "mutant_days"
 MISSED = "limited: arithmetic operator: `v - 1` -> `v + 1`"
@@ -35,14 +35,11 @@ REFUSED_TOO = (
 READS_BEYOND = "limit_kernel: bounds check dropped: `i < n ? x[i]` -> `true ? x[i]`"
 
 
-def tried(
-    run: CommandLine, report: Path, *options: str, limit: float = 900
-) -> tuple[int, dict[str, Any], str]:
+def tried(run: CommandLine, report: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, the day's report, and what was printed."""
-    process = run.start("1", "--mutants", "-j", "2", "--json", str(report), *options)
-    output, _ = process.communicate(timeout=limit)
-    assert report.is_file(), output
-    return process.returncode, json.loads(report.read_text())["mutants"][0], output
+    done = run("1", "--mutants", "-j", "2", "--json", str(report), *options)
+    assert report.is_file(), done.stdout
+    return done.returncode, json.loads(report.read_text())["mutants"][0], done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +100,26 @@ def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, An
     assert all(problem in output for problem in day["problems"])
 
 
+def test_a_choice_that_survives_is_equivalent(whole: tuple[int, dict[str, Any], str]) -> None:
+    """What breaks the kernel is killed in a heuristic too."""
+    _, day, _ = whole
+    found = {
+        v["identity"].removeprefix("threads_for: "): v
+        for v in day["verdicts"]
+        if v["identity"].startswith("threads_for: ")
+    }
+    later = found["comparison: `n < 80` -> `n <= 80`"]
+    assert (later["status"], later["by"]) == ("equivalent", "declared")
+    assert later["reason"] == "either number of threads gives the same result"
+    assert found["constant off by one: `64` -> `65`"]["status"] == "killed"
+    problems = "\n".join(day["problems"])
+    assert "there is no mutant of it: blocks_for" in problems and "threads_for" not in problems
+
+
 def test_a_run_goes_on_where_one_was_ended(
     whole: tuple[int, dict[str, Any], str], tmp_path: Path
 ) -> None:
-    _, again, output = tried(CommandLine(DAYS), tmp_path / "again.json", limit=120)
+    _, again, output = tried(CommandLine(DAYS), tmp_path / "again.json")
     assert all(verdict["stored"] for verdict in again["verdicts"])
     assert "known from before" in output
     assert {k: v["status"] for k, v in verdicts(again).items()} == {
@@ -116,8 +129,8 @@ def test_a_run_goes_on_where_one_was_ended(
 
 def test_a_sample_is_replayable(whole: tuple[int, dict[str, Any], str], tmp_path: Path) -> None:
     options = ("--sample", "2", "--seed", "7")
-    _, one, output = tried(CommandLine(DAYS), tmp_path / "one.json", *options, limit=120)
-    _, two, _ = tried(CommandLine(DAYS), tmp_path / "two.json", *options, limit=120)
+    _, one, output = tried(CommandLine(DAYS), tmp_path / "one.json", *options)
+    _, two, _ = tried(CommandLine(DAYS), tmp_path / "two.json", *options)
     assert len(one["verdicts"]) == 2 and list(verdicts(one)) == list(verdicts(two))
     assert "--sample 2 --seed 7" in output
 
@@ -130,11 +143,9 @@ def test_interrupted_it_tells_what_is_known(
     process = run.start("1", "--mutants", "--fresh", "-j", "1", "--json", str(report))
     ledger = Path(run.environment["HUNDRED_DAYS_CACHE"]) / "mutants" / "day01.jsonl"
     before = ledger.stat().st_size
-    deadline = time.monotonic() + 300
-    while ledger.stat().st_size == before and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: ledger.stat().st_size != before, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = finish(process)
     assert process.returncode == 130
     assert "interrupted" in output
     assert report.is_file()

@@ -31,6 +31,8 @@ __global__ void copy_kernel(const T* x, T* y, int64_t rows, int64_t cols) {
   const int lane = static_cast<int>(row % 32);
   const int small = blockIdx.x * blockDim.x + threadIdx.x;
   if (small == abs(static_cast<int>(lane + blockIdx.x * blockDim.x))) __syncwarp();
+  const unsigned block = static_cast<unsigned>(blockIdx.x * blockDim.x);
+  if (block < cols && lane < int(blockDim.x) && small < 4) __syncwarp();
   if (lane == 32) printf("%d of %u\\n", small, gridDim.x * blockDim.x);
   const T* there = x + blockIdx.x * cols + cols * gridDim.y;
   for (int64_t c = 0; c < cols; ++c) y[row * cols + c] = *(there - blockIdx.x * cols);
@@ -60,6 +62,17 @@ WRONG = {
         "in 32 bits",
     ),
     "parameter": ("T* y, int64_t rows, int64_t cols", "T* y, int rows, int64_t cols", "kept in"),
+    "compared": (
+        "const int small = blockIdx.x * blockDim.x + threadIdx.x;",
+        "const int small = blockIdx.x * blockDim.x + threadIdx.x; if (small >= rows) return;",
+        "compared with a 64-bit bound",
+    ),
+    "cast": (
+        "abs(static_cast<int>(lane +",
+        "abs((int)rows + static_cast<int>(lane +",
+        "cast to 32",
+    ),
+    "called": ("static_cast<int>(row % 32)", "int(row % 32)", "cast to 32"),
     "counter": ("for (int64_t c = 0;", "for (int c = 0;", "counter is shorter than its bound"),
     "unsigned counter": ("for (int64_t c = 0;", "for (unsigned c = 0;", "counter is shorter"),
     "size": ("const int64_t rows = x.size(0), cols", "const int rows = x.size(0), cols", "kept in"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from common.base import toolchain
 from common.base.days import read_day
@@ -12,24 +15,43 @@ from common.build import nvcc
 from tests.command_line import CommandLine
 
 
-def test_a_new_day_passes(tmp_path: Path) -> None:
-    days = tmp_path / "days"
-    run = CommandLine(days)
-    made = run("--new", "101", "Sparse attention")
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of days with a new one."""
+    folder = tmp_path_factory.mktemp("new") / "days"
+    made = CommandLine(folder)("--new", "101", "Sparse attention")
     assert made.returncode == 0, made.stdout
+    return folder
+
+
+def test_a_new_day_passes(days: Path) -> None:
     assert sorted(path.name for path in (days / "day101").iterdir()) == [
         "README.md",
         "day.py",
+        "exercises.toml",
+        "mutants.toml",
         "sparse_attention.cu",
     ]
-    done = run("101", "--quick")
+    done = CommandLine(days)("101", "--quick")
     assert done.returncode == 0, done.stdout
     assert "sparse_attention_v1_thread_per_element PASS" in done.stdout
-    style = ["clang-format", f"--style=file:{ROOT}/.clang-format", "--dry-run", "--Werror"]
-    subprocess.run([*style, days / "day101" / "sparse_attention.cu"], check=True)
-    subprocess.run(["ruff", "format", "--check", days], check=True, cwd=ROOT)
     if toolchain.find_toolkit() is not None:
         nvcc.compile_only(read_day(days / "day101"), ["8.0"])
+
+
+CLANG_FORMAT = f"clang-format --style=file:{ROOT}/.clang-format --dry-run --Werror"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("ruff format --check", "day.py"), (CLANG_FORMAT, "sparse_attention.cu")],
+    ids=["ruff", "clang-format"],
+)
+def test_a_new_day_is_formatted(days: Path, command: str, name: str) -> None:
+    words = command.split()
+    if not shutil.which(words[0]):
+        pytest.skip(f"no {words[0]}: python -m pip install -r .ci/requirements.txt")
+    subprocess.run([*words, days / "day101" / name], check=True, cwd=ROOT)
 
 
 def test_what_is_no_new_day(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from common.base.declaration import Case, Problem, Rung, grid
 from common.check.device import Backend
 from common.check.rungs import CheckResult, check_rung
+from common.check.tiny_case import NEVER
 from common.cpu import backend
-from tests.kernel_files import Libraries
+from tests.kernel_files import Libraries, names_line
 
 KERNELS = "patterns"
 FLAT = grid([(1000,), (100,), (3,), (33,), (64,), (128,)], ["float32"])
@@ -30,14 +31,17 @@ SAME = replace(
     ADD_ONE, reference=lambda x: x.clone(), cases=grid([(500,)], ["float32", "float16", "bfloat16"])
 )
 PLENTY = replace(ADD_ONE, cases=(Case((1000,)),))
+SUMS = replace(
+    ADD_ONE, reference=lambda x: x.sum(1), cases=grid([(9, 24), (7, 200)], ["float32", "float16"])
+)
 
 # What the failure's text must match, and what it must not.
 PATTERNS: dict[str, tuple[Problem, str, str]] = {
     "never_stores": (ADD_ONE, "nothing was written: every element still holds", "read and passed"),
     "one_block": (
         ADD_ONE,
-        r"never written\n.*the tail .* all from flat index 64 to the end \(936\)\. The grid has as "
-        r"many threads, 1 block of 64 threads: .* thread 0 of block 1 would be the next",
+        r"never written: .*\n.*the tail .* all from flat index 64 to the end \(936\)\. The grid "
+        r"has as many threads, 1 block of 64 threads: .* thread 0 of block 1 would be the next",
         "multiple",
     ),
     "blocks_rounded_down": (
@@ -63,7 +67,42 @@ PATTERNS: dict[str, tuple[Problem, str, str]] = {
         "column 64 would be thread 64's",
         "flat index",
     ),
-    "last_row_missing": (BY_ROWS, "never written\n.*only the last row, 4, is wrong", "tail"),
+    "no_block_index": (
+        ADD_ONE,
+        "only the first 64 elements of 1,000 were written, the part of one of 16 blocks: does the "
+        r"index use blockIdx\.x\?",
+        "exclude",
+    ),
+    "rows_and_columns_swapped": (
+        BY_ROWS,
+        "of 5 × 100, only the first 5 × 8 were written, and the grid has 112 threads along x and 8 "
+        "along y: are x and y, column and row, swapped",
+        "tail",
+    ),
+    "last_tile_missing": (
+        SUMS,
+        "got is what comes out without the last 8 of the 24 elements along dimension 1 of x: does "
+        "a loop end before them",
+        "rounding",
+    ),
+    "sum_in_16_bits": (
+        replace(SUMS, cases=grid([(40, 300)], ["float32", "float16"])),
+        "right in float32, and in float16 off by what roundings to 16 bits add up to",
+        "without the last|at most",
+    ),
+    "returned_before_barrier": (
+        PLENTY,
+        r"24 of 64 threads of block \(15,0,0\) had returned when the others met in __syncthreads "
+        r"at tests/cpu_kernels/patterns\.cu:\d+, in kernel add_one_in_reverse: was something left",
+        "race|inf − inf",
+    ),
+    "lane_that_returned": (
+        replace(PLENTY, cases=(Case((1003,)),)),
+        r"patterns\.cu:\d+: lane 10 reads lane 11 by __shfl_down_sync, which the mask 0x000007ff "
+        "leaves out: the value is undefined",
+        "race|shared memory",
+    ),
+    "last_row_missing": (BY_ROWS, r"never written: .*\n.*only the last row, 4, is wrong", "tail"),
     "last_column_missing": (BY_ROWS, "the last column, 99, is wrong in every row", "tail"),
     "factor_of_two": (ADD_ONE, "got is 2 times what is expected", "shifted"),
     "shifted_by_one": (ADD_ONE, "shifted one element towards the start", "times"),
@@ -88,8 +127,8 @@ PATTERNS: dict[str, tuple[Problem, str, str]] = {
     ),
     "adds_into_fresh_memory": (
         PLENTY,
-        "they are NaN, and other numbers when fresh memory holds other numbers: they are computed "
-        "from memory that was not written",
+        "they are NaN, and other numbers when fresh memory holds other numbers: computed from "
+        "memory that was not written",
         "never written|operation made",
     ),
     "maximum_with_fresh_memory": (
@@ -129,7 +168,59 @@ def test_the_pattern_is_recognised(check: Any, name: str) -> None:
     assert said.count("\n") < 4, said
 
 
+# What a launch that is refused says, before it says where it stands.
+REFUSED = {
+    "no_blocks": "invalid configuration argument: a grid of 0 blocks: at least 1 is needed",
+    "negative_blocks": "a grid of 4294967291 blocks: at most 2147483647 are allowed; as a signed "
+    "number it is -5: a negative size, or one that overflowed",
+    "many_blocks_along_y": "a grid of 70000 blocks along y: at most 65535 are allowed",
+    "threads_2048": "2048 threads per block: at most 1024 are allowed",
+    "threads_32_32_2": "2048 threads per block, (32,32,2): at most 1024 are allowed",
+    "shared_300000": "invalid argument: dynamic shared memory of 300000 bytes: compute capability "
+    "9.0 allows 232448 per block",
+    "shared_not_allowed": "dynamic shared memory of 60000 bytes: a kernel has at most 49152 until "
+    "cudaFuncSetAttribute allows it more",
+    "negative_shared": "as a signed number it is -8: a negative size, or one that overflowed",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_launch_says_what_is_allowed(check: Any, name: str) -> None:
+    said = check(name, PLENTY).failure.summary
+    assert said.startswith("1000 float32: it raised launch_as: "), said
+    assert REFUSED[name] in said
+    place = r", in add_one<<<\(\d+,\d+,1\), \(\d+,\d+,\d+\)(, \d+)?>>> at tests/.*patterns\.cu:\d+$"
+    assert re.search(place, said), said
+
+
+def test_a_mask_names_no_lanes_that_returned(check: Any, cpu_runtime: backend.Runtime) -> None:
+    problem = replace(PLENTY, cases=(Case((1003,)),))
+    assert check("mask_of_returned_lanes", problem).failure is None, "a GPU lets it pass"
+    cpu_runtime.refuse_masks(True)
+    failure = check("mask_of_returned_lanes", problem).failure
+    assert "__shfl_sync: the mask 0xffffffff names lanes 11 to 31, which returned" in str(failure)
+    assert "in kernel add_one_of_lane_zero, launched at" in str(failure)
+    assert names_line(str(failure), KERNELS, "mask_of_returned_lanes")
+    assert check("lane_that_returned", problem).failure is not None, "for its values"
+    assert check("right", problem).failure is None
+
+
 @pytest.mark.parametrize("problem", [ADD_ONE, BY_ROWS], ids=["flat", "rows"])
 def test_a_right_kernel_is_accepted(check: Any, problem: Problem) -> None:
     result = check("right", problem)
     assert result.failure is None and result.checked == len(problem.cases)
+
+
+def test_a_wrong_result_ends_with_a_tiny_case(check: Any) -> None:
+    failure = check("bound_one_off", ADD_ONE).failure
+    title, x, yours, expected, legend = failure.example
+    assert title == "a tiny case in full, 5 float32:"
+    assert legend.split() == ["*", "wrong", NEVER, "never", "written"]
+    rows = [line.split()[1:] for line in (x, yours, expected)]
+    assert rows[1] == [*rows[2][:-1], f"{NEVER}*"]
+    assert [f"{float(number) + 1:.2f}" for number in rows[0]] == rows[2]
+
+
+def test_what_is_right_on_each_tiny_case_shows_none(check: Any) -> None:
+    assert check("one_block", ADD_ONE).failure.example == []  # of 64 threads
+    assert check("right", ADD_ONE).failure is None

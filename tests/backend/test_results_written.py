@@ -26,10 +26,10 @@ def test_write_from_another_machine(run_copy: CommandLine) -> None:
     report.write_text(json.dumps(reported))
     done = run_copy("--write", "--from", str(report))
     assert done.returncode == 0, done.stdout
-    assert "stored day 1, 11 in common/results/nvidia-h200" in done.stdout
+    assert "stored day 1, 11 in days/dayNN/results/nvidia-h200.json" in done.stdout
     assert stored.check(root) == []
     assert "twice_v2" in (run_copy.days / "day01/README.md").read_text()
-    assert str(root) not in (root / "common/results/nvidia-h200/day01.json").read_text()
+    assert str(root) not in (root / "days/day01/results/nvidia-h200.json").read_text()
     assert "SKIP" in (run_copy.days / "day11/README.md").read_text()
     (root / "progress.md").write_text("typed by hand")
     assert run_copy("--write").returncode == 0

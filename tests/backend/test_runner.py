@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from common.base.outcome import FAIL, PASS, SKIP
-from tests.command_line import FIXTURE_DAYS, CommandLine, wait_for
+from tests.command_line import FIXTURE_DAYS, CommandLine
+from tests.progress import finish, wait_for
 
-TIME_LIMIT = "10"  # of a day that hangs; the others need one or two on a busy machine
+TIME_LIMIT = "20"  # of a day that hangs; the others need one or two on a busy machine
 SLEEPER = "sleep 1234.5"  # what day 5 starts
 
 
@@ -72,7 +73,6 @@ def test_a_hang_is_ended_and_says_how_long_it_had(whole: dict[str, Any]) -> None
     day = whole["days"][5]
     assert rungs(day) == {"twice_v1": PASS, "twice_v2_hangs": FAIL}
     assert f"no end after {TIME_LIMIT} s" in day["rungs"][1]["reason"]
-    assert day["run_s"] < 2 * float(TIME_LIMIT)
 
 
 def test_a_write_past_the_end_is_seen(whole: dict[str, Any]) -> None:
@@ -131,10 +131,11 @@ def test_a_signal_ends_the_run_and_everything_it_started(
     run_day: CommandLine, number: int, code: int, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
-    process = run_day.start("1,5,11", "--no-bench", "--json", str(report))
-    wait_for(lambda: any(SLEEPER in line for line in run_day.alive()))
+    one_by_one = ("--side-by-side", "1")
+    process = run_day.start("1,5,11", "--no-bench", *one_by_one, "--json", str(report))
+    wait_for(lambda: any(SLEEPER in line for line in run_day.alive()), process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=10)
+    output, _ = finish(process)
     assert process.returncode == code
     assert "interrupted" in output
     assert "Traceback" not in output
@@ -148,26 +149,28 @@ def test_a_signal_ends_the_run_and_everything_it_started(
 
 def test_ctrl_c_while_starting(run_day: CommandLine) -> None:
     process = run_day.start("5")
-    maps = Path(f"/proc/{process.pid}/maps")
-    wait_for(lambda: "libtorch" in maps.read_text())  # PyTorch is being imported
+    wait_for(lambda: children(process.pid) != [], process)
+    maps = Path(f"/proc/{children(process.pid)[0]}/maps")
+    wait_for(lambda: "libtorch" in maps.read_text(), process)  # PyTorch is being imported
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    finish(process)
     assert process.returncode in (130, -signal.SIGINT)
-    wait_for(lambda: run_day.alive() == [], 5)
+    wait_for(lambda: run_day.alive() == [])
 
 
-def test_a_killed_runner_leaves_no_worker(run_day: CommandLine) -> None:
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("who", ["kept", "keeper"])
+def test_a_killed_run_leaves_nothing(run_day: CommandLine, who: str) -> None:
+    """Not even what a day has started in a session of its own."""
     process = run_day.start("5", "--no-bench")
-    wait_for(lambda: any(SLEEPER in line for line in run_day.alive()))
-    process.kill()
+    wait_for(lambda: sum(SLEEPER in line for line in run_day.alive()) == 2, process)
+    os.kill(process.pid if who == "keeper" else children(process.pid)[0], signal.SIGKILL)
     process.wait()
-    wait_for(lambda: all(SLEEPER in line for line in run_day.alive()), 5)
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if run_day.marker.encode() in (entry / "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
+    assert process.returncode == -signal.SIGKILL
+    wait_for(lambda: run_day.alive() == [])
 
 
 def test_ctrl_c_in_a_build_leaves_the_next_build_working(
@@ -185,9 +188,9 @@ def test_ctrl_c_in_a_build_leaves_the_next_build_working(
     slow.chmod(0o755)
     run_copy.environment["CXX"] = str(slow)
     process = run_copy.start("1", "--no-bench")
-    wait_for(started.exists)
+    wait_for(started.exists, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=10)
+    output, _ = finish(process)
     assert process.returncode == 130, output
     assert run_copy.alive() == []
     (tmp_path / "go").touch()

@@ -116,6 +116,31 @@ Tensor last_column_missing(const Tensor& x) {
   return launch_rows(x, add_one_but_last_column);
 }
 
+__global__ void add_one_in_first_block(const float* x, float* y, int64_t n) {
+  const int64_t i = threadIdx.x;
+  if (i < n) y[i] = x[i] + 1;
+}
+Tensor no_block_index(const Tensor& x) {
+  return launch(x, add_one_in_first_block);
+}
+
+// The grid has its columns along x; the kernel takes them for rows.
+__global__ void add_one_swapped(const float* x, float* y, int64_t rows, int64_t cols) {
+  const int64_t row = own_index(), col = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
+  if (row < rows && col < cols) y[row * cols + col] = x[row * cols + col] + 1;
+}
+Tensor rows_and_columns_swapped(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  const dim3 block(16, 4);
+  const dim3 grid(grid_size(ceil_div<int64_t>(x.size(1), block.x), "x"),
+                  grid_size_y(ceil_div<int64_t>(x.size(0), block.y), "x"));
+  add_one_swapped<<<grid, block, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(y),
+                                                         x.size(0), x.size(1));
+  check_launch("a pattern");
+  return y;
+}
+
 // ---------------------------------------------------------------- all is written, and wrong
 
 __global__ void double_it(const float* x, float* y, int64_t n) {
@@ -140,6 +165,39 @@ __global__ void add_one_transposed(const float* x, float* y, int64_t rows, int64
 }
 Tensor transposed(const Tensor& x) {
   return launch_rows(x, add_one_transposed);
+}
+
+// y = the sum of each row, in T and in tiles of 16 columns, of which the last may be incomplete.
+template <typename T>
+__global__ void row_sums(const T* x, T* y, int64_t rows, int64_t cols, bool all_tiles, bool in_t) {
+  const int64_t row = own_index();
+  if (row >= rows) return;
+  float sum = 0;
+  const int64_t end = all_tiles ? cols : cols / 16 * 16;
+  for (int64_t c = 0; c < end; ++c) {
+    sum += static_cast<float>(x[row * cols + c]);
+    if (in_t) sum = static_cast<float>(static_cast<T>(sum));
+  }
+  y[row] = static_cast<T>(sum);
+}
+Tensor sums_of_rows(const Tensor& x, bool all_tiles, bool in_t) {
+  check(x, "x").on_gpu().floating().rank(2).contiguous();
+  Tensor y = allocate(x, {x.size(0)});
+  const DeviceGuard guard(x);
+  dispatch_floating(x, [&](auto zero) {
+    using T = decltype(zero);
+    row_sums<T>
+        <<<grid_size(ceil_div<int64_t>(x.size(0), BLOCK), "x"), BLOCK, 0, current_stream(x)>>>(
+            data<T>(x), mutable_data<T>(y), x.size(0), x.size(1), all_tiles, in_t);
+  });
+  check_launch("row_sums");
+  return y;
+}
+Tensor last_tile_missing(const Tensor& x) {
+  return sums_of_rows(x, false, false);
+}
+Tensor sum_in_16_bits(const Tensor& x) {
+  return sums_of_rows(x, true, true);
 }
 
 // y = x / (sum of the row), 0/0 for a row of zeros; here the sum is never added up.
@@ -217,6 +275,78 @@ Tensor wrong_in_every_order(const Tensor& x) {
   return launch(x, double_by_neighbour);
 }
 
+// Threads beyond the end return, and shared memory that they should have set is read.
+__global__ void add_one_in_reverse(const float* x, float* y, int64_t n) {
+  __shared__ float turned[BLOCK];
+  const int64_t i = own_index();
+  if (i >= n) return;
+  turned[BLOCK - 1 - threadIdx.x] = x[i] + 1;
+  __syncthreads();  // line: returned_before_barrier
+  y[i] = turned[threadIdx.x];
+}
+Tensor returned_before_barrier(const Tensor& x) {
+  return launch(x, add_one_in_reverse);
+}
+
+// The last lane of the mask reads one that has returned.
+__global__ void add_difference(const float* x, float* y, int64_t n) {
+  const int64_t i = own_index();
+  const unsigned mask = __ballot_sync(0xffffffffu, i < n);
+  if (i >= n) return;
+  const float next = __shfl_down_sync(mask, x[i], 1);  // line: lane_that_returned
+  y[i] = x[i] + 1 + (next - next);
+}
+Tensor lane_that_returned(const Tensor& x) {
+  return launch(x, add_difference);
+}
+
+// No lane reads one that has returned, but the mask names them.
+__global__ void add_one_of_lane_zero(const float* x, float* y, int64_t n) {
+  const int64_t i = own_index();
+  if (i >= n) return;
+  const float one = __shfl_sync(0xffffffffu, 1.0f, 0);  // line: mask_of_returned_lanes
+  y[i] = x[i] + one;
+}
+Tensor mask_of_returned_lanes(const Tensor& x) {
+  return launch(x, add_one_of_lane_zero);
+}
+
+// ---------------------------------------------------------------- launches that are refused
+
+// Launches add_one with this grid, block and dynamic shared memory.
+Tensor launch_as(const Tensor& x, dim3 grid, dim3 block, int shared = 0) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  add_one<<<grid, block, static_cast<size_t>(shared), current_stream(x)>>>(
+      data<float>(x), mutable_data<float>(y), x.numel());  // line: launch_as
+  check_launch("launch_as");
+  return y;
+}
+Tensor no_blocks(const Tensor& x) {
+  return launch_as(x, 0, BLOCK);
+}
+Tensor negative_blocks(const Tensor& x) {
+  return launch_as(x, static_cast<unsigned>(-5), BLOCK);
+}
+Tensor many_blocks_along_y(const Tensor& x) {
+  return launch_as(x, dim3(1, 70000), BLOCK);
+}
+Tensor threads_2048(const Tensor& x) {
+  return launch_as(x, 1, 2048);
+}
+Tensor threads_32_32_2(const Tensor& x) {
+  return launch_as(x, 1, dim3(32, 32, 2));
+}
+Tensor shared_300000(const Tensor& x) {
+  return launch_as(x, 1, BLOCK, 300000);
+}
+Tensor shared_not_allowed(const Tensor& x) {
+  return launch_as(x, 1, BLOCK, 60000);
+}
+Tensor negative_shared(const Tensor& x) {
+  return launch_as(x, 1, BLOCK, -8);
+}
+
 __global__ void add_into(const float* x, float* y, int64_t n) {
   const int64_t i = own_index();
   if (i < n) y[i] += x[i] + 1;
@@ -267,3 +397,18 @@ RUNG(test_patterns, wrong_in_every_order, "(Tensor x) -> Tensor");
 RUNG(test_patterns, adds_into_fresh_memory, "(Tensor x) -> Tensor");
 RUNG(test_patterns, maximum_with_fresh_memory, "(Tensor x) -> Tensor");
 RUNG(test_patterns, counter_never_reset, "(Tensor x) -> Tensor");
+RUNG(test_patterns, no_block_index, "(Tensor x) -> Tensor");
+RUNG(test_patterns, rows_and_columns_swapped, "(Tensor x) -> Tensor");
+RUNG(test_patterns, last_tile_missing, "(Tensor x) -> Tensor");
+RUNG(test_patterns, sum_in_16_bits, "(Tensor x) -> Tensor");
+RUNG(test_patterns, returned_before_barrier, "(Tensor x) -> Tensor");
+RUNG(test_patterns, lane_that_returned, "(Tensor x) -> Tensor");
+RUNG(test_patterns, mask_of_returned_lanes, "(Tensor x) -> Tensor");
+RUNG(test_patterns, no_blocks, "(Tensor x) -> Tensor");
+RUNG(test_patterns, negative_blocks, "(Tensor x) -> Tensor");
+RUNG(test_patterns, many_blocks_along_y, "(Tensor x) -> Tensor");
+RUNG(test_patterns, threads_2048, "(Tensor x) -> Tensor");
+RUNG(test_patterns, threads_32_32_2, "(Tensor x) -> Tensor");
+RUNG(test_patterns, shared_300000, "(Tensor x) -> Tensor");
+RUNG(test_patterns, shared_not_allowed, "(Tensor x) -> Tensor");
+RUNG(test_patterns, negative_shared, "(Tensor x) -> Tensor");

@@ -41,8 +41,8 @@ ptx::TensorMap map_of(const Tensor& x, const std::vector<int64_t>& box,
     if (d > 0) layout.strides.push_back(x.stride(d - 1) * static_cast<int64_t>(sizeof(T)));
   }
   layout.sizes[0] -= padding;
-  layout.box.assign(box.rbegin(), box.rend());
-  layout.element_strides.assign(every.rbegin(), every.rend());
+  for (size_t d = box.size(); d-- > 0;) layout.box.push_back(box[d]);
+  for (size_t d = every.size(); d-- > 0;) layout.element_strides.push_back(every[d]);
   layout.swizzle = static_cast<ptx::Swizzle>(swizzle);
   layout.fill = nan ? ptx::OutOfBounds::kNan : ptx::OutOfBounds::kZero;
   return ptx::make_tensor_map(data<T>(x), layout);

@@ -32,14 +32,18 @@ HEADINGS = [
     "Try it yourself",
     "Read on",
 ]
-MOST_LINES = 170  # of a README beside its generated parts; a day of one topic needs 150 at most
+MOST_LINES = 172  # of a README beside its generated parts; a day of one topic needs 152 at most
 
 QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
+STEPS = [
+    pytest.param(day, number, id=f"{day.name}-{step.name}")
+    for day in DAYS
+    for number, step in enumerate(day.steps)
+]
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 
 
-@pytest.mark.uses_days("all")
 def test_days_are_found_and_proper() -> None:
     assert DAYS, "no day was found"
     assert not ERRORS, "\n".join(str(error) for error in ERRORS)
@@ -56,7 +60,7 @@ def _lines(outcome: dict[str, Any]) -> str:
     return "\n".join([*lines, outcome["output"]])
 
 
-@pytest.mark.in_turn("cpu", headers=True, one_in=4)
+@pytest.mark.some_days("cpu")
 @every_day
 def test_right_on_the_cpu(day: Day, day_runs: DayRuns) -> None:
     outcome = day_runs.outcomes("cpu")[day.number]
@@ -78,11 +82,11 @@ def begin_on_cpu(runs: DayRuns, days: list[Day]) -> None:
 test_right_on_the_cpu.begin_run = begin_on_cpu  # type: ignore[attr-defined]
 
 
-@pytest.mark.in_turn("stubs")
-@every_day
-def test_the_stub_compiles_and_is_wrong(day: Day, day_runs: DayRuns) -> None:
-    """A learner who has written nothing sees a result that is wrong, not a compiler's error."""
-    outcome = day_runs.outcomes("stubs")[day.number]
+@pytest.mark.some_days("stubs")
+@pytest.mark.parametrize(("day", "number"), STEPS)
+def test_the_stub_compiles_and_is_wrong(day: Day, number: int, day_runs: DayRuns) -> None:
+    """A learner who has written a part sees a result that is wrong, not a compiler's error."""
+    outcome = day_runs.outcomes(f"stubs {number}")[day.number]
     assert outcome["status"] == "FAIL"
     assert outcome["rungs"], _lines(outcome)
     assert outcome["reason"].startswith("failed: "), _lines(outcome)
@@ -98,7 +102,7 @@ def begin_stubs(runs: DayRuns, days: list[Day]) -> None:
 test_the_stub_compiles_and_is_wrong.begin_run = begin_stubs  # type: ignore[attr-defined]
 
 
-@pytest.mark.in_turn("models")
+@pytest.mark.some_days("models")
 @every_day
 @pytest.mark.parametrize("model", MODELS)
 def test_right_on_other_cards(day: Day, model: str, day_runs: DayRuns) -> None:
@@ -116,13 +120,13 @@ def test_right_on_other_cards(day: Day, model: str, day_runs: DayRuns) -> None:
 
 def begin_on_models(runs: DayRuns, days: list[Day]) -> None:
     for model in MODELS:
-        runs.begin(f"model-{model}", days, "--quick", "--model", model)
+        runs.begin(f"model-{model}", days, "--quick", "--no-bench", "--model", model)
 
 
 test_right_on_other_cards.begin_run = begin_on_models  # type: ignore[attr-defined]
 
 
-@pytest.mark.in_turn("nvcc", headers=True)
+@pytest.mark.some_days("nvcc")
 @every_day
 def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
     for source in day.nvcc_sources:
@@ -142,7 +146,7 @@ def readme(day: Day) -> str:
     return (day.folder / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.in_turn("narrowing", headers=True)
+@pytest.mark.some_days("narrowing")
 @every_day
 def test_sizes_and_indices_keep_their_64_bits(day: Day, compilations: Compilations) -> None:
     """What no input that fits a check can show: the row "indices" of `--sanitize`."""
@@ -173,7 +177,9 @@ def test_readme_quotes_are_verbatim(day: Day) -> None:
     sources = [day.source, *day.extra_sources, *day.programs, *own]
     texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
     quotes = re.findall(
-        r"^```(?:cuda|cpp|c\+\+|python|cmake)\n(.*?)^```$", readme(day), re.DOTALL | re.MULTILINE
+        r"^```(?:cuda|cpp|c\+\+|python|cmake)\n(.*?)^```$",
+        GENERATED.sub("", readme(day)),
+        re.DOTALL | re.MULTILINE,
     )
     assert quotes, "the walk-through quotes no code"
     for quote in quotes:
@@ -210,7 +216,6 @@ def test_readme_links_lead_somewhere(day: Day) -> None:
         assert (day.folder / target).exists(), f"{target} does not exist"
 
 
-@pytest.mark.uses_days("all")
 @every_day
 def test_readme_links_the_days_before_and_after(day: Day) -> None:
     read_on = readme(day)[readme(day).index("## Read on") :]
@@ -219,16 +224,14 @@ def test_readme_links_the_days_before_and_after(day: Day) -> None:
             assert f"](../{neighbour.name}/README.md)" in read_on
 
 
-@pytest.mark.uses_days("all")
 def test_stored_results_agree_with_what_is_printed() -> None:
     assert stored.check() == []
 
 
-@pytest.mark.uses_days("all")
 def test_nothing_else_is_at_the_top() -> None:
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     shown = {Path(name).parts[0] for name in tracked if not name.startswith(".")}
     allowed = {"days", "common", "tests", "run_day.py", "progress.md", "requirements.txt"}
-    assert shown <= allowed | {"README.md", "pyproject.toml"}
+    assert shown <= allowed | {"README.md", "pyproject.toml", "LICENSE", "CHANGELOG.md"}

@@ -1,6 +1,6 @@
-"""Every day has three changes or more for its debug exercises, and on the day in turn
-(tests/chance.py) three changes are planted, the checks reject them, and the last one is undone. On
-others in turn, the day's own version solves the write exercise."""
+"""Every day has three changes or more for its debug exercises. On the days that are taken
+(tests/taken.py) three changes are planted, the checks reject them, and the last one is undone, and
+the day's own version solves the write exercise."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from common.base.day_files import Step
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.practice.challenge import write_challenge
 from common.practice.natural import natural_text
 from common.practice.planted import ENOUGH, candidates
 from common.report.stored import read_scores
-from tests.chance import SEED, in_turn
+from tests import progress
 
 DAYS, _ = discover()
 LEAST = 3  # changes per day
 SCORES = read_scores()
 # Of the days whose mutants are counted: elsewhere it is not known how many survive, and each of
 # these is passed over only after a check of the whole day.
-TRIED = in_turn([day for day in DAYS if day.number in SCORES], 1, "debug")
+TRIED = [day for day in DAYS if day.number in SCORES]
 
-WRITTEN = in_turn([day for day in DAYS if day.exercise], 2, "write")
-
+STEPS = [pytest.param(day, s, id=f"{day.name}-{s.name}") for day in DAYS for s in day.steps]
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
-tried_days = pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 
 
 @every_day
@@ -51,49 +50,46 @@ def test_there_are_enough_changes_to_plant(day: Day) -> None:
     )
 
 
-@pytest.mark.uses_days("all")
-@tried_days
+@pytest.mark.some_days("debug")
+@pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
     """By the command that a learner types, three times with --next; and the exercise is solved by
     what stood there before."""
     folder = tmp_path / "days" / day.name
-    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
+    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md", "further"))
     command = [sys.executable, "run_day.py", str(day.number), "--practice", "debug"]
     command += ["--device", "cpu", "--days", str(tmp_path / "days")]
 
     def runs(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=600
-        )
+        return progress.run([*command, *more], cwd=ROOT)
 
     planted = []
     for _ in range(LEAST):
         run = runs("--next")
-        again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
+        shown = f"{run.stdout}\n{run.stderr}"
         said = " ".join(run.stdout.split())  # lines are wrapped
-        assert run.returncode == 1 and " FAIL " in said, again
-        assert "one change is planted" in said, again
-        progress = json.loads((tmp_path / "practice" / "progress.json").read_text())
-        planted.append(progress["days"][str(day.number)]["debug"]["planted"])
+        assert run.returncode == 1 and " FAIL " in said, shown
+        assert "one change is planted" in said, shown
+        journal = json.loads((tmp_path / "practice" / "progress.json").read_text())
+        planted.append(journal["days"][str(day.number)]["debug"]["planted"])
     assert len(set(planted)) == LEAST, planted
     source = next(s for s in day.library_sources if f"is planted in {s.name}. Find" in said)
     shutil.copy(source, tmp_path / "practice" / day.name / "debug.cu")
     run = runs()
-    assert run.returncode == 0 and "\nsolved" in run.stdout, f"{again}\n{run.stdout}"
+    assert run.returncode == 0 and "\nsolved" in run.stdout, f"{shown}\n{run.stdout}"
     assert "planted " in run.stdout and "right " in run.stdout, run.stdout
 
 
-@pytest.mark.uses_days("all")
-@pytest.mark.parametrize("day", WRITTEN, ids=[day.name for day in WRITTEN])
-def test_what_the_day_has_solves_the_write_exercise(day: Day, tmp_path: Path) -> None:
+@pytest.mark.some_days("write")
+@pytest.mark.parametrize(("day", "step"), STEPS)
+def test_what_the_day_has_solves_a_step(day: Day, step: Step, tmp_path: Path) -> None:
     """With all that the checks need, gradients among it."""
     folder = tmp_path / "days" / day.name
-    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md"))
-    learners = tmp_path / "practice" / day.name / "write.cu"
-    learners.parent.mkdir(parents=True)
-    learners.write_text(write_challenge(day, tmp_path / "days").solved, encoding="utf-8")
-    command = [sys.executable, "run_day.py", str(day.number), "--practice", "--device", "cpu"]
-    command += ["--days", str(tmp_path / "days")]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    again = f"HUNDRED_DAYS_SEED={SEED} repeats this\n{run.stdout}\n{run.stderr}"
-    assert run.returncode == 0 and "\nsolved" in run.stdout, again
+    shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md", "further"))
+    challenge = write_challenge(day, tmp_path / "days", step)
+    challenge.file.parent.mkdir(parents=True)
+    challenge.file.write_text(challenge.solved, encoding="utf-8")
+    command = [sys.executable, "run_day.py", str(day.number), "--practice", step.name]
+    command += ["--device", "cpu", "--days", str(tmp_path / "days")]
+    run = progress.run(command, cwd=ROOT)
+    assert run.returncode == 0 and "\nsolved" in run.stdout, f"{run.stdout}\n{run.stderr}"

@@ -10,22 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from common.base.day_files import EXERCISES, Step, read_outcomes
 from common.base.days import Day, discover, load_lesson
 from common.base.ladder import has_ladder, ladder_of
 from common.base.paths import DAYS, ROOT
 from common.cpu.lexer import tokenize
-from common.practice.challenge import source_of, write_challenge
-from common.practice.exercise import MARK, changed_around, is_stub, solution
+from common.practice.challenge import write_challenge
+from common.practice.exercise import MARK, changed_around, same_code, solution
 from common.practice.mutants import derive
+from common.practice.mutants.heuristics import covered, unfit
 from common.practice.mutants.outline import outline
 from common.practice.natural import natural_text
 from common.practice.planted import candidates
-from common.practice.repeated import share
 from common.practice.speed import speed_challenge
-from common.practice.standing import kinds_of
+from common.practice.standing import exercises_of
+from tests.days.outcomes import changed_by
 
 FOUND, _ = discover()
 every_day = pytest.mark.parametrize("day", FOUND, ids=[day.name for day in FOUND])
+STEPS = [pytest.param(day, s, id=f"{day.name}-{s.name}") for day in FOUND for s in day.steps]
+every_step = pytest.mark.parametrize(("day", "step"), STEPS)
+EARLY = 25  # days on which a learner goes in small steps
 with_a_ladder = pytest.mark.parametrize(
     "day", [pytest.param(day, id=day.name) for day in FOUND if has_ladder(day)]
 )
@@ -34,37 +39,59 @@ with_a_ladder = pytest.mark.parametrize(
 
 
 @every_day
-def test_every_day_has_an_exercise(day: Day) -> None:
-    assert day.exercise, f"{day.name}/day.py has no EXERCISE"
-    original = source_of(day, day.exercise).read_text(encoding="utf-8")
-    challenge = write_challenge(day, DAYS)
-    theirs = challenge.start
-    assert not is_stub(original, theirs, day.exercise)
-    assert changed_around(challenge.solved, theirs, day.exercise) == []
-    answer = solution(original, day.exercise)
-    lines = [line for line in answer.splitlines() if line.strip()]
-    assert 5 <= len(lines) <= 20, f"{len(lines)} lines to write"
-    assert len(day.exercise.hints) == 3
-    assert day.other_sources or not day.exercise.rungs, "the function says which rungs it is in"
-    code = "".join(token.text for token in tokenize(answer) if token.is_code)
-    for hint in (day.exercise.task, *day.exercise.hints):
-        assert len(hint) > 40, f"this helps no learner: {hint!r}"
-        assert code not in hint.replace(" ", ""), f"this is the solution: {hint!r}"
+def test_every_day_has_steps(day: Day) -> None:
+    """The early days have several, and begin with one that is a line or three."""
+    least, most = (3, 5) if day.number <= EARLY else (1, 5)
+    assert least <= len(day.steps) <= most, f"{day.name} has {len(day.steps)} steps"
+    if day.number <= EARLY:
+        assert len(lines_of(day, day.steps[0])) <= 3, "begin with something small"
+
+
+@every_step
+def test_a_step_can_be_found_and_done(day: Day, step: Step) -> None:
+    challenge = write_challenge(day, DAYS, step)
+    assert not same_code(challenge.solved, challenge.start, step)
+    assert changed_around(challenge.solved, challenge.start, step) == []
+    assert challenge.start.count(MARK) == 1
+    assert 1 <= len(lines_of(day, step)) <= 25
+    code = "".join(solution(challenge.solved, step).split())
+    assert 2 <= len(step.hints) <= 3
+    for words in (step.task, *step.hints, step.why):
+        assert len(words) > 30, f"this helps no learner: {words!r}"
+    for words in (step.task, *step.hints):
+        assert code not in "".join(words.split()), f"this is the solution: {words!r}"
+
+
+@every_step
+def test_no_readme_prints_what_is_to_be_written(day: Day, step: Step) -> None:
+    """Of the lines of a step that are code, its README's listings have a fourth at most."""
+    readme = (day.folder / "README.md").read_text(encoding="utf-8")
+    listings = re.findall(r"^```(?:cuda|python|cpp)\n(.*?)^```", readme, re.M | re.S)
+    printed = {bare(line) for listing in listings for line in listing.splitlines()}
+    telling = [line for line in map(bare, lines_of(day, step)) if len(line) > 16]
+    shown = [line for line in telling if line in printed]
+    assert 4 * len(shown) <= len(telling), f"the README prints {shown}"
+
+
+def lines_of(day: Day, step: Step) -> list[str]:
+    """The lines that the learner writes, without those that are blank or a comment."""
+    lines = solution(write_challenge(day, DAYS, step).solved, step).splitlines()
+    return [line for line in lines if line.strip() and not line.strip().startswith(("//", "#"))]
+
+
+def bare(line: str) -> str:
+    return "".join(re.sub(r"//.*|#\s.*", "", line).split())
 
 
 @every_day
-def test_no_exercise_is_solved_further_down(day: Day) -> None:
-    """No kernel that the learner's file holds below the exercise is the exercise again."""
-    assert day.exercise
-    challenge = write_challenge(day, DAYS)
-    answer = [t.text for t in tokenize(solution(challenge.solved, day.exercise)) if t.is_code]
-    read = outline(challenge.start)
-    functions = [function for d in read.declarations for function in d.functions]
-    own = next(f.start for f in functions if f.name == day.exercise.function)
-    for function in functions:
-        if function.start > own:
-            body = [token.text for token in read.code.code[function.body : function.end]]
-            assert share(answer, body) < 0.8, f"{function.name} is nearly the solution"
+def test_an_outcome_belongs_to_an_item(day: Day) -> None:
+    """Of "Try it yourself", and what it changes can be found."""
+    readme = (day.folder / "README.md").read_text(encoding="utf-8")
+    tried = readme.partition("## Try it yourself")[2].partition("\n## ")[0]
+    items = re.findall(r"^(\d+)\. ", tried, re.M)
+    for outcome in read_outcomes(day.folder / EXERCISES):
+        assert outcome.item in items
+        changed_by(outcome, day)
 
 
 @every_day
@@ -83,7 +110,7 @@ def test_sources_include_from_the_repository(day: Day) -> None:
 @every_day
 def test_the_sources_alone_say_whether_there_is_one(day: Day) -> None:
     assert has_ladder(day) == (ladder_of(load_lesson(day).problems) is not None)
-    assert ("speed" in kinds_of(day)) == has_ladder(day)
+    assert ("speed" in exercises_of(day)) == has_ladder(day)
 
 
 @with_a_ladder
@@ -99,7 +126,8 @@ def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> 
     # where another file, which v1 needs, uses it.
     challenge.begin()
     if len(challenge.day_to_run().library_sources) == 1:
-        assert not [name for name in names[1:] if f"{name}_kernel" in challenge.start]
+        defined = [name for name in names[1:] if f"{name}_kernel" in challenge.start]
+        assert not [name for name in defined if f"return {name}(" not in challenge.start]
     assert challenge.original.read_text(encoding="utf-8") != challenge.start
     assert len(challenge.hints) == len(names) - 1
     assert all(name in hint for name, hint in zip(names[1:], challenge.hints, strict=True))
@@ -122,24 +150,31 @@ GIVE_AWAY = re.compile(
 
 
 @every_day
-def test_nothing_gives_a_change_away(day: Day, tmp_path: Path) -> None:
-    """Neither its words nor its place on the page: it is formatted as the rest is."""
-    found = candidates(day)
-    texts = [(mutant, natural_text(mutant)) for mutant in found]
-    for mutant, text in texts:
+def test_no_words_give_a_change_away(day: Day) -> None:
+    for mutant in candidates(day):
+        text = natural_text(mutant)
         assert text is not None
         before = set(mutant.source.read_text(encoding="utf-8").splitlines())
         for line in text.splitlines():
             code = line.split("  //")[0].rstrip()
             if line not in before and code.strip():
                 assert not GIVE_AWAY.search(code.lstrip()), f"{mutant.identity}\n{line}"
-    if shutil.which("clang-format"):
-        for i, (mutant, text) in enumerate(texts[:3]):
-            (tmp_path / f"{i}{mutant.source.suffix}").write_text(text or "", encoding="utf-8")
-        style = f"--style=file:{ROOT / '.clang-format'}"
-        command = ["clang-format", style, "--dry-run", "--Werror", *sorted(tmp_path.iterdir())]
-        run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-        assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(
+    not shutil.which("clang-format"),
+    reason="no clang-format: python -m pip install -r .ci/requirements.txt",
+)
+@every_day
+def test_no_place_on_the_page_gives_a_change_away(day: Day, tmp_path: Path) -> None:
+    """It is formatted as the rest is."""
+    for i, mutant in enumerate(candidates(day)[:3]):
+        text = natural_text(mutant) or ""
+        (tmp_path / f"{i}{mutant.source.suffix}").write_text(text, encoding="utf-8")
+    style = f"--style=file:{ROOT / '.clang-format'}"
+    command = ["clang-format", style, "--dry-run", "--Werror", *sorted(tmp_path.iterdir())]
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 # ---------------------------------------------------------------- mutants
@@ -147,7 +182,7 @@ def test_nothing_gives_a_change_away(day: Day, tmp_path: Path) -> None:
 
 @cache
 def mutants_of(number: int) -> list[derive.Mutant]:
-    return derive.mutants_of(next(day for day in FOUND if day.number == number))
+    return derive.mutants_of(next(day for day in FOUND if day.number == number).with_further())
 
 
 def same_start(a: str, b: str) -> int:
@@ -177,6 +212,8 @@ def test_mutants_of_the_days(day: Day) -> None:
 
 @every_day
 def test_what_a_day_lists_as_equivalent_exists(day: Day) -> None:
-    known = {mutant.identity for mutant in mutants_of(day.number)}
-    assert set(day.equivalent) <= known
-    assert all(reason.strip() for reason in day.equivalent.values())
+    found = mutants_of(day.number)
+    assert set(day.equivalent) <= {mutant.identity for mutant in found}
+    assert unfit(day, found) == []
+    twice = [m.identity for m in found if m.identity in day.equivalent and covered(day, m)]
+    assert twice == [], "a heuristic covers them already"

@@ -1,13 +1,12 @@
 """Cases that hypothesis draws: right on every rung, or refused. See tests/random_cases.py.
 
-A few seconds per day, of the days in turn (tests/chance.py); HUNDRED_DAYS_SECONDS makes it longer.
+A few cases per rung, on the days that are taken (tests/taken.py); HUNDRED_DAYS_CASES makes it more.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -15,11 +14,10 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.paths import ROOT
-from tests.chance import SEED, in_turn
+from tests import progress, taken
 
 DAYS, _ = discover()
-SECONDS = float(os.environ.get("HUNDRED_DAYS_SECONDS", "3"))
-TRIED = in_turn(DAYS, 6, "random cases")
+CASES = int(os.environ.get("HUNDRED_DAYS_CASES", "8"))
 
 
 @pytest.fixture(scope="session")
@@ -29,14 +27,11 @@ def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[s
         item
         for item in request.session.items
         if getattr(item, "function", None) is test_random_cases
-        and not item.get_closest_marker("skip")
     ]
     days = sorted({item.callspec.params["day"].number for item in items})
     words = ["-m", "tests.random_cases", *map(str, days)]
-    words += ["--seconds", str(SECONDS), "--seed", str(SEED)]
-    run = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=3000
-    )
+    words += ["--cases", str(CASES), "--seed", str(taken.seed())]
+    run = progress.run([sys.executable, *words], cwd=ROOT)
     found: dict[int, list[dict[str, Any]]] = {day: [] for day in days}
     for line in run.stdout.splitlines():
         if line.startswith('{"day"'):
@@ -45,8 +40,8 @@ def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[s
     return " ".join(["python", *words]), found, run.stderr
 
 
-@pytest.mark.uses_days("all")
-@pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
+@pytest.mark.some_days("random cases")
+@pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 def test_random_cases(day: Day, explored: tuple[str, dict[int, list[dict[str, Any]]], str]) -> None:
     command, everything, complaints = explored
     *found, end = everything[day.number] or [{}]

@@ -1,12 +1,10 @@
-"""A few mutants of the days in turn: their checks reject them, or are known not to.
-
-The seed of a sample is printed and part of a failure's message; see tests/chance.py.
+"""A few mutants of the days that are taken (tests/taken.py): their checks reject them, or are known
+not to. The seed of the sample is part of a failure's message.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -15,15 +13,13 @@ import pytest
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report.stored import read_scores
-from tests.chance import SEED, in_turn
+from tests import progress, taken
 
 DAYS, _ = discover()
 PER_DAY = 2
 SCORES = read_scores()
-
-
 # A day without a stored score has nothing that its sample could be held against.
-TRIED = in_turn([day for day in DAYS if day.number in SCORES], 3, "mutants")
+TRIED = [day for day in DAYS if day.number in SCORES]
 
 
 @pytest.fixture(scope="session")
@@ -36,19 +32,17 @@ def tried(
         item
         for item in request.session.items
         if getattr(item, "function", None) is test_a_sample_of_mutants
-        and not item.get_closest_marker("skip")
     ]
     days = sorted({item.callspec.params["day"].number for item in items})
     report = tmp_path_factory.mktemp("mutants") / "report.json"
     command = [sys.executable, "run_day.py", *map(str, days), "--mutants", "--json", str(report)]
-    command += ["--sample", str(PER_DAY), "--seed", str(SEED)]
-    print(f"seed {SEED}")
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+    command += ["--sample", str(PER_DAY), "--seed", str(taken.seed())]
+    run = progress.run(command, cwd=ROOT)
     assert report.is_file(), f"run_day.py wrote no report\n{run.stdout}\n{run.stderr}"
     return {day["day"]: day for day in json.loads(report.read_text())["mutants"]}
 
 
-@pytest.mark.uses_days("all")
+@pytest.mark.some_days("mutants")
 @pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 def test_a_sample_of_mutants(day: Day, tried: dict[int, dict[str, Any]]) -> None:
     """None survives that the stored score does not know."""
@@ -59,6 +53,6 @@ def test_a_sample_of_mutants(day: Day, tried: dict[int, dict[str, Any]]) -> None
     survived = [v["identity"] for v in found["verdicts"] if v["status"] == "survived"]
     new = [identity for identity in survived if identity not in SCORES[day.number].survived]
     assert not new, (
-        f"{new} survived; HUNDRED_DAYS_SEED={SEED} repeats this, and so does "
-        f"run_day.py {day.number} --mutants --sample {PER_DAY} --seed {SEED}"
+        f"{new} survived; run_day.py {day.number} --mutants --sample {PER_DAY} "
+        f"--seed {taken.seed()} repeats this"
     )

@@ -1,4 +1,4 @@
-"""Every day's checks reject kernels that are wrong in a way that any kernel can be wrong.
+"""The days' checks reject kernels that are wrong in a way that any kernel can be wrong.
 
 Nothing is built: Python functions take the place of the rung's operator. They are made of the
 problem's own reference, which as a rung must pass; so what is rejected is the fault alone.
@@ -212,6 +212,7 @@ def _check(problem: Problem, call: Call) -> Any:
     return check_rung(problem, rung, call, Backend("cpu"), quick=True)
 
 
+@pytest.mark.some_days("wrong kernels")
 @pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 def test_wrong_kernels_are_rejected(day: Day) -> None:
     for problem in _problems(day):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.check.arguments import INTERPRETERS, require, require_float
+from common.check.arguments import INTERPRETERS, aligned, require, require_float
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,10 @@ def test_a_number_that_fp32_does_not_have_is_refused() -> None:
     require_float(float("inf"), "slope")
     with pytest.raises(ValueError, match=r"slope: expected a number of fp32, got 1e\+300"):
         require_float(1e300, "slope")
+
+
+def test_a_tensor_that_is_not_aligned_is_copied() -> None:
+    x = torch.arange(17.0)
+    same, copy = aligned(x, x[1:])
+    assert same is x
+    assert copy.data_ptr() % 16 == 0 and torch.equal(copy, x[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,16 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, Target
-from common.base.outcome import Timing
+from common.base.outcome import PASS, RungOutcome, Timing
 from common.bench import ceilings
 from common.bench import timing as bench
 from common.bench.ceilings import Ceilings
+from common.bench.host_time import host_microseconds, host_times
 from common.bench.showing import rows_as_json, seconds_in_turn
 from common.bench.traces import launches_of, traced_events
 from common.check.device import Backend
+from common.process.worker import remark_host_time
+from common.report.columns import HOST
 
 CEILINGS = Ceilings(
     copy=4000.0,
@@ -75,6 +79,23 @@ def test_contenders_take_turns() -> None:
         assert result.pytorch_ms is not None and 3 < result.pytorch_ms < 30
 
 
+def test_all_that_is_timed_is_called_before_the_turn_and_fails_only_in_it() -> None:
+    called: list[str] = []
+
+    def call(name: str, fails: bool = False) -> Any:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            called.append(name)
+            if fails:
+                raise RuntimeError("it does not work")
+            return x * 2
+
+        return run
+
+    calls = {"first": call("first", fails=True), "second": call("second")}
+    bench.warm_up(problem(pytorch=call("pytorch", fails=True)), calls, Backend("cpu"))
+    assert called == ["first", "second", "pytorch"]
+
+
 def test_pytorch_that_cannot_be_timed_is_named() -> None:
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -98,6 +119,22 @@ def test_random_numbers_of_pytorchs_own_are_compared_by_their_norm() -> None:
         timed(2, own_numbers=False)
     with pytest.raises(bench.MeasuringFault, match=r"does not compute.*has the norm"):
         timed(3, own_numbers=True)
+
+
+def test_a_baseline_that_computes_something_else_is_found() -> None:
+    x = torch.tensor([1.0, -2.0, math.nan, math.inf])
+    assert not bench.differs((x.clone(), x[:1] * 1.01), (x, x[:1]))
+    keys = torch.tensor([2**62, -(2**62), 5])
+    assert not bench.differs(keys.clone(), keys)
+    for other, ours in (
+        (x.nan_to_num(7), x),
+        (x.nan_to_num(posinf=7, nan=math.nan), x),
+        (x, x.nan_to_num(nan=math.nan, posinf=7)),
+        (keys.flip(0), keys),
+        (torch.ones(3), torch.zeros(3)),
+    ):
+        assert "differs by" in bench.differs(other, ours)
+    assert "shape" in bench.differs(x[:2], x)
 
 
 def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
@@ -324,3 +361,56 @@ def test_without_a_gpu_no_launch_is_traced() -> None:
     x = torch.ones(4)
     assert launches_of(lambda: x + 1) == []
     assert any("add" in event.get("name", "") for event in traced_events(lambda: x + 1))
+
+
+@pytest.mark.parametrize(
+    ("falls_back_below", "expected"), [(0, 8), (8, 8), (9, 64), (65, 4096), (1 << 20, None)]
+)
+def test_the_host_is_timed_on_the_smallest_case_that_all_rungs_take(
+    falls_back_below: int, expected: int | None
+) -> None:
+    sizes: list[int] = []
+    said = ""
+
+    def rung(x: torch.Tensor) -> torch.Tensor:
+        nonlocal said
+        sizes.append(len(x))
+        said = "first: too short" if len(x) < falls_back_below else ""
+        return x * 2
+
+    def pytorch(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 32:
+            raise RuntimeError("32 elements are not supported")
+        return x * 2
+
+    shapes = [(64,), (0,), (8,), (32,)]
+    case = problem(cases=(*map(Case, shapes), Case((2,), "float16")))
+    found = host_microseconds(
+        case,
+        {"first": rung, "pytorch": pytorch},
+        Backend("cpu"),
+        lambda call, inputs: call,
+        lambda: said,
+    )
+    if expected is None:
+        assert found == {}
+        return
+    assert sizes[-1] == expected and 0 not in sizes
+    assert found.keys() == {"first", "pytorch"} and all(us > 0 for us in found.values())
+
+
+def test_host_times_are_those_of_a_call() -> None:
+    found = host_times({"short": lambda: None, "long": lambda: time.sleep(0.002)})
+    assert found["short"] < 50 and 2000 <= found["long"] < 20_000
+
+
+def test_a_costly_call_is_remarked_and_old_results_have_none() -> None:
+    outcome = RungOutcome("p", "r", "", PASS, timing=timing(1.0))
+    remark_host_time(outcome)
+    assert HOST.text(outcome) == "" and outcome.remarks == []
+    outcome.timing = timing(1.0, host_us=12.0, pytorch_host_us=10.0)
+    remark_host_time(outcome)
+    assert HOST.text(outcome) == "12.0 (10.0)" and outcome.remarks == []
+    outcome.timing = timing(1.0, host_us=13.0, pytorch_host_us=10.0)
+    remark_host_time(outcome)
+    assert outcome.remarks == ["a call costs the host 13.0 µs, PyTorch's 10.0 µs"]

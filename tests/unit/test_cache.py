@@ -14,7 +14,14 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from common.base.cache import KEPT, Entry, cache_directory, cached, digest
+from common.base.cache import (
+    KEPT,
+    Entry,
+    cache_directory,
+    cached,
+    digest,
+    keep_compilers_caches,
+)
 from common.base.paths import ROOT
 
 
@@ -37,6 +44,14 @@ def write(directory: Path, text: str = "made") -> None:
     (directory / "product").write_text(text)
 
 
+def test_compilers_keep_theirs_beside_ours(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"HUNDRED_DAYS_CACHE": str(cache), "TRITON_CACHE_DIR": "/users/own"}
+    monkeypatch.setattr(os, "environ", environment)
+    keep_compilers_caches()
+    assert environment["TRITON_CACHE_DIR"] == "/users/own"
+    assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == cache
+
+
 def test_what_is_there_is_not_made_again() -> None:
     made: list[Path] = []
 
@@ -56,6 +71,25 @@ def test_a_product_cut_short_is_made_again(left: bytes) -> None:
     assert not entry().ready
     cached(entry(), write)
     assert entry().path.read_text() == "made"
+
+
+def test_a_product_of_other_bytes_is_made_again() -> None:
+    """A library of which a few bytes are wrong ends every process that loads it."""
+    cached(entry(), write)
+    entry().path.write_text("evil")
+    assert not entry().ready
+    cached(entry(), write)
+    assert entry().path.read_text() == "made" and entry().ready
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_in_the_place_of_an_entry_gives_way(cache: Path, kind: str) -> None:
+    cache.mkdir()
+    if kind == "file":
+        entry().directory.touch()
+    else:
+        entry().directory.symlink_to("nowhere")
+    assert cached(entry(), write).read_text() == "made"
 
 
 def test_a_stamp_cut_short_is_no_stamp() -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.base.declaration import Rung
 from common.base.outcome import FAIL, PASS, RungOutcome
 from common.check.rungs import CheckResult
 from common.process import worker
@@ -28,14 +29,46 @@ def test_a_rung_that_always_falls_back_fails(
 ) -> None:
     run = SimpleNamespace(
         fallback=str,
+        rungs=("v1_scalar", "v2"),
         work=Work(quick=quick),
         backend=SimpleNamespace(name=device),
         platform=SimpleNamespace(model=model),
     )
     outcome = RungOutcome("p", "v2", "", PASS)
     result = CheckResult(checked=3, fallbacks=[TO] * fallbacks)
-    worker._take_fallbacks(run, outcome, result)  # type: ignore[arg-type]
+    worker._take_fallbacks(run, outcome, result, Rung("v2", ""))  # type: ignore[arg-type]
     assert outcome.status == status
-    remarks = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
-    assert outcome.remarks == remarks
+    asides = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
+    assert outcome.asides == asides and outcome.remarks == []
     assert (TO in outcome.reason) == (status == FAIL)
+
+
+@pytest.mark.parametrize(
+    ("to", "count", "declared", "reason"),
+    [
+        ("v1_scalar", 37, "", ""),
+        ("v1_scalar", 41, "", "hardly any case checks the rung's own kernel: 41 of 50"),
+        ("v1_scalar", 41, "its cases are v1's", ""),
+        ("v1_scalar", 50, "its cases are v1's", "no case checks the rung's own kernel"),
+        ("scalar", 1, "", ""),  # of softmax_v1_scalar and of gelu_v1_scalar
+        ("a warp per row", 1, "", ""),
+        ("v1_scalr", 1, "", "it falls back to 'v1_scalr', which is no rung of the day"),
+        ("calar", 1, "", "no rung of the day"),
+    ],
+)
+def test_what_a_rung_may_fall_back_to_and_how_often(
+    to: str, count: int, declared: str, reason: str
+) -> None:
+    run = SimpleNamespace(
+        fallback=str,
+        rungs=("v1_scalar", "v2"),
+        work=Work(),
+        backend=SimpleNamespace(name="cpu"),
+        platform=SimpleNamespace(model=""),
+    )
+    outcome = RungOutcome("p", "v2", "", PASS)
+    result = CheckResult(checked=50, fallbacks=[f"{to}: rows that are not aligned"] * count)
+    rung = Rung("v2", "", falls_back=declared)
+    worker._take_fallbacks(run, outcome, result, rung)  # type: ignore[arg-type]
+    assert outcome.status == (FAIL if reason else PASS)
+    assert reason in outcome.reason and bool(reason) == bool(outcome.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,11 @@ from common.base.paths import ROOT
 
 COMMON = ROOT / "common"
 # From the top: a package imports what stands below it, and itself.
-ORDER = ["run", "practice", "tools", "process", "bench", "check", "build", "cpu", "report", "base"]
-FACADE = "day"  # what a day.py imports
+ORDER = [
+    *("run", "practice", "tools", "process", "references", "bench", "check", "build", "cpu"),
+    *("report", "base"),
+]
+FACADE = "day"  # what most days import
 
 MODULES = sorted(path for path in COMMON.rglob("*.py") if path.name != "__init__.py")
 
@@ -72,8 +76,24 @@ def test_names_are_distinct() -> None:
     assert sorted(set(names) & set(sys.stdlib_module_names)) == []
 
 
-def test_a_day_imports_only_its_vocabulary() -> None:
-    for path in sorted((ROOT / "days").glob("day*/*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+# What no day needs: what runs it, and what checks it.
+NOT_FOR_DAYS = ("run", "practice", "process")
+
+
+def test_days_import_their_vocabulary_from_one_place() -> None:
+    """What most days need, from common.day; what few need, from where it is defined; and, where a
+    day is run as a file, what runs it."""
+    vocabulary = set(importlib.import_module("common.day").__all__)
+    assert len(vocabulary) <= 25
+    for path in sorted((ROOT / "days").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        guarded = [n for n in tree.body if isinstance(n, ast.If) and path.name == "day.py"]
+        driver = {id(node) for block in guarded for node in block.body}
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common"):
-                assert node.module == "common.day", f"{path}:{node.lineno}"
+                where = f"{path}:{node.lineno}: {node.module}"
+                if id(node) in driver:
+                    assert node.module == "common.run.driver", where
+                elif node.module != "common.day":
+                    assert (node.module or "").split(".")[1] not in NOT_FOR_DAYS, where
+                    assert not vocabulary & {alias.name for alias in node.names}, where

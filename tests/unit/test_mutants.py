@@ -19,11 +19,11 @@ from common.practice.mutants import derive, referee, trial
 from common.practice.mutants.campaign import (
     Unwatched,
     _DayCampaign,
-    _deciding,
     _leaves_out_more,
     _no_longer_run,
 )
 from common.practice.mutants.derive import Mutant
+from common.practice.mutants.heuristics import covered, unfit
 from common.practice.mutants.inlined import inlined, own_headers
 from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
@@ -496,10 +496,31 @@ def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert Ledger("day01", fresh=True).verdict("key") is None
 
 
-def test_a_list_of_equivalent_mutants_decides_no_verdict() -> None:
-    module = 'TITLE = "a day"\nEQUIVALENT = {  # why\n    "a: b": "c",\n}\nCASES = (1, 2)\n'
-    less = 'TITLE = "a day"\nCASES = (1, 2)\n'
-    assert _deciding(module) == _deciding(less) != _deciding(less.replace("2", "3"))
+CHOICE = """
+int parts_for(int n) {
+  return n / 8 > 4 ? 4 : n / 8 + 1;
+}
+__global__ void kernel(int* y, int n) {
+  if (threadIdx.x < n) y[threadIdx.x] = n / 8;
+}
+void launch(int* y, int n) {
+  const int parts = parts_for(n + 1);
+  kernel<<<parts, 32>>>(y, n + 2);
+}
+"""
+
+
+def test_a_heuristic_covers_its_choice_and_its_calls(tmp_path: Path) -> None:
+    (tmp_path / "x.cu").write_text(CHOICE)
+    names = {"parts_for": "chooses", "kernel": "computes", "gone_for": "is not there"}
+    day = Day(1, tmp_path, "T", "t", ("x",), tmp_path / "x.cu", heuristics=names)
+    found = derive.mutants_of(day)
+    mine = {m.identity: covered(day, m) for m in found}
+    assert mine["parts_for: arithmetic operator: `n / 8` -> `n * 8`"] == "chooses"
+    assert mine["launch: arithmetic operator: `n + 1` -> `n - 1`"] == "chooses"
+    assert mine["launch: arithmetic operator: `n + 2` -> `n - 2`"] == ""
+    assert not any(why for identity, why in mine.items() if "grid or block size" in identity)
+    assert [text.rpartition(": ")[2] for text in unfit(day, found)] == ["kernel", "gone_for"]
 
 
 def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:

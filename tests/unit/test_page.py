@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,12 +17,13 @@ import run_day
 from common.base.days import discover
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.verdict import Score
-from common.practice.journal import KINDS
 from common.report.comparison import Change, compare
 from common.report.page import from_stored, page
-from common.report.plot import NUMBER, apart, roofline
+from common.report.roofline import NUMBER, apart, roofline
 from common.report.runs import describe, write_json
 from common.report.stored import read_scores, read_stored
+from common.report.terminal import NO_TIMES
+from tests.progress import run
 
 WHERE = {
     **dict.fromkeys(("driver_cuda", "torch_cuda", "compiler", "python", "processor"), ""),
@@ -121,6 +121,25 @@ def test_compare_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert run_day.main(["--compare", old, str(tmp_path / "none.json")]) == 1
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_times_of_the_cpu_backend_are_neither_compared_nor_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They say nothing of a GPU's."""
+    files = []
+    for ms in (1.0, 9.0):
+        files.append(str(tmp_path / f"{ms}.json"))
+        where = {**WHERE, "device": "cpu", "processor": "a CPU"}
+        write_json(Path(files[-1]), [describe(where, [day(1, rung("a", ms))], True)])
+        assert f'"ms": {ms}' in Path(files[-1]).read_text()
+    html = tmp_path / "p.html"
+    assert run_day.main(["--compare", *files, "--html", str(html)]) == 0
+    out = capsys.readouterr().out
+    assert "1 rungs compared: 1 same" in out and "they are not compared" in out
+    assert NO_TIMES in html.read_text() and "GB/s" not in html.read_text()
+    assert run_day.main(["--merge", files[0]]) == 0
+    assert "GB/s" not in capsys.readouterr().out
 
 
 def test_a_day_in_one_report_only_is_said(
@@ -228,15 +247,18 @@ def test_the_page_has_mutants_and_exercises() -> None:
     survivor = "f: barrier removed: `__syncthreads();` -> ``, in a <template>"
     score = Score(number, 21, {"result": 17, "bad input": 2}, 1, [survivor], True, "2026-01-31")
     shown = page(days, [day(number, rung("a", 1.0))], ["NVIDIA X"], None, {number: score})
-    assert "95 % of 20, 2026-01-31" in shown and "mutants killed" in shown
-    assert "19 of 20 mutants killed: 17 by result, 2 by bad input; 1 more compute" in shown
+    assert "95 % of 20, 2026-01-31" in shown and "planted bugs caught" in shown
+    assert (
+        "The checks catch 19 of 20 planted bugs: 17 by result, 2 by bad input; 1 more compute"
+        in shown
+    )
     assert "in a &lt;template&gt;" in shown
     assert "exercises</th>" not in shown, "the learner has begun none"
     solved = {each.number: {"write": each.number == number, "debug": False} for each in days}
     shown = page(days, [day(number, rung("a", 1.0))], ["NVIDIA X"], exercises=solved)
     assert f"1 of {2 * len(days)} exercises solved." in shown
     assert "1 of 2</td>" in shown and "write solved, debug open." in shown
-    assert "mutants killed" not in shown
+    assert "planted bugs caught" not in shown
 
 
 # Sends to the page around it the lowest contrast of a text against what is behind it, and whether
@@ -265,7 +287,10 @@ const opened = [1, 2].map(() => { day.open = false; link.click(); return day.ope
 parent.postMessage(JSON.stringify({
   wide: document.documentElement.scrollWidth, seen: innerWidth, opened,
   days: document.querySelectorAll("details").length,
-  cut: [...document.querySelectorAll(".wide")].filter(wide).length,
+  cut: [...document.querySelectorAll(".wide")].filter(
+    (box) => wide(box) && !box.querySelector("svg")).length,
+  cued: [...document.querySelectorAll(".wide")].filter(wide).every(
+    (box) => box.previousElementSibling.matches(".cue") && box.previousElementSibling.offsetHeight),
   contrast: Math.min(...texts.map(contrast)),
   letters: Math.min(...[...document.querySelectorAll("svg text")].map(
     (text) => text.getBoundingClientRect().height)),
@@ -286,7 +311,8 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     open what they lead to."""
     file = tmp_path / "page.html"
     days, (found, where) = discover()[0], from_stored(read_stored())
-    begun = {day.number: dict.fromkeys(KINDS, False) for day in days}  # a column more
+    exercises = dict.fromkeys(("write", "debug", "speed"), False)
+    begun = {day.number: exercises for day in days}  # a column more
     slower = [Change(1, rung.rung, "slower", "1 s", "2 s", 2.0) for rung in found[0].rungs]
     text = page(days, found, where, slower, read_scores(), begun)
     # In a frame, which may be narrower than any window.
@@ -295,20 +321,16 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900"]
     options += ["--virtual-time-budget=5000"]  # milliseconds, for the message
     options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    shown = subprocess.run(
-        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=True,
-    ).stdout
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = run(["chromium", *options, profile, "--dump-dom", str(file)], check=True).stdout
     title = re.search(r"<title>(.*?)</title>", shown)
     assert title
     seen = json.loads(title.group(1).replace("&quot;", '"'))
     assert seen["days"] == len(read_stored())
     assert seen["seen"] == width
     assert seen["wide"] <= width
-    assert width < 1280 or not seen["cut"], "a table does not fit on a laptop's screen"
+    assert not seen["cut"], "a table does not fit on the screen"
+    assert seen["cued"], "a picture is cut, and no word says so"
     assert seen["dark"] == dark
     assert seen["contrast"] >= 4.5
     assert seen["opened"] == [True, True]

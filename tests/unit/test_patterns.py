@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from common.base.declaration import Case
 from common.check.guard import GuardedMemory
-from common.check.patterns import BEHAVIOUR, OUTPUT, Behaviour, Look, Wrong, habits, hints
+from common.check.patterns import (
+    BEHAVIOUR,
+    OUTPUT,
+    SIZES,
+    UNSET,
+    Behaviour,
+    Look,
+    Wrong,
+    habits,
+    hints,
+    sizes,
+)
 from common.cpu.backend import Launch
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -45,11 +57,31 @@ def launched(grid: int, block: int) -> Look:
     return Look((Launch((grid, 1, 1), (block, 1, 1)),))
 
 
+def launched_2d(grid: tuple[int, int], block: tuple[int, int]) -> Look:
+    return Look((Launch((*grid, 1), (*block, 1)),))
+
+
 def part(start: int) -> torch.Tensor:
     """A right matrix, written before flat index `start` only."""
     got = fresh((12, 20))
     got.flatten()[:start] = matrix().float().flatten()[:start]
     return got
+
+
+def corner(rows: int, columns: int) -> torch.Tensor:
+    """A right matrix, of which only so many rows and columns were written."""
+    got = fresh((12, 20))
+    got[:rows, :columns] = matrix().float()[:rows, :columns]
+    return got
+
+
+def known(look: Look, got: torch.Tensor) -> Look:
+    """With another call that left the same elements unwritten."""
+    memory = GuardedMemory(torch.device("cpu"), 2)
+    again = memory.empty(got.shape, torch.float32)
+    untouched = got.isnan()
+    again[~untouched] = got[~untouched]
+    return replace(look, again=again, untouched=untouched)
 
 
 # ---------------------------------------------------------------- one output
@@ -61,12 +93,26 @@ def test_memory_never_written_is_no_nan_that_was_passed_on() -> None:
     once, other, again = fresh((12, 20)), *(memory.empty((12, 20), torch.float32) for _ in "12")
     text = said(once, truth, Look((), again, memory.untouched(again)))
     assert "nothing was written" in text and "passed on" not in text
-    assert "or read and passed on" in said(once, truth)
+    assert "(or it was read, and passed on)" in said(once, truth)
     again.copy_(other)  # written, with what was never written elsewhere
     assert "nothing" not in said(once, truth, Look((), again, memory.untouched(again)))
     again.copy_(again + 1)
     text = said(once + 1, truth, Look((), again, memory.untouched(again)))
     assert "computed from memory that was not written" in text and "never" not in text
+
+
+def test_of_wrong_elements_some_may_be_unwritten() -> None:
+    got = part(100)
+    got[0, 0] = 7.0
+    assert "140 of them were never written" in said(got, matrix(), known(Look(), got))
+
+
+def test_a_nan_of_shared_memory_is_known_by_its_bits() -> None:
+    got = matrix().float()
+    got.view(torch.int32)[3] = -1
+    assert "NaN with all bits set, which is what shared memory holds" in said(got, matrix())
+    got[3, 0] = math.nan
+    assert "shared memory" not in said(got, matrix())
 
 
 def test_a_nan_is_put_down_to_an_operation_by_its_bits() -> None:
@@ -105,6 +151,56 @@ def test_the_next_thread_is_named_where_the_launch_is_known(look: Look, words: s
     assert words in text if words else "thread" not in text
 
 
+@pytest.mark.parametrize(
+    ("got", "look", "words"),
+    [
+        (part(32), launched(8, 32), "only the first 32 elements of 240 were written, the part of "
+         "one of 8 blocks: does the index use blockIdx.x?"),
+        (part(20), launched(12, 32), "only the first row of 12 was written, the part of one of 12"),
+        (part(60), launched(4, 96), "only the first 3 rows of 12 were written, the part of one of"),
+        (part(32), launched(9, 32), "the part of one of 9 blocks"),
+        (part(64), launched(9, 32), ""),  # 4 would be enough
+        (part(32), launched(1, 32), ""),
+        (part(31), launched(8, 32), ""),
+        (corner(12, 8), launched_2d((3, 3), (8, 4)), "only the first 8 columns of 20 were written, "
+         "the part of one of 3 blocks along x: does the index use blockIdx.x?"),
+        (corner(4, 20), launched_2d((3, 3), (8, 4)), "of one of 3 blocks along y: does the index "
+         "use blockIdx.y?"),
+        (corner(4, 20), launched_2d((3, 1), (8, 4)), "only the first 4 rows of 12 were written, as "
+         "many as the grid has threads along y: are there blocks enough along y?"),
+        (corner(12, 12), launched_2d((3, 3), (8, 4)), "of 12 × 20, only the first 12 × 12 were "
+         "written, and the grid has 24 threads along x and 12 along y: are x and y, column and "
+         "row, swapped?"),
+        (corner(5, 7), launched_2d((3, 3), (8, 4)), ""),
+    ],
+)  # fmt: skip
+def test_what_one_block_writes_is_seen_in_what_was_written(
+    got: torch.Tensor, look: Look, words: str
+) -> None:
+    text = said(got, matrix(), known(look, got))
+    assert words in text and not (words and "exclude" in text)
+    assert words or "blockIdx" not in text
+    assert "blockIdx" not in said(got, matrix(), look), "not known to be unwritten"
+
+
+def test_a_condition_is_questioned_only_where_nothing_was_written() -> None:
+    got = matrix().float()
+    got.flatten()[128:] += 1
+    text = said(got, matrix(), launched(8, 32))
+    assert "exactly the tail is wrong" in text and "thread" not in text
+
+
+def test_elements_taken_for_bytes() -> None:
+    """A copy of n bytes where n elements are meant."""
+    expected = torch.arange(257.0)
+    got = expected.clone()
+    got[64:] = 0
+    text = said(got, expected)
+    assert "257 bytes are right" in text and "is a size in bytes meant" in text
+    got[65] = 65
+    assert "bytes" not in said(got, expected)
+
+
 def _with(change: Callable[[torch.Tensor], None]) -> torch.Tensor:
     got = matrix().float().clone()
     change(got)
@@ -124,6 +220,8 @@ def _set(where: object, value: float) -> torch.Tensor:
         (_set((slice(9, None), slice(2, 4)), 0.0), "only rows 9 to 11 of 12"),
         (_set((11, slice(0, 4)), 0.0), "only row 11, the last one, of 12"),
         (matrix().float().roll(1, 1), "each row is what is expected, shifted one element"),
+        (matrix().float().roll(-4, 1), "each row is what is expected, shifted 4 elements towards"),
+        (matrix().float().flatten().roll(2).view(12, 20), "expected, shifted 2 elements towards"),
         (
             _with(lambda got: got.flatten()[1::3].mul_(7)),
             "one element in 3 is wrong: those whose index is 1 modulo 3",
@@ -161,6 +259,28 @@ def test_digits_that_are_lost_name_the_type_that_loses_them() -> None:
     text = said(_sum_in_half(matrix(30, 1000)).view(5, 6), truth)
     assert "or a sum added up, in 16 bits, although the result is float32?" in text
     assert "rounding" not in said((matrix() * torch.linspace(0.7, 1.3, 20)).float(), matrix())
+    outlier = rounded.float()
+    outlier[2, 3] *= 0.07
+    assert "rounding" not in said(outlier, matrix(5, 6)), "far beyond what rounding does"
+    assert said(rounded.float(), matrix(5, 6), Look(explained=True)) == ""
+
+
+def test_what_other_calls_explain_leaves_what_is_sure() -> None:
+    got = part(20)
+    got[0, 0] = 7.0
+    look = replace(known(launched(12, 32), got), explained=True)
+    text = said(got, matrix(), look)
+    assert "of them were never written" in text and "does the index use blockIdx.x" in text
+
+
+def test_integers_never_set_are_known_by_what_they_add() -> None:
+    truth = torch.arange(1, 41)
+    got = truth + UNSET * (torch.arange(40) % 3)
+    looked_at = Wrong(got, truth, (got != truth).nonzero().flatten(), (40,))
+    assert "2^32 − 1, which an unsigned int of shared memory holds" in "".join(hints(looked_at))
+    got = truth + 5
+    looked_at = Wrong(got, truth, (got != truth).nonzero().flatten(), (40,))
+    assert hints(looked_at) == ["got is what is expected +5"]
 
 
 def _sum_in_half(rows: torch.Tensor) -> torch.Tensor:
@@ -181,7 +301,10 @@ NEAR_MISSES = {
     "a factor that varies": (matrix() * torch.linspace(1.9, 2.1, 20)).float(),
     "an offset that varies": (matrix() + torch.linspace(0.9, 1.1, 20)).float(),
     "transposed but for one": _with(lambda g: g.copy_(matrix(20, 12).t().float())),
-    "shifted by two": matrix().float().flatten().roll(2).view(12, 20),
+    "shifted by many": matrix().float().flatten().roll(29).view(12, 20),
+    "shifted but for one": _with(
+        lambda g: g.copy_(matrix().float().roll(1, 1)).select(1, 9).zero_()
+    ),
 }
 CLAIMS = ("last", "times", "expected +", "transpose", "shifted", "tail", "reversed", "sign")
 
@@ -229,15 +352,37 @@ def by_dtype(**right: bool) -> Behaviour:
         ),
         (Behaviour(fresh=((True, True), (False, False))), "memory is read that was not written"),
         (Behaviour(calls=(True, False, False)), "right on the first call only"),
-        (cases([64, 128], [1, 100]), "multiples of 8, 16, 32 or 64 were handled"),
-        (cases([32, 96, 1000], [1, 100]), "multiples of 8 were handled"),
-        (cases([1, 31, 64], [65, 100, 128]), "at most 64, wrong from 65 on"),
         (by_dtype(float32=True, float16=False, bfloat16=True), "float16 alone"),
+        (
+            replace(
+                by_dtype(float32=True, float16=False, bfloat16=False), not_finite=False, near=True
+            ),
+            "right in float32, and in float16 and bfloat16 off by what roundings to 16 bits add up",
+        ),
     ],
 )
 def test_behaviour(seen: Behaviour, words: str) -> None:
     (text,) = habits(seen)
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (cases([64, 128], [1, 100]), "multiples of 8, 16, 32 or 64 were handled"),
+        (cases([32, 96, 1000], [1, 100]), "multiples of 8 were handled"),
+        (cases([1, 31, 64], [65, 100, 128]), "at most 64, wrong from 65 on"),
+    ],
+)
+def test_sizes(seen: Behaviour, words: str) -> None:
+    (text,) = sizes(seen)
+    assert words in text
+
+
+def test_an_undefined_value_is_no_race() -> None:
+    (text,) = habits(Behaviour({"forward": True, "reverse": False}, True, undefined=True))
+    assert "race" not in text
+    assert habits(Behaviour(differ=("forward", "reverse"), undefined=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -266,13 +411,13 @@ def test_behaviour(seen: Behaviour, words: str) -> None:
     ],
 )
 def test_behaviour_that_may_have_other_reasons(seen: Behaviour) -> None:
-    assert habits(seen) == []
+    assert habits(seen) == sizes(seen) == []
 
 
 def test_every_recogniser_stands_in_a_list() -> None:
     import common.check.patterns as module
 
-    listed = {function for group in OUTPUT for function in group} | set(BEHAVIOUR)
+    listed = {function for group in OUTPUT for function in group} | {*BEHAVIOUR, *SIZES}
     defined = {
         function
         for name, function in vars(module).items()

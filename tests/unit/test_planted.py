@@ -192,7 +192,7 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
             ([PASS] * 3, False),
         ):
             left = iter(outcomes)
-            monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(PASS, next(left)))  # noqa: B023
+            monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(PASS, next(left)))  # noqa: B023
             assert desk._rejected(challenge, Report(colour=False)) == rejected, (kind, outcomes)
 
 
@@ -204,7 +204,7 @@ def test_what_the_cpu_backend_does_not_show_is_not_tried_there(
     atomic = next(m for m in candidates(day) if m.kind.name in UNSEEN_ON_CPU)
     challenge = debug_challenge(day, tmp_path / "days", atomic.identity, ())
     desk = Desk(Options((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
-    monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(FAIL))
+    monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(FAIL))
     for device, rejected in (("cpu", False), ("cuda", True)):
         desk._platform = Platform(device, "", "", Path(), "")
         assert desk._rejected(challenge, Report(colour=False)) == rejected
@@ -218,7 +218,7 @@ def test_a_change_that_ends_the_process_is_not_planted(
     challenge = debug_challenge(day, root, "", ())
     died = outcome_of(FAIL, reason="the process died: killed by SIGABRT")
     died.rungs = [*outcome_of(FAIL).rungs, *died.rungs]
-    monkeypatch.setattr(Desk, "_run", lambda *_: died)
+    monkeypatch.setattr(Desk, "_run", lambda *_, **__: died)
     assert not desk._rejected(challenge, Report(colour=False))
 
 
@@ -229,7 +229,7 @@ def test_a_change_that_is_not_noticed_is_explained(
     desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
     challenge = debug_challenge(day, root, "", ())
     challenge.begin()
-    monkeypatch.setattr(Desk, "_run", lambda *_: outcome_of(PASS))
+    monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(PASS))
     assert desk.check(challenge, Report(colour=False)) == 1
     said = capsys.readouterr().out
     assert "depends on chance" in said and "--sanitize" in said
@@ -252,7 +252,7 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Desk, "_rejected", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        desk.begin(desk.challenge(day, "debug", another=True), report)
+        desk.begin(desk.challenge(day, "debug", another=True), report, another=True)
     assert not first.file.exists()
     assert first.file.with_name("debug.1.cu").read_text() == mine
     assert Journal(tmp_path / "practice").entry(2, "debug").planted == ""
@@ -273,5 +273,5 @@ def test_a_change_that_is_known_to_survive_is_not_planted(monkeypatch: pytest.Mo
     monkeypatch.setattr(planting, "read_scores", dict)
     first = candidates(day)[0].identity
     scores = {5: Score(5, made=1, killed={}, equivalent=0, survived=[first])}
-    monkeypatch.setattr(planting, "read_scores", lambda: scores)
+    monkeypatch.setattr(planting, "read_scores", lambda days: scores)
     assert first not in [mutant.identity for mutant in candidates(day)]

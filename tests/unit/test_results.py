@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
+import resource
+import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +20,26 @@ from common.base import figures
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.report import files, runs, stored
 from common.report.files import ResultsError
+from common.report.terminal import Report
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
-NEIGHBOURS = "\n".join(
-    f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("run", "practice", "neighbours")
-)
+BLOCKS = ("python", "run", "practice", "neighbours")
+NEIGHBOURS = "\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in BLOCKS)
 README = f"# {{}}\n\n{BEGIN}\nold\n{END}\n\n{NEIGHBOURS}\nThe end.\n"
-METADATA = 'TITLE = "{}"\nTEACHES = "{}"\nTOPICS = ("t",)\nSOURCE = "x.cu"\n'
+METADATA = """\
+from common.day import Case, Problem, Rung
+
+TITLE = "{}"
+TEACHES = "{}"
+TOPICS = ("t",)
+SOURCE = "x.cu"
+PROBLEMS = tuple(
+    Problem(name, lambda *_: (), abs, tuple(Rung(r, "") for r in rungs), (Case((1,)),), timed=False)
+    for name, rungs in {}.items()
+)
+"""
+LADDER = ("add_v1", "add_v2")
 H200 = {
     "device": "cuda",
     "gpu": "NVIDIA H200",
@@ -46,10 +63,16 @@ def root(tmp_path: Path) -> Path:
     for number, title in ((1, "Hello"), (2, "Addition | with a bar")):
         folder = tmp_path / "days" / f"day{number:02d}"
         folder.mkdir(parents=True)
-        (folder / "day.py").write_text(METADATA.format(title, f"Lesson {number}"))
+        (folder / "day.py").write_text(METADATA.format(title, f"Lesson {number}", {"add": LADDER}))
         (folder / "x.cu").touch()
         (folder / "README.md").write_text(README.format(title))
     return tmp_path
+
+
+def declare(root: Path, **problems: Sequence[str]) -> None:
+    """Lets day 1 have these rungs, by problem."""
+    text = METADATA.format("Hello", "Lesson 1", problems)
+    (root / "days/day01/day.py").write_text(text)
 
 
 def timing(**changes: Any) -> Timing:
@@ -81,14 +104,14 @@ def test_stored_results_and_generated_files_agree(root: Path) -> None:
     talkative = passed(1)
     talkative.output = "peak memory:\n4.3 MB"
     stored.store(run(T4, talkative), root)
-    file = root / "common/results/tesla-t4/day01.json"
+    file = root / "days/day01/results/tesla-t4.json"
     assert json.loads(file.read_text())["output"] == ["peak memory:", "4.3 MB"]
-    assert "stored day 1-2 in common/results/nvidia-h200" in said
+    assert "stored day 1-2 in days/dayNN/results/nvidia-h200.json" in said
     assert stored.check(root) == []
     assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*.json")) == [
-        "common/results/nvidia-h200/day01.json",
-        "common/results/nvidia-h200/day02.json",
-        "common/results/tesla-t4/day01.json",
+        "days/day01/results/nvidia-h200.json",
+        "days/day01/results/tesla-t4.json",
+        "days/day02/results/nvidia-h200.json",
     ]
 
 
@@ -108,18 +131,24 @@ def test_the_readme_block(root: Path) -> None:
     assert "- [Day 2: Addition | with a bar](../day02/README.md)" in text
 
 
+def files_in(root: Path) -> dict[Path, bytes]:
+    """All files below a folder, with their contents, but for what Python keeps of modules."""
+    found = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path: path.read_bytes() for path in found}
+
+
 def test_a_readme_without_its_block_stores_nothing(root: Path) -> None:
     """All that would be written is made first: the next --write finds things as they were."""
     (root / "days/day02/README.md").write_text("# no block\n")
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    before = files_in(root)
     with pytest.raises(ResultsError, match=r"day02/README\.md must hold"):
         stored.store(run(H200, passed(1)), root)
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert files_in(root) == before
 
 
 def test_a_rung_takes_one_line(root: Path) -> None:
     stored.store(run(H200, passed(1)), root)
-    lines = (root / "common/results/nvidia-h200/day01.json").read_text().splitlines()
+    lines = (root / "days/day01/results/nvidia-h200.json").read_text().splitlines()
     assert len([line for line in lines if '"rung": "add_v' in line]) == 2 and len(lines) < 12
 
 
@@ -134,6 +163,7 @@ def test_a_device_is_written_to_not_replaced() -> None:
 def test_what_is_only_checked_takes_a_line(root: Path) -> None:
     outcome = passed(1)
     outcome.rungs[:0] = [RungOutcome("odd sizes", f"add_v{i}", "", PASS, checked=3) for i in (1, 2)]
+    declare(root, add=LADDER, **{"odd sizes": LADDER})
     stored.store(run(H200, outcome), root)
     text = (root / "days/day01/README.md").read_text()
     assert "Timed: 1024 float32. Checked, not timed: odd sizes (2 rungs)." in text
@@ -144,6 +174,7 @@ def test_what_is_only_checked_takes_a_line(root: Path) -> None:
     text = (root / "days/day01/README.md").read_text()
     assert "| odd sizes | `add_v1` |  | SKIP: needs sm_90 |" in text and "not timed" not in text
     outcome.rungs = [RungOutcome("add", "add_v1", "plain", PASS, checked=3)]
+    declare(root, add=("add_v1",))
     stored.store(run(H200, outcome), root)
     assert "| `add_v1` | plain | checked |" in (root / "days/day01/README.md").read_text()
 
@@ -189,7 +220,7 @@ def test_a_readme_without_markers_is_an_error(root: Path) -> None:
 
 def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
     stored.store(run(H200, passed(1), passed(2)), root)
-    files = [root / f"common/results/nvidia-h200/day0{n}.json" for n in (1, 2)]
+    files = [root / f"days/day0{n}/results/nvidia-h200.json" for n in (1, 2)]
     before = [file.read_bytes() for file in files]
     failed = DayOutcome(1, "day01", "t", FAIL, "does not build")
     skipped = DayOutcome(2, "day02", "t", SKIP, "needs moonbeam")
@@ -204,14 +235,14 @@ def test_failed_and_skipped_days_keep_their_old_results(root: Path) -> None:
 def test_incomplete_runs_are_not_stored(root: Path) -> None:
     with pytest.raises(ResultsError, match="--quick, --no-bench or --rungs"):
         stored.store(run(H200, passed(1), complete=False), root)
-    assert not (root / "common").exists()
+    assert not list(root.rglob("results"))
 
 
 def test_results_of_the_cpu_backend_are_not_stored(root: Path) -> None:
     """Their times say nothing of a GPU's; that days pass there is what tests/days proves."""
     with pytest.raises(ResultsError, match="not on a GPU"):
         stored.store(run(CPU, passed(1)), root)
-    assert not (root / "common").exists()
+    assert not list(root.rglob("results"))
 
 
 def test_files_that_a_day_makes_are_stored(root: Path) -> None:
@@ -220,26 +251,27 @@ def test_files_that_a_day_makes_are_stored(root: Path) -> None:
     measured.files = {"sweep.json": "{}\n", "sweep.svg": "<svg/>\n"}
     counted.files = {"counters.json": "[]\n"}
     said = stored.store(run(CPU, passed(1), counted), root)
-    assert said[0] == "wrote days/day02/counters.json"
-    assert not (root / "common").exists(), "no times are stored"
+    assert said[0] == "wrote days/day02/results/show/counters.json"
+    assert not list(root.glob("days/*/results/*.json")), "no times are stored"
     said = stored.store(run(H200, measured), root)
-    assert {"wrote days/day01/sweep.json", "wrote days/day01/sweep.svg"} <= {*said}
-    assert (root / "days/day01/sweep.json").read_text() == "{}\n"
+    assert {f"wrote days/day01/results/show/sweep.{kind}" for kind in ("json", "svg")} <= {*said}
+    assert (root / "days/day01/results/show/sweep.json").read_text() == "{}\n"
     again = stored.store(run(H200, measured), root)
-    assert again == ["stored day 1 in common/results/nvidia-h200"]
+    assert again == ["stored day 1 in days/dayNN/results/nvidia-h200.json"]
     measured.status = FAIL
     measured.files["sweep.json"] = "[]\n"
     stored.store(run(H200, measured), root)
-    assert (root / "days/day01/sweep.json").read_text() == "{}\n", "a failed day keeps its files"
+    kept = (root / "days/day01/results/show/sweep.json").read_text()
+    assert kept == "{}\n", "a failed day keeps its files"
 
 
-@pytest.mark.parametrize("name", ["../day02/x.json", "day.py", "x.cu", "README.md", "results.svg"])
+@pytest.mark.parametrize("name", ["../x.json", "../mutants.json", "day.py", "x.cu", "README.md"])
 def test_a_day_writes_no_other_file(root: Path, name: str) -> None:
     outcome = passed(1)
     outcome.files = {name: ""}
     with pytest.raises(ResultsError, match=r"day 1: its show made .* expected NAME\.json or"):
         stored.store(run(H200, outcome), root)
-    assert not (root / "common").exists()
+    assert not list(root.rglob("results"))
 
 
 @pytest.mark.parametrize("step", ["write", "replace"])
@@ -247,8 +279,8 @@ def test_a_full_disk_leaves_the_old_file(
     root: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     stored.store(run(H200, passed(1)), root)
-    file = root / "common/results/nvidia-h200/day01.json"
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    file = root / "days/day01/results/nvidia-h200.json"
+    before = files_in(root)
 
     def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -256,19 +288,61 @@ def test_a_full_disk_leaves_the_old_file(
     monkeypatch.setattr(os, "fsync" if step == "write" else "replace", full)
     with pytest.raises(ResultsError, match=f"{file}, which is unchanged: No space left"):
         stored.store(run(H200, passed(1, met=False)), root)
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert files_in(root) == before
 
 
 def test_a_folder_that_cannot_be_made(root: Path) -> None:
-    (root / "common").write_text("a file in the way")
+    (root / "days/day01/results").write_text("a file in the way")
     with pytest.raises(ResultsError, match="was not written"):
         stored.store(run(H200, passed(1)), root)
 
 
-def test_a_damaged_stored_result_is_named(root: Path) -> None:
-    stored.store(run(H200, passed(1)), root)
-    (root / "common/results/nvidia-h200/day01.json").write_text('{"day": 1}')
-    assert "day01.json holds no stored result" in stored.check(root)[0]
+@pytest.mark.parametrize(
+    "text",
+    ['{"day": 1}', "5", "[" * 100_000, "\udcff", '{"format": 2, "day": "1"}', "folder", "pipe"],
+)
+def test_a_damaged_stored_result_is_named(root: Path, text: str) -> None:
+    stored.store(run(H200, passed(1), passed(2)), root)
+    for name, what in (("nvidia-h200", "stored result"), ("mutants", "score of mutants")):
+        file = root / f"days/day01/results/{name}.json"
+        file.unlink(missing_ok=True)
+        if text in ("folder", "pipe"):
+            file.mkdir() if text == "folder" else os.mkfifo(file)
+        else:
+            file.write_text(text, errors="surrogateescape")
+        assert f"{name}.json holds no {what}" in stored.check(root)[0]
+        with pytest.raises(ResultsError, match=name):
+            stored.read_scores(root) if name == "mutants" else stored.read_stored(root)
+        assert stored.read_stored(root, "day02")[2], "another day's are read"
+        file.rmdir() if text == "folder" else file.unlink()
+
+
+def test_where_nothing_can_be_written_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, reason in (
+        (f"{'x' * 300}.json", "File name too long"),
+        (".", "Is a directory"),
+        ("file/x.json", "File exists"),
+    ):
+        with pytest.raises(ResultsError, match=rf"cannot write .*: {reason}"):
+            files.check_writable(tmp_path / name)
+    files.check_writable(Path("/dev/null"))
+    files.check_writable(tmp_path / "new" / f"{'x' * 250}.json")
+    files.write_atomically(tmp_path / "new" / f"{'x' * 250}.json", "text")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)  # a full disk, for this process alone
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    try:
+        with pytest.raises(ResultsError, match="cannot write"):
+            files.check_writable(tmp_path / "x.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_path_that_is_no_utf_8_costs_no_report(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "a", "caf\udce9")
+    assert (tmp_path / "a").read_text() == "caf?"
 
 
 def test_reports_are_merged(tmp_path: Path) -> None:
@@ -293,6 +367,154 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
         runs.read_json(file)
     with pytest.raises(ResultsError, match="cannot read"):
         runs.read_json(tmp_path / "absent.json")
+
+
+def report_of(*outcomes: DayOutcome, **where: str) -> dict[str, Any]:
+    """A report as --json writes it, as plain data."""
+    days = [{"run": 0, **outcome.to_json()} for outcome in outcomes]
+    heads = [{"where": {**H200, **where}, "complete": True}]
+    return json.loads(json.dumps({"format": 2, "runs": heads, "days": days}))
+
+
+def places_in(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything within plain data."""
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
+    return [path, *(place for key, value in items for place in places_in(value, (*path, key)))]
+
+
+def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of plain data with another value at this path."""
+    if not path:
+        return value
+    copy = dict(data) if isinstance(data, dict) else list(data)
+    copy[path[0]] = changed(copy[path[0]], path[1:], value)
+    return copy
+
+
+OTHERS = [None, True, -1, 1.5, "../x", [[]], {"a": 1}, 10**400]
+
+
+def test_a_report_changed_anywhere_is_taken_or_refused_by_its_field(tmp_path: Path) -> None:
+    """Never another error: each single change of a value, or a field that is gone."""
+    outcome = passed(1)
+    del outcome.rungs[0]
+    whole = report_of(outcome)
+    file = tmp_path / "report.json"
+    refused = 0
+    for path in places_in(whole):
+        for value in OTHERS:
+            file.write_text(json.dumps(changed(whole, path, value)))
+            try:
+                runs.merge([file])
+            except ResultsError as error:
+                assert str(file) in str(error)
+                refused += 1
+    assert refused > 300
+    file.write_text(json.dumps(whole).replace('"ms": 0.25', '"ms": Infinity'))
+    with pytest.raises(ResultsError, match="Infinity is not a number of JSON"):
+        runs.read_json(file)
+    file.write_text(json.dumps(whole).replace("[]", "[" * 100_000 + "]" * 100_000, 1))
+    with pytest.raises(ResultsError, match="nested too deeply"):
+        runs.read_json(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("days", 0, "name"), "../../../x", r"days\[0\]\.name: expected the name of day 1"),
+        (("days", 0, "name"), "/tmp/x", r"days\[0\]\.name: expected the name of day 1"),
+        (("days", 0, "number"), 6, r"days\[0\]\.name: expected the name of day 6, got 'day01'"),
+        (("runs", 0, "where", "gpu"), "mutants", r"gpu: 'mutants' is not the name of a GPU"),
+        (("runs", 0, "where", "gpu"), "", r"gpu: '' is not the name of a GPU"),
+        (("days", 0, "status"), "GREAT", r"days\[0\]\.status: expected 'PASS' or 'FAIL' or 'SKIP'"),
+        (
+            ("days", 0, "rungs", 1, "timing", "libraries"),
+            {"x": -1},
+            "x of add_v2: expected 1e-07 to",
+        ),
+        (("days", 0, "rungs", 1, "timing", "gbs"), -1, "gbs of add_v2: expected 0 to"),
+        (("days", 0, "rungs", 1, "timing", "ms"), 5e-324, "ms of add_v2: expected 1e-07 to"),
+        (("days", 0, "title"), "\ud800", "expected a text without lone surrogates"),
+        (("runs", 0, "where", "arch"), "abc", "arch: expected one like '9.0a'"),
+        (("runs", 0, "where", "torch"), "2\x1b[2J", r"torch: expected printable text"),
+        (("days", 0, "rungs", 0, "checked"), "3", r"rungs\[0\]\.checked: expected a whole number"),
+    ],
+)
+def test_a_crafted_report_is_refused(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, message: str
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(changed(report_of(passed(1)), path, value)))
+    with pytest.raises(ResultsError, match=message):
+        runs.read_json(file)
+
+
+def test_a_report_of_other_rungs_replaces_none(root: Path) -> None:
+    stored.store(run(H200, passed(1)), root)
+    before = (root / "progress.md").read_text()
+    shorter, other, unknown, twice, filed = (passed(n) for n in (1, 1, 3, 1, 1))
+    twice.rungs.append(twice.rungs[0])
+    filed.files = {"further/x.svg": "<svg/>"}
+    del shorter.rungs[0]
+    other.rungs[0].rung = "add_v9"
+    said = stored.store(run(H200, shorter, other, unknown, twice, filed), root)
+    assert said == [
+        "day 1 is not stored: the report lacks add_v1",
+        "day 1 is not stored: the report lacks add_v1",
+        "day 3 is not stored: there is no day03 here",
+        "day 1 is not stored: the day has no add_v1, or has it once",
+        "day 1 is not stored: it has files of a folder further, and the day has none",
+    ]
+    assert (root / "progress.md").read_text() == before
+
+
+def test_what_goes_beyond_the_main_line_stands_in_its_own_readme(root: Path) -> None:
+    folder = root / "days/day01/further"
+    folder.mkdir()
+    (folder / "x.cu").touch()
+    (folder / "README.md").write_text(f"# Further\n\n{BEGIN}\n{END}\n")
+    text = METADATA.format("Hello", "Lesson 1", {"add": ["add_v3"]})
+    (folder / "day.py").write_text(text)
+    assert "stored day 1" not in " ".join(stored.store(run(H200, passed(1)), root)), "not whole"
+    whole = passed(1)
+    extra = RungOutcome("add", "add_v3", "i", PASS, checked=3, timing=timing(), further=True)
+    whole.rungs.append(extra)
+    whole.output = "of the main line\nfurther:\nof further"
+    stored.store(run(H200, whole), root)
+    main, beyond = (path.joinpath("README.md").read_text() for path in (folder.parent, folder))
+    assert "`add_v2`" in main and "add_v3" not in main
+    assert "`add_v3`" in beyond and "add_v2" not in beyond
+    assert "of the main line" in main and "of further" not in main
+    assert "\n| of further\n" in beyond and "of the main line" not in beyond
+    assert "`add_v2`" in (root / "progress.md").read_text(), "the main line stands for the day"
+    assert stored.check(root) == []
+
+
+def test_texts_of_a_report_stay_texts(root: Path, tmp_path: Path) -> None:
+    """In Markdown no tag, no cell and no line of their own; on a terminal no escape."""
+    bad = "<script>x</script>|a\nb\x1b]0;title\x07<img onerror=x>"
+    outcome = passed(1)
+    outcome.rungs[1].idea = bad
+    stored.store(run({**H200, "torch": bad}, outcome), root)
+    for name in ("progress.md", "days/day01/README.md"):
+        text = (root / name).read_text()
+        outside_code = re.sub(r"^```text$.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert "<script" not in outside_code and "<img" not in outside_code
+        assert "\x1b" not in text and "\x07" not in text
+    row = next(line for line in text.splitlines() if "`add_v2`" in line and line.startswith("|"))
+    assert r"&lt;script>x&lt;/script>\|a\nb\x1b]0;title\x07&lt;img onerror=x>" in row
+    stream = io.StringIO()
+    report = Report(stream)
+    outcome.rungs[1].status, outcome.rungs[1].reason = FAIL, bad
+    report.rung(1, outcome.rungs[1])
+    report.text(bad)
+    assert "\x1b" not in stream.getvalue() and r"\x1b]0;title" in stream.getvalue()
 
 
 def test_no_temporary_file_stays(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from common.base.days import Day
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
-from common.process.child import describe_exit, fork
+from common.process.child import describe_exit, end_strays, fork
 from common.process.events import (
-    AskTiming,
+    AskTurn,
     Channel,
     Checked,
     Ended,
@@ -29,14 +29,15 @@ from common.process.events import (
     Progress,
     Stage,
     Table,
-    Timed,
+    TurnOver,
     Unbuilt,
     from_line,
     to_line,
 )
 from common.report.terminal import Report
-from common.run import command, runner
-from tests.command_line import wait_for
+from common.run import command, room, runner
+from common.run.runner import ONE_BY_ONE, Room, no_attention
+from tests.progress import wait_for
 
 
 def test_a_process_that_ignores_signals_is_killed() -> None:
@@ -54,6 +55,30 @@ def test_a_process_that_ignores_signals_is_killed() -> None:
     assert child.exit_code == -signal.SIGKILL
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(ends: str) -> None:
+    """Here an orphan: its parent has ended before."""
+
+    def start(channel: Any) -> None:
+        started = subprocess.run(
+            ["sh", "-c", "setsid sleep 1234 >&- 2>&- & echo $!"], capture_output=True, text=True
+        )
+        channel.emit(Stage("", started.stdout.strip()))
+        time.sleep(0.0 if ends == "by itself" else 1234)
+
+    child = fork(start)
+    events: list[Event] = []
+    wait_for(lambda: events.extend(child.read()) or events)
+    if ends == "killed":
+        child.kill()
+    wait_for(child.finished)
+    child.close()
+    (stage,) = events
+    assert isinstance(stage, Stage)
+    stat = Path(f"/proc/{stage.stage}/stat")
+    wait_for(lambda: not stat.exists() or ") Z " in stat.read_text())
 
 
 def test_much_output_is_bounded_and_does_not_block() -> None:
@@ -79,12 +104,24 @@ class Fake:
 
     notes: Path
     runner: runner.Runner = dataclasses.field(init=False)
+    shown: io.StringIO = dataclasses.field(default_factory=io.StringIO)
 
     def note(self, text: str) -> None:
         with open(self.notes, "a") as file:
             file.write(f"{text}\n")
 
-    def run(self, platform: Any, step: Any, *, days: int, jobs: int, ready: int = 0) -> list[str]:
+    def run(
+        self,
+        platform: Any,
+        step: Any,
+        *,
+        days: int,
+        jobs: int = 1,
+        ready: int = 0,
+        room: Room = ONE_BY_ONE,
+        limit: float = 20.0,
+        attend: Any = no_attention,
+    ) -> list[str]:
         def build(day: Day) -> None:
             self.note(f"build {day.number} begins")
             time.sleep(0.3)
@@ -97,7 +134,7 @@ class Fake:
         ]  # fmt: skip
         self.runner = runner.Runner(
             all_days, platform, step, build, lambda day: day.number <= ready, None,
-            Report(io.StringIO()), jobs, 20.0,
+            Report(self.shown), jobs, limit, attend, room,
         )  # fmt: skip
         self.runner.run()
         return self.notes.read_text().splitlines()
@@ -115,11 +152,11 @@ def passed(name: str) -> RungOutcome:
 def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
-        channel.wait(AskTiming(alone=True))
+        channel.wait(AskTurn(quiet=True))
         fake.note(f"timing {day.number} begins")
         time.sleep(0.2)
         fake.note(f"timing {day.number} ends")
-        channel.emit(Timed())
+        channel.emit(TurnOver())
         channel.emit(Finished(passed("r")))
         channel.emit(Over())
 
@@ -136,6 +173,218 @@ def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
     assert most == 2, "builds ran side by side"
     assert sum(line.startswith("timing") for line in notes) == 10
     assert [o.status for o in fake.runner.outcomes] == [PASS] * 5
+
+
+GPU = SimpleNamespace(device="cuda", gpus=1)
+
+
+@dataclasses.dataclass
+class Steps:
+    """What days of these numbers do: a check, then a turn. checks, turns: their seconds. together:
+    no check ends before so many have begun, however busy the machine is. quiet: whether no build
+    may run beside a turn. crash: where day 2 ends all at once, "check" or "turn"; hang: where it
+    never ends."""
+
+    fake: Fake
+    checks: float = 0.2
+    turns: float = 0.1
+    together: int = 1
+    quiet: bool = False
+    crash: str = ""
+    hang: str = ""
+
+    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        self._part("check", day.number, self.checks, channel)
+        channel.emit(Checked(passed("r")))
+        channel.wait(AskTurn(self.quiet))
+        self._part("turn", day.number, self.turns, channel)
+        channel.emit(TurnOver())
+        channel.emit(Finished(passed("r")))
+        channel.emit(Over())
+
+    def _part(self, what: str, number: int, seconds: float, channel: Channel) -> None:
+        channel.emit(Stage("r", what))
+        self.fake.note(f"{what} {number} begins")
+        if number == 2 and self.crash == what:
+            self.fake.note(f"{what} {number} ends")
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(1234 if number == 2 and self.hang == what else seconds)
+        while what == "check" and self._checks_begun() < self.together:
+            time.sleep(0.01)
+        self.fake.note(f"{what} {number} ends")
+
+    def _checks_begun(self) -> int:
+        lines = self.fake.notes.read_text().splitlines()
+        return sum(line.startswith("check") and line.endswith("begins") for line in lines)
+
+
+def side_by_side(notes: list[str]) -> dict[str, int]:
+    """How many of each kind went on at a time at most, and how many of any kind beside a turn."""
+    running: set[str] = set()
+    most = {"build": 0, "check": 0, "turn": 0, "beside": 0}
+    for line in notes:
+        what, _, begins = line.rpartition(" ")
+        (running.add if begins == "begins" else running.discard)(what)
+        kinds = [name.split()[0] for name in running]
+        for kind in kinds:
+            most[kind] = max(most[kind], kinds.count(kind))
+        if "turn" in kinds:
+            most["beside"] = max(most["beside"], len(kinds) - 1)
+    return most
+
+
+def test_days_are_checked_side_by_side_and_take_turns_alone(fake: Fake) -> None:
+    notes = fake.run(GPU, Steps(fake, together=3), days=7, ready=7, room=Room(3, 5))
+    assert side_by_side(notes) == {"build": 0, "check": 3, "turn": 1, "beside": 0}
+    first = next(i for i, line in enumerate(notes) if line.startswith("turn"))
+    checked = {line.split()[1] for line in notes[:first]}
+    assert len(checked) == 5, "as many as there is room for, before the first turn"
+    assert [outcome.status for outcome in fake.runner.outcomes] == [PASS] * 7
+
+
+def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
+    limit, turn = 6.0, 2.1
+    steps = Steps(fake, 0.1, turn, together=2)
+    notes = fake.run(GPU, steps, days=4, ready=4, room=Room(4, 4), limit=limit)
+    assert side_by_side(notes)["check"] > 1
+    outcomes = fake.runner.outcomes
+    assert [outcome.status for outcome in outcomes] == [PASS] * 4
+    longest = max(outcomes, key=lambda outcome: outcome.spent["waiting"])
+    assert longest.spent["waiting"] > limit > longest.run_s
+    assert longest.spent["turn"] >= turn and longest.spent["check"] >= 0.1
+
+
+@pytest.mark.parametrize("where", ["check", "turn"])
+def test_a_crash_beside_others_costs_one_day(fake: Fake, where: str) -> None:
+    notes = fake.run(GPU, Steps(fake, crash=where), days=4, ready=4, room=Room(4, 4))
+    assert side_by_side(notes)["beside"] == 0
+    status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
+    assert status == {1: PASS, 2: FAIL, 3: PASS, 4: PASS}
+
+
+@pytest.mark.parametrize("where", ["check", "turn"])
+def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
+    fake.run(GPU, Steps(fake, hang=where), days=3, ready=3, room=Room(3, 3), limit=3.0)
+    status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
+    assert status == {1: PASS, 2: FAIL, 3: PASS}
+    hung = next(outcome for outcome in fake.runner.outcomes if outcome.number == 2)
+    assert f"no end after 3 s, killed (--time-limit S changes it), while {where}" in (
+        hung.rungs[0].reason
+    )
+
+
+def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> None:
+    platform = SimpleNamespace(device="cpu")
+    notes = fake.run(platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, room=Room(1, 3))
+    found = side_by_side(notes)
+    assert (found["build"], found["check"], found["turn"], found["beside"]) == (2, 1, 1, 0)
+    first = notes.index(next(line for line in notes if line.startswith("turn")))
+    assert sum(line.startswith("check") and "ends" in line for line in notes[:first]) == 3
+
+
+def test_lines_of_a_day_stand_together(fake: Fake) -> None:
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", name, ""] for name in "ab"]))
+        channel.emit(Finished(passed("a")))
+        time.sleep(0.3)
+        channel.emit(Finished(passed("b")))
+        channel.emit(Over())
+
+    fake.notes.touch()
+    fake.run(GPU, step, days=3, ready=3, room=Room(3, 3))
+    lines = [line.split() for line in fake.shown.getvalue().splitlines()[1:]]
+    assert [name for _, name, *_ in lines] == list("ababab")
+    assert sorted({number for number, *_ in lines}) == list("123")
+
+
+def test_on_the_cpu_days_are_shown_in_order(fake: Fake) -> None:
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "a", ""]]))
+        time.sleep(0.5 if day.number == 1 else 0.1)
+        channel.emit(Finished(passed("a")))
+        channel.emit(Over())
+
+    fake.notes.touch()
+    fake.run(SimpleNamespace(device="cpu"), step, days=3, ready=3, room=Room(3, 3))
+    assert [line.split()[0] for line in fake.shown.getvalue().splitlines()[1:]] == list("123")
+
+
+def test_what_ends_a_run_ends_all_that_runs_beside(fake: Fake) -> None:
+    class Ended(BaseException):
+        pass
+
+    def attend() -> None:
+        if fake.notes.exists() and fake.notes.read_text().count("check") == 4:
+            raise Ended
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        fake.note(f"check {os.getpid()}")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1234)
+
+    with pytest.raises(Ended):
+        fake.run(GPU, step, days=6, ready=6, room=Room(4, 4), attend=attend)
+    pids = [int(line.split()[1]) for line in fake.notes.read_text().splitlines()]
+    assert len(pids) == 4
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_child_that_is_held_no_longer_is_ended() -> None:
+    child = fork(lambda channel: time.sleep(1234))
+    end_strays()
+    assert child.exit_code == -signal.SIGKILL
+    child.close()
+
+
+def test_room_is_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cpu, two = SimpleNamespace(device="cpu"), SimpleNamespace(device="cuda", gpus=2)
+
+    def found(platform: Any, quick: bool = True, requested: int = 0) -> Room:
+        return room.room(platform, 100, quick, requested)
+
+    def has(gpu: float | None, host: float) -> None:
+        monkeypatch.setattr(room, "free_gpu_memory", lambda: gpu)
+        monkeypatch.setattr(room, "free_memory", lambda: host)
+
+    monkeypatch.setattr(room, "cores", lambda: 16)
+    has(140e9, 128e9)
+    assert found(GPU, quick=False) == Room(16, 16)
+    assert found(GPU) == Room(16, 64)
+    assert found(GPU, requested=1) == ONE_BY_ONE
+    assert found(two) == Room(8, 32)
+    assert found(cpu) == Room(8, 8)
+    has(15e9, 128e9)
+    assert found(GPU) == Room(2, 7)
+    has(140e9, 8e9)
+    assert found(GPU) == Room(2, 4)
+    has(None, 128e9)
+    assert found(GPU) == ONE_BY_ONE
+    has(None, 1)
+    assert found(cpu) == ONE_BY_ONE
+
+
+def test_what_took_longest_starts_first(tmp_path: Path) -> None:
+    days = [
+        SimpleNamespace(name=f"day{n:02d}", library_sources=(tmp_path / f"{n}",), other_sources=())
+        for n in range(1, 5)
+    ]
+    file = tmp_path / "seconds.json"
+    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    took = {"day01": 1.0, "day02": 3.0, "day04": 2.0}
+    outcomes = [
+        DayOutcome(1, name, "t", PASS, rungs=[passed("r")], run_s=seconds)
+        for name, seconds in took.items()
+    ]
+    room.keep_seconds(outcomes, file)
+    ordered = room.longest_first(days, file)  # type: ignore[arg-type]
+    assert [day.name for day in ordered] == ["day03", "day02", "day04", "day01"]
+    file.write_text("cut sho")
+    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    (tmp_path / "3").write_text("a long source")
+    assert room.longest_first(days, file)[0].name == "day03"  # type: ignore[arg-type]
 
 
 def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +523,8 @@ EVENTS = [
     Stage("r", "checking"),
     Checked(RungOutcome("p", "r", "", PASS, timing=Timing("1", 1.0, 0.0, 3))),
     Finished(RungOutcome("p", "r", "", FAIL, "why", ["×"])),
-    AskTiming(True),
-    Timed(),
+    AskTurn(True),
+    TurnOver(),
     Table("t", ["a"], [["1"]]),
     Unbuilt("no", ["line"]),
     Ended(SKIP, "nothing here"),
@@ -305,3 +554,19 @@ def test_progress_is_what_the_events_add_up_to() -> None:
     progress.conclude()
     assert [r.rung for r in progress.outcome.rungs] == list("abcd")
     assert (progress.outcome.status, progress.outcome.reason) == (FAIL, "failed: c")
+
+
+def test_an_end_is_put_down_to_the_rung_of_its_problem() -> None:
+    """Rungs of several problems may share a name, and one that passed may fail in its turn."""
+    progress = Progress(DayOutcome(1, "day01", "t", PASS))
+    for event in (Planned([["p", "a", ""], ["q", "a", ""]]), Checked(passed("a")),
+                  Stage("a", "checking", "q")):  # fmt: skip
+        progress.take(event)
+    found = {r.problem: r.status for r in dataclasses.replace(progress).complete("it died")}
+    assert found == {"p": PASS, "q": FAIL}
+    progress = Progress(DayOutcome(1, "day01", "t", PASS))
+    for event in (Planned([["p", "a", ""]]), Checked(passed("a")), Stage("a", "beyond", "p")):
+        progress.take(event)
+    assert [(r.status, r.reason) for r in progress.complete("it died")] == [(FAIL, "it died")]
+    progress.take(Stage("", "timing", "p"))
+    assert progress.doing() == "timing p"

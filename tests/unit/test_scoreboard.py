@@ -68,7 +68,7 @@ def add_v3_triton(x):
     return add_kernel[(1,)](x)
 '''
 DAY = 'TITLE = "{}"\nTEACHES = "l"\nTOPICS = ("t",)\nSOURCE = "x.cu"\nEXTRA_SOURCES = ("{}",)\n'
-BLOCKS = ("results", "run", "practice", "neighbours", "scoreboard")
+BLOCKS = ("python", "results", "run", "practice", "neighbours", "scoreboard")
 README = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in BLOCKS)
 WHERE = {"gpu": "NVIDIA H200", "arch": "9.0a", "nvcc": "13.0", "torch": "2.11.0"}
 WHERE |= {"driver": "580", "date": "2026-01-02"}

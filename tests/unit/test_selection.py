@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from common.base import days
 from common.base.days import DayError, load_lesson, read_day
 from common.run.selection import SelectionError, listing, select
 
@@ -66,6 +69,9 @@ def test_selection(root: Path, arguments: list[str], numbers: list[int]) -> None
         (["xyzzy"], "--list"),
         ([","], "no day given"),
         (["-3"], "no topic"),
+        (["\u0661"], "no topic"),  # a one in Arabic digits
+        (["1-\u0665"], "no topic"),
+        (["9" * 5000], "no topic"),
     ],
 )
 def test_what_names_nothing_is_explained(root: Path, arguments: list[str], message: str) -> None:
@@ -97,7 +103,7 @@ def test_shards_are_a_balanced_partition(root: Path, count: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "1/\u0662"])
 def test_a_shard_that_is_none(root: Path, shard: str) -> None:
     with pytest.raises(SelectionError, match="--shard"):
         select(["all"], root, shard)
@@ -114,9 +120,60 @@ def test_a_broken_day_is_selected_with_its_error(root: Path) -> None:
     assert [day.number for day in selection.days] == [3]
     assert "x.cu" in str(selection.broken[5])
     text, broken = listing([], root)
-    days, _, _ = text.partition("\n\n")  # what follows is where the learner stands
-    assert len(days.splitlines()) == len(DAYS) - 1
+    listed, _, _ = text.partition("\n\n")  # what follows is where the learner stands
+    assert len(listed.splitlines()) == len(DAYS) - 1
     assert len(broken) == 1
+
+
+def _deep(folder: Path, sign: str) -> None:
+    text = METADATA.format("T", '"t"')
+    (folder / "day.py").write_text(f"X = {sign * 100_000}1\n{text}")
+
+
+def _adds(line: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "day.py").write_text(METADATA.format("T", '"t"') + line + "\n")
+
+    return change
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "latin-1": (lambda day: (day / "day.py").write_bytes(b"# caf\xe9"), "day.py: cannot be read"),
+    "parser": (lambda day: _deep(day, "-"), "day.py: nested too deeply"),
+    "brackets": (lambda day: _deep(day, "("), "day.py:1: too many nested"),
+    "number": (_adds("EXTRA_SOURCES = (5,)"), "EXTRA_SOURCES must hold str, got 5"),
+    "topic": (_adds('TOPICS = ("t", 5)'), "TOPICS must hold str, got 5"),
+    "used": (_adds('USES = ("x",)'), "USES must hold int, got 'x'"),
+    "elsewhere": (_adds('SOURCE = "../day01/x.cu"'), "names ../day01/x.cu, which is not in"),
+    "absolute": (_adds('SOURCE = "/etc/passwd"'), "names /etc/passwd, which is not in"),
+    "folder": (lambda day: (day / "y.cu").mkdir(), "y.cu: is no file"),
+    "link": (lambda day: (day / "y.cuh").symlink_to("nowhere"), "y.cuh: is no file"),
+    "pipe": (lambda day: os.mkfifo(day / "y.py"), "y.py: is no file"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_folder_is_its_own_failure(root: Path, broken: str) -> None:
+    change, message = BROKEN[broken]
+    change(root / "day05")
+    selection = select(["all"], root)
+    assert [day.number for day in selection.days] == [1, 2, 3, 12, 100]
+    assert message in str(selection.broken[5])
+
+
+def test_whatever_is_wrong_with_a_day_the_others_are_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path, **_: str) -> str:
+        if "day05" in file.parts:
+            raise PermissionError(13, "Permission denied")
+        return read_text(file, encoding="utf-8")
+
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "day.py: cannot be read: [Errno 13]" in str(select(["all"], root).broken[5])
+    monkeypatch.setattr(days, "_read_day", lambda folder: 1 / 0)
+    assert "ZeroDivisionError" in str(select(["all"], root).broken[1])
 
 
 def test_a_day_uses_days_that_exist(root: Path) -> None:
@@ -172,3 +229,26 @@ def test_a_lesson_is_loaded_while_another_thread_imports(
         stop.set()
         other.join()
         sys.setswitchinterval(before)
+
+
+def test_a_folder_further_is_read_with_its_day(tmp_path: Path) -> None:
+    folder = tmp_path / "day07"
+    further = folder / "further"
+    further.mkdir(parents=True)
+    (folder / "x.cu").touch()
+    (folder / "day.py").write_text(METADATA.format("T", '"t"'))
+    with pytest.raises(DayError, match=r"further: day\.py is missing"):
+        read_day(folder)
+    (further / "README.md").touch()
+    (further / "day.py").write_text('SOURCE = "more.cu"\nEXTRA_SOURCES = (5,)\n')
+    with pytest.raises(DayError, match="name files, got 5"):
+        read_day(folder)
+    (further / "day.py").write_text('SOURCE = "more.cu"\n')
+    with pytest.raises(DayError, match=r"names more\.cu, which is not in the folder"):
+        read_day(folder)
+    (further / "more.cu").touch()
+    main = read_day(folder)
+    whole = main.with_further()
+    assert main.library_sources == (folder / "x.cu",)
+    assert whole.library_sources == (folder / "x.cu", further / "more.cu")
+    assert whole.kind == f"{main.kind}-whole", "the two builds never push one another out"

@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
-from common.report.terminal import COLOURS, STYLES, Report, rung_line
+from common.report.columns import TERMINAL
+from common.report.terminal import (
+    COLOURS,
+    NO_TIMES,
+    STYLES,
+    Report,
+    example_line,
+    legend,
+    rung_line,
+    summary_lines,
+)
 
 LONG = "a row that is too long for the registers, or a row whose packs are not aligned in memory"
 
@@ -26,6 +36,23 @@ def lines(*outcomes: RungOutcome, narrow: bool = True) -> list[str]:
 
 def failed(problem: str, name: str) -> RungOutcome:
     return RungOutcome(problem, name, "", FAIL, "wrong", details=[f"at {name}.cu:7"])
+
+
+def test_the_summary_says_where_the_time_went() -> None:
+    days = [
+        DayOutcome(1, "day01", "t", PASS, build_s=2.0, run_s=4.0,
+                   spent={"checking": 3.0, "timing": 1.0, "waiting": 9.0}),
+        DayOutcome(2, "day02", "t", PASS, run_s=8.0,
+                   spent={"checking": 7.5, "loading": 0.5, "waiting": 1.0}),
+    ]  # fmt: skip
+    _, summed, slowest = ("".join(text for text, _ in line) for line in summary_lines(days, 14.0))
+    assert summed == (
+        "14.0 s in all; summed over days: checking 10.5 s, waiting 10.0 s, building 2.00 s, "
+        "timing 1.00 s"
+    )
+    assert slowest == "slowest: day 2 8.00 s, day 1 6.00 s"
+    _, alone = ("".join(text for text, _ in line) for line in summary_lines(days[:1], 6.0))
+    assert alone == "6.00 s in all, 2.00 s building"
 
 
 def test_of_rungs_that_fail_alike_one_is_explained() -> None:
@@ -82,6 +109,45 @@ def test_what_is_left_out_can_be_had_where_the_remark_says_so() -> None:
     long = RungOutcome("p", "v1", "", FAIL, "wrong", details=[f"line {i}" for i in range(99)])
     assert "--json has all" in "\n".join(lines(long, narrow=False))
     assert "--json" not in "\n".join(lines(long)), "--practice takes no --json"
+
+
+def test_how_a_rung_was_checked_is_shown_on_request() -> None:
+    """A newcomer's first run needs to know nothing of it."""
+    outcome = RungOutcome("p", "v1", "", PASS, remarks=["not timed: it is short"])
+    outcome.asides = ["falls back on 25 of 50 cases"]
+    for verbose in (False, True):
+        stream = io.StringIO()
+        Report(stream, verbose=verbose).rung(5, outcome, remarks=True)
+        assert "not timed: it is short" in stream.getvalue()
+        assert ("falls back" in stream.getvalue()) == verbose
+
+
+TIMED = Timing("1024", 0.5, 0.0, 9, gbs=100.0, share=0.9, bound="copy", pytorch_ms=1.0)
+
+
+@pytest.mark.parametrize("times", [False, True])
+def test_times_of_the_cpu_backend_are_not_shown(times: bool) -> None:
+    rung = RungOutcome("p", "v1", "", PASS, checked=3, bad_inputs=7, timing=TIMED)
+    stream = io.StringIO()
+    report = Report(stream)
+    report.times = times
+    report.rung(5, rung)
+    report.legend([DayOutcome(5, "day05", "t", PASS, rungs=[rung])])
+    text = " ".join(stream.getvalue().split())
+    for figure in ("GB/s", "2.00×", "0.500 ms", "peak", "×torch"):
+        assert (figure in text) == times, figure
+    assert ("3 cases, 7 bad inputs" in text) != times
+    assert (f"{NO_TIMES}; see days/day05/README.md" in text) != times
+    assert "×lib." in text.partition("PASS")[0] or not times
+    assert "best library" not in text, "what no line shows is not explained"
+
+
+def test_a_legend_explains_every_column() -> None:
+    rung = RungOutcome("p", "v1", "", PASS, timing=replace(TIMED, libraries={"compile": 1.0}))
+    shown = " ".join(legend([DayOutcome(5, "day05", "t", PASS, rungs=[rung])], True))
+    for column in TERMINAL[2:]:
+        assert f"{column.short}: " in shown
+    assert legend([DayOutcome(5, "day05", "t", FAIL)], True) == []
 
 
 def test_a_narrow_terminal_leaves_tables_and_code_as_they_are() -> None:
@@ -233,3 +299,16 @@ def test_no_colour_is_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "38;5" not in drawn() and "FAIL a reason" in re.sub(r"\x1b\[[0-9;]*m", "", drawn())
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in drawn()
+
+
+def test_a_tiny_case_is_shown_whole_below_the_first_failure() -> None:
+    example = ["a tiny case in full, 3 float32:", "  yours  1.0  2.0*  —*"]
+    long = replace(failed("p", "v1"), details=["a detail"] * 99, example=example)
+    stream = io.StringIO()
+    report = Report(stream, shown_details=3, narrow=True)
+    report.rung(5, long)
+    report.rung(5, replace(long, rung="v2"))
+    text = stream.getvalue()
+    assert text.count("yours  1.0  2.0*  —*") == 1 and "more lines" in text
+    styles = [style for text, style in example_line(example[1]) if "*" in text]
+    assert styles == ["red", "red"]

@@ -232,7 +232,9 @@ def test_the_column_of_a_device_is_taken_anew(
     def columns(device: str) -> dict[str, dict[str, float]]:
         found = counters.counted_columns(tmp_path, device, rows)
         (text,) = counters.columns_file(found).values()
-        (tmp_path / counters.STORED).write_text(text)
+        stored = tmp_path / "results" / "show" / counters.STORED
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        stored.write_text(text)
         assert json.loads(text) == found
         return found
 

@@ -2,9 +2,17 @@
 
 import logging
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from common.base.declaration import Case, Problem, Rung
+from common.base.outcome import FAIL, PASS, RungOutcome, Timing
+from common.check import beyond
+from common.check.call import Failure
+from common.process import worker
+from common.process.events import AskTurn, Checked, Direct, Finished, TurnOver
 from common.process.worker import without_advice
 
 
@@ -26,3 +34,84 @@ def test_libraries_advice_is_dropped_and_later_words_are_not(
     logger.removeHandler(handler)
     said = capsys.readouterr().err
     assert "later" in said and "advice" not in said
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, one
+    after the other; returns what happened, in order."""
+
+    def run(checks: dict[str, list[RungOutcome]], quick: bool = True) -> list[Any]:
+        happened: list[Any] = []
+        rungs = tuple(Rung(name, "") for name in checks)
+        problem = Problem("p", lambda case, draw: (), abs, rungs, (Case((1,)),), pytorch=abs)
+        backend = SimpleNamespace(
+            name="cuda", synchronize=lambda: None,
+            release_memory=lambda: happened.append("memory released"),
+        )  # fmt: skip
+        platform = SimpleNamespace(device="cuda", arch="9.0a")
+        whole: Any = worker.Run(
+            None, platform, worker.Work(quick), Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
+            ceilings=SimpleNamespace(),
+        )  # fmt: skip
+
+        def check(run: Any, problem: Any, rung: Rung, operators: Any) -> Any:
+            return abs, checks[rung.name].pop(0)
+
+        def timed(problem: Any, calls: dict[str, Any], *_: Any, **__: Any) -> dict[str, Timing]:
+            happened.append(f"timed {', '.join(calls)}")
+            return {name: Timing("1", 1.0, 0.0, 3) for name in calls}
+
+        def tried(problem: Any, rung: Rung, *_: Any) -> Any:
+            happened.append(f"beyond {rung.name}")
+            return (Failure("wrong there") if rung.name == "b" else None), ""
+
+        monkeypatch.setattr(worker, "check_rung", check)
+        monkeypatch.setattr(worker, "time_problem", timed)
+        monkeypatch.setattr(worker, "warm_up", lambda *_, **__: happened.append("warm"))
+        monkeypatch.setattr(beyond, "why_not", lambda problem, rung: "")
+        monkeypatch.setattr(beyond, "check_beyond", tried)
+        checked = worker._check_problem(whole, problem, None)
+        worker._take_turn(whole, SimpleNamespace(show=None), None, [checked])  # type: ignore[arg-type]
+        return [each for each in happened if not isinstance(each, worker.Stage)]
+
+    return run
+
+
+def outcome(name: str, status: str = PASS, reason: str = "") -> RungOutcome:
+    return RungOutcome("p", name, "", status, reason)
+
+
+def in_short(happened: list[Any]) -> list[str]:
+    words = {AskTurn: "turn", TurnOver: "turn over"}
+    found = []
+    for each in happened:
+        if isinstance(each, (Checked, Finished)):
+            kind = "checked" if isinstance(each, Checked) else each.outcome.status
+            found.append(f"{kind} {each.outcome.rung}")
+        else:
+            found.append(words.get(type(each), each))
+    return found
+
+
+def test_what_needs_the_gpu_alone_is_done_in_the_turn(on_gpu: Any) -> None:
+    happened = on_gpu({"a": [outcome("a")], "b": [outcome("b")]}, quick=False)
+    assert in_short(happened) == [
+        "checked a", "checked b", "warm", "memory released", "turn",
+        "beyond a", "beyond b", "FAIL b", "timed a", "PASS a", "turn over",
+    ]  # fmt: skip
+
+
+def test_a_rung_that_finds_the_memory_full_is_checked_again_alone(on_gpu: Any) -> None:
+    full = outcome("b", FAIL, "1024 float32: it raised CUDA out of memory. Tried to allocate")
+    happened = on_gpu({"a": [outcome("a")], "b": [full, outcome("b")]})
+    assert in_short(happened) == [
+        "checked a", "warm", "memory released", "turn",
+        "checked b", "timed a, b", "PASS a", "PASS b", "turn over",
+    ]  # fmt: skip
+    happened = on_gpu({"b": [full, full]})
+    assert in_short(happened) == ["memory released", "turn", "FAIL b", "turn over"]
+
+
+def test_a_day_that_fails_takes_no_turn(on_gpu: Any) -> None:
+    assert in_short(on_gpu({"a": [outcome("a", FAIL, "wrong")]})) == ["FAIL a"]

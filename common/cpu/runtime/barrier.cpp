@@ -46,6 +46,8 @@ void name_incomplete_barrier(const Barrier& barrier) {
 
 void release_barrier(ResidentBlock& block) {
   Barrier& barrier = block.barrier;
+  if (barrier.arrived != worker->launch()->threads) [[unlikely]]
+    note_early_return(block, barrier);
   if (settings().strict_barriers.load(std::memory_order_relaxed)) name_incomplete_barrier(barrier);
   switch (barrier.kind) {
     case BarrierKind::kCount:

@@ -18,12 +18,13 @@ uint64_t undefined() {
 }
 
 std::atomic<bool> shuffle_noted{false};
-std::string shuffle_text;  // of the first lane that read one that its mask left out
+std::string shuffle_text;  // of the first lane that read one that did not take part
 
 void compute_shuffle(Thread* lanes, uint32_t arrived) {
   each(arrived, [&](unsigned lane) {
     auto& mine = *static_cast<Shuffle*>(lanes[lane].exchange);
-    if (arrived >> mine.source & 1) {
+    mine.undefined = !(arrived >> mine.source & 1);
+    if (!mine.undefined) {
       auto& theirs = *static_cast<Shuffle*>(lanes[mine.source].exchange);
       mine.result[0] = theirs.value[0];
       mine.result[1] = theirs.value[1];
@@ -90,10 +91,57 @@ void compute_xor(Thread* lanes, uint32_t arrived) {
 }
 void compute_nothing(Thread*, uint32_t) {}
 
+// "lane 3", "lanes 16 to 31", or "lanes 0x80000001".
+std::string in_words(uint32_t lanes) {
+  const int count = __builtin_popcount(lanes), first = __builtin_ctz(lanes);
+  const int last = 31 - __builtin_clz(lanes);
+  if (count == 1) return format("lane %d", first);
+  if (last - first + 1 == count) return format("lanes %d to %d", first, last);
+  return format("lanes 0x%08x", lanes);
+}
+
+// The lanes of a mask that the block has, and that returned without making the call.
+uint32_t lanes_that_returned(const Meeting& meeting, const Thread& thread, uint32_t arrived) {
+  const auto& threads = block_of(thread).threads;
+  const auto left = static_cast<size_t>(threads.data() + threads.size() - thread.warp->lanes);
+  const uint32_t exist = left >= kWarpSize ? ~0u : (1u << left) - 1;
+  return meeting.mask & exist & ~arrived;
+}
+
+// Says which lanes a shuffle's mask names that have returned, if that is looked for: nothing orders
+// their return before the call, and CUDA demands the call of each lane that is named and has not
+// returned. Returns whether the launch ends for it.
+bool refuse_mask(const Meeting& meeting, const Thread& thread, uint32_t arrived) {
+  if (meeting.mask == arrived || !meeting.operation.shuffles) return false;
+  const Masks masks = settings().masks.load(std::memory_order_relaxed);
+  if (masks == Masks::kAny) return false;
+  const uint32_t returned = lanes_that_returned(meeting, thread, arrived);
+  if (!returned) return false;
+  Launch& launch = *worker->launch();
+  const Wait& wait = meeting.wait;
+  const std::string text =
+      format(
+          "%s: the mask 0x%08x names %s, which returned and never made this call; a mask names "
+          "the lanes that make the call: find them by __ballot_sync while all are there\n"
+          "  at %s:%d\n",
+          wait.what, meeting.mask, in_words(returned).c_str(), wait.site.file, wait.site.line) +
+      describe(thread);
+  if (masks == Masks::kEndLaunch) {
+    launch.fail(Stop::kFailed, text);
+    return true;
+  }
+  if (!launch.named_a_mask.exchange(true))
+    fprintf(stderr, "CUDA on CPU: %s%s\n", text.c_str(), launch.describe().c_str());
+  return false;
+}
+
 // Computes, takes the entry out of the table, and lets the lanes run next, lowest first (highest
 // first in reverse order), before any other warp.
 void complete(Warp& warp, Collective& entry) {
   uint32_t arrived = entry.arrived;
+  const Thread& first = warp.lanes[__builtin_ctz(arrived)];
+  if (refuse_mask(*entry.first, first, arrived)) [[unlikely]]
+    return;
   entry.first->operation.compute(warp.lanes, arrived);
   trace::warp_met(warp.lanes, arrived);
   entry = warp.table[--warp.pending];
@@ -113,18 +161,24 @@ void complete(Warp& warp, Collective& entry) {
 
 }  // namespace
 
-void note_shuffle_outside(uint32_t mask, uint32_t source, const Operation& operation, Site site) {
+void note_undefined_shuffle(uint32_t mask, uint32_t source, const Operation& operation, Site site) {
   if (shuffle_noted.exchange(true, std::memory_order_relaxed)) return;
-  shuffle_text = format(
-      "%s:%d: lane %u reads lane %u by %s, and the mask 0x%08x leaves that lane out: the value is "
-      "undefined",
-      site.file, site.line, current->lane, source, operation.name, mask);
+  const bool named = mask >> source & 1;
+  const std::string why = named ? "which the block does not have, or which has returned"
+                                : format("which the mask 0x%08x leaves out", mask);
+  shuffle_text = format("%s:%d: lane %u reads lane %u by %s, %s: the value is undefined", site.file,
+                        site.line, current->lane, source, operation.name, why.c_str());
 }
 
-const Operation kShuffle{"__shfl_sync", compute_shuffle};
-const Operation kShuffleUp{"__shfl_up_sync", compute_shuffle};
-const Operation kShuffleDown{"__shfl_down_sync", compute_shuffle};
-const Operation kShuffleXor{"__shfl_xor_sync", compute_shuffle};
+void forget_undefined_shuffle() {
+  shuffle_text.clear();
+  shuffle_noted.store(false);
+}
+
+const Operation kShuffle{"__shfl_sync", compute_shuffle, true};
+const Operation kShuffleUp{"__shfl_up_sync", compute_shuffle, true};
+const Operation kShuffleDown{"__shfl_down_sync", compute_shuffle, true};
+const Operation kShuffleXor{"__shfl_xor_sync", compute_shuffle, true};
 const Operation kBallot{"__ballot_sync", compute_vote};
 const Operation kAny{"__any_sync", compute_vote};
 const Operation kAll{"__all_sync", compute_vote};
@@ -153,6 +207,7 @@ void* meet_lanes(void* argument, void* stack_pointer) {
   self.exchange = meeting.exchange;
   uint32_t expected = mask & warp.alive;
   if (expected == me) {
+    if (refuse_mask(meeting, self, me)) return worker->next_is_main();
     meeting.operation.compute(warp.lanes, me);
     return stack_pointer;
   }
@@ -178,7 +233,7 @@ void* meet_lanes(void* argument, void* stack_pointer) {
 }
 
 void complete_collectives(Warp& warp) {
-  for (unsigned i = 0; i < warp.pending;) {
+  for (unsigned i = 0; i < warp.pending && !worker->launch()->stopping();) {
     Collective& entry = warp.table[i];
     if (entry.arrived == (entry.mask & warp.alive))
       complete(warp, entry);  // and look at this place again, for another has moved there
@@ -189,7 +244,7 @@ void complete_collectives(Warp& warp) {
 
 }  // namespace cudacpu
 
-// The first shuffle that read a lane outside of its mask, or "".
-extern "C" const char* cudacpu_shuffle_outside() {
+// The first shuffle that read a lane that did not take part, or "".
+extern "C" const char* cudacpu_undefined_shuffle() {
   return cudacpu::shuffle_text.c_str();
 }

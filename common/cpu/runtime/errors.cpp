@@ -131,12 +131,13 @@ cudaError_t lost_context() {
   return set_error(lost.load(std::memory_order_relaxed));
 }
 
-void note_refused_launch(const LaunchSite& site, cudaError_t code) {
+void note_refused_launch(const LaunchSite& site, const std::string& launch, cudaError_t code) {
+  last_text = std::string(cudaGetErrorString(code)) + ", in " + launch;
+  last_text_code = code;
   std::lock_guard lock(unchecked_mutex);
   if (!unchecked.empty()) return;
-  unchecked = format("kernel %s did not run: %s, launched at %s:%d",
-                     site.kernel ? site.kernel : "(unknown)", cudaGetErrorString(code), site.file,
-                     site.line);
+  unchecked =
+      format("kernel %s did not run: ", site.kernel ? site.kernel : "(unknown)") + last_text;
 }
 
 void note_warp_in_step(Site site) {

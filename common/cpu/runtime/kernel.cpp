@@ -16,6 +16,17 @@ KnownKernel::KnownKernel(const KernelType& type) : KernelType(type) {
   kernel_at(address).type.store(this);
 }
 
+std::string more_shared_than_set(size_t bytes, const Kernel& kernel) {
+  const std::string text = format("dynamic shared memory of %zu bytes: ", bytes);
+  const size_t most = kernel.max_dynamic();
+  if (kernel.dynamic_limit.load())
+    return text + format("cudaFuncSetAttribute has allowed this kernel %zu", most);
+  return text + format(
+                    "a kernel has at most %zu until cudaFuncSetAttribute allows it more "
+                    "(cudaFuncAttributeMaxDynamicSharedMemorySize)",
+                    most);
+}
+
 namespace {
 
 constexpr uint64_t kMultiprocessorsOfGroup = 16;
@@ -47,9 +58,9 @@ uint64_t blocks_side_by_side(const void* function, const cudaLaunchConfig_t& con
 
 cudaError_t check_cooperative(const void* kernel, const Configuration& config) {
   const dim3 &grid = config.grid, &block = config.block;
+  if (std::string wrong = wrong_with_shape(grid, block); !wrong.empty())
+    return set_error(cudaErrorInvalidConfiguration, std::move(wrong));
   uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > kMaxThreadsPerBlock)
-    return set_error(cudaErrorInvalidConfiguration);
   uint64_t resident = static_cast<uint64_t>(
       resident_blocks(kernel, static_cast<int>(threads), config.shared_bytes));
   uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;

@@ -30,4 +30,5 @@
 #include "unset_memory.cpp"
 #include "races.cpp"
 #include "access_counts.cpp"
+#include "access_record.cpp"
 #endif

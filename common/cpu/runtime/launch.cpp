@@ -31,15 +31,22 @@ std::string wrong_with_cluster(const Configuration& config) {
   return "";
 }
 
-cudaError_t check(const Configuration& config) {
-  const dim3 &grid = config.grid, &block = config.block;
-  uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  bool grid_fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu &&
-                   grid.y <= 65535 && grid.z <= 65535;
-  bool block_fits = threads > 0 && block.x <= 1024 && block.y <= 1024 && block.z <= 64 &&
-                    threads <= kMaxThreadsPerBlock;
-  if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
-  return cudaSuccess;
+// What is wrong with the extents of a grid or a block, or "". what: "a grid of %u blocks".
+std::string wrong_with_extents(const char* what, const dim3& extents, const dim3& most) {
+  const bool one_axis = extents.y == 1 && extents.z == 1;
+  const struct {
+    const char* axis;
+    unsigned extent, most;
+  } axes[] = {{one_axis ? "" : " along x", extents.x, most.x},
+              {" along y", extents.y, most.y},
+              {" along z", extents.z, most.z}};
+  for (const auto& [axis, extent, allowed] : axes) {
+    if (extent > 0 && extent <= allowed) continue;
+    std::string text = format(what, extent) + axis;
+    text += extent ? format(": at most %u are allowed", allowed) : ": at least 1 is needed";
+    return extent > INT32_MAX ? text + as_negative(static_cast<int32_t>(extent)) : text;
+  }
+  return "";
 }
 
 // What this card cannot launch at all. (cudaErrorNotSupported for clusters is what the runtime's
@@ -47,12 +54,21 @@ cudaError_t check(const Configuration& config) {
 cudaError_t check_card(const Configuration& config) {
   const Model& card = model();
   if (config.shared_bytes > most_shared())
-    return set_error(cudaErrorInvalidValue, too_much_shared(config.shared_bytes, most_shared()));
+    return set_error(cudaErrorInvalidValue,
+                     too_much_dynamic_shared(config.shared_bytes, most_shared()));
   if (card.max_cluster == 1 && blocks_of(config.cluster) > 1)
     return set_error(cudaErrorNotSupported,
                      format("clusters need compute capability 9.0; %s has %s",
                             device_name().c_str(), card.name));
   return cudaSuccess;
+}
+
+// Of the launch that is refused: "add<<<(4,1,1), (256,1,1), 1024>>> at add.cu:7".
+std::string text_of(const LaunchSite& site, const Configuration& config) {
+  const std::string grid = text_of(config.grid), block = text_of(config.block);
+  const std::string shared = config.shared_bytes ? format(", %zu", config.shared_bytes) : "";
+  return format("%s<<<%s, %s%s>>> at %s:%d", site.kernel ? site.kernel : "(unknown)", grid.c_str(),
+                block.c_str(), shared.c_str(), site.file, site.line);
 }
 
 // An order of the clusters that needs no table: position * stride + shift modulo their number, with
@@ -66,6 +82,15 @@ void choose_random_order(Launch& launch) {
 }
 
 }  // namespace
+
+std::string wrong_with_shape(const dim3& grid, const dim3& block) {
+  std::string wrong = wrong_with_extents("a grid of %u blocks", grid, {INT32_MAX, 65535, 65535});
+  if (wrong.empty()) wrong = wrong_with_extents("%u threads per block", block, {1024, 1024, 64});
+  const unsigned long long threads = uint64_t{block.x} * block.y * block.z;
+  if (!wrong.empty() || threads <= kMaxThreadsPerBlock) return wrong;
+  return format("%llu threads per block, %s: at most %u are allowed", threads,
+                text_of(block).c_str(), kMaxThreadsPerBlock);
+}
 
 void Launch::fail(Stop reason, std::string message) {
   std::lock_guard lock(mutex);
@@ -113,10 +138,19 @@ uint64_t Launch::cluster_at(uint64_t position) const {
   }
 }
 
+// As the launch has it, or by the kernel's own name where the launch has a variable.
+std::string Launch::kernel_name() const {
+  const char* told = signature.load();
+  if (!told) return site.kernel ? site.kernel : "(unknown)";
+  const std::string text(told, strcspn(told, "("));
+  const std::string own = text.substr(text.find_last_of(" *&:") + 1);
+  const std::string written = site.kernel ? site.kernel : "";
+  if (own.empty()) return written.empty() ? "(unknown)" : written;
+  return written.find(own) != std::string::npos ? written : own;
+}
+
 std::string Launch::describe() const {
-  const char* name = site.kernel ? site.kernel : signature.load();
-  return format("  in kernel %s, launched at %s:%d", name ? name : "(unknown)", site.file,
-                site.line);
+  return format("  in kernel %s, launched at %s:%d", kernel_name().c_str(), site.file, site.line);
 }
 
 namespace {
@@ -130,7 +164,8 @@ struct Outcome {
 // `probe`: only up to the kernel's first instruction.
 Outcome run_once(const KernelWork& work, bool probe) {
   const auto& [site, config] = std::tie(work.site, work.config);
-  if (cudaError_t problem = check(config); problem != cudaSuccess) return {set_error(problem)};
+  if (std::string wrong = wrong_with_shape(config.grid, config.block); !wrong.empty())
+    return {set_error(cudaErrorInvalidConfiguration, std::move(wrong))};
   if (cudaError_t problem = check_card(config); problem != cudaSuccess) return {problem};
   if (std::string wrong = wrong_with_cluster(config); !wrong.empty())
     return {set_error(cudaErrorInvalidClusterSize,
@@ -240,7 +275,7 @@ cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const 
   const cudaError_t status = nobody_captures() && !streams_are_late()
                                  ? perform(work)
                                  : submit_launch(std::move(work), type);
-  if (status != cudaSuccess) note_refused_launch(site, status);
+  if (status != cudaSuccess) note_refused_launch(site, text_of(site, config), status);
   return status;
 }
 
@@ -267,7 +302,11 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
   }
   cudaError_t problem = cudaSuccess;
   std::string reason;
-  if (max_threads && launch.threads > max_threads) problem = cudaErrorLaunchOutOfResources;
+  if (max_threads && launch.threads > max_threads) {
+    problem = cudaErrorLaunchOutOfResources;
+    reason = format("%u threads per block: the kernel's __launch_bounds__ allow %u", launch.threads,
+                    max_threads);
+  }
   if (type) {
     Kernel& kernel = kernel_at(type->address);
     launch.kernel.store(&kernel);
@@ -275,7 +314,8 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
     if (launch.config.shared_bytes > kernel.max_dynamic()) {
       problem = cudaErrorInvalidValue;
       const size_t all = launch.config.shared_bytes + kernel.static_shared.load();
-      if (all > most_shared()) reason = too_much_shared(all, most_shared());
+      reason = all > most_shared() ? too_much_shared(all, most_shared())
+                                   : more_shared_than_set(launch.config.shared_bytes, kernel);
     }
     if (size > kPortableClusterSize && !kernel.any_cluster_size.load()) {
       problem = cudaErrorInvalidClusterSize;

@@ -316,6 +316,13 @@ std::string describe_allocation(const void* address) {
                 in_bytes(holder->second.bytes).c_str());
 }
 
+std::pair<const void*, size_t> allocation_around(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  const auto* holder = find(address);
+  if (!holder) return {nullptr, 0};
+  return {holder->first, holder->second.bytes};
+}
+
 std::string writes_beyond_allocations(const Launch& launch) {
   std::string found;
   if (kWatchesAddresses) return found;  // which are found one by one

@@ -77,6 +77,19 @@ void needs_setmaxnreg(const char* feature, Site site) {
   if (compute_capability < 90) trap_specific(feature, "9.0a, 10.0a or 12.0a", site);
 }
 
+std::string as_negative(int64_t number) {
+  return format("; as a signed number it is %lld: a negative size, or one that overflowed",
+                static_cast<long long>(number));
+}
+
+std::string too_much_dynamic_shared(size_t bytes, size_t most) {
+  const std::string text =
+      format("dynamic shared memory of %zu bytes: compute capability %s allows %zu per block",
+             bytes, model().name, most);
+  const bool negative = bytes > size_t{INT64_MAX};
+  return negative ? text + as_negative(static_cast<int64_t>(bytes)) : text;
+}
+
 std::string too_much_shared(size_t bytes, size_t most) {
   return format("%zu bytes of shared memory, where a block may have %zu on compute capability %s",
                 bytes, most, model().name);

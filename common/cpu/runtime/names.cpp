@@ -32,8 +32,9 @@ std::string place(const NamedMemory& memory, uintptr_t address, size_t bytes) {
   auto element = static_cast<std::ptrdiff_t>(memory.element);
   bool counts = element && offset % element == 0;
   const char* from = counts && bytes > memory.element ? "from " : "";
-  std::string outside = counts ? format(": %sindex %td, and it has %zu elements", from,
-                                        offset / element, memory.bytes / memory.element)
+  const size_t elements = memory.element ? memory.bytes / memory.element : 0;
+  std::string outside = counts ? format(": %sindex %td, and it has %zu element%s", from,
+                                        offset / element, elements, elements == 1 ? "" : "s")
                                : "";
   if (address < memory.begin)
     return in_bytes(static_cast<size_t>(-offset)) + " before the start of " + name + outside;

@@ -25,6 +25,9 @@ constexpr uint64_t kLaunchesKept = 16;
 std::mutex launches_mutex;
 std::string launches_text;
 uint64_t launches = 0;
+// The first barrier since then that threads missed because they had returned.
+std::atomic<bool> early_return_noted{false};
+std::string early_return;
 thread_local int chosen_device = -1;  // by cudaSetDevice, since the check began
 
 int current_device() {
@@ -114,6 +117,20 @@ void note_launch(const dim3& grid, const dim3& block) {
   launches_text += format("%u %u %u %u %u %u\n", grid.x, grid.y, grid.z, block.x, block.y, block.z);
 }
 
+void note_early_return(const ResidentBlock& block, const Barrier& barrier) {
+  if (!checks_launcher.load(std::memory_order_relaxed) || early_return_noted.load()) return;
+  std::lock_guard lock(launches_mutex);
+  if (early_return_noted.exchange(true)) return;
+  const Launch& launch = *worker->launch();
+  const Wait& wait = barrier.first->wait;
+  const uint3& i = block.index;
+  early_return =
+      format("%u of %u threads of block (%u,%u,%u) had returned when the others met in %s at %s:%d",
+             launch.threads - barrier.arrived, launch.threads, i.x, i.y, i.z, wait.what,
+             wait.site.file, wait.site.line) +
+      ", in kernel " + launch.kernel_name();
+}
+
 MemoryOpen::MemoryOpen() {
   begin_device_work();
   if (!tensors_closed.load(std::memory_order_relaxed)) return;
@@ -198,6 +215,9 @@ void cudacpu_check_launcher(int on) {
     std::lock_guard lock(launches_mutex);
     launches_text.clear();
     launches = 0;
+    early_return.clear();
+    early_return_noted.store(false);
+    forget_undefined_shuffle();
   }
   checks_launcher.store(on != 0);
   play_current_stream(on != 0);
@@ -218,6 +238,11 @@ const char* cudacpu_launches() {
 // How many there were.
 uint64_t cudacpu_launch_count() {
   return launches;
+}
+
+// The first barrier of that check that threads missed because they had returned, or "".
+const char* cudacpu_early_return() {
+  return early_return.c_str();
 }
 
 // Kernels, copies and fills so far.

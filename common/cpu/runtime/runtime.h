@@ -310,6 +310,10 @@ struct alignas(8) Schedule {  // 8 bytes at once, which every compiler has an in
   }
 };
 
+// What becomes of a shuffle whose mask names lanes that have returned: it passes, is named, or ends
+// the launch.
+enum class Masks : uint8_t { kAny, kNamed, kEndLaunch };
+
 struct Settings {
   std::atomic<Schedule> schedule{Schedule{}};
   std::atomic<unsigned> threads{1};
@@ -323,6 +327,7 @@ struct Settings {
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
+  std::atomic<Masks> masks{Masks::kAny};
   // A failed assert() ends the launch, and the context is lost, as on a GPU; else the launch
   // throws.
   std::atomic<bool> asserts_lose_context{false};
@@ -346,8 +351,11 @@ size_t most_shared();
 // What only some architectures have in their a-variants.
 void needs_wgmma(const char* feature, Site site);
 void needs_setmaxnreg(const char* feature, Site site);
-// Why so many bytes are refused.
+// Why so many bytes are refused: of one block in all, of one launch.
 std::string too_much_shared(size_t bytes, size_t most);
+std::string too_much_dynamic_shared(size_t bytes, size_t most);
+// What is said of a size that is this number if it is taken as signed, which is below 0.
+std::string as_negative(int64_t number);
 
 // ------------------------------------------------------------------ kernel.cpp
 
@@ -365,6 +373,8 @@ struct Kernel {
   }
 };
 Kernel& kernel_at(const void* address);
+// Why a launch with so much dynamic shared memory is refused, which the card has.
+std::string more_shared_than_set(size_t bytes, const Kernel& kernel);
 
 // ------------------------------------------------------------------ launch.cpp
 
@@ -400,6 +410,7 @@ struct Launch {
   std::atomic<Stop> stop{Stop::kNo};
   std::atomic<size_t> printed_bytes{0};
   std::atomic<bool> named_a_barrier{false};  // see Settings::strict_barriers
+  std::atomic<bool> named_a_mask{false};     // see Settings::masks
   std::mutex mutex;                          // guards what follows
   std::string error;
   bool has_detail = false;
@@ -420,8 +431,11 @@ struct Launch {
   // Ends it before anything has run, because the kernel asks for this cluster.
   void restart(dim3 cluster);
   uint64_t cluster_at(uint64_t position) const;
+  std::string kernel_name() const;
   std::string describe() const;  // a line: its kernel and where it was launched
 };
+// Why a GPU refuses this grid or this block, or "".
+std::string wrong_with_shape(const dim3& grid, const dim3& block);
 
 // ------------------------------------------------------------------ scheduler.cpp
 
@@ -548,6 +562,7 @@ extern CUDACPU_THREAD_LOCAL Worker* worker;
 
 void release_barrier(ResidentBlock& block);
 void complete_collectives(Warp& warp);  // those that only waited for lanes that have returned now
+void forget_undefined_shuffle();
 
 // ------------------------------------------------------------------ split_barrier.cpp
 
@@ -696,8 +711,8 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
-// A launch by <<<>>> was refused: only cudaGetLastError tells.
-void note_refused_launch(const LaunchSite& site, cudaError_t code);
+// A launch by <<<>>> was refused: only cudaGetLastError tells. launch: what the reason names.
+void note_refused_launch(const LaunchSite& site, const std::string& launch, cudaError_t code);
 // A kernel has failed in a way after which a GPU's context answers every call with this error;
 // cudaSuccess: a new context.
 void lose_context(cudaError_t code);
@@ -726,8 +741,10 @@ std::string read_only_tensor_at(const void* address);
 void count_work();
 // Whether PyTorch's current stream is one of its own (on) or the default one.
 void play_current_stream(bool on);
-// A kernel has run: kept for what explains a wrong result, while a launcher is checked.
+// Kept for what explains a wrong result, while a launcher is checked: a kernel has run; threads of
+// a block had returned when the others met at a barrier.
 void note_launch(const dim3& grid, const dim3& block);
+void note_early_return(const ResidentBlock& block, const Barrier& barrier);
 
 // ------------------------------------------------------------------ device_pages.cpp
 
@@ -753,6 +770,8 @@ bool is_host_memory(const void* address);
 void note_given(const void* data, size_t bytes);
 // Where in which allocation of the runtime API it lies, or "".
 std::string describe_allocation(const void* address);
+// The allocation of the runtime API that holds the address; null if none does.
+std::pair<const void*, size_t> allocation_around(const void* address);
 // Names each allocation of which a byte right behind its end was changed since the last launch: a
 // GPU lets that pass. "" for none.
 std::string writes_beyond_allocations(const Launch& launch);

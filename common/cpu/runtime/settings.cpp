@@ -48,6 +48,10 @@ void cudacpu_set_strict_barriers(int on) {
   cudacpu::settings().strict_barriers = on;
 }
 
+void cudacpu_set_masks(int masks) {
+  cudacpu::settings().masks = static_cast<cudacpu::Masks>(masks);
+}
+
 void cudacpu_set_asserts_lose_context(int on) {
   cudacpu::settings().asserts_lose_context = on;
 }

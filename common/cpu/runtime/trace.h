@@ -1,8 +1,9 @@
 // What the runtime tells the tracer. Only in builds of the variant "trace"; elsewhere, nothing.
 //
 // There, the compiler calls __tsan_read4 and its like at every access (tracer.cpp). An access is
-// checked against those before it (races.cpp, with what is ordered from happens_before.cpp), or
-// counted (access_counts.cpp). The launches of such a process run on one OS thread, one at a time.
+// checked against those before it (races.cpp, with what is ordered from happens_before.cpp),
+// counted (access_counts.cpp), or recorded (access_record.cpp). The launches of such a process run
+// on one OS thread, one at a time.
 #pragma once
 
 #include <cudacpu/thread.h>

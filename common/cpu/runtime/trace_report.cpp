@@ -77,6 +77,7 @@ extern "C" const char* cudacpu_take_trace() {
   for (const KernelName& kernel : kernels())
     names += (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
              ", \"launched_at\": " + quoted(kernel.launched_at) + "}";
+  text += ", \"launches\": " + launches_as_json();
   text += ", \"kernels\": [" + names + "], \"sites\": " + sites_as_json() + "}";
   return text.c_str();
 }

@@ -149,8 +149,10 @@ bool is_private(uintptr_t address, Space& space, ResidentBlock*& owner) {
 void trace_access(const Access& access) {
   if (mode() == Mode::kRaces) {
     if (access.space != Space::kConstant) check_access(access);
-  } else {
+  } else if (mode() == Mode::kProfile) {
     count_access(access);
+  } else {
+    record_access(access);
   }
 }
 
@@ -258,10 +260,12 @@ void launch_begins(Launch& launch) {
   traced.launch = &launch;
   forget_released();
   begin_global_shadow();
+  record_launch_begins();
 }
 
 void launch_ends() {
   if (!traced.launch) return;
+  record_launch_ends();
   traced.launch = nullptr;
   running = {};
   one_launch.unlock();
@@ -284,6 +288,7 @@ void block_begins(ResidentBlock& block) {
 void block_ends(ResidentBlock& block) {
   if (!is_on()) return;
   for (WarpTrace& warp : block.trace->warps) flush_requests(warp);
+  record_block_ends();
 }
 
 void switched_to(Thread& thread) {
@@ -300,14 +305,17 @@ void thread_begins(Thread&) {
 void block_met(ResidentBlock& block) {
   if (!is_on()) return;
   meet_block(*block.trace);
+  record_barrier(block);
   for (WarpTrace& warp : block.trace->warps) flush_requests(warp);
 }
 
 void grid_met(const std::vector<ResidentBlock*>& blocks) {
   if (!is_on()) return;
   meet_grid(blocks);
-  for (ResidentBlock* block : blocks)
+  for (ResidentBlock* block : blocks) {
     for (WarpTrace& warp : block->trace->warps) flush_requests(warp);
+    record_barrier(*block);
+  }
 }
 
 void warp_met(Thread* lanes, uint32_t which) {
@@ -315,6 +323,7 @@ void warp_met(Thread* lanes, uint32_t which) {
   meet_warp(lanes, which);
   BlockTrace& block = *block_of(lanes[0]).trace;
   auto first = static_cast<size_t>(lanes - block.block->threads.data());
+  record_warp_meeting(*block.block, first / kWarpSize);
   if (which == lanes[0].warp->alive) flush_requests(block.warps[first / kWarpSize]);
 }
 
@@ -341,7 +350,7 @@ void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes
 
 // Not counted: this is no request of a warp.
 Starter work_started(const Spans& spans, Site site) {
-  if (mode() != Mode::kRaces) return {};
+  if (mode() != Mode::kRaces && mode() != Mode::kRecord) return {};
   for (const Span& span : spans)
     access_by_runtime(span.begin, span.bytes, span.kind, site, true, true, span.is_mbarrier);
   return {running.block->number, static_cast<uint16_t>(running.rank), running.thread->clock++};

@@ -5,7 +5,7 @@
 
 namespace cudacpu::trace {
 
-enum class Mode : uint8_t { kOff, kRaces, kProfile };
+enum class Mode : uint8_t { kOff, kRaces, kProfile, kRecord };
 Mode mode();
 
 // ------------------------------------------------------------------ tracer.cpp
@@ -76,6 +76,17 @@ void count_access(const Access& access);
 // The lanes of these warps have met, or are gone: what they do next is a new request.
 void flush_requests(WarpTrace& warp);
 std::string counts_as_json();  // and forgets them
+
+// ------------------------------------------------------------------ access_record.cpp
+// In mode kRecord; elsewhere, all but the last do nothing.
+
+void record_launch_begins();
+void record_launch_ends();
+void record_access(const Access& access);
+void record_barrier(const ResidentBlock& block);                    // its threads have met
+void record_warp_meeting(const ResidentBlock& block, size_t warp);  // the same, of lanes
+void record_block_ends();
+std::string launches_as_json();  // and forgets them
 
 // ------------------------------------------------------------------ trace_report.cpp
 

@@ -21,10 +21,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #ifdef CUDA_ON_CPU
 #include <cudacpu/tensor_map.h>
@@ -38,23 +39,45 @@ using TensorMap = CUtensorMap;
 // only.
 enum class OutOfBounds : uint8_t { kZero, kNan };
 
-// The tensor and its boxes. All vectors have a value for each dimension, the contiguous one first.
+// A number for each dimension, the contiguous one first; of more than five, only their count.
+class PerDimension {
+ public:
+  PerDimension() = default;
+  PerDimension(std::initializer_list<int64_t> values) {
+    for (int64_t value : values) push_back(value);
+  }
+  void push_back(int64_t value) {
+    if (size_ < std::size(values_)) values_[size_] = value;
+    ++size_;
+  }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  int64_t& operator[](size_t i) { return values_[i]; }
+  int64_t operator[](size_t i) const { return values_[i]; }
+
+ private:
+  int64_t values_[5] = {};
+  size_t size_ = 0;
+};
+
+// The tensor and its boxes.
 struct TensorLayout {
-  std::vector<int64_t> sizes;         // elements: 1 to 2^32
-  std::vector<int64_t> strides = {};  // bytes from one index of dimensions 1, 2, … to the next:
-                                      // multiples of 16, below 2^40; if empty, the tensor is dense
-  std::vector<int64_t> box;           // elements: 1 to 256; in dimension 0, a multiple of 16 bytes,
-                                      // and with a swizzle no more than it spans
-  std::vector<int64_t> element_strides = {};  // 1 to 8, and 1 in dimension 0: every how many-th
-                                              // element of the box is taken; if empty, all are
+  PerDimension sizes;         // elements: 1 to 2^32
+  PerDimension strides = {};  // bytes from one index of dimensions 1, 2, … to the next: multiples
+                              // of 16, below 2^40; if empty, the tensor is dense
+  PerDimension box;           // elements: 1 to 256; in dimension 0, a multiple of 16 bytes, and
+                              // with a swizzle no more than it spans
+  PerDimension element_strides = {};  // 1 to 8, and 1 in dimension 0: every how many-th element of
+                                      // the box is taken; if empty, all are
   Swizzle swizzle = Swizzle::kNone;
   OutOfBounds fill = OutOfBounds::kZero;
 };
+static_assert(std::is_trivially_copyable_v<TensorLayout>, "a call makes one, and takes no memory");
 
 namespace detail {
 
-inline void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument("make_tensor_map: " + message);
+[[noreturn]] inline void refuse(const std::string& message) {
+  throw std::invalid_argument("make_tensor_map: " + message);
 }
 
 inline std::string with_index(const char* name, size_t i, int64_t value) {
@@ -73,22 +96,23 @@ constexpr CUtensorMapDataType element_type() {
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-// Fills in what is left empty, and checks every limit. `bytes`: of an element.
+// Fills in what is left empty, and checks every limit. `bytes`: of an element. A launcher makes a
+// map in each call, so no message is put together before it is needed.
 inline TensorLayout complete(TensorLayout layout, const void* tensor, int64_t bytes,
                              bool is_float) {
   const size_t rank = layout.sizes.size();
-  require(rank >= 1 && rank <= 5,
-          "sizes: " + std::to_string(rank) + " dimensions; allowed are 1 to 5");
+  if (rank < 1 || rank > 5)
+    refuse("sizes: " + std::to_string(rank) + " dimensions; allowed are 1 to 5");
   auto check_count = [&](const char* name, size_t count, size_t expected) {
-    require(count == expected, std::string(name) + ": " + std::to_string(count) +
-                                   " values for a tensor of " + std::to_string(rank) +
-                                   " dimension(s); expected " + std::to_string(expected));
+    if (count != expected)
+      refuse(std::string(name) + ": " + std::to_string(count) + " values for a tensor of " +
+             std::to_string(rank) + " dimension(s); expected " + std::to_string(expected));
   };
-  require(tensor && reinterpret_cast<uintptr_t>(tensor) % 16 == 0,
-          "tensor: its address must be a multiple of 16, and not null");
+  if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 16 != 0)
+    refuse("tensor: its address must be a multiple of 16, and not null");
   for (size_t i = 0; i < rank; ++i)
-    require(layout.sizes[i] >= 1 && layout.sizes[i] <= int64_t{1} << 32,
-            with_index("sizes", i, layout.sizes[i]) + "; allowed are 1 to 2^32");
+    if (layout.sizes[i] < 1 || layout.sizes[i] > int64_t{1} << 32)
+      refuse(with_index("sizes", i, layout.sizes[i]) + "; allowed are 1 to 2^32");
   if (layout.strides.empty()) {
     int64_t stride = bytes;
     for (size_t i = 0; i + 1 < rank; ++i) layout.strides.push_back(stride *= layout.sizes[i]);
@@ -96,31 +120,33 @@ inline TensorLayout complete(TensorLayout layout, const void* tensor, int64_t by
   check_count("strides", layout.strides.size(), rank - 1);
   for (size_t i = 0; i + 1 < rank; ++i) {
     const int64_t stride = layout.strides[i];
-    require(stride > 0 && stride < int64_t{1} << 40 && stride % 16 == 0,
-            with_index("strides", i, stride) +
-                " bytes; it must be a positive multiple of 16, below 2^40");
+    if (stride <= 0 || stride >= int64_t{1} << 40 || stride % 16 != 0)
+      refuse(with_index("strides", i, stride) +
+             " bytes; it must be a positive multiple of 16, below 2^40");
   }
   check_count("box", layout.box.size(), rank);
   for (size_t i = 0; i < rank; ++i)
-    require(layout.box[i] >= 1 && layout.box[i] <= 256,
-            with_index("box", i, layout.box[i]) + " elements; allowed are 1 to 256");
+    if (layout.box[i] < 1 || layout.box[i] > 256)
+      refuse(with_index("box", i, layout.box[i]) + " elements; allowed are 1 to 256");
   const int64_t row = layout.box[0] * bytes;
-  require(row % 16 == 0, with_index("box", 0, layout.box[0]) + " elements, " + std::to_string(row) +
-                             " bytes; it must be a multiple of 16 bytes");
+  if (row % 16 != 0)
+    refuse(with_index("box", 0, layout.box[0]) + " elements, " + std::to_string(row) +
+           " bytes; it must be a multiple of 16 bytes");
   const int64_t span = 16 << static_cast<int>(layout.swizzle);
-  require(layout.swizzle == Swizzle::kNone || row <= span,
-          with_index("box", 0, layout.box[0]) + " elements, " + std::to_string(row) +
-              " bytes; with this swizzle, at most " + std::to_string(span));
-  if (layout.element_strides.empty()) layout.element_strides.assign(rank, 1);
+  if (layout.swizzle != Swizzle::kNone && row > span)
+    refuse(with_index("box", 0, layout.box[0]) + " elements, " + std::to_string(row) +
+           " bytes; with this swizzle, at most " + std::to_string(span));
+  if (layout.element_strides.empty())
+    for (size_t i = 0; i < rank; ++i) layout.element_strides.push_back(1);
   check_count("element_strides", layout.element_strides.size(), rank);
   for (size_t i = 0; i < rank; ++i) {
     const int64_t most = i == 0 ? 1 : 8;
-    require(layout.element_strides[i] >= 1 && layout.element_strides[i] <= most,
-            with_index("element_strides", i, layout.element_strides[i]) + "; allowed are 1 to " +
-                std::to_string(most));
+    if (layout.element_strides[i] < 1 || layout.element_strides[i] > most)
+      refuse(with_index("element_strides", i, layout.element_strides[i]) + "; allowed are 1 to " +
+             std::to_string(most));
   }
-  require(layout.fill == OutOfBounds::kZero || is_float,
-          "fill: NaN is for floating-point elements only");
+  if (layout.fill != OutOfBounds::kZero && !is_float)
+    refuse("fill: NaN is for floating-point elements only");
   return layout;
 }
 

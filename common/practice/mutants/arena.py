@@ -22,7 +22,7 @@ class Arena:
     """A process that runs trials in one variant of the CPU backend."""
 
     def __init__(self, platform: Platform, variant: Variant, programs: Programs):
-        """Raises FileNotFoundError, with what to install, where the compiler lacks the variant."""
+        """Raise FileNotFoundError, with what to install, where the compiler lacks the variant."""
         # With one seed, so that a verdict does not depend on when the mutant was tried.
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler, SEED_VARIABLE: "0"}
         if variant == "address":
@@ -41,7 +41,7 @@ class Arena:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self, trial: Trial) -> Result:
-        """Waits for the trial's result. Raises Stopped where the process was ended."""
+        """Wait for the trial's result. Raises Stopped where the process was ended."""
         future: Future[Result] = Future()
         with self._lock:
             number = self._next
@@ -57,7 +57,7 @@ class Arena:
         return future.result()
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         with self._lock:
             assert self._process.stdin
             self._process.stdin.close()

@@ -30,6 +30,7 @@ from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
 from common.cpu import findings
 from common.practice.mutants.arena import Arena
 from common.practice.mutants.derive import Mutant, headers_of, mutants_of, sample, standard
+from common.practice.mutants.heuristics import covered, unfit
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
@@ -92,8 +93,8 @@ class Choice:
 
 @dataclass
 class DayReport:
-    """A day's mutants. verdicts: in the order of the sources' lines. problems: of what day.py lists
-    as equivalent. error: why nothing was tried."""
+    """A day's mutants. verdicts: in the order of the sources' lines. problems: of what mutants.toml
+    lists. error: why nothing was tried."""
 
     day: Day
     verdicts: list[Verdict] = field(default_factory=list)
@@ -146,27 +147,27 @@ class Campaign:
         self._lock = threading.Lock()
 
     def start(self, days: Sequence[Day]) -> list[Future[DayReport]]:
-        """Begins with all of them; each future gives a day's report."""
+        """Begin with all of them; each future gives a day's report."""
         return [self._days.submit(self._try_day, day) for day in days]
 
     def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Runs this after what was submitted before it, of all days."""
+        """Run this after what was submitted before it, of all days."""
         return self._pool.submit(work, *arguments)
 
     def submit_first(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Runs this beside the mutants of other days, which no day's original waits for."""
+        """Run this beside the mutants of other days, which no day's original waits for."""
         return self._first.submit(work, *arguments)
 
     def close(self) -> None:
-        """Ends everything that runs and removes what was built."""
+        """End everything that runs and remove what was built."""
         self.programs.stop()
         for pool in (self._days, self._first, self._pool):
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
     def arena(self, variant: Variant) -> Arena:
-        """The process that runs trials in this variant. Raises FileNotFoundError where the compiler
-        lacks it."""
+        """Return the process that runs trials in this variant. Raises FileNotFoundError where the
+        compiler lacks it."""
         with self._lock:
             if variant not in self._arenas:
                 self._arenas[variant] = Arena(self.platform, variant, self.programs)
@@ -177,7 +178,7 @@ class Campaign:
         folder.mkdir()
         try:
             return _DayCampaign(self, day, folder).run()
-        except (BuildError, DayUnfit) as error:
+        except (BuildError, DayUnfit, OSError) as error:
             return DayReport(day, error=str(error))
 
 
@@ -197,7 +198,7 @@ class _DayCampaign:
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
-        """Where the day's sources are built in this variant."""
+        """Return where the day's sources are built in this variant."""
         with self._building:
             if variant not in self._shops:
                 self._shops[variant] = Workshop(
@@ -211,7 +212,7 @@ class _DayCampaign:
             return self._shops[variant]
 
     def run(self) -> DayReport:
-        """Tries them all."""
+        """Try them all."""
         rungs = self._baseline()
         self._otherwise = {rung.pair for rung in rungs if self._unknown(rung)}
         found = mutants_of(self.day, self._reached(rungs))
@@ -237,8 +238,9 @@ class _DayCampaign:
         todo.sort(key=lambda each: (not each.known, each.mutant.identity not in listed))
         for future in [self.campaign.submit(judge, each) for each in todo]:
             future.result()
+        report.problems += self._needless(report.verdicts)
         report.problems += [
-            f"listed in EQUIVALENT, but {v.status}{f' ({v.by})' if v.by else ''}: {v.identity}"
+            f"listed as equivalent, but {v.status}{f' ({v.by})' if v.by else ''}: {v.identity}"
             for v in report.verdicts
             if v.identity in self.day.equivalent and v.status != EQUIVALENT
         ]
@@ -255,16 +257,28 @@ class _DayCampaign:
     def _gone(self, found: list[Mutant]) -> list[str]:
         known = {mutant.identity for mutant in found}
         return [
-            f"listed in EQUIVALENT, but there is no such mutant: {identity}"
+            f"listed as equivalent, but there is no such mutant: {identity}"
             for identity in self.day.equivalent
             if identity not in known
+        ] + unfit(self.day, found)
+
+    def _needless(self, verdicts: Sequence[Verdict]) -> list[str]:
+        """Return heuristics without a survivor, where all standard mutants were tried."""
+        if not self.campaign.choice.complete:
+            return []
+        spared = [v.identity for v in verdicts if v.status == EQUIVALENT and v.by == "declared"]
+        return [
+            f"listed as a heuristic, but no mutant of it survives: {function}"
+            for function in self.day.heuristics
+            if any(v.identity.startswith(f"{function}: ") for v in verdicts)
+            and not any(identity.startswith(f"{function}: ") for identity in spared)
         ]
 
     # The original ---------------------------------------------------------------------------------
 
     def _baseline(self) -> list[_Rung]:
-        """The day's rungs that run here, from a quick check of the original. Raises DayUnfit where
-        one does not pass."""
+        """Return the day's rungs that run here, from a quick check of the original. Raises DayUnfit
+        where one does not pass."""
         key = digest([self._key, "baseline", *self._texts().values()])
         data = self.ledger.get(key)
         if data is None:
@@ -300,7 +314,7 @@ class _DayCampaign:
         return sorted(found, key=lambda rung: rung.seconds)
 
     def _reached(self, rungs: Sequence[_Rung]) -> dict[Path, list[Declaration]]:
-        """What of each file the rungs use; where a rung's operators are unknown, all of the
+        """Return what of each file the rungs use; where a rung's operators are unknown, all of the
         sources, and what all operators use of the headers."""
         shop = self.shop()
         if any(self._unknown(rung) for rung in rungs):
@@ -310,11 +324,12 @@ class _DayCampaign:
         return shop.reached({name for rung in rungs for name in rung.operators})
 
     def _unknown(self, rung: _Rung) -> bool:
-        """Whether the rung calls no operator of the sources, because it is built otherwise."""
+        """Return whether the rung calls no operator of the sources, because it is built
+        otherwise."""
         return not any(rung.operators & bound for bound in self.shop().operators.values())
 
     def _rungs_of(self, mutant: Mutant, rungs: list[_Rung]) -> list[_Rung]:
-        """The rungs that reach the mutant's function."""
+        """Return the rungs that reach the mutant's function."""
         found = []
         for rung in rungs:
             used = self._reached([rung]).get(mutant.source, [])
@@ -343,14 +358,14 @@ class _DayCampaign:
                 for shop in shops:
                     shop.remove(name)
             self.ledger.put(key, verdict.to_json())
-        reason = self.day.equivalent.get(mutant.identity)
+        reason = self.day.equivalent.get(mutant.identity) or covered(self.day, mutant)
         if reason and verdict.status == SURVIVED:
             verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)
         return verdict
 
     def _try_with_enough(self, mutant: Mutant, rungs: list[_Rung], name: str) -> Verdict:
-        """With the operators that quick checks of these rungs called or, where the whole check
-        needs others as well, with all of the day."""
+        """Try with the operators that quick checks of these rungs called or, where the whole
+        check needs others as well, with all of the day."""
         pairs = tuple(rung.pair for rung in rungs)
         if pairs not in self._whole:
             try:
@@ -420,15 +435,19 @@ class _DayCampaign:
             return verdict
         watched = [rung for rung in rungs if rung.pair not in self._otherwise]
         if watched:
-            left_out = []
+            left_out, crash = [], None
             for variant in WATCHING:
                 try:
                     failed = self._watched(variant, mutant, watched, operators, name)
                 except Unwatched as why:
                     left_out.append(f"not tried in the {variant} build, {why}")
                     continue
-                if failed is not None:
+                if failed is not None and variant == "trace" and failed.status == "died":
+                    crash = failed  # as a read beyond a tensor may end: the other build names it
+                elif failed is not None:
                     return _killed(verdict, failed, _watched_by(failed, variant))
+            if crash is not None:
+                return _killed(verdict, crash, "crash")
             verdict.reason = "; ".join(left_out)
         # Last, because it takes the longest: all cases, each in many orders.
         more = replace(self._trial(library, pairs, 2 * limit), folder=folder, debug=True)
@@ -438,7 +457,8 @@ class _DayCampaign:
         return verdict
 
     def _build(self, shop: Workshop, mutant: Mutant, operators: set[str], name: str) -> Path:
-        """The library of the sources that the mutant changes and of the others that it needs."""
+        """Return the library of the sources that the mutant changes and of the others that it
+        needs."""
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
         built = [shop.changed(s, change, mine, name) for s, mine in holding.items()]
@@ -447,14 +467,15 @@ class _DayCampaign:
         return shop.library([*built, *others], name)
 
     def _is_original(self, mutant: Mutant, operators: set[str], name: str) -> bool:
-        """Whether the mutant is the same machine code as the original."""
+        """Return whether the mutant is the same machine code as the original."""
         shop = self.shop()
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
         return all(shop.same_code(s, change, mine, name) for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
-        """What the row "indices" of `--sanitize` says of the mutant, and not of the original."""
+        """Return what the row "indices" of `--sanitize` says of the mutant, and not of the
+        original."""
         shop = self.shop()
         change = (mutant.source, mutant.text())
         found = Counter[str]()
@@ -466,8 +487,8 @@ class _DayCampaign:
     def _watched(
         self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
     ) -> Result | None:
-        """The failure of a check in a build that watches memory; None if there is none. Raises
-        Unwatched."""
+        """Return the failure of a check in a build that watches memory; None if there is none.
+        Raises Unwatched."""
         try:
             arena = self.campaign.arena(variant)
         except FileNotFoundError as error:
@@ -496,8 +517,8 @@ class _DayCampaign:
         model: str = "",
         whole: bool = False,
     ) -> Result:
-        """What a check of the original, built as mutants are, gives in this variant and card.
-        whole: of all cases, where a quick check does otherwise."""
+        """Return what a check of the original, built as mutants are, gives in this variant and
+        card. whole: of all cases, where a quick check does otherwise."""
         key = (variant, pairs, frozenset(operators), model, whole)
         with self._lock:
             future = self._baselines.get(key)
@@ -535,19 +556,23 @@ class _DayCampaign:
         return Trial(str(self.day.folder), str(library), rungs, limit=limit)
 
     def _moved(self, mutant: Mutant, name: str) -> str:
-        """A folder like the day's with the mutant in it, for rungs that build it themselves."""
+        """Return a folder like the day's with the mutant in it, for rungs that build it
+        themselves."""
         folder = self.folder / name / self.day.name
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in self.day.folder.iterdir():
-            if path != mutant.source and not (folder / path.name).exists():
-                os.symlink(path, folder / path.name)
-        (folder / mutant.source.name).write_text(mutant.text(), encoding="utf-8")
+        for original in self.day.folders:
+            moved = folder / original.relative_to(self.day.folder)
+            moved.mkdir(parents=True, exist_ok=True)
+            for path in original.iterdir():
+                if path.is_file() and path != mutant.source and not (moved / path.name).exists():
+                    os.symlink(path, moved / path.name)
+        place = folder / mutant.source.relative_to(self.day.folder)
+        place.write_text(mutant.text(), encoding="utf-8")
         return str(folder)
 
     # Keys -----------------------------------------------------------------------------------------
 
     def _texts(self) -> dict[Path, str]:
-        """The day's sources and headers without white space and comments, which change no
+        """Return the day's sources and headers without white space and comments, which change no
         verdict."""
         own = (*self.day.library_sources, *headers_of(self.day))
         return {path: _essence(path.read_text(encoding="utf-8")) for path in own}
@@ -569,8 +594,9 @@ class _DayCampaign:
         own = {path.resolve() for path in (*self.day.library_sources, *headers_of(self.day))}
         files = [path for path in files if path.resolve() not in own]
         texts = []
-        for path in sorted(self.day.folder.glob("*.py")):
-            texts += [path.name, _deciding(path.read_text(encoding="utf-8"))]
+        for path in self.day.modules:
+            # Without comments.
+            texts += [path.name, ast.unparse(ast.parse(path.read_text(encoding="utf-8")))]
         return digest([platform.compiler_version, platform.torch, str(ROOT), *texts], files)
 
 
@@ -578,26 +604,13 @@ def _essence(text: str) -> str:
     return " ".join(token.text for token in outline(text).code.tokens if token.is_code)
 
 
-def _deciding(module: str) -> str:
-    """The text of a day's module without comments and without its list of equivalent mutants, which
-    is looked at when a verdict is known: a mutant that is added to it need not be tried again."""
-    tree = ast.parse(module)
-    kept = [each for each in tree.body if not _lists_equivalent(each)]
-    return ast.unparse(ast.Module(kept, type_ignores=[]))
-
-
-def _lists_equivalent(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.Assign):
-        return False
-    return [ast.unparse(target) for target in statement.targets] == ["EQUIVALENT"]
-
-
 class Unwatched(Exception):
     """Why a mutant cannot be tried in a build that watches memory."""
 
 
 def _few_cases(variant: Variant) -> bool:
-    """As the debugger: what an access beyond an array needs may be in any case."""
+    """Return whether a build is checked on few cases, as the debugger does: all are needed where an
+    access beyond an array may be in any case."""
     return variant != "address"
 
 
@@ -608,21 +621,22 @@ def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
 
 
 def _no_longer_run(usual: Result, result: Result) -> str:
-    """A rung that the original runs and the mutant skips: the card lacks something now. Or ""."""
+    """Return a rung that the original runs and the mutant skips: the card lacks something now. Or
+    ""."""
     ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
     return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
 
 
 def _leaves_out_more(usual: Result, result: Result) -> str:
-    """A rung that the mutant checks on fewer cases than the original, both of all cases: for those,
-    the card lacks something now. Or ""."""
+    """Return a rung that the mutant checks on fewer cases than the original, both of all cases: for
+    those, the card lacks something now. Or ""."""
     left_out = {(row[0], row[1]): int(row[5]) for row in usual.used}
     pairs = ((row[0], row[1], int(row[5])) for row in result.used)
     return next((rung for problem, rung, n in pairs if n > left_out.get((problem, rung), n)), "")
 
 
 def _by(result: Result) -> str:
-    """What of the plain check killed a mutant."""
+    """Return what of the plain check killed a mutant."""
     if result.status != "failed":
         return "crash" if result.status == "died" else "time limit"
     text = "\n".join([result.reason, *result.details])

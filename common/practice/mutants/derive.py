@@ -48,14 +48,15 @@ class Mutant:
     edit: Edit = field(repr=False)
 
     def text(self) -> str:
-        """The whole changed file."""
+        """Return the whole changed file."""
         return self.code.replaced(self.edit.start, self.edit.end, self.edit.text)
 
 
 def mutants_of(
     day: Day, reached: Mapping[Path, Sequence[Declaration]] | None = None
 ) -> list[Mutant]:
-    """All mutants of the day's `.cu` files, then of its headers, in the order of their lines.
+    """Return all mutants of the day's `.cu` files, then of its headers, in the order of their
+    lines.
 
     reached: for each file, what of it the day's rungs use; by default, what all operators use that
     the day binds. The rest is left alone.
@@ -82,12 +83,13 @@ def mutants_of(
 
 
 def headers_of(day: Day) -> list[Path]:
-    """The headers of the day's folder that its `.cu` files include."""
+    """Return the headers of the day's folder that its `.cu` files include."""
     return sorted({header for source in day.library_sources for header in own_headers(source)})
 
 
 def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[str]]:
-    """The functions of each source that no tensor on another device reaches, whatever they check.
+    """Return the functions of each source that no tensor on another device reaches, whatever they
+    check.
 
     An operator is registered for one device. PyTorch calls its kernel if one of the tensors is on
     that device, and on no device that comes later in its order: CPU, GPU, meta. So the only tensor
@@ -110,7 +112,7 @@ def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[s
 def mutants(
     source: Path, read: Outline, declared: Sequence[Declaration] | None = None
 ) -> list[Mutant]:
-    """The mutants of one file, each text once.
+    """Return the mutants of one file, each text once.
 
     declared: where to look for them; by default, in all that its operators use.
     """
@@ -131,7 +133,7 @@ def mutants(
 
 @lru_cache(maxsize=1024)  # most edits put one of a few texts there
 def _words(text: str) -> tuple[str, ...]:
-    """The words of code that stands in place of other code."""
+    """Return the words of code that stands in place of other code."""
     return tuple(token.text for token in tokenize(text) if token.is_code)
 
 
@@ -150,7 +152,7 @@ def _mutant(
 
 
 def _changed(code: Code, edit: Edit, start: int, end: int) -> str:
-    """The text of [start, end) after the edit, spaced as the original is."""
+    """Return the text of [start, end) after the edit, spaced as the original is."""
     before = code.text(start, edit.start) if start < edit.start else ""
     after = code.text(edit.end, end) if edit.end < end else ""
     space = " " if before and code.white_before(edit.start) else ""
@@ -162,7 +164,7 @@ def _changed(code: Code, edit: Edit, start: int, end: int) -> str:
 
 
 def ordinal(number: int) -> str:
-    """ "2nd", "3rd", "11th"."""
+    """Return "2nd", "3rd", "11th"."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if 10 < number % 100 < 14 else ending}"
 
@@ -171,7 +173,7 @@ def ordinal(number: int) -> str:
 
 
 def standard(found: Sequence[Mutant]) -> list[Mutant]:
-    """What a full run tries: at most STANDARD per file, every kind and every function among
+    """Return what a full run tries: at most STANDARD per file, every kind and every function among
     them."""
     sources = list(dict.fromkeys(mutant.source for mutant in found))
     chosen: list[Mutant] = []
@@ -181,8 +183,8 @@ def standard(found: Sequence[Mutant]) -> list[Mutant]:
 
 
 def balanced(found: Sequence[Mutant], count: int) -> list[Mutant]:
-    """So many of them, the rarest kinds and functions first. The choice depends on the identities
-    alone, so that an edit elsewhere changes little of it."""
+    """Return this many of them, the rarest kinds and functions first. The choice depends on the
+    identities alone, so that an edit elsewhere changes little of it."""
     kinds: Counter[str] = Counter()
     functions: Counter[str] = Counter()
     left = sorted(found, key=lambda m: hashlib.sha256(m.identity.encode()).digest())
@@ -197,6 +199,6 @@ def balanced(found: Sequence[Mutant], count: int) -> list[Mutant]:
 
 
 def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """So many of them at random, the same for the same seed."""
+    """Return this many of them at random, the same for the same seed."""
     chosen = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[i] for i in sorted(chosen)]

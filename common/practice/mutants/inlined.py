@@ -19,14 +19,14 @@ _LINE = re.compile(
 
 
 def own_headers(source: Path) -> list[Path]:
-    """The headers beside a source that it includes, directly or through each other."""
+    """Return the headers beside a source that it includes, directly or through each other."""
     folder = source.parent.resolve()
     reached = [path for path in sources_of(source) if path.parent == folder]
     return [source.parent / path.name for path in reached if path != source.resolve()]
 
 
-def inlined(source: Path, texts: Mapping[Path, str]) -> str:
-    """The source with headers in it; `#line` says for each line where it stands.
+def inlined(source: Path, texts: Mapping[Path, str], numbered: bool = True) -> str:
+    """Return the source with headers in it. numbered: `#line` says for each line where it stands.
 
     texts: of the source, and of the headers that are to stand in it.
     """
@@ -45,6 +45,8 @@ def inlined(source: Path, texts: Mapping[Path, str]) -> str:
             own = known[header]
             if own in seen:
                 return ""
+            if not numbered:
+                return text_of(own).strip("\n")
             line = match.string.count("\n", 0, match.start()) + 2
             return f'#line 1 "{own}"\n{text_of(own)}\n#line {line} "{path}"'
 

@@ -67,8 +67,8 @@ def _kind(name: str, where: str, explanation: str, **options: bool) -> Callable[
 
 @lru_cache(maxsize=8)  # every kind looks at it
 def _body(code: Code, function: Function) -> tuple[int, ...]:
-    """The positions in the function's body, without those in a static_assert and in the words of a
-    message."""
+    """Return the positions in the function's body, without those in a static_assert and in the
+    words of a message."""
     return tuple(_positions(code, function))
 
 
@@ -89,7 +89,8 @@ def _positions(code: Code, function: Function) -> Iterator[int]:
 
 
 def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, int, int]]:
-    """(name, open parenthesis, close parenthesis) of the calls of functions with such a name."""
+    """Return (name, open parenthesis, close parenthesis) of the calls of functions with such a
+    name."""
     for p in _body(code, function):
         token, q = code.code[p], p + 1
         called = is_op_at(code.code, q, "(", "<")
@@ -105,14 +106,14 @@ def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, 
 
 
 def _statement(code: Code, start: int, end: int) -> bool:
-    """Whether [start, end) is a whole expression statement, up to its semicolon."""
+    """Return whether [start, end) is a whole expression statement, up to its semicolon."""
     before = code.code[start - 1]
     begins = before.is_op(";", "{", "}", ")", ":") or before.is_word("else", "do")
     return begins and is_op_at(code.code, end, ";")
 
 
 def _around(code: Code, p: int) -> tuple[int, int]:
-    """A binary operator with its operands."""
+    """Return a binary operator with its operands."""
     return code.operand_start(p - 1), code.operand_end(p + 1)
 
 
@@ -122,7 +123,8 @@ def _swap(code: Code, p: int, text: str, tokens: int = 1) -> Edit:
 
 
 def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]]:
-    """(start, end, position behind the closing parenthesis) of the condition of each `if`."""
+    """Return (start, end, position behind the closing parenthesis) of the condition of each
+    `if`."""
     for p in _body(code, function):
         if code.code[p].is_word("if"):
             q = p + 2 if code.code[p + 1].is_word("constexpr") else p + 1
@@ -132,7 +134,7 @@ def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]
 
 
 def _top(code: Code, start: int, end: int, *operators: str) -> list[int]:
-    """The positions of these binary operators in [start, end) that no bracket encloses."""
+    """Return the positions of these binary operators in [start, end) that no bracket encloses."""
     found = []
     p = start
     while p < end:
@@ -148,7 +150,7 @@ COMPARISONS = ("<", "<=", ">", ">=")
 
 
 def _number(text: str) -> int | None:
-    """The value of a decimal integer literal without suffix."""
+    """Return the value of a decimal integer literal without suffix."""
     return int(text) if re.fullmatch(r"0|[1-9][0-9]*", text) else None
 
 
@@ -251,7 +253,7 @@ def _comparison(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _clause(code: Code, p: int) -> tuple[int, int]:
-    """The comparison, or the two joined conditions, whose operator is at p."""
+    """Return the comparison, or the two joined conditions, whose operator is at p."""
     ends = ("&&", "||", ",", ";", "?", ":", "=")
     start, end = p, p + 1
     while not (
@@ -295,7 +297,7 @@ def _bounds(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _condition_start(code: Code, p: int) -> int:
-    """Where the condition starts that the `?` at p ends."""
+    """Return where the condition starts that the `?` at p ends."""
     while p > 0:
         before = code.code[p - 1]
         if before.is_op(")", "]", "}"):
@@ -350,7 +352,7 @@ def _constant(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _call_around(code: Code, p: int) -> tuple[int, int]:
-    """The call, subscript or list that the token at p stands in."""
+    """Return the call, subscript or list that the token at p stands in."""
     start = p
     while start > 0 and not code.code[start - 1].is_op("(", "[", "{", ";"):
         start = (
@@ -375,7 +377,7 @@ def _bound(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _loops(code: Code, function: Function) -> Iterator[tuple[int, int, list[int]]]:
-    """(open parenthesis, close parenthesis, semicolons) of each `for` with three parts."""
+    """Return (open parenthesis, close parenthesis, semicolons) of each `for` with three parts."""
     for p in _body(code, function):
         if code.code[p].is_word("for") and is_op_at(code.code, p + 1, "("):
             close = closing(code.code, p + 1)
@@ -460,7 +462,8 @@ def _factor(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _last_word(code: Code, start: int, end: int) -> str:
-    """The name that an operand ends with, a subscript left out: "scale" of `row.scale[i]`."""
+    """Return the name that an operand ends with, a subscript left out: "scale" of
+    `row.scale[i]`."""
     p = end - 1
     if code.code[p].is_op("]"):
         p = opening(code.code, p) - 1
@@ -498,8 +501,8 @@ def _initial(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _handed_out(code: Code, function: Function, start: int, name: str) -> bool:
-    """Whether the next thing that happens to a variable is that its address is passed to a call,
-    which writes it."""
+    """Return whether the next thing that happens to a variable is that its address is passed to a
+    call, which writes it."""
     for p in range(start, function.end - 1):
         if code.code[p].is_word(name):
             return code.code[p - 1].is_op("&") and code.code[p - 2].is_op("(", ",")
@@ -507,8 +510,8 @@ def _handed_out(code: Code, function: Function, start: int, name: str) -> bool:
 
 
 def _declared(code: Code, p: int) -> int:
-    """Where the declaration starts whose name stands before the `=` at p: at its type's last word;
-    -1 if there is none there."""
+    """Return where the declaration starts whose name stands before the `=` at p: at its type's last
+    word; -1 if there is none there."""
     name = code.operand_start(p - 1)
     if not code.code[name].is_word() or name == 0:
         return -1
@@ -534,7 +537,7 @@ def _narrow(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _accumulates(code: Code, function: Function, name: str) -> bool:
-    """Whether the function adds to this variable."""
+    """Return whether the function adds to this variable."""
     for p in range(function.body, function.end):
         if code.compound(p, "+"):
             start = code.operand_start(p - 1)
@@ -566,14 +569,14 @@ def _index(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _widened(code: Code, p: int) -> tuple[int, int]:
-    """The product whose first factor at p is widened, or what is widened alone."""
+    """Return the product whose first factor at p is widened, or what is widened alone."""
     end = code.operand_end(p)
     return (p, code.operand_end(end + 1)) if code.binary(end, "*") else (p, end)
 
 
 def _short_grid(code: Code, p: int, text: str) -> bool:
-    """Whether a block's index along y or z is widened at p and multiplied by a constant: there are
-    65535 blocks at most, so that the product fits."""
+    """Return whether a block's index along y or z is widened at p and multiplied by a constant:
+    there are 65535 blocks at most, so that the product fits."""
     if not re.fullmatch(r"(blockIdx|gridDim)\.[yz]", text):
         return False
     _, end = _widened(code, p)
@@ -584,8 +587,8 @@ def _short_grid(code: Code, p: int, text: str) -> bool:
 
 
 def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
-    """Whether the value behind the `=` at p is made of values of 32 bits, and is none of those that
-    grow with the grid: kept in 32 bits, it is the same."""
+    """Return whether the value behind the `=` at p is made of values of 32 bits, and is none of
+    those that grow with the grid: kept in 32 bits, it is the same."""
     if not is_op_at(code.code, p, "="):
         return False
     mine = _declared_short(code, function.start, function.end)
@@ -613,7 +616,8 @@ def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
 
 @lru_cache(maxsize=8)
 def _declared_short(code: Code, start: int, end: int) -> set[str]:
-    """The names in [start, end) that are declared with at most 32 bits, functions among them."""
+    """Return the names in [start, end) that are declared with at most 32 bits, functions among
+    them."""
     pairs = list(itertools.pairwise(code.code[start:end]))
     short = {b.text for a, b in pairs if a.is_word("int", "unsigned", "bool") and b.is_word()}
     return short - {b.text for a, b in pairs if a.is_word("int64_t") and b.is_word()}
@@ -663,7 +667,7 @@ def _transposed(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _launches(code: Code, function: Function) -> Iterator[list[tuple[int, int]]]:
-    """The parts of each launch's configuration: grid, block, bytes, stream."""
+    """Return the parts of each launch's configuration: grid, block, bytes, stream."""
     for p in _body(code, function):
         if code.code[p].is_op("<<<"):
             yield split(code.code, p + 1, configuration(code.code, p, 1)[0])
@@ -724,9 +728,9 @@ def _device(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _tied(code: Code, function: Function) -> set[str]:
-    """The tensors that a check of two tensors' devices ties to another one that is checked to be on
-    the GPU, here or, where nothing else of it is checked here, by who calls: that refuses the same
-    calls as their own check."""
+    """Return the tensors that a check of two tensors' devices ties to another one that is checked
+    to be on the GPU, here or, where nothing else of it is checked here, by who calls: that refuses
+    the same calls as their own check."""
     chains: dict[str, set[str]] = {}
     pairs = []
     for start, _ in _chained(code, function):
@@ -744,7 +748,7 @@ def _chain_start(code: Code, p: int) -> int:
 
 
 def _chained(code: Code, function: Function) -> Iterator[tuple[int, int]]:
-    """The calls `.method(…)` that follow a `check(x, "x")`."""
+    """Return the calls `.method(…)` that follow a `check(x, "x")`."""
     for _, _, close in _calls(code, function, "check"):
         p = close + 1
         while is_op_at(code.code, p, ".") and is_op_at(code.code, p + 2, "("):
@@ -828,7 +832,7 @@ def _event(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def edits(code: Code, function: Function) -> Iterator[tuple[Kind, Edit]]:
-    """All single changes of a function, by kind."""
+    """Return all single changes of a function, by kind."""
     for kind in KINDS:
         if kind.where != "both" and (kind.where == "device") != function.on_device:
             continue

@@ -39,11 +39,11 @@ class Ledger:
             return  # cut short by a crash: that mutant is tried again
 
     def get(self, key: str) -> dict[str, object] | None:
-        """What was stored under this key by an earlier run."""
+        """Return what was stored under this key by an earlier run."""
         return self._earlier.get(key)
 
     def verdict(self, key: str) -> Verdict | None:
-        """The same as a verdict."""
+        """Return the same as a verdict."""
         data = self.get(key)
         try:
             return Verdict(**data) if data else None  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ class Ledger:
             return None  # of another version of this program
 
     def put(self, key: str, data: dict[str, object]) -> None:
-        """Stores one thing at once; other processes may be doing the same."""
+        """Store one thing at once; other processes may be doing the same."""
         line = json.dumps({"key": key, **data}) + "\n"
         with self._lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)

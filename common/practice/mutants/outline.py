@@ -49,12 +49,12 @@ class Code:
         self._offsets = list(accumulate((len(token.text) for token in self.tokens), initial=0))
 
     def offset(self, p: int) -> int:
-        """Where in the file's text the token at p begins."""
+        """Return where in the file's text the token at p begins."""
         return self._offsets[self._places[p]]
 
     def spaced(self, p: int) -> bool:
-        """Whether white space stands on both sides of the token at p: clang-format writes binary
-        operators so, and neither unary ones nor template brackets or pointers."""
+        """Return whether white space stands on both sides of the token at p: clang-format writes
+        binary operators so, and neither unary ones nor template brackets or pointers."""
         i = self._places[p]
         return (
             0 < i < len(self.tokens) - 1
@@ -63,12 +63,12 @@ class Code:
         )
 
     def white_before(self, p: int) -> bool:
-        """Whether white space stands before the token at p."""
+        """Return whether white space stands before the token at p."""
         i = self._places[p]
         return i > 0 and not self.tokens[i - 1].is_code
 
     def binary(self, p: int, *operators: str) -> bool:
-        """Whether one of these binary operators is at p."""
+        """Return whether one of these binary operators is at p."""
         token = self.code[p]
         if not token.is_op(*operators) or not self.spaced(p) or p == 0:
             return False
@@ -78,13 +78,13 @@ class Code:
         return before.kind in ("number", "string", "char") or before.is_op(")", "]", "}")
 
     def compound(self, p: int, *operators: str) -> bool:
-        """Whether `+=` or its like is at p, two tokens for the lexer."""
+        """Return whether `+=` or its like is at p, two tokens for the lexer."""
         if not (self.code[p].is_op(*operators) and is_op_at(self.code, p + 1, "=")):
             return False
         return self._places[p + 1] == self._places[p] + 1
 
     def text(self, start: int, end: int) -> str:
-        """The text of [start, end) on one line, without comments."""
+        """Return the text of [start, end) on one line, without comments."""
         words = []
         for token in self.tokens[self._places[start] : self._places[end - 1] + 1]:
             if token.kind in ("space", "newline", "comment"):
@@ -94,7 +94,7 @@ class Code:
         return " ".join("".join(words).split())
 
     def replaced(self, start: int, end: int, text: str) -> str:
-        """The file with `text` in place of [start, end), every line where it was."""
+        """Return the file with `text` in place of [start, end), every line where it was."""
         first, last = self._places[start], self._places[end - 1]
         lost = "".join(token.text for token in self.tokens[first : last + 1]).count("\n")
         parts = [token.text for token in self.tokens[:first]]
@@ -102,7 +102,7 @@ class Code:
         return "".join(parts + [token.text for token in self.tokens[last + 1 :]])
 
     def blanked(self, ranges: Iterable[tuple[int, int]]) -> str:
-        """The file without these ranges, every line where it was."""
+        """Return the file without these ranges, every line where it was."""
         parts = [token.text for token in self.tokens]
         for start, end in ranges:
             for i in range(self._places[start], self._places[end - 1] + 1):
@@ -111,7 +111,8 @@ class Code:
         return "".join(parts)
 
     def operand_start(self, p: int) -> int:
-        """Where the operand starts whose last token is at p, its unary operators included."""
+        """Return where the operand starts whose last token is at p, its unary operators
+        included."""
         p = self._postfix_start(p)
         while p > 0 and self.code[p - 1].is_op("-", "!", "~", "*", "&"):
             attached = not self.white_before(p) and self.white_before(p - 1)
@@ -121,7 +122,7 @@ class Code:
         return p
 
     def _postfix_start(self, p: int) -> int:
-        """Where a name, call, subscript or number starts whose last token is at p."""
+        """Return where a name, call, subscript or number starts whose last token is at p."""
         code = self.code
         while True:
             token = code[p]
@@ -143,7 +144,7 @@ class Code:
                 return p
 
     def operand_end(self, p: int) -> int:
-        """The position behind the operand that starts at p, its unary operators included."""
+        """Return the position behind the operand that starts at p, its unary operators included."""
         code = self.code
         while code[p].is_op("-", "+", "!", "~", "*", "&", "++", "--"):
             p += 1
@@ -200,7 +201,7 @@ class Declaration:
 
     @property
     def is_overload(self) -> bool:
-        """Whether it is a function such as `operator+`, which is called without its name."""
+        """Return whether it is a function such as `operator+`, which is called without its name."""
         return self.is_function and self.name.startswith("operator")
 
 
@@ -213,24 +214,25 @@ class Outline:
 
     @property
     def operators(self) -> set[str]:
-        """The operators that the file binds."""
+        """Return the operators that the file binds."""
         return {name for each in self.declarations for name in each.operators}
 
     def launchers(self, operators: Iterable[str]) -> set[str]:
-        """The words in the bindings of these operators, their launchers' names among them."""
+        """Return the words in the bindings of these operators, their launchers' names among
+        them."""
         needed = set(operators)
         bound = (d for d in self.declarations if d.operators & needed)
         return {word for d in bound for word in d.uses}
 
     def reached(self, operators: Iterable[str] | None = None) -> list[Declaration]:
-        """What these operators' launchers use, directly or not, without bindings; without
+        """Return what these operators' launchers use, directly or not, without bindings; without
         operators, or in a file that binds none, everything."""
         if operators is None or not self.operators:
             return [d for d in self.declarations if not d.operators]
         return self.used_by(self.launchers(operators))
 
     def used_by(self, words: set[str]) -> list[Declaration]:
-        """The declarations of these names and, without end, of the names in them."""
+        """Return the declarations of these names and, without end, of the names in them."""
         found: set[int] = set()
         while True:
             fresh = {
@@ -246,7 +248,7 @@ class Outline:
 
 @lru_cache(maxsize=32)
 def outline(text: str, model: str = "") -> Outline:
-    """Reads a `.cu`, of which the latest texts are remembered. model: the card that decides
+    """Read a `.cu`, of which the latest texts are remembered. model: the card that decides
     preprocessor conditions on it. Raises TokenError where a bracket is never closed."""
     code = Code(text, model)
     macros = _macros(code.tokens)
@@ -257,8 +259,8 @@ def outline(text: str, model: str = "") -> Outline:
 def trimmed(
     text: str, operators: Iterable[str], functions: Iterable[str] = (), model: str = ""
 ) -> str:
-    """The file without the bindings of operators other than these, and without the functions that
-    only those need; every line stays where it is. A file that binds nothing stays whole.
+    """Return the file without the bindings of operators other than these, and without the functions
+    that only those need; every line stays where it is. A file that binds nothing stays whole.
 
     functions: names of further ones that are needed, by other files.
     """
@@ -274,16 +276,17 @@ def trimmed(
 
 
 def outlines_of(day: Day) -> dict[Path, Outline]:
-    """The day's `.cu` files and the headers in its folder: through these, files use each other."""
-    files = [*day.library_sources, *sorted(day.folder.glob("*.cuh"))]
+    """Return the day's `.cu` files and the headers in its folder: through these, files use each
+    other."""
+    files = [*day.library_sources, *day.headers]
     return {path: outline(path.read_text(encoding="utf-8")) for path in files}
 
 
 def reached_together(
     outlines: Mapping[Path, Outline], operators: Iterable[str]
 ) -> dict[Path, list[Declaration]]:
-    """What these operators' launchers use in files that are linked together, and in their headers,
-    by file; a file of which nothing is used is left out."""
+    """Return what these operators' launchers use in files that are linked together, and in their
+    headers, by file; a file of which nothing is used is left out."""
     needed = set(operators)
     words = {word for read in outlines.values() for word in read.launchers(needed)}
     while True:
@@ -300,13 +303,14 @@ def reached_together(
 
 
 def _has_code(path: Path, used: Iterable[Declaration]) -> bool:
-    """Whether a file is needed for what is used of it. A type is its own in each file that is
-    linked, and that of a header is its includers'."""
+    """Return whether a file is needed for what is used of it. A type is its own in each file that
+    is linked, and that of a header is its includers'."""
     return any(d.functions if path.suffix == ".cuh" else d.is_function for d in used)
 
 
 def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(start, end, position of the body's brace or -1) of each declaration in [start, end)."""
+    """Return (start, end, position of the body's brace or -1) of each declaration in [start,
+    end)."""
     tokens = code.code
     p = start
     while p < end:
@@ -323,7 +327,8 @@ def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _scope(tokens: Sequence[Token], p: int, end: int) -> int:
-    """The brace of the namespace or `extern "C"` block that begins at p; 0 where none does."""
+    """Return the brace of the namespace or `extern "C"` block that begins at p; 0 where none
+    does."""
     if tokens[p].is_word("namespace", "inline", "extern"):
         q = p
         while q < end and (tokens[q].is_word() or tokens[q].kind == "string"):
@@ -337,7 +342,8 @@ def _scope(tokens: Sequence[Token], p: int, end: int) -> int:
 
 
 def _part_end(tokens: Sequence[Token], start: int, end: int) -> tuple[int, int]:
-    """Behind the end of the declaration that begins at `start`, and the brace of its body or -1."""
+    """Return behind the end of the declaration that begins at `start`, and the brace of its body or
+    -1."""
     parameters = value = False
     p = _past_template(tokens, start)
     is_type = tokens[p].is_word(*_TYPES)
@@ -408,7 +414,7 @@ def _declaration(
 
 
 def _schemas(tokens: Sequence[Token], start: int, end: int) -> dict[str, int]:
-    """The tensors that the operators of a binding take, by name."""
+    """Return the tensors that the operators of a binding take, by name."""
     found: dict[str, int] = {}
     text = ""
     for p in range(start, end):
@@ -443,7 +449,7 @@ def _function(
 
 
 def _called(tokens: Sequence[Token], p: int) -> str:
-    """The name before the parenthesis at p: "store", "operator+"."""
+    """Return the name before the parenthesis at p: "store", "operator+"."""
     before = p - 1
     if not tokens[before].is_word():
         for q in range(max(0, before - 2), before):
@@ -455,7 +461,7 @@ def _called(tokens: Sequence[Token], p: int) -> str:
 
 
 def _type_name(tokens: Sequence[Token], p: int, end: int) -> tuple[str, int]:
-    """The name of the type that begins at p, and the position of its brace or 0."""
+    """Return the name of the type that begins at p, and the position of its brace or 0."""
     name = ""
     p += 1
     while p < end and not tokens[p].is_op("{", ";"):
@@ -472,12 +478,15 @@ def _type_name(tokens: Sequence[Token], p: int, end: int) -> tuple[str, int]:
 
 
 def _variable_name(tokens: Sequence[Token], p: int, end: int) -> str:
-    """What a declaration without a body declares: the last name before its value or its end."""
+    """Return what a declaration without a body declares: the last name before its value or its
+    end."""
     if tokens[p].is_word("using") and p + 1 < end:
         return tokens[end - 2].text if not is_op_at(tokens, p + 2, "=") else tokens[p + 1].text
     name = ""
     while p < end and not tokens[p].is_op("=", ";", "[", "{", "("):
-        if tokens[p].is_op("<"):
+        if tokens[p].is_word(*ATTRIBUTE_WORDS) and is_op_at(tokens, p + 1, "("):
+            p = closing(tokens, p + 1)  # alignas(16)
+        elif tokens[p].is_op("<"):
             try:
                 p = angle_closing(tokens, p)
             except TokenError:
@@ -489,7 +498,7 @@ def _variable_name(tokens: Sequence[Token], p: int, end: int) -> str:
 
 
 def _macros(tokens: list[Token]) -> dict[str, set[str]]:
-    """The words that stand in the body of each macro of the file."""
+    """Return the words that stand in the body of each macro of the file."""
     found: dict[str, set[str]] = {}
     for line in directives(tokens):
         if line.name == "define" and line.rest and tokens[line.start].active:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from common.base.outcome import FAIL, DayOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.toolchain import Platform, detect, leave_preload
 from common.practice.mutants.trial import CALL_LIMIT, run_trial
 from common.practice.mutants.tried import Result, Trial, status_of
@@ -31,13 +31,13 @@ class _Running:
 
     def __init__(self, number: int, trial: Trial, platform: Platform):
         self.number, self.trial = number, trial
-        self.progress = Progress(DayOutcome(0, "", "", ""))
+        self.progress = Progress(DayOutcome(0, "", "", PASS))
         self.used: list[list[Any]] = []
         self.began = time.monotonic()
         self.child = fork(lambda channel: run_trial(trial, platform, channel))
 
     def take(self) -> Result | None:
-        """Takes the child's events; the result, once it has ended or its time is over."""
+        """Take the child's events; the result, once it has ended or its time is over."""
         over = self.child.finished()
         late = not over and time.monotonic() - self.began > self.trial.limit
         if late:
@@ -78,7 +78,7 @@ def _ending(child: Child, progress: Progress) -> str:
 
 
 def serve() -> None:
-    """Runs trials until standard input ends."""
+    """Run trials until standard input ends."""
     leave_preload()
     platform = detect("cpu")
     torch.set_num_threads(1)  # trials run side by side

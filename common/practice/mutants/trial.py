@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from common.base.cache import Entry
-from common.base.days import Day, load_lesson, read_day
+from common.base.days import Day, Further, load_lesson, read_day
 from common.base.outcome import FAIL
 from common.base.toolchain import Platform
 from common.build import library
@@ -65,7 +65,7 @@ class _Calls:
         packet.__call__ = noting
 
     def take(self, namespace: str) -> list[str]:
-        """The operators of a namespace that were called since the last time."""
+        """Return the operators of a namespace that were called since the last time."""
         prefix = f"{namespace}::"
         found = sorted(name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
         self.names.clear()
@@ -73,9 +73,9 @@ class _Calls:
 
 
 def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
-    """Checks the rungs until one fails, telling `channel`: their outcomes, and a table of the
+    """Check the rungs until one fails, telling `channel`: their outcomes, and a table of the
     seconds and operators of each. Without rungs, only the table, of all that the day has."""
-    day = read_day(Path(trial.day))
+    day = read_day(Path(trial.day)).with_further()
     platform = replace(platform, model=trial.model or platform.model)
     lesson = load_lesson(day)
     if not trial.rungs:
@@ -97,7 +97,8 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
     channel.emit(Stage("", "loading the library"))
     operators = library.load(todo)
     work = worker.Work(trial.quick, bench=False, watched=trial.watched, debug=trial.debug)
-    whole = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo))
+    names = {rung.name for problem in lesson.problems for rung in problem.rungs}
+    whole = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo), names)
     once = replace(whole, work=replace(work, first_calls=True))
     calls = _Calls()
     found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
@@ -120,6 +121,18 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
 
 
 def _moved(day: Day, folder: Path) -> Day:
-    """The day with its sources in another folder of the same name."""
-    extra = tuple(folder / path.name for path in day.extra_sources)
-    return replace(day, folder=folder, source=folder / day.source.name, extra_sources=extra)
+    """Return the day with its sources in another folder of the same name."""
+
+    def moved(path: Path) -> Path:
+        return folder / path.relative_to(day.folder)
+
+    further = day.further and Further(
+        moved(day.further.folder), tuple(map(moved, day.further.sources))
+    )
+    return replace(
+        day,
+        folder=folder,
+        source=moved(day.source),
+        extra_sources=tuple(map(moved, day.extra_sources)),
+        further=further,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,8 +55,8 @@ class Result:
         return asdict(self)
 
 
-def status_of(statuses: list[str]) -> str:
-    """Of a trial that came to its end, from those of its rungs."""
+def status_of(statuses: Sequence[str]) -> str:
+    """Return the status of a trial that came to its end, from those of its rungs."""
     if FAIL in statuses:
         return "failed"
     return "skipped" if all(status == SKIP for status in statuses) else "passed"

@@ -48,7 +48,7 @@ class Programs:
         self.stopped = False
 
     def start(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        """Starts a program. Raises Stopped after `stop`."""
+        """Start a program. Raises Stopped after `stop`."""
         with self._lock:
             if self.stopped:
                 raise Stopped
@@ -57,12 +57,12 @@ class Programs:
         return program
 
     def ended(self, program: subprocess.Popen[bytes]) -> None:
-        """Forgets a program that was waited for."""
+        """Forget a program that was waited for."""
         with self._lock:
             self._running.discard(program)
 
     def stop(self) -> None:
-        """Ends all programs; no other can be started."""
+        """End all programs; no other can be started."""
         with self._lock:
             self.stopped = True
             for program in self._running:
@@ -70,8 +70,8 @@ class Programs:
                     os.killpg(program.pid, signal.SIGKILL)
 
     def run(self, command: list[str], text: bytes = b"", directory: Path | None = None) -> str:
-        """The program's warnings: what it printed on its standard error. Raises BuildError with
-        that if it failed."""
+        """Return the program's warnings: what it printed on its standard error. Raises BuildError
+        with that if it failed."""
         pipe = subprocess.PIPE
         program = self.start(
             command,
@@ -160,43 +160,43 @@ class Workshop:
         self._narrowed: _Once[list[str]] = _Once()
 
     def _front(self) -> list[str]:
-        """The command that compiles. What it needs of the cache is looked up for each compilation,
-        since a run of many mutants takes longer than unused entries are kept."""
+        """Return the command that compiles. What it needs of the cache is looked up for each
+        compilation, since a run of many mutants takes longer than unused entries are kept."""
         includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
         prelude = libraries.build_prelude(self.platform, for_variants=self._many)
         flags = [*prelude, "-fPIC", STABLE_ABI, *libraries.flags(self.platform)]
         return [self.platform.compiler, *flags, f"-I{ROOT}", *includes, "-x", "c++", "-"]
 
     def _link(self, objects: list[str]) -> list[str]:
-        """The command that links."""
+        """Return the command that links."""
         runtime = libraries.build_runtime(self.platform)
         flags = ["-shared", *backend.ldflags(runtime, self.platform.variant)]
         after = [f"-L{torch_stubs(self.platform)}", "-Wl,--no-as-needed"]
         return [self.platform.compiler, *flags, *objects, *after, *(f"-l{n}" for n in TORCH)]
 
     def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
-        """What these operators use, by source and header, without the files of which they use
-        nothing."""
+        """Return what these operators use, by source and header, without the files of which they
+        use nothing."""
         found = reached_together(self.outlines, operators)
         sources = [source for source in self.day.library_sources if source in found]
         files = {file: None for source in sources for file in self._files[source]}
         return {file: found[file] for file in files if file in found}
 
     def needed(self, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
-        """For each source that these operators need, those of them that it binds."""
+        """Return, for each source that these operators need, those of them that it binds."""
         mine = frozenset(operators)
         reached = self.reached(mine)
         return {s: mine & bound for s, bound in self.operators.items() if s in reached}
 
     def holding(self, file: Path, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
-        """The same, of the sources in which this file stands; of all these, without operators,
-        where none is needed."""
+        """Return the same, of the sources in which this file stands; of all these, without
+        operators, where none is needed."""
         sources = [source for source, files in self._files.items() if file in files]
         needed = self.needed(operators)
         return {s: needed[s] for s in sources if s in needed} or dict.fromkeys(sources, frozenset())
 
     def original(self, source: Path, operators: frozenset[str]) -> Path:
-        """The object file of the source as it is, with these of its operators alone. Raises
+        """Return the object file of the source as it is, with these of its operators alone. Raises
         BuildError."""
 
         def make() -> Path:
@@ -206,13 +206,13 @@ class Workshop:
         return self._originals.get((source, operators), make)
 
     def changed(self, source: Path, change: Change, operators: frozenset[str], name: str) -> Path:
-        """The object file of the source with a change, with these of its operators alone. Raises
-        BuildError."""
+        """Return the object file of the source with a change, with these of its operators alone.
+        Raises BuildError."""
         return self._object(source, self._text(source, change), operators, f"{name}-{source.stem}")
 
     def same_code(self, source: Path, change: Change, operators: frozenset[str], name: str) -> bool:
-        """Whether the source with a change is the same machine code as the source as it is, where
-        both are optimized as the day's own build is. Raises BuildError."""
+        """Return whether the source with a change is the same machine code as the source as it is,
+        where both are optimized as the day's own build is. Raises BuildError."""
         key = (source, operators)
         before = self._codes.get(key, lambda: self._code(source, None, operators, "original"))
         return before == self._code(source, change, operators, name)
@@ -222,7 +222,8 @@ class Workshop:
         return inlined(source, files | dict([change] if change else []))
 
     def library(self, objects: Iterable[Path], name: str) -> Path:
-        """A library of these object files, named after the day as its own is. Raises BuildError."""
+        """Return a library of these object files, named after the day as its own is. Raises
+        BuildError."""
         directory = self._folder / f"{name}-library"
         directory.mkdir(exist_ok=True)
         path = directory / f"{self.day.name}.so"
@@ -230,13 +231,13 @@ class Workshop:
         return path
 
     def remove(self, name: str) -> None:
-        """Removes what was built under this name."""
+        """Remove what was built under this name."""
         shutil.rmtree(self._folder / f"{name}-library", ignore_errors=True)
         for path in self._folder.glob(f"{name}-*.o"):
             path.unlink()
 
     def _used_elsewhere(self, source: Path) -> set[str]:
-        """The functions of a source that another one calls."""
+        """Return the functions of a source that another one calls."""
         mine = {d.name for d in self.outlines[source].declarations if d.is_function}
         others = (read for path, read in self.outlines.items() if path != source)
         return mine & {word for read in others for d in read.declarations for word in d.uses}
@@ -262,8 +263,8 @@ class Workshop:
             raise BuildError(str(error)) from None
 
     def narrowed(self, source: Path, change: Change | None, operators: frozenset[str]) -> list[str]:
-        """What `common.build.narrowing.narrowed` finds in the source with a change, with these of
-        its operators alone. Raises BuildError."""
+        """Return what `common.build.narrowing.narrowed` finds in the source with a change, with
+        these of its operators alone. Raises BuildError."""
         rewritten = self._rewritten(source, self._text(source, change), operators)
         prepared = narrowing.prepared(rewritten, str(source))
         command = [*self._front(), *narrowing.WARNINGS]
@@ -271,14 +272,14 @@ class Workshop:
         return narrowing.places(warnings, self.day)
 
     def original_narrowed(self, source: Path, operators: frozenset[str]) -> list[str]:
-        """The same of the source as it is."""
+        """Return the same of the source as it is."""
         key = (source, operators)
         return self._narrowed.get(key, lambda: self.narrowed(source, None, operators))
 
     def _code(
         self, source: Path, change: Change | None, operators: frozenset[str], name: str
     ) -> str:
-        """A digest of the machine code, with the optimization of the day's own build."""
+        """Return a digest of the machine code, with the optimization of the day's own build."""
         digits = digest([name, source.stem, *sorted(operators)])
         path = self._object(
             source, self._text(source, change), operators, f"code-{digits}", ["-g0"]
@@ -292,7 +293,7 @@ TORCH = ("c10", "torch_cpu", "torch")
 
 
 def torch_stubs(platform: Platform) -> Path:
-    """A directory with libraries that have the names of PyTorch's and nothing in them.
+    """Return a directory with libraries that have the names of PyTorch's and nothing in them.
 
     Linking with them takes 0.1 s instead of 0.4 s. The process that loads what was linked has the
     real ones already, and the loader goes by the name.

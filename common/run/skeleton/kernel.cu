@@ -27,7 +27,7 @@ __global__ void skeleton_v1_thread_per_element_kernel(const T* __restrict__ x, T
 Tensor skeleton_v1_thread_per_element(const Tensor& x) {
   check(x, "x").on_gpu().floating().contiguous();
   const DeviceGuard guard(x);
-  Tensor y = torch::stable::empty_like(x);
+  Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;  // a grid of no blocks is an error
   const unsigned blocks = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
   dispatch_floating(x, [&](auto zero) {

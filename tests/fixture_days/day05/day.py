@@ -1,4 +1,4 @@
-"""A day whose second rung hangs, and has started a process that would outlive it."""
+"""A day whose second rung hangs, and has started processes that would outlive it."""
 
 import subprocess
 import time
@@ -12,7 +12,8 @@ SOURCE = "twice.cu"
 
 
 def hang(x):
-    subprocess.Popen(["sleep", "1234.5"], start_new_session=False)
+    for alone in (False, True):
+        subprocess.Popen(["sleep", "1234.5"], start_new_session=alone)
     while True:
         time.sleep(1)
 

@@ -22,6 +22,11 @@ __device__ float not_reached(float v) {
   return v + 1;
 }
 
+// Threads per block. Either number gives the same result.
+int threads_for(int n) {
+  return n < 80 ? 32 : 64;
+}
+
 Tensor limit(const Tensor& x) {
   check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
   const DeviceGuard guard(x);
@@ -29,8 +34,9 @@ Tensor limit(const Tensor& x) {
   const int n = static_cast<int>(x.numel());
   if (n == 0) return y;
   require_capability(8, 0, "sums of a warp in one instruction");
-  limit_kernel<<<ceil_div(n, 64), 64, 0, current_stream(x)>>>(data<float>(x),
-                                                              mutable_data<float>(y), n);
+  const int threads = threads_for(n);
+  limit_kernel<<<ceil_div(n, threads), threads, 0, current_stream(x)>>>(data<float>(x),
+                                                                        mutable_data<float>(y), n);
   check_launch("limit");
   return y;
 }

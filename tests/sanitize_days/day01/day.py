@@ -1,4 +1,4 @@
-"""A day whose rungs are all right in an ordinary run, but for one, and all have a fault but one."""
+"""A day whose rungs are right in most runs, and all have a fault but two."""
 
 from common.day import Rung
 from tests.fixture_days import parts
@@ -21,5 +21,8 @@ PROBLEMS = (
         _rung("twice_late_block"),
         _rung("twice_race"),
         _rung("twice_deadlock"),
+        _rung("twice_left_early"),
+        _rung("twice_left_rightly"),
+        _rung("twice_mask"),
     ),
 )

@@ -51,6 +51,33 @@ __global__ void twice_deadlock_kernel(const float* x, float* y, int n) {
   }
 }
 
+// Threads beyond the end return, and what they should have stored is read.
+__global__ void twice_left_early_kernel(const float* x, float* y, int n) {
+  __shared__ float row[THREADS];
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  row[threadIdx.x] = x[i];
+  __syncthreads();  // line: twice_left_early
+  y[i] = 2 * x[i] + 0 * row[threadIdx.x ^ 63];
+}
+
+// The same, but nothing is left for them to do.
+__global__ void twice_left_rightly_kernel(const float* x, float* y, int n) {
+  __shared__ float row[THREADS];
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  row[threadIdx.x] = x[i];
+  __syncthreads();
+  y[i] = 2 * row[threadIdx.x];
+}
+
+__global__ void twice_mask_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const float two = __shfl_sync(0xffffffffu, 2.0f, 0);  // line: twice_mask
+  y[i] = two * x[i];
+}
+
 #define LAUNCHER(name, kernel)                                                                  \
   Tensor name(const Tensor& x) {                                                                \
     check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();                     \
@@ -71,6 +98,9 @@ LAUNCHER(twice_unset, twice_unset_kernel)
 LAUNCHER(twice_late_block, twice_late_block_kernel)
 LAUNCHER(twice_race, twice_race_kernel)
 LAUNCHER(twice_deadlock, twice_deadlock_kernel)
+LAUNCHER(twice_left_early, twice_left_early_kernel)
+LAUNCHER(twice_left_rightly, twice_left_rightly_kernel)
+LAUNCHER(twice_mask, twice_mask_kernel)
 
 STABLE_TORCH_LIBRARY(day01, m) {
   m.def("twice_right(Tensor x) -> Tensor");
@@ -79,6 +109,9 @@ STABLE_TORCH_LIBRARY(day01, m) {
   m.def("twice_late_block(Tensor x) -> Tensor");
   m.def("twice_race(Tensor x) -> Tensor");
   m.def("twice_deadlock(Tensor x) -> Tensor");
+  m.def("twice_left_early(Tensor x) -> Tensor");
+  m.def("twice_left_rightly(Tensor x) -> Tensor");
+  m.def("twice_mask(Tensor x) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
   m.impl("twice_right", TORCH_BOX(&twice_right));
@@ -87,4 +120,7 @@ STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
   m.impl("twice_late_block", TORCH_BOX(&twice_late_block));
   m.impl("twice_race", TORCH_BOX(&twice_race));
   m.impl("twice_deadlock", TORCH_BOX(&twice_deadlock));
+  m.impl("twice_left_early", TORCH_BOX(&twice_left_early));
+  m.impl("twice_left_rightly", TORCH_BOX(&twice_left_rightly));
+  m.impl("twice_mask", TORCH_BOX(&twice_mask));
 }

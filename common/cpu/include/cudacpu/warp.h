@@ -16,6 +16,7 @@ struct Operation {
   const char* name;
   // lanes[i].exchange is what lane i brought, for every bit i of `arrived`.
   void (*compute)(Thread* lanes, uint32_t arrived);
+  bool shuffles = false;  // lanes read each other's values
 };
 
 // A lane's part in a collective.
@@ -37,8 +38,9 @@ uint32_t active_mask(Site site);
 
 struct Shuffle {
   uint64_t value[2];
-  uint64_t result[2];  // poison if the source lane does not take part
+  uint64_t result[2];
   uint32_t source;
+  bool undefined;  // the source lane does not take part: so is the result
 };
 extern const Operation kShuffle, kShuffleUp, kShuffleDown, kShuffleXor;
 
@@ -66,8 +68,8 @@ extern const Operation kReduceAdd, kReduceMin, kReduceMax, kReduceMinUnsigned, k
 template <class T>
 inline constexpr bool kHasShuffle = std::is_arithmetic_v<T>;
 
-// A lane reads one that the mask leaves out: its value is undefined.
-void note_shuffle_outside(uint32_t mask, uint32_t source, const Operation& operation, Site site);
+// A lane reads one that does not take part: the value is undefined.
+void note_undefined_shuffle(uint32_t mask, uint32_t source, const Operation& operation, Site site);
 
 template <class T>
 T shuffle(uint32_t mask, T value, int source, const Operation& operation, Site site) {
@@ -76,7 +78,8 @@ T shuffle(uint32_t mask, T value, int source, const Operation& operation, Site s
   memcpy(exchange.value, &value, sizeof value);
   exchange.source = static_cast<uint32_t>(source);
   collect(mask, operation, &exchange, site);
-  if (!(mask >> source & 1)) note_shuffle_outside(mask, exchange.source, operation, site);
+  if (exchange.undefined) [[unlikely]]
+    note_undefined_shuffle(mask, exchange.source, operation, site);
   memcpy(&value, exchange.result, sizeof value);
   return value;
 }

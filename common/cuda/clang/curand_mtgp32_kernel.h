@@ -1,0 +1,1 @@
+// Empty: clang's headers for CUDA include it, and only toolkits with cuRAND have it.

@@ -1,0 +1,85 @@
+"""Attention in PyTorch: the reference of the days that compute it, and calls of one backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from common.base.outcome import Skip
+from common.check.draw import Draw
+
+# Of all heads. More are computed head by head: in float64 they would fill a GPU, of which other
+# processes have a part.
+SCORES_AT_ONCE = 1 << 29
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Return o (B, H, S, D) and the log-sum-exp (B, H, S), in fp32 at least, of q (B, H, S, D) and
+    k, v (B, H, T, D). With a causal mask, row i sees the keys j <= i + T - S, so that the last row
+    sees all. A row that sees no key has o = 0 and the log-sum-exp -inf."""
+    if q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE:
+        heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
+        parts = [attention(one, keys, values, causal) for one, keys, values in heads]
+        return torch.cat([o for o, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    S, T = s.shape[2:]
+    hidden = torch.full((S, T), causal, dtype=torch.bool, device=q.device).triu(T - S + 1)
+    s = s.masked_fill(hidden, -torch.inf)
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))
+    p = torch.softmax(s, -1).masked_fill(hidden.all(-1, keepdim=True), 0)  # rows without a key
+    # A score of +inf makes the output NaN. In the kernels, whose exponentials are of differences to
+    # the maximum, it makes the log-sum-exp NaN too.
+    lse = wide.logsumexp(-1)
+    return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
+
+
+# The switch of each backend: whether it is on, and how to set it. torch.nn.attention.sdpa_kernel
+# sets them too, but takes the host 10 µs, which would count as PyTorch's.
+_SWITCHES = {
+    SDPBackend.FLASH_ATTENTION: (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    SDPBackend.CUDNN_ATTENTION: (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    SDPBackend.MATH: (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    SDPBackend.EFFICIENT_ATTENTION: (
+        torch._C._get_mem_efficient_sdp_enabled,
+        torch._C._set_sdp_use_mem_efficient,
+    ),
+}
+
+
+def attention_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Return F.scaled_dot_product_attention by one backend; by any on the CPU, which has none of
+    FLASH and cuDNN. options: as that function has them. Raises Skip where the backend refuses."""
+    if q.is_cpu:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+    before = [is_on() for is_on, _ in _SWITCHES.values()]
+    for each, (_, switch) in _SWITCHES.items():
+        switch(each is backend)
+    try:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+    except RuntimeError as error:
+        raise Skip(f"no {backend.name} here: {error}") from error
+    finally:
+        for (_, switch), on in zip(_SWITCHES.values(), before, strict=True):
+            switch(on)
+
+
+def ragged_lengths(draw: Draw, B: int, T: int) -> Tensor:
+    """Return tokens per sequence of a cache with room for T, (B) in int32. The first sequence fills
+    it. Of several, some have a length below 0 or beyond T, which counts as 0 or as T. Where time is
+    measured, all fill it."""
+    lengths = draw(B, dtype="int32", low=0, high=T + 1)
+    lengths[:1] = T
+    if B > 2:
+        lengths[0], lengths[-1] = T + 5, 0
+    if B > 3:
+        lengths[-2] = -3
+    return lengths.fill_(T) if draw.fast else lengths
+
+
+def unused(lengths: Tensor, T: int) -> Tensor:
+    """Return (B, T): which tokens are beyond the length (B) of their sequence."""
+    return torch.arange(T, device=lengths.device) >= lengths[:, None]

@@ -1,0 +1,44 @@
+"""How a day's .cu files get into Python: a generated block, the first lines of its README."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from common.base.days import Day
+
+WIDTH = 110
+_BOUND = re.compile(r"^(?:HOST_)?RUNG\(\s*\w+,\s*(\w+)|\bm\.def\(\s*\"(\w+)\(", re.MULTILINE)
+
+
+def python_block(day: Day) -> str:
+    """Return the call that builds the day, and a call of its first rung; on a day whose SOURCE
+    binds nothing, only the command that builds it in its own ways."""
+    command = f"# python days/{day.name}/day.py"
+    sources = ", ".join(f'"{source.name}"' for source in day.library_sources)
+    load = f'torch.utils.cpp_extension.load("{day.name}", [{sources}], is_python_module=False)'
+    if call := first_call(day):
+        lines = [f"{command} does this, with the flags of common/build/library.py:", load, call]
+    else:
+        lines = [f"{command} builds the day in the ways that it teaches, and calls each rung"]
+    shown = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in lines]
+    return "\n".join(["```python", *shown, "```"])
+
+
+def first_call(day: Day) -> str:
+    """Return a call of the first rung that the day's SOURCE binds, "" if it binds none."""
+    text = day.source.read_text(encoding="utf-8")
+    names = ["".join(found) for found in _BOUND.findall(text)]
+    if not names:
+        return ""
+    name = next((name for name in names if re.search(r"_v\d", name)), names[0])
+    launcher = re.search(rf"^([\w:<>, ]+) {name}\(([^()]*)\) {{", text, re.MULTILINE)
+    result, given = ("y = ", ["..."]) if launcher is None else _signature(*launcher.groups())
+    return f"{result}torch.ops.{day.name}.{name}({', '.join(given)})"
+
+
+def _signature(returned: str, parameters: str) -> tuple[str, list[str]]:
+    """Return what takes a launcher's result, and the names of its parameters; "..." for a macro."""
+    words = [re.findall(r"\w+", each) for each in re.sub(r"<[^<>]*>", "", parameters).split(",")]
+    given = [each[-1] if len(each) > 1 else "..." for each in words if each]
+    return "" if returned == "void" else "y = ", given

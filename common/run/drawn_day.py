@@ -1,0 +1,41 @@
+"""A day's rungs drawn, for callers that show the drawing themselves, as practice mode does."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from common.base.days import Day
+from common.base.outcome import FAIL
+from common.base.toolchain import Platform, detect
+from common.report.drawn_call import DrawnRungs
+from common.report.terminal import Report
+from common.run.command import Options, make_runner
+
+
+def draw_day(
+    day: Day,
+    platform: Platform,
+    options: Options,
+    rungs: tuple[str, ...],
+    report: Report | None = None,
+) -> DrawnRungs:
+    """Return a drawing of each of these rungs of a day, on a small case, with lines and an SVG.
+
+    day: a learner's file may stand in it (`Challenge.day_to_run`). platform: the run's; the drawing
+    comes from the CPU backend on every machine. options: the run's, for its limits and whatever it
+    attends to. rungs: () for all. report: shows meanwhile what is done, and the drawings; None for
+    nothing. Of a day that does not build, or does not end, `missing` says why. Raises
+    ToolchainError where the CPU backend cannot be used.
+    """
+    if platform.device != "cpu":
+        platform = detect("cpu")
+    platform = replace(platform, variant="trace")
+    options = replace(options, mode="draw", quick=False, bench=False, rungs=rungs, alone=True)
+    runner = make_runner(options, [day], platform, report or Report(io.StringIO()))
+    runner.run()
+    outcome = runner.outcomes[0]
+    drawn = DrawnRungs.of(outcome.rungs)
+    if outcome.status == FAIL and not outcome.rungs:
+        drawn.missing.append(f"{day.title}: {outcome.reason}")
+    return drawn

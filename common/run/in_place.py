@@ -1,0 +1,32 @@
+"""A day with the learner's file in the place of its own, in this very process: for a debugger."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from common.practice.exercise import ExerciseError
+from common.practice.journal import Journal, JournalError, practice_folder
+from common.run import command
+from common.run.command import EXIT_USAGE, Options
+from common.run.desk import Desk
+from common.run.selection import SelectionError, select
+
+
+def run(options: Options, name: str) -> int:
+    """Run the day that the options select with the learner's file of this name, which must be
+    there; return the exit code."""
+    try:
+        days = select(("all",), options.days).days
+        chosen = select(options.selected, options.days).days
+        if len(chosen) != 1:
+            raise SelectionError(f"--practice takes one day, not {len(chosen)}")
+        journal = Journal(practice_folder(options.days))
+        challenge = Desk(options, days, journal).challenge(chosen[0], name)
+        if not challenge.file.is_file():
+            raise SelectionError(f"{challenge.file} is not there; {challenge.command} writes it")
+    except (SelectionError, ExerciseError, JournalError, OSError) as error:
+        print(f"run_day.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    swap = (challenge.original, challenge.file)
+    return command.run(replace(options, swap=swap, rungs=challenge.rungs, in_process=True))

@@ -1,0 +1,63 @@
+"""The process behind a command: nothing that the command starts outlives it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+
+from common.process.family import adopt, die_with, end_members
+
+_SI_KERNEL = 0x80  # of Linux: no process has sent the signal
+_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def go_on_kept() -> None:
+    """Go on in a forked process. This one, which the user knows, hands signals on to it, waits for
+    it, kills what it has left, in whatever session, and ends as it did.
+
+    If this process is killed itself, the other gets SIGTERM. Elsewhere than on Linux, nothing is
+    done.
+    """
+    if sys.platform != "linux":
+        return
+    keeper = os.getpid()
+    waited = {*_HANDED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    adopt()
+    pid = os.fork()
+    if pid == 0:
+        die_with(keeper, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    status = _wait(pid, waited)
+    end_members(keeper)
+    _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _wait(pid: int, waited: set[signal.Signals]) -> int:
+    """Return the status with which the process ends."""
+    while True:
+        found = signal.sigwaitinfo(waited)
+        if found.si_signo != signal.SIGCHLD:
+            if found.si_code != _SI_KERNEL:  # the terminal's own signals reach both processes
+                os.kill(pid, found.si_signo)
+            continue
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == pid:
+                return status
+            if not ended:
+                break
+
+
+def _end_as(code: int) -> None:
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the other has left one, if any
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+        code = 128 - code  # the first process of a container ignores its own signals
+    os._exit(code)
