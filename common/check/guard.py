@@ -221,13 +221,13 @@ class GuardedMemory:
 
     def refill(self, tensor: Tensor, source: Tensor) -> bool:
         """Put the values of `source` into a tensor that `copy_of` made; False where they differ in
-        more than values."""
-        if (tensor.shape, tensor.dtype, tensor.device, tensor.stride()) != (
-            source.shape,
-            source.dtype,
-            source.device,
-            source.stride(),
-        ):
+        more than values. The stride of a dimension of one element says nothing of where it lies."""
+
+        def layout(of: Tensor) -> tuple[Any, ...]:
+            steps = [step for size, step in zip(of.shape, of.stride(), strict=True) if size != 1]
+            return of.shape, of.dtype, of.device, steps
+
+        if layout(tensor) != layout(source):
             return False
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in source.stride())
         tensor[once].copy_(source[once])

@@ -191,7 +191,9 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
     )
     lines: list[str] = []
     times: dict[str, list[float]] = {code: [], PYTHON_S_OWN: []}
-    for _ in range(5):
+    # Beside a program of a few modules of Python's own: on a busy machine, both take longer, not
+    # always by the same factor.
+    for _ in range(20):
         for each, taken in times.items():
             began = cpu_seconds_of_children()
             done = subprocess.run(
@@ -200,9 +202,10 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
             taken.append(cpu_seconds_of_children() - began)
             assert done.returncode == 0, done.stderr
             lines = done.stdout.splitlines() or lines
+        ours, usual = (min(taken) for taken in times.values())
+        if ours < 8 * usual:
+            break
     assert lines.index("") == 100  # behind it stands what the learner has solved
-    # Beside a program of a few modules of Python's own: on a busy machine, both take longer.
-    ours, usual = (min(taken) for taken in times.values())
     assert ours < 8 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
 
 

@@ -414,6 +414,17 @@ def test_a_row_of_the_worst_fits_on_a_narrow_terminal() -> None:
 # ---------------------------------------------------------------- guarded memory and inputs
 
 
+def test_a_copy_takes_values_whatever_the_stride_of_a_single_row() -> None:
+    memory = GuardedMemory(torch.device("cpu"))
+    row = torch.arange(6).view(2, 3)[:1, 1:]  # strides (3, 1), contiguous
+    copy = memory.copy_of(row)
+    assert memory.refill(copy, row + 1)
+    assert memory.refill(copy, row)
+    assert copy.tolist() == row.tolist()
+    columns = torch.arange(12).view(3, 4)[:, ::2]
+    assert not memory.refill(memory.copy_of(columns), columns.contiguous())
+
+
 def test_bands_tell_who_was_overrun() -> None:
     memory = GuardedMemory(torch.device("cpu"))
     x = memory.empty((3, 5), torch.float16, name="argument x")
