@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -49,6 +50,7 @@ from common.run.selection import Selection, SelectionError, select
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of its own running
+SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
 SANITIZER_SLOWDOWN = 10  # a tool may slow kernels so many times before the limit is too short
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
@@ -125,19 +127,34 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 @contextmanager
 def signals_raise() -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut
-    cleaning up. At the end no child of this process is left."""
+    cleaning up. At the end no child of this process is left.
+
+    Python swallows what is raised in a destructor or in the callback of a weak reference, as its
+    imports have them: then the signal is sent again.
+    """
 
     def interrupt(number: int, _frame: object) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
+    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Interrupted):
+            hook(unraisable)
+            return
+        for each in signals:
+            signal.signal(each, interrupt)
+        again = (os.getpid(), unraisable.exc_value.number)
+        threading.Timer(SWALLOWED, os.kill, again).start()
+
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in signals}
+    hook, sys.unraisablehook = sys.unraisablehook, swallowed
     try:
         yield
     finally:
         end_strays()
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -1,0 +1,40 @@
+"""Ctrl-C ends a run wherever Python happens to be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from common.base.paths import ROOT
+
+# Ctrl-C while the destructor of an object runs, whose exceptions Python swallows.
+SCRIPT = """
+import os, signal, sys, time
+from common.run.command import Interrupted, signals_raise
+
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+        print("destroyed", flush=True)
+
+try:
+    with signals_raise():
+        slow = Slow()
+        del slow
+        time.sleep(60)
+except Interrupted as interrupted:
+    sys.exit(f"ended by signal {interrupted.number}")
+"""
+
+
+def test_an_interrupt_that_python_swallows_is_sent_again() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert done.stderr.strip() == f"ended by signal {int(signal.SIGINT)}"
+    assert "destroyed" not in done.stdout  # it was cut short there
