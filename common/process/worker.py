@@ -399,7 +399,7 @@ def check_rung(
         )
         outcome.checked = result.checked
         _take(outcome, result)
-        _take_fallbacks(run, outcome, result, rung)
+        _take_fallbacks(run, outcome, result, rung, operators)
         # Where addresses are watched, a vector access that is not aligned ends the launch.
         shifted = run.work.watched and run.platform.variant in ("address", "zeroed")
         # What a launcher refuses does not depend on the card that is played.
@@ -425,7 +425,9 @@ def check_rung(
     return call, outcome
 
 
-def _take_fallbacks(run: Run, outcome: RungOutcome, result: rungs.CheckResult, rung: Rung) -> None:
+def _take_fallbacks(
+    run: Run, outcome: RungOutcome, result: rungs.CheckResult, rung: Rung, operators: Any
+) -> None:
     """Tell of the cases for which another rung's kernel did the work. It is a failure where that is
     no rung of the day, and where it did for nearly all cases, on a card that lacks nothing: then
     they hardly check the rung's own kernel.
@@ -439,7 +441,7 @@ def _take_fallbacks(run: Run, outcome: RungOutcome, result: rungs.CheckResult, r
         return
     for text in result.fallbacks:
         name = text.partition(":")[0]
-        if not _is_rung(name, run.rungs):
+        if not (_is_rung(name, run.rungs) or hasattr(operators, name)):
             outcome.status = FAIL
             outcome.reason = f"it falls back to {name!r}, which is no rung of the day"
             return

@@ -36,7 +36,7 @@ def test_a_rung_that_always_falls_back_fails(
     )
     outcome = RungOutcome("p", "v2", "", PASS)
     result = CheckResult(checked=3, fallbacks=[TO] * fallbacks)
-    worker._take_fallbacks(run, outcome, result, Rung("v2", ""))  # type: ignore[arg-type]
+    worker._take_fallbacks(run, outcome, result, Rung("v2", ""), None)  # type: ignore[arg-type]
     assert outcome.status == status
     asides = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
     assert outcome.asides == asides and outcome.remarks == []
@@ -52,6 +52,7 @@ def test_a_rung_that_always_falls_back_fails(
         ("v1_scalar", 50, "its cases are v1's", "no case checks the rung's own kernel"),
         ("scalar", 1, "", ""),  # of softmax_v1_scalar and of gelu_v1_scalar
         ("a warp per row", 1, "", ""),
+        ("step_of_python", 1, "", ""),  # an operator that a rung in Python calls
         ("v1_scalr", 1, "", "it falls back to 'v1_scalr', which is no rung of the day"),
         ("calar", 1, "", "no rung of the day"),
     ],
@@ -69,6 +70,7 @@ def test_what_a_rung_may_fall_back_to_and_how_often(
     outcome = RungOutcome("p", "v2", "", PASS)
     result = CheckResult(checked=50, fallbacks=[f"{to}: rows that are not aligned"] * count)
     rung = Rung("v2", "", falls_back=declared)
-    worker._take_fallbacks(run, outcome, result, rung)  # type: ignore[arg-type]
+    operators = SimpleNamespace(step_of_python=None)
+    worker._take_fallbacks(run, outcome, result, rung, operators)  # type: ignore[arg-type]
     assert outcome.status == (FAIL if reason else PASS)
     assert reason in outcome.reason and bool(reason) == bool(outcome.reason)
