@@ -107,7 +107,7 @@ def check_bad_input(
             result.remark(f"no bad input was tried: {case}: {lacks}")
             continue
         if before is not None:
-            result.failure = before.about(f"the good case {words(case)} itself")
+            result.failure = before.about(f"{words(case)}, before any bad input was tried")
             return result
         if everything:
             tried = bad_inputs(args, signature, backend, drawn.on_host, two_gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from common.base.outcome import RungOutcome
@@ -36,10 +37,16 @@ NAMES = {
     "passes": "shared passes",
     "atomics": "atomics",
 }
-LEGEND = (
-    "sectors: 32 bytes of global memory each; memory instr.: instructions of warps that access "
-    "memory; shared passes: over the banks of shared memory, bank conflicts included"
-)
+_MEANING = {
+    NAMES["sectors"]: "32 bytes of global memory each",
+    NAMES["requests"]: "instructions of warps that access memory",
+    NAMES["passes"]: "over the banks of shared memory, bank conflicts included",
+}
+
+
+def legend(columns: Iterable[str]) -> str:
+    """Return what the names of these columns mean, as far as they need words."""
+    return "; ".join(f"{name}: {_MEANING[name]}" for name in columns if name in _MEANING)
 
 
 def work_counts(outcome: RungOutcome) -> WorkCounts:

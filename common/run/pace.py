@@ -25,10 +25,10 @@ from common.practice.challenge import Challenge
 from common.practice.exercise import ExerciseError
 from common.practice.speed import SpeedChallenge
 from common.practice.work_counts import (
-    LEGEND,
     NAMES,
     WorkCounts,
     goals,
+    legend,
     waste,
     work_counts,
 )
@@ -219,7 +219,7 @@ def judge_counts(ladder: Ladder, mine: WorkCounts, own: Mapping[str, WorkCounts]
     rows = [row("yours", mine), *(row(rung.name, own[rung.name]) for rung in ladder.rungs)]
     rows.append(["goal", *(f"≤ {most[name]:,}" if name in most else "" for name in used)])
     case = ladder.problem.timing_case("cpu")
-    lines = [f"counted on {case}:", *table(("", *used), rows), *textwrap.wrap(LEGEND, 78)]
+    lines = [f"counted on {case}:", *table(("", *used), rows), *textwrap.wrap(legend(used), 78)]
     if not most:
         return Verdict(
             False,
