@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError
 from common.base.days import Day, Lesson, load_lesson
-from common.base.toolchain import Platform
+from common.base.outcome import Skip
+from common.base.toolchain import Platform, ToolchainError
 from common.build.library import Build, build_library, kind, plan, used
 from common.build.own_way import Builder
 
@@ -58,13 +61,24 @@ def build(day: Day, platform: Platform) -> Path:
             for problem in lesson.problems:
                 for rung in problem.rungs:
                     if rung.load is not None and (not day.only or rung.name in day.only):
-                        rung.load(Builder(todo))
+                        _load(rung.load, todo)
             if platform.device == "cuda":
                 _compile_triton(lesson, todo)
             (directory / others.product).touch()
 
         cached(others, make)
     return library
+
+
+def _load(load: Callable[[Builder], Any], todo: Build) -> None:
+    """Let a rung build what it builds in a way of its own. What fails otherwise than in a build is
+    left to the run, which meets it again and shows it with its rung."""
+    try:
+        load(Builder(todo))
+    except (BuildError, ToolchainError, OSError, Skip):
+        raise
+    except Exception:
+        return
 
 
 def _compile_triton(lesson: Lesson, todo: Build) -> None:
