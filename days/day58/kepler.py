@@ -18,11 +18,12 @@ def solve(M):
 
 def solve_into(M, E, chunk=0):
     """The rungs' function: writes E, however M is cut."""
-    return E.copy_(solve(M))
+    return E.copy_(solve(_gpu(M)))
 
 
 def _gpu(M):
-    return M.cuda(non_blocking=True) if torch.cuda.is_available() else M
+    on_host = M.device.type == "cpu" and torch.cuda.is_available()
+    return M.cuda(non_blocking=True) if on_host else M
 
 
 def eager(M, E, chunk):
