@@ -199,7 +199,7 @@ def infinite(wrong: Wrong) -> str:
 
 
 def zero(wrong: Wrong) -> str:
-    if bool(wrong.bad.any()):
+    if wrong.bad.dtype == torch.bool or bool(wrong.bad.any()):
         return ""
     every = "all " if wrong.count > 1 else ""
     return f"{_they_are(wrong)} {every}zero: is anything added to what a sum begins with?"
@@ -569,7 +569,7 @@ def offset(wrong: Wrong) -> str:
     if numbers is None:
         return ""
     g, t, size, eps = numbers
-    if g.numel() < 3:
+    if g.numel() < 3 or wrong.got.dtype == torch.bool:
         return ""
     difference = g - t
     middle = float(difference.median())

@@ -61,6 +61,14 @@ def launched_2d(grid: tuple[int, int], block: tuple[int, int]) -> Look:
     return Look((Launch((*grid, 1), (*block, 1)),))
 
 
+def test_what_is_true_or_false_is_no_number() -> None:
+    got, truth = torch.zeros(40, dtype=torch.bool), torch.ones(40, dtype=torch.bool)
+    got[:32] = True
+    places = torch.arange(32, 40)
+    text = "\n".join(hints(Wrong(got, truth, places, (40,), Look())))
+    assert text == "exactly the tail is wrong: all from flat index 32 to the end (8)"
+
+
 def part(start: int) -> torch.Tensor:
     """A right matrix, written before flat index `start` only."""
     got = fresh((12, 20))
