@@ -12,6 +12,9 @@ PASS: Status = "PASS"
 FAIL: Status = "FAIL"
 SKIP: Status = "SKIP"
 
+# A reason for FAIL that more than one module knows.
+WRITTEN_OUTSIDE = "memory outside its tensors was written"
+
 ABOVE_CEILING = 1.15  # of the copy's bandwidth; reading alone reaches 1.06
 
 

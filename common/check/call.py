@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.figures import counted
-from common.base.outcome import Mistake
+from common.base.outcome import WRITTEN_OUTSIDE, Mistake
 from common.base.paths import ROOT
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Watched
@@ -201,7 +201,7 @@ def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> F
             "hint: is the index computed as it should be, and does each thread check that it is "
             "inside the tensor before it stores?"
         )
-        return Failure("memory outside its tensors was written", [*outside, hint])
+        return Failure(WRITTEN_OUTSIDE, [*outside, hint])
     kept = [
         (signature.names[place], mine, theirs)
         for place, (now, was) in enumerate(zip(done.args, before, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 from common.base.day_files import DEBUG, SPEED
 from common.base.days import Day
 from common.base.figures import counted
-from common.base.outcome import FAIL, PASS, SKIP, DayOutcome
+from common.base.outcome import FAIL, PASS, SKIP, WRITTEN_OUTSIDE, DayOutcome, RungOutcome
 from common.base.toolchain import Platform, ToolchainError
 from common.cpu.findings import source_text
 from common.practice.challenge import (
@@ -163,9 +163,13 @@ class Desk:
         return replace(found, rungs=[*found.rungs, *closer.rungs])
 
     def _draw(self, challenge: Challenge, outcome: DayOutcome, report: Report) -> None:
-        """Show which thread of a rung with a wrong result reads and writes what, and leave that as
-        a picture beside the learner's file."""
-        wrong = [rung.rung for rung in outcome.rungs if rung.status == FAIL and rung.example]
+        """Show which thread of a rung with a wrong result, or that writes outside, reads and writes
+        what, and leave that as a picture beside the learner's file."""
+
+        def can_be_drawn(rung: RungOutcome) -> bool:
+            return bool(rung.example) or WRITTEN_OUTSIDE in rung.reason
+
+        wrong = [r.rung for r in outcome.rungs if r.status == FAIL and can_be_drawn(r)]
         if not wrong or isinstance(challenge, SpeedChallenge):
             return
         platform = self._platform_for(challenge, report)
