@@ -20,6 +20,7 @@ from typing import Any
 from common.base.days import Day, load_lesson
 from common.base.paths import ROOT
 from common.practice.challenge import write_challenge
+from common.practice.exercise import linked_for
 from common.practice.mutants.outline import trimmed
 from tests.progress import finish
 
@@ -113,6 +114,8 @@ def _write_stubs(days: Sequence[Day], number: int, copies: Path) -> list[str]:
         alone = len(day.library_sources) == 1 and not day.other_sources  # files call each other
         if challenge.rungs and alone:
             text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
+        for source in {*day.library_sources} - {*linked_for(day, challenge.rungs).library_sources}:
+            (copy / source.name).write_text("// no rung of the step needs it\n", encoding="utf-8")
         (copy / challenge.original.name).write_text(text, encoding="utf-8")
         rungs += challenge.rungs or _rungs(day)
     return rungs
