@@ -162,8 +162,9 @@ def _linked_with(outlines: Mapping[Path, Outline], sources: Iterable[Path]) -> s
     todo = [*found]
     while todo:
         source = todo.pop()
-        included = sources_of(source)
-        own = [read for path, read in outlines.items() if path.resolve() in included]
+        # By the ends of their paths: a copy of a day includes the headers of the day itself.
+        included = {path.parts[-2:] for path in sources_of(source)}
+        own = [read for path, read in outlines.items() if path.parts[-2:] in included]
         declared = [d for read in own for d in read.declarations]
         defined = {d.name for d in declared if d.is_function}
         foreign = {d.name for d in declared if d.name} - defined

@@ -248,6 +248,16 @@ def test_a_file_is_linked_with_what_it_calls_and_with_no_namesake(tmp_path: Path
     assert linked == ["first.cu", "half.cu", "whole.cu"]
 
 
+def test_a_copy_of_a_day_is_linked_as_the_day_is(tmp_path: Path) -> None:
+    """It includes the headers of the original, by their place in the repository."""
+    days, _ = discover()
+    day = next(d for d in days if d.number == 20)
+    copy = shutil.copytree(day.folder, tmp_path / day.name)
+    for step in day.steps:
+        linked, of_copy = (linked_for(d, step.rungs).library_sources for d in (day, read_day(copy)))
+        assert [path.name for path in of_copy] == [path.name for path in linked]
+
+
 def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) -> None:
     """For the rungs that the exercise names, and nothing else."""
     days = tmp_path / "days"
