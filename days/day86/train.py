@@ -213,6 +213,7 @@ class Session:
                 self.train_a_part(came, began)
                 if came:
                     break
+        self.report.close()
         for failure in self.failures.values():
             raise failure
         return came
