@@ -65,7 +65,10 @@ def arguments(words):
     """Return the options, with `plan` and `done`, the steps that the checkpoint has. Exits with
     code 2, naming the argument, before anything is built."""
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, usage=f"{PROGRAM} [options]; --help shows them"
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [options]; --help shows them",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--steps", type=number(1), help=f"of the whole training (default: {Plan.steps})")
