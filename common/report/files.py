@@ -15,35 +15,36 @@ class ResultsError(Exception):
     """Results cannot be read, written or stored; the message says what and why."""
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, room: int = LEAST) -> None:
     """Raise ResultsError, naming the file, where `write_atomically` could not write it: before the
-    work whose results it is for."""
+    work whose results it is for. room: bytes that the disk must have left."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.is_file() or not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent) as file:
-                file.write(bytes(LEAST))
+                file.write(bytes(room))
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write the file whole or leave it as it was. What is no regular file (a device, a pipe) is
     written to, not replaced. Raises ResultsError, naming the file.
 
-    A lone surrogate, as a byte of a path that is no UTF-8 is read, becomes "?".
+    In a text, a lone surrogate, as a byte of a path that is no UTF-8 is read, becomes "?".
     """
+    written = content.encode("utf-8", "replace") if isinstance(content, str) else content
     temporary = ""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8", errors="replace")
+            path.write_bytes(written)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
-        with open(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(written)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, path.stat().st_mode if path.exists() else 0o644)

@@ -1,22 +1,41 @@
-"""Trains a GPT of characters, and samples text: python -m days.day86.train --steps 3000 --sample
+"""Trains a GPT of characters: python -m days.day86.train --save gpt.checkpoint --sample
 
-Ended by --until, it goes on with --resume; the weights are the same to the last bit as without a
-break. The checkpoint is written after the last step only.
+Every few steps, and on Ctrl-C, the training is saved, and --resume goes on: to the same last bit as
+without a break. The model with the lowest loss on the part of the text that is held back has a file
+of its own, gpt.best.checkpoint, and writes the sample.
 """
 
 import argparse
+import math
+import shlex
+import signal
 import sys
 import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from common.base.compiling import BuildError
+from common.base.toolchain import ToolchainError
 from common.build.library import operators_of
+from common.report.files import ResultsError, check_writable, write_atomically
+from common.report.terminal import Report
 
-from .training import CheckpointError, Plan, Training, tokens_of
+from .training import CheckpointError, Plan, Training, read_checkpoint, tokens_of
+
+PROGRAM = "python -m days.day86.train"
+PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "seed")
+LIVE = 0.25  # seconds between two states of the live line, and until a signal is noticed
+BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m and v in fp32
+
+
+# ---------------------------------------------------------------- arguments
 
 
 def number(least, most=None):
-    """A type for argparse: an integer in this range."""
+    """Return a type for argparse: an integer in this range."""
 
     def parse(text):
         try:
@@ -31,79 +50,297 @@ def number(least, most=None):
     return parse
 
 
+def share(text):
+    """Return a number between 0 and 1, neither included, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {value}")
+    return value
+
+
 def arguments(words):
-    parser = argparse.ArgumentParser(prog="python -m days.day86.train", description=__doc__)
+    """Return the options, with `plan` and `done`, the steps that the checkpoint has. Exits with
+    code 2, naming the argument, before anything is built."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [options]; --help shows them",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
-    add("--steps", type=number(0), default=3000, help="of the whole training (default: 3000)")
-    add("--until", type=number(0), help="stop after this step, to go on later")
-    add("--layers", type=number(1, 48), default=6)
-    add("--heads", type=number(1, 16), default=6, help="of 64 columns each")
-    add("--positions", type=number(1, 256), default=256, help="characters per sequence")
-    add("--batch", type=number(1), default=64, help="sequences per step")
-    add("--rate", type=float, default=1e-3, help="the highest learning rate")
-    add("--seed", type=number(0), default=86)
-    add("--save", metavar="FILE", help="write a checkpoint after the last step")
-    add("--resume", metavar="FILE", help="go on from a checkpoint, which has the plan")
-    add("--sample", type=number(1), nargs="?", const=500, metavar="N", help="write N characters")
-    add("--prompt", default="\n", help="what the sample goes on from")
+    add("--steps", type=number(1), help=f"of the whole training (default: {Plan.steps})")
+    add("--until", type=number(1), metavar="STEP", help="end after this step, to go on later")
+    add("--layers", type=number(1, 48), help=f"(default: {Plan.layers})")
+    add("--heads", type=number(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
+    add("--positions", type=number(1, 256), help="characters per sequence (default: 256)")
+    add("--batch", type=number(1, 65535), help=f"sequences per step (default: {Plan.batch})")
+    add("--rate", type=share, help=f"the highest learning rate (default: {Plan.rate})")
+    add("--seed", type=number(0, 2**63 - 1), help=f"(default: {Plan.seed})")
+    add("--save", metavar="FILE", help="of a new training: gpt.checkpoint; of one that goes on: "
+        "the file of --resume")  # fmt: skip
+    add("--save-every", type=number(1), metavar="N", help="save, and compute the held-back loss, "
+        "every N steps (default: 20 times in all)")  # fmt: skip
+    add("--resume", metavar="FILE", help="go on from a checkpoint, with its settings")
+    add("--sample", type=number(1), nargs="?", const=500, metavar="N",
+        help="in the end, write N characters (500)")  # fmt: skip
+    add("--prompt", metavar="TEXT", help="what the sample goes on from (default: a new line)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     found = parser.parse_args(words)
-    if not found.prompt:
-        parser.error("argument --prompt: expected at least one character")
-    if not 0 < found.rate < 1:
-        parser.error(f"argument --rate: expected a number between 0 and 1, got {found.rate}")
+
+    def refuse(name, why):
+        parser.error(f"argument --{name}: {why}")
+
+    found.plan, found.done = planned(found, refuse)
+    if found.prompt is not None:
+        if not found.sample:
+            refuse("prompt", "does nothing without --sample")
+        if not found.prompt:
+            refuse("prompt", "expected at least one character")
+        try:
+            tokens_of(found.prompt)
+        except ValueError as error:
+            parser.error(f"argument --{error}")
+    if found.until is not None and not found.done <= found.until <= found.plan.steps:
+        limits = f"from {max(1, found.done)} to --steps, {found.plan.steps}"
+        refuse("until", f"expected a step {limits}, got {found.until}")
+    if found.done < (found.until or found.plan.steps):
+        check_saving(found, refuse)
     return found
 
 
-def run(options):
-    tokens_of(options.prompt)  # refused before the training, not after it
-    operators, name = operators_of(86, options.device)
-    device = torch.device(name)
+def check_saving(options, refuse):
+    """Refuse files that another training has, and those that cannot be written: the disk must hold
+    both, and one more while it is written."""
+    files = saved_in(options)
+    in_place = options.resume is not None and Path(options.resume) == files[0]
+    for path in files:
+        if not in_place and path.exists():
+            refuse("save", f"{path} is there already; --resume goes on with a training")
+    size = BYTES * options.plan.model().parameters()
+    try:
+        check_writable(files[0], size * (1 + sum(not path.exists() for path in files)))
+    except ResultsError as error:
+        refuse("resume" if in_place else "save", error)
+
+
+def planned(found, refuse):
+    """Return the plan, new or of the checkpoint, and the steps done."""
+    given = {name: value for name in PLANNED if (value := getattr(found, name)) is not None}
+    if found.resume is None:
+        plan = replace(Plan(), **given)
+        return replace(plan, warmup=max(1, min(100, plan.steps // 10))), 0
+    try:
+        plan, parts = read_checkpoint(found.resume)
+    except CheckpointError as error:
+        refuse("resume", error)
+    except OSError as error:
+        refuse("resume", f"{found.resume}: {error.strerror}")
+    for name, value in given.items():
+        if value != (before := getattr(plan, name)):
+            refuse(name, f"the checkpoint was trained with {before}, got {value}")
+    return plan, int.from_bytes(parts["step"], sys.byteorder)
+
+
+def saved_in(options):
+    """Return the files of the training: of its last state, and of its best model."""
+    path = Path(options.save or options.resume or "gpt.checkpoint")
+    return path, best_beside(path)
+
+
+def best_beside(path):
+    """Return gpt.best.checkpoint for gpt.checkpoint."""
+    return path.with_name(f"{path.stem}.best{path.suffix}")
+
+
+# ---------------------------------------------------------------- the training
+
+
+@contextmanager
+def noted_signals():
+    """Note signals that would end the program, so that it ends between two steps. Yields the list
+    of those that came."""
+    came = []
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup ignores
+        numbers.append(signal.SIGHUP)
+    before = {each: signal.signal(each, lambda got, _: came.append(got)) for each in numbers}
+    try:
+        yield came
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def in_words(seconds):
+    """Return a time to come: "12 s", "3 min 05 s", "2 h 10 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class Session:
+    """One call of the program: it trains from the step where it begins to `end`, and saves."""
+
+    def __init__(self, options, training, report):
+        self.training, self.report = training, report
+        self.begin, self.done = options.done, options.done
+        self.end = options.until or options.plan.steps
+        self.every = options.save_every or max(1, options.plan.steps // 20)
+        self.last, self.best = saved_in(options)
+        self.best_loss, self.best_step, self.held_back = math.inf, 0, math.nan
+        self.failures = {}  # by file: of its latest save
+
+    def go_on_from_best(self, path, operators):
+        """Take over the best model of the training so far, where there is one. Raises
+        CheckpointError for that of another training, and ResultsError."""
+        if not path.exists():
+            return
+        best = Training.resume(path, operators, self.training.step.device)
+        if best.plan != self.training.plan:
+            raise CheckpointError(f"{path}: belongs to another training")
+        self.best_loss, self.best_step = best.held_back_loss(2), best.steps_done
+        if path != self.best:
+            write_atomically(self.best, path.read_bytes())
+
+    def train(self):
+        """Train to the end, or until a signal comes. Returns the signals. Raises
+        ResultsError where a file is not there or old, and ArithmeticError where the loss is not
+        finite."""
+        with noted_signals() as came:
+            began = time.monotonic()
+            while self.done < self.end:
+                self.train_a_part(came, began)
+                if came:
+                    break
+        self.report.close()
+        for failure in self.failures.values():
+            raise failure
+        return came
+
+    def train_a_part(self, came, began):
+        """Train to the next multiple of `every`, and save. The held-back loss is computed at these
+        multiples and after the last step alone, so that a training with a break keeps the same
+        best model."""
+        goal = min(self.end, self.done + self.every - self.done % self.every)
+        first, start, steps = self.done, time.monotonic(), 1
+        while True:
+            steps = min(steps, goal - self.done)
+            ((self.done, loss),) = self.training.run(steps, steps)
+            if not math.isfinite(loss):
+                raise ArithmeticError(
+                    f"the loss of step {self.done} is {loss}, and is not saved; try a lower --rate"
+                )
+            now = time.monotonic()
+            a_step = (now - start) / (self.done - first)
+            left = (now - began) / (self.done - self.begin) * (self.end - self.done)
+            steps = max(1, int(LIVE / a_step))
+            if self.done == goal or came:
+                break
+            self.report.status(self.line(loss, a_step, left))
+        note = ""
+        if self.done in (goal - goal % self.every, self.training.plan.steps):
+            self.held_back = self.training.held_back_loss(2)
+            note = self.save_if_best()
+        self.save(self.last)
+        self.report.text(self.line(loss, a_step, left) + note)
+
+    def line(self, loss, a_step, left):
+        plan = self.training.plan
+        held_back = "" if math.isnan(self.held_back) else f"  held back {self.held_back:.4f}"
+        return (
+            f"step {self.done}/{plan.steps}  loss {loss:.4f}{held_back}  "
+            f"{plan.batch * plan.positions / a_step:,.0f} tokens/s  {in_words(left)} left"
+        )
+
+    def save_if_best(self):
+        if not self.held_back < self.best_loss or not self.save(self.best):
+            return ""
+        self.best_loss, self.best_step = self.held_back, self.done
+        return "  (best)"
+
+    def save(self, path):
+        """Return whether the training was saved. A failure is told; the next save tries again."""
+        try:
+            self.training.save(path)
+        except ResultsError as error:
+            self.failures[path] = error
+            self.report.text(f"step {self.done}: {error}")
+            return False
+        self.failures.pop(path, None)
+        return True
+
+
+def go_on(options):
+    """Return the command that goes on with a training, with the options that it had."""
+    words = ["--resume", str(saved_in(options)[0])]
+    for name in ("until", "save_every", "sample", "prompt", "device"):
+        value = getattr(options, name)
+        if value not in (None, "auto") and (name != "until" or value != options.done):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return f"{PROGRAM} {shlex.join(words)}"
+
+
+def run(options, report):
+    """Return the exit code."""
+    report.status("building the kernels of day 86")
+    operators, device = operators_of(86, options.device)
+    plan = options.plan
     if options.resume:
-        try:
-            training = Training.resume(options.resume, operators, device)
-        except (CheckpointError, OSError) as error:
-            sys.exit(f"--resume: {error}")
-        print(f"{options.resume}: step {training.steps_done} of {training.plan.steps}")
+        training = Training.resume(options.resume, operators, torch.device(device))
     else:
-        names = ("layers", "heads", "positions", "batch", "rate", "seed")
-        plan = Plan(
-            **{name: getattr(options, name) for name in names},
-            steps=max(1, options.steps),
-            warmup=max(1, min(100, options.steps // 10)),
+        training = Training(operators, plan, torch.device(device))
+    session = Session(options, training, report)
+    if options.resume:
+        session.go_on_from_best(best_beside(Path(options.resume)), operators)
+    if session.done < session.end:
+        report.text(
+            f"{training.model.parameters():,} parameters, {plan.steps} steps of "
+            f"{plan.batch * plan.positions:,} tokens on {device}"
+            f"{f', from step {session.done}' * bool(session.done)}; Ctrl-C saves {session.last}"
         )
-        training = Training(operators, plan, device)
-    plan = training.plan
-    end = plan.steps if options.until is None else min(options.until, plan.steps)
-    if not options.resume:
-        end = min(end, options.steps)
-    every = max(1, plan.steps // 20)
-    while (done := training.steps_done) < end:
-        began = time.monotonic()
-        count = min(every - done % every, end - done)
-        ((step, loss),) = training.run(count, count)
-        rate = count * plan.batch * plan.positions / (time.monotonic() - began)
-        held_back = training.held_back_loss(2)
-        print(
-            f"step {step:6}   loss {loss:.4f}   held back {held_back:.4f}   {rate:,.0f} tokens/s",
-            flush=True,
+    came = session.train()
+    if session.done > options.done:
+        options.done = session.done
+        report.text(f"saved {session.last} after step {session.done} of {plan.steps}")
+    if came:
+        report.text(f"interrupted; to go on: {go_on(options)}")
+        return 128 + came[0]
+    if session.best_step:
+        report.text(
+            f"best: held-back loss {session.best_loss:.4f} after step {session.best_step}, "
+            f"in {session.best}"
         )
-    if options.save:
-        try:
-            training.save(options.save)
-        except OSError as error:
-            sys.exit(f"--save: {error}")
-        print(f"saved {options.save} after step {training.steps_done}")
+        training = Training.resume(session.best, operators, torch.device(device))
+    if session.done < plan.steps:
+        report.text(f"to go on: {go_on(options)}")
     if options.sample:
-        print(options.prompt + training.sample(options.sample, plan.seed, options.prompt))
+        report.status("writing the sample")
+        prompt = options.prompt or "\n"
+        text = training.sample(options.sample, plan.seed, prompt)
+        report.close()
+        print(prompt + text)
+    elif session.best_step:
+        report.text(f"to sample: python -m days.day100.generate --checkpoint {session.best}")
+    return 0
 
 
 def main(words=None):
     options = arguments(words)
+    report = Report()
     try:
-        run(options)
-    except ValueError as error:
-        sys.exit(f"--{error}")
+        code = run(options, report)
+    except KeyboardInterrupt:
+        report.text("interrupted: no step was lost")
+        code = 128 + signal.SIGINT
+    except (ToolchainError, BuildError, CheckpointError, ResultsError, ArithmeticError) as error:
+        code = str(error)
+    finally:
+        report.close()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ import hashlib
 import json
 import lzma
 import math
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
+from common.report.files import write_atomically
 
 from .model import BETAS, DECAY, EPS, Model, first_weights
 
@@ -173,33 +173,22 @@ class Training:
     # ---------------------------------------------------------------- checkpoints
 
     def save(self, path):
-        """The training as a file: a line that says what it is, the SHA-256 of the rest, a line with
-        the plan, and the buffers. Written beside it first and then renamed, so that an interrupted
-        save leaves the old file as it was."""
-        sizes = {}
-        payload = b""
+        """Write the training as a file: a line that says what it is, the SHA-256 of the rest, a
+        line with the plan, and the buffers. An interrupted save leaves the old file as it was.
+        Raises ResultsError, which names the file."""
+        parts = {}
         for name in self.KEPT:
-            tensor = getattr(self, name).cpu()
-            part = tensor.view(torch.uint8).numpy().tobytes()
-            sizes[name] = len(part)
-            payload += part
+            parts[name] = getattr(self, name).cpu().view(torch.uint8).numpy().tobytes()
+        sizes = {name: len(part) for name, part in parts.items()}
         header = json.dumps({"plan": asdict(self.plan), "bytes": sizes}).encode() + b"\n"
-        content = header + payload
-        path = Path(path)
-        handle, partial = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        content = header + b"".join(parts.values())
+        digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
+        write_atomically(Path(path), MAGIC + digest + content)
 
     @classmethod
     def resume(cls, path, operators, device, **options):
-        """Raises CheckpointError, which names the file, and OSError."""
+        """Return the training of a checkpoint. Raises CheckpointError, which names the file, and
+        OSError."""
         plan, parts = read_checkpoint(path)
         training = cls(operators, plan, device, **options)
         for name, part in parts.items():
