@@ -8,7 +8,6 @@ goes on.
 
 import argparse
 import codecs
-import contextlib
 import json
 import sys
 import time
@@ -255,20 +254,28 @@ def answer(operators, weights, vocabulary, tokens, options, stop):
         print(f"[{rate_of(weights, length, count, seconds)}]", file=sys.stderr)
 
 
+def line_typed():
+    """Return a line of the terminal, "" at the end of the input."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return ""
+
+
 def chat(operators, weights, vocabulary, tokens, options, stop):
     """Go on from each line of the terminal, and from all before it. Ctrl-C ends an answer; an empty
     line or the end of the input ends the chat."""
-    with contextlib.suppress(EOFError):
-        while line := input("> "):
-            try:
-                tokens += encoded(vocabulary, "line", f"\n{line}" if tokens else line)
-            except RefusedError as error:
-                print(error, file=sys.stderr)
-                continue
-            try:
-                answer(operators, weights, vocabulary, tokens, options, stop)
-            except KeyboardInterrupt:
-                print("[stopped]", file=sys.stderr)
+    while line := line_typed():
+        try:
+            tokens += encoded(vocabulary, "line", f"\n{line}" if tokens else line)
+        except RefusedError as error:
+            print(error, file=sys.stderr)
+            continue
+        try:
+            answer(operators, weights, vocabulary, tokens, options, stop)
+        except KeyboardInterrupt:
+            print("[stopped]", file=sys.stderr)
 
 
 def run(options):

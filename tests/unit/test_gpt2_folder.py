@@ -211,6 +211,23 @@ def test_a_window_slides_without_changing_what_was_written() -> None:
     assert slid[4:8] == [*generate.stream(REFERENCES, little(6), kept, 4, way, 2)]
 
 
+def test_on_a_gpu_the_rate_has_its_share_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = little(6)
+    assert generate.rate_of(weights, 3, 4, 2.0) == "4 tokens in 2.00 s: 2.0 per second"
+    C, words, own = 32, 300, 2  # bytes per element
+    each = (12 * C * C + 13 * C + (words + 4) * C) * own  # weights, of one layer
+    rows = [2, 3, 4, 5, 2, 3]  # of the cache: 6 positions are full after 4 tokens, and 3 stay
+    read = sum(each + row * 2 * C * own for row in rows)
+    on_gpu = Weights((SimpleNamespace(device=torch.device("cuda")),), 2)
+    monkeypatch.setattr(Weights, "shape", (1, 2, C, words, 6))
+    monkeypatch.setattr(Weights, "positions", 6)
+    copy = SimpleNamespace(copy=4 * read / 1e9)  # GB/s, so that it takes a quarter of a second
+    monkeypatch.setattr(generate, "ceilings", lambda _: copy)
+    assert "6 tokens in 0.50 s: 12.0 per second, 50% of a copy's " in generate.rate_of(
+        on_gpu, 3, 6, 0.5
+    )
+
+
 # ---------------------------------------------------------------- refusals
 
 
