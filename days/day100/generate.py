@@ -23,6 +23,7 @@ from common.base.toolchain import ToolchainError, detect
 from common.bench.ceilings import ceilings
 from common.build.library import operators_of
 from common.day import Case
+from common.report.files import ResultsError
 from days.day86 import training
 from days.day96.model import cost
 
@@ -307,7 +308,7 @@ def main(words=None):
         run(options)
     except (RefusedError, training.CheckpointError) as error:
         parser.error(str(error).split("\n")[0])
-    except (BuildError, ToolchainError, OSError, RuntimeError) as error:
+    except (BuildError, ResultsError, ToolchainError, OSError, RuntimeError) as error:
         sys.exit(str(error).split("\n")[0])
     except KeyboardInterrupt:
         print()
