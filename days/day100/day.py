@@ -19,7 +19,7 @@ TITLE = "Final project: text from a GPT-2"
 TEACHES = "Prefill, decode and draws without a sort become a program that streams text"
 TOPICS = ("inference", "GPT-2", "prefill", "decode", "sampling", "top-k", "top-p", "Gumbel", "text")
 SOURCE = "final_project.cu"
-EXTRA_SOURCES = ("prefill.cu", "generate.py", "model.py", "proof.py", "weights.py")
+EXTRA_SOURCES = ("prefill.cu", "folder.py", "generate.py", "model.py", "proof.py", "weights.py")
 INTRODUCES = ("prefill", "Gumbel-max trick")
 
 PRODUCTS = ("linear",)

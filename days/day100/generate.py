@@ -1,41 +1,80 @@
 """Writes text: python -m days.day100.generate --prompt "ROMEO:" --tokens 200 --temperature 0.8
 
-The model is a checkpoint of day 86, or a GPT-2 in safetensors format. Without either, a small model
-of characters is trained first.
+The model is a GPT-2 from a folder of Hugging Face's, or a checkpoint of day 86. Without --model, a
+small model of characters is trained once, and kept. A text may be longer than the model's
+positions: when they are full, the last half of the tokens stays, is prefilled again, and the text
+goes on.
 """
 
 import argparse
 import codecs
+import json
 import sys
+import time
 from collections import deque
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
+from common.base.cache import Entry, cache_directory, cached, digest
+from common.base.compiling import BuildError
+from common.base.toolchain import ToolchainError, detect
+from common.bench.ceilings import ceilings
 from common.build.library import operators_of
-from days.day86.training import CheckpointError, Plan, Training
+from common.day import Case
+from common.report.files import ResultsError
+from days.day86 import training
+from days.day96.model import cost
 
-from .weights import from_characters, from_checkpoint, from_gpt2
+from .folder import read_config, read_weights, vocabulary_of, weight_files
+from .weights import RefusedError, character_vocabulary, from_checkpoint
 
 CHUNK = 8  # tokens per launch
 IN_FLIGHT = 2  # launches: while one's tokens are printed, the next one computes
 
 
-def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=CHUNK, stop=None):
-    """Yields `count` tokens after the prompt's, or fewer: `stop` is the last one.
+# ---------------------------------------------------------------- tokens
 
-    prompt: tokens. way: temperature, top_k, top_p. The tokens do not depend on `chunk`. Raises
-    ValueError where the model has too few positions.
+
+def windows(length, count, positions):
+    """Yield (tokens that are kept, tokens that are written after them) until `count` are written
+    after the first `length`. Where they exceed the positions, the last half is kept."""
+    while count > 0:
+        if length > positions:
+            length = max(1, positions // 2)
+        steps = min(count, positions - length + 1)  # the last one is not read again
+        yield length, steps
+        length, count = length + steps, count - steps
+
+
+def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=CHUNK, stop=None):
+    """Yield `count` tokens after the prompt's, or fewer: `stop` is the last one.
+
+    prompt: tokens. way: temperature, top_k, top_p. The tokens do not depend on `chunk`, and until
+    the model's positions are full, not on how many there are. Then the window slides: the last half
+    of the tokens is prefilled from position 0, and the noise is that of the next seed. Raises
+    ValueError for a prompt without tokens, or a count below 0.
     """
     if not prompt:
         raise ValueError("prompt: expected at least one token")
     if count < 0:
         raise ValueError(f"tokens: expected 0 or more, got {count}")
-    if len(prompt) + count - 1 > weights.positions:
-        raise ValueError(
-            f"tokens: {count} after a prompt of {len(prompt)} exceed the context of "
-            f"{weights.positions} positions"
+    text, cache = list(prompt), weights.new_cache()
+    for number, (kept, steps) in enumerate(windows(len(text), count, weights.positions)):
+        text = text[-kept:]
+        decoding = decode(
+            operators, weights, cache, list(text), steps, (*way, seed + number), chunk
         )
-    cache = weights.new_cache()
+        for token in decoding:
+            yield token
+            if token == stop:
+                return
+            text.append(token)
+
+
+def decode(operators, weights, cache, prompt, count, way, chunk):
+    """Yield `count` tokens after the prompt's, for which the cache has room. way: a rung's."""
     device = cache.device
     given = torch.tensor(prompt, device=device)
     if len(prompt) > 1:
@@ -46,7 +85,7 @@ def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=C
 
     def launch(steps):
         tokens, _ = operators.decode_v2_inside(
-            *weights.tensors, cache, token, len(prompt) - 1 + launched, steps, *way, seed
+            *weights.tensors, cache, token, len(prompt) - 1 + launched, steps, *way
         )
         on_gpu = device.type == "cuda"
         copy = torch.empty(steps, dtype=torch.int64, pin_memory=on_gpu)
@@ -65,75 +104,211 @@ def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=C
         copy, done = in_flight.popleft()
         if done:
             done.synchronize()
-        for number in copy.tolist():
-            yield number
-            if number == stop:
-                return
+        yield from copy.tolist()
+
+
+def rate_of(weights, length, count, seconds):
+    """Return what to say of `count` tokens after `length`, written in so many seconds, prefill
+    included. On a GPU with the share of the bound: the bytes of weights and cache that these tokens
+    read, at the rate of a copy."""
+    said = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.1f} per second"
+    if weights.tensors[0].device.type == "cuda":
+        parts = windows(length, count, weights.positions)
+        read = sum(cost(Case((*weights.shape, n - 1, k), "bfloat16")).bytes for n, k in parts)
+        copy = ceilings(cache_directory()).copy
+        said += f", {read / seconds / 1e9 / copy:.0%} of a copy's {copy:,.0f} GB/s"
+    return said
+
+
+# ---------------------------------------------------------------- models
 
 
 def trained(device):
-    """A small model of characters, trained as day 86 does: seconds on the CPU backend."""
-    operators, name = operators_of(86, device)
-    small = Plan(layers=1, heads=1, positions=256, batch=2, steps=20, rate=4e-3, warmup=3)
-    plan = Plan(steps=1000) if name == "cuda" else small
-    training = Training(operators, plan, torch.device(name))
-    ((_, loss),) = training.run(plan.steps, plan.steps)
-    print(f"trained {plan.steps} steps: loss {loss:.3f}", file=sys.stderr)
-    return from_characters(training.model, training.weights)
+    """Return the weights of a small model of characters. The first call trains it as day 86 does,
+    and keeps it in the course's cache: on the CPU backend for seconds only."""
+    small = training.Plan(layers=1, heads=1, positions=256, batch=2, steps=20, rate=4e-3, warmup=3)
+    plan = training.Plan(steps=1000) if device == "cuda" else small
+
+    def make(directory):
+        print(f"training a small model, once: {plan.steps} steps ...", file=sys.stderr, flush=True)
+        made = training.Training(operators_of(86, device)[0], plan, torch.device(device))
+        ((_, loss),) = made.run(plan.steps, plan.steps)
+        made.save(directory / "checkpoint")
+        print(f"trained: loss {loss:.3f}", file=sys.stderr)
+
+    folder = Path(training.__file__).parent
+    sources = [p for p in sorted(folder.iterdir()) if p.suffix in (".cu", ".cuh", ".xz")]
+    sources += [folder / "model.py", folder / "training.py"]
+    key = digest([json.dumps(asdict(plan))], sources)
+    return from_checkpoint(cached(Entry(f"day100-model-{device}", key, "checkpoint"), make))
 
 
-def arguments(words):
-    parser = argparse.ArgumentParser(prog="python -m days.day100.generate", description=__doc__)
+def model_at(path):
+    """Return the Vocabulary and a function from a device to the Weights, which alone takes long.
+
+    path: a folder, a checkpoint, or None. Raises RefusedError for another path, and for a model
+    that the kernels do not compute.
+    """
+    if path is None:
+        return character_vocabulary(), trained
+    if Path(path).is_dir():
+        config = read_config(path)
+        vocabulary, size = vocabulary_of(path, config)
+        weight_files(path)
+        return vocabulary, lambda device: read_weights(path, config, size).to(device)
+    if not Path(path).is_file():
+        raise RefusedError(f"expected a GPT-2's folder or a file of day 86, {path} does not exist")
+    with open(path, "rb") as file:
+        if file.read(len(training.MAGIC)) != training.MAGIC:
+            raise RefusedError(
+                f"expected a GPT-2's folder, or a file that day 86 has saved, got {path}"
+            )
+    return character_vocabulary(), lambda device: from_checkpoint(path).to(device)
+
+
+# ---------------------------------------------------------------- the program
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\n".replace("argument --", "--"))
+
+
+def value(kind, allowed, is_allowed):
+    """Return a type for argparse. allowed: is_allowed(number) in words."""
+
+    def parse(text):
+        try:
+            found = kind(text)
+        except ValueError:
+            found = None
+        if found is None or not is_allowed(found):
+            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
+        return found
+
+    return parse
+
+
+COUNT = value(int, "0 or more", lambda n: n >= 0)
+CHUNKS = value(int, "1 or more", lambda n: n >= 1)
+SEED = value(int, "0 to 2^62", lambda n: 0 <= n <= 1 << 62)
+TEXT = value(str, "at least one character", bool)
+# As final_project.cu has them.
+TEMPERATURE = value(float, "0, or 0.001 to 1000", lambda t: t == 0 or 1e-3 <= t <= 1e3)
+TOP_K = value(int, "1 to 2^24, or 0 for all", lambda k: 0 <= k <= 1 << 24)
+TOP_P = value(float, "a share from 1e-6 to 1", lambda p: 1e-6 <= p <= 1)
+
+
+def parser_of():
+    parser = Parser(prog="python -m days.day100.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--prompt", default="\n")
-    add("--tokens", type=int, default=200, help="how many to write (default: 200)")
-    add("--temperature", type=float, default=0.8, help="0: always the most likely (default: 0.8)")
-    add("--top-k", type=int, default=0, metavar="K", help="draw among the K most likely")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw among those with this share")
-    add("--seed", type=int, default=1)
-    add("--stop", help="a text of one token, after which to end")
-    add("--chunk", type=int, default=CHUNK, help=f"tokens per launch (default: {CHUNK})")
+    add("--model", metavar="PATH", help="a GPT-2's folder, or a file of day 86's --save")
+    add("--prompt", type=TEXT, help="the text to go on from (default: a line break)")
+    add("--chat", action="store_true", help="go on from each line that you type; Ctrl-D ends")
+    add("--tokens", type=COUNT, default=200, help="how many to write (default: 200)")
+    add("--temperature", type=TEMPERATURE, default=0.8, help="0: the most likely (default: 0.8)")
+    add("--top-k", type=TOP_K, default=0, metavar="K", help="draw among the K most likely")
+    add("--top-p", type=TOP_P, default=1.0, metavar="P", help="draw among those with this share")
+    add("--seed", type=SEED, default=1)
+    add("--stop", type=TEXT, help="a text of one token, after which to end")
+    add("--chunk", type=CHUNKS, default=CHUNK, help=f"tokens per launch (default: {CHUNK})")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--checkpoint", metavar="FILE", help="a training checkpoint of day 86")
-    model.add_argument("--gpt2", metavar="FILE", help="a GPT-2 in safetensors format")
-    found = parser.parse_args(words)
-    if found.chunk < 1:
-        parser.error(f"argument --chunk: expected 1 or more, got {found.chunk}")
-    return found
+    return parser
+
+
+def encoded(vocabulary, name, text):
+    """Return tokens. Raises RefusedError, which names the argument."""
+    try:
+        return vocabulary.encode(text)
+    except RefusedError as error:
+        raise RefusedError(f"{name}: {error}") from None
+
+
+def texts(tokens, vocabulary):
+    """Yield the text of each token as soon as its characters are complete; the first bytes of a
+    character that does not end are never shown, and bytes that are no UTF-8 are U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for token in tokens:
+        yield "" if token == vocabulary.end else decoder.decode(vocabulary.decode(token))
+
+
+def answer(operators, weights, vocabulary, tokens, options, stop):
+    """Print what follows the tokens, and how fast that was; append it to them."""
+    way = options.temperature, options.top_k, options.top_p
+    length, began = len(tokens), time.monotonic()
+    made = stream(
+        operators, weights, list(tokens), options.tokens, way, options.seed, options.chunk, stop
+    )
+
+    def kept():
+        for token in made:
+            tokens.append(token)
+            yield token
+
+    try:
+        for text in texts(kept(), vocabulary):
+            print(text, end="", flush=True)
+    finally:
+        seconds = time.monotonic() - began
+        print(flush=True)
+    if count := len(tokens) - length:
+        print(f"[{rate_of(weights, length, count, seconds)}]", file=sys.stderr)
+
+
+def line_typed():
+    """Return a line of the terminal, "" at the end of the input."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return ""
+
+
+def chat(operators, weights, vocabulary, tokens, options, stop):
+    """Go on from each line of the terminal, and from all before it. Ctrl-C ends an answer; an empty
+    line or the end of the input ends the chat."""
+    while line := line_typed():
+        try:
+            tokens += encoded(vocabulary, "line", f"\n{line}" if tokens else line)
+        except RefusedError as error:
+            print(error, file=sys.stderr)
+            continue
+        try:
+            answer(operators, weights, vocabulary, tokens, options, stop)
+        except KeyboardInterrupt:
+            print("[stopped]", file=sys.stderr)
 
 
 def run(options):
-    if options.checkpoint:
-        weights = from_checkpoint(options.checkpoint)
-    elif options.gpt2:
-        weights = from_gpt2(options.gpt2)
-    else:
-        weights = trained(options.device)
-    operators, name = operators_of(100, options.device)
-    weights = weights.to(name)
-    prompt, stop = weights.encode(options.prompt), None
-    if options.stop is not None:
-        stops = weights.encode(options.stop)
+    try:
+        vocabulary, load = model_at(options.model)
+    except RefusedError as error:
+        raise RefusedError(f"--model: {error}") from None
+    prompt = options.prompt or ("" if options.chat else "\n")
+    tokens = encoded(vocabulary, "--prompt", prompt)
+    stop = vocabulary.end
+    if options.stop:
+        stops = encoded(vocabulary, "--stop", options.stop)
         if len(stops) != 1:
-            raise ValueError(f"stop: expected a text of one token, got {len(stops)}")
+            raise RefusedError(f"--stop: expected a text of one token, got {len(stops)} tokens")
         (stop,) = stops
-    way = options.temperature, options.top_k, options.top_p
-    text = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    tokens = stream(
-        operators, weights, prompt, options.tokens, way, options.seed, options.chunk, stop
-    )
-    print(options.prompt, end="", flush=True)
-    for token in tokens:
-        print(text.decode(weights.decode(token)), end="", flush=True)
-    print(text.decode(b"", final=True))
+    weights = load(detect(options.device).device)
+    operators, _ = operators_of(100, options.device)
+    given = operators, weights, vocabulary, tokens, options, stop
+    if options.chat:
+        return chat(*given)
+    print(prompt, end="", flush=True)
+    answer(*given)
 
 
 def main(words=None):
-    options = arguments(words)
+    parser = parser_of()
+    options = parser.parse_args(words)
     try:
         run(options)
-    except (CheckpointError, OSError, ValueError, RuntimeError) as error:
+    except (RefusedError, training.CheckpointError) as error:
+        parser.error(str(error).split("\n")[0])
+    except (BuildError, ResultsError, ToolchainError, OSError, RuntimeError) as error:
         sys.exit(str(error).split("\n")[0])
     except KeyboardInterrupt:
         print()

@@ -12,7 +12,7 @@ from days.day86.training import Plan, Training
 
 from . import model
 from .generate import stream
-from .weights import Weights, from_checkpoint, read_safetensors
+from .weights import Weights, character_vocabulary, from_checkpoint
 
 WAYS = {"all": (6.0, 0, 1.0), "top-k 5": (6.0, 5, 1.0), "top-p 0.7": (6.0, 0, 0.7)}
 # A chi-square with d degrees of freedom exceeds d + 8 sqrt(2 d) by chance less than once in 10^4
@@ -37,7 +37,13 @@ def little(device, layers=1, heads=1, words=11, positions=48):
         for rows, columns in ((3 * C, C), (C, C), (4 * C, C), (C, 4 * C))
     )
     tensors = drawn(words, C, scale=0.2), drawn(positions, C, scale=0.2), vectors, last, *matrices
-    return Weights(tensors, heads, list, lambda token: b"%d " % token)
+    return Weights(tensors, heads)
+
+
+def shortened(weights, positions):
+    """Return the same model with its first positions only."""
+    wte, wpe, *others = weights.tensors
+    return Weights((wte, wpe[:positions].clone(), *others), weights.heads)
 
 
 def chances(logits, temperature, top_k, top_p):
@@ -69,7 +75,7 @@ def print_draws(operators, device):
 
 def print_texts(operators, device):
     """Raises RuntimeError where the number of tokens per launch changes a token, where a stop token
-    is not the last one, or where a text beyond the context is accepted."""
+    is not the last one, or where a window that slides changes the tokens before."""
     weights, prompt = little(device), [1, 5, 2, 7, 3]
     count, way = (40 if device.type == "cuda" else 8), (1.5, 8, 0.95)
     at_once = list(stream(operators, weights, prompt, count, way, 7, count))
@@ -81,19 +87,23 @@ def print_texts(operators, device):
     stopped = list(stream(operators, weights, prompt, count, way, 7, 5, stop))
     if stopped != at_once[: at_once.index(stop) + 1]:
         raise RuntimeError(f"stopped at {stop}: {stopped} instead of the beginning of {at_once}")
-    try:
-        next(stream(operators, weights, prompt, 45))
-    except ValueError as error:
-        print(f"refused: {error}")
-    else:
-        raise RuntimeError("a text beyond the context was accepted")
+    few = shortened(weights, 8)  # full after 4 tokens: position 7 makes the last one
+    slid = list(stream(operators, few, prompt, count, way, 7))
+    same = 8 - len(prompt) + 1
+    if len(slid) != count or slid[:same] != at_once[:same]:
+        raise RuntimeError(f"with 8 positions: {slid} instead of {at_once[:same]} and others")
+    kept = [*prompt, *slid[:same]][-4:]
+    after = list(stream(operators, few, kept, 2, way, 8))
+    if slid[same : same + 2] != after:
+        raise RuntimeError(f"after the window slid: {slid[same:]} instead of {after}")
+    print(f"with 8 positions, the window slides after {same} tokens, which stay the same")
     print(f"{count} tokens, the same by 1, 5 and {count} per launch; a stop token ends the text")
     if device.type == "cuda":
         each = seconds(lambda: list(stream(operators, weights, prompt, 40, way)), 3) / 40
         print(f"streamed: {1 / each:,.0f} tokens per second of a model of one layer")
 
 
-def check_files():
+def check_checkpoint():
     """Raises RuntimeError where a checkpoint's model has other logits than day 86's."""
     plan = Plan(layers=2, heads=2, positions=24, batch=1, steps=1)
     rungs = SimpleNamespace(train_step_v2_fused=None, train_step_v3_epilogues=None)
@@ -102,14 +112,7 @@ def check_files():
     with tempfile.TemporaryDirectory() as folder:
         training.save(Path(folder) / "checkpoint")
         weights = from_checkpoint(Path(folder) / "checkpoint")
-        header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
-        data = torch.tensor([1.5, -2.0]).numpy().tobytes()
-        whole = len(header).to_bytes(8, "little") + header + data
-        (Path(folder) / "numbers").write_bytes(whole)
-        numbers = read_safetensors(Path(folder) / "numbers")
-    if numbers["a"].tolist() != [1.5, -2.0]:
-        raise RuntimeError(f"numbers in safetensors format: {numbers}")
-    prompt = weights.encode("To be, or not to be")
+    prompt = character_vocabulary().encode("To be, or not to be")
     views = training.model.views(training.weights.double())
     theirs = characters.forward(training.model, views, torch.tensor([prompt]))[0, -1]
     tensors = [t.double() for t in weights.tensors]
@@ -122,4 +125,4 @@ def check_files():
 def show(operators, device):
     print_draws(operators, device)
     print_texts(operators, device)
-    check_files()
+    check_checkpoint()
