@@ -324,7 +324,7 @@ def run(options, report):
         report.close()
         print(prompt + text)
     elif session.best_step:
-        report.text(f"to sample: python -m days.day100.generate --checkpoint {session.best}")
+        report.text(f"to sample: python -m days.day100.generate --model {session.best}")
     return 0
 
 
