@@ -43,7 +43,7 @@ def windows(length, count, positions):
     while count > 0:
         if length > positions:
             length = max(1, positions // 2)
-        steps = min(count, positions - length + 1)  # the last one is not read again
+        steps = min(count, positions - length + 1)  # the last one drawn needs no position
         yield length, steps
         length, count = length + steps, count - steps
 
@@ -51,10 +51,10 @@ def windows(length, count, positions):
 def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=CHUNK, stop=None):
     """Yield `count` tokens after the prompt's, or fewer: `stop` is the last one.
 
-    prompt: tokens. way: temperature, top_k, top_p. The tokens do not depend on `chunk`, and until
-    the model's positions are full, not on how many there are. Then the window slides: the last half
-    of the tokens is prefilled from position 0, and the noise is that of the next seed. Raises
-    ValueError for a prompt without tokens, or a count below 0.
+    prompt: tokens. way: temperature, top_k, top_p. The tokens do not depend on `chunk`, nor, until
+    the model's positions are full, on their number. Then the window slides: the last half of the
+    tokens is prefilled from position 0. Positions come again then, so the noise is that of the next
+    seed. Raises ValueError for a prompt without tokens, or a count below 0.
     """
     if not prompt:
         raise ValueError("prompt: expected at least one token")
@@ -74,7 +74,8 @@ def stream(operators, weights, prompt, count, way=(0.0, 0, 1.0), seed=0, chunk=C
 
 
 def decode(operators, weights, cache, prompt, count, way, chunk):
-    """Yield `count` tokens after the prompt's, for which the cache has room. way: a rung's."""
+    """Yield `count` tokens after the prompt's, for which the cache has room. way: temperature,
+    top_k, top_p, seed. Heads that are not 64 or 128 columns wide are prefilled token by token."""
     device = cache.device
     given = torch.tensor(prompt, device=device)
     if len(prompt) > 1:
@@ -108,9 +109,9 @@ def decode(operators, weights, cache, prompt, count, way, chunk):
 
 
 def rate_of(weights, length, count, seconds):
-    """Return what to say of `count` tokens after `length`, written in so many seconds, prefill
-    included. On a GPU with the share of the bound: the bytes of weights and cache that these tokens
-    read, at the rate of a copy."""
+    """Return the line that reports `count` tokens after `length`, written in so many seconds,
+    prefill included. On a GPU, it says the bytes of weights and cache that these tokens read per
+    second, as a share of a copy's."""
     said = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.1f} per second"
     if weights.tensors[0].device.type == "cuda":
         parts = windows(length, count, weights.positions)
