@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def check_writable(path: Path, room: int = LEAST) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.is_file() or not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(path.parent).free < room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with tempfile.NamedTemporaryFile(dir=path.parent) as file:
-                file.write(bytes(room))
+                file.write(bytes(LEAST))
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from None
 

@@ -230,9 +230,10 @@ def run(options: Options) -> int:
     if options.in_process:
         leave_preload()
     with signals_raise():
-        early = options.mode == "run" and not options.in_process
-        runtime = _begin_runtime(options.device) if early else None
+        runtime = None
         try:
+            if options.mode == "run" and not options.in_process:
+                runtime = _begin_runtime(options.device)
             return _run(options, selection, report)
         except Interrupted as interrupted:
             report.close()

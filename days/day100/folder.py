@@ -91,9 +91,18 @@ def read_tokenizer(folder):
     if not whole.is_file() and not (vocab.is_file() and merges.is_file()):
         raise RefusedError(f"{folder}: expected tokenizer.json, or vocab.json and merges.txt")
     file = whole if whole.is_file() else vocab
+    if file == whole:
+        model = read_json(whole).get("model")
+        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+            if isinstance(model, dict) and model.get(name):
+                raise RefusedError(
+                    f"{file}: {name}: expected none, as GPT-2 has, got {model[name]!r}"
+                )
     try:
         if file == whole:
             found = tokenizers.Tokenizer.from_file(str(whole))
+            found.no_truncation()
+            found.no_padding()
         else:
             found = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
             found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -106,6 +115,7 @@ def read_tokenizer(folder):
         found.decoder, tokenizers.decoders.ByteLevel
     ):
         raise RefusedError(f"{file}: expected a byte-level BPE, as GPT-2 has")
+    found.model.dropout = None
     return found, file
 
 
@@ -138,7 +148,12 @@ def vocabulary_of(folder, config):
             text.encode()
         except UnicodeEncodeError as error:
             raise RefusedError(f"expected text in UTF-8: {error}") from None
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        if b"".join(spelt[token] for token in tokens) != text.encode():
+            raise RefusedError(
+                f"{file}: changes the text {text!r}, which GPT-2's tokeniser does not"
+            )
+        return tokens
 
     end = config.get("eos_token_id")
     is_token = isinstance(end, int) and end < size
@@ -156,8 +171,8 @@ def weight_files(folder):
     if not index.is_file():
         raise RefusedError(f"{folder}: expected model.safetensors, or its index and parts")
     parts = read_json(index).get("weight_map")
-    if not isinstance(parts, dict):
-        raise RefusedError(f"{index}: expected weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(p, str) for p in parts.values()):
+        raise RefusedError(f"{index}: expected weight_map, from tensors to files")
     files = [Path(folder) / name for name in sorted(set(parts.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
         raise RefusedError(f"{folder}: expected {missing[0]}, which its index names")
@@ -173,10 +188,15 @@ def read_safetensors(path):
         start = 8 + int.from_bytes(whole[:8], "little")
         header = json.loads(bytes(whole[8:start]))
         header.pop("__metadata__", None)
-        found = {}
-        for name, entry in header.items():
+        found, last = {}, 0
+        for name, entry in sorted(header.items(), key=lambda each: each[1]["data_offsets"]):
             if entry["dtype"] in DTYPES:
                 begin, end = entry["data_offsets"]
+                if not last <= begin <= end <= len(whole) - start or any(
+                    size < 0 for size in entry["shape"]
+                ):
+                    raise ValueError(f"{name}: its data is not where the file has it")
+                last = end
                 data = whole[start + begin : start + end]
                 flat = torch.frombuffer(data, dtype=DTYPES[entry["dtype"]])
                 found[name.removeprefix("transformer.")] = flat.view(entry["shape"])
@@ -202,6 +222,8 @@ def read_weights(folder, config, size):
             raise RefusedError(f"{folder}: has no tensor {name} in F32, F16 or BF16")
         if p[name].shape != shape:
             raise RefusedError(f"{folder}: {name}: expected {shape}, got {tuple(p[name].shape)}")
+        if not p[name].isfinite().all():
+            raise RefusedError(f"{folder}: {name}: expected finite numbers")
         return p[name].bfloat16()
 
     def norm(name):

@@ -220,9 +220,12 @@ def parser_of():
 def encoded(vocabulary, name, text):
     """Return tokens. Raises RefusedError, which names the argument."""
     try:
-        return vocabulary.encode(text)
+        tokens = vocabulary.encode(text)
     except RefusedError as error:
         raise RefusedError(f"{name}: {error}") from None
+    if text and not tokens:
+        raise RefusedError(f"{name}: {text!r} has no token")
+    return tokens
 
 
 def texts(tokens, vocabulary):
@@ -317,4 +320,7 @@ def main(words=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")
+    if sys.stdin is not None:  # what is no text is refused by name
+        sys.stdin.reconfigure(errors="surrogateescape")
     main()

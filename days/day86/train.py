@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from .training import CheckpointError, Plan, Training, read_checkpoint, tokens_o
 
 PROGRAM = "python -m days.day86.train"
 PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "seed")
+MOST_STEPS = 10**7  # the rate of each is computed before the first
 LIVE = 0.25  # seconds between two states of the live line, and until a signal is noticed
 BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m and v in fp32
 
@@ -71,7 +72,9 @@ def arguments(words):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--steps", type=number(1), help=f"of the whole training (default: {Plan.steps})")
+    add(
+        "--steps", type=number(1, MOST_STEPS), help=f"of the whole training (default: {Plan.steps})"
+    )
     add("--until", type=number(1), metavar="STEP", help="end after this step, to go on later")
     add("--layers", type=number(1, 48), help=f"(default: {Plan.layers})")
     add("--heads", type=number(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
@@ -93,6 +96,8 @@ def arguments(words):
     def refuse(name, why):
         parser.error(f"argument --{name}: {why}")
 
+    if found.save is not None and not Path(found.save).name:
+        refuse("save", f"expected the name of a file, got {found.save!r}")
     found.plan, found.done = planned(found, refuse)
     if found.prompt is not None:
         if not found.sample:
@@ -106,7 +111,9 @@ def arguments(words):
     if found.until is not None and not found.done <= found.until <= found.plan.steps:
         limits = f"from {max(1, found.done)} to --steps, {found.plan.steps}"
         refuse("until", f"expected a step {limits}, got {found.until}")
-    if found.done < (found.until or found.plan.steps):
+    written = saved_in(found)[0]
+    going_on = found.done < (found.until or found.plan.steps)
+    if going_on or (found.resume is not None and written != Path(found.resume)):
         check_saving(found, refuse)
     return found
 
@@ -116,14 +123,21 @@ def check_saving(options, refuse):
     both, and one more while it is written."""
     files = saved_in(options)
     in_place = options.resume is not None and Path(options.resume) == files[0]
-    for path in files:
-        if not in_place and path.exists():
-            refuse("save", f"{path} is there already; --resume goes on with a training")
-    size = BYTES * options.plan.model().parameters()
+    if in_place and is_best(files[0]):
+        refuse(
+            "resume", f"{files[0]} is the best model so far, and stays; --save names another file"
+        )
+    name = "resume" if in_place else "save"
     try:
+        for path in files:
+            if not in_place and path.exists():
+                refuse("save", f"{path} is there already; --resume goes on with a training")
+        size = BYTES * options.plan.model().parameters()
         check_writable(files[0], size * (1 + sum(not path.exists() for path in files)))
     except ResultsError as error:
-        refuse("resume" if in_place else "save", error)
+        refuse(name, error)
+    except OSError as error:
+        refuse(name, f"{files[0]}: {error.strerror}")
 
 
 def planned(found, refuse):
@@ -132,6 +146,8 @@ def planned(found, refuse):
     if found.resume is None:
         plan = replace(Plan(), **given)
         return replace(plan, warmup=max(1, min(100, plan.steps // 10))), 0
+    if Path(found.resume).exists() and not Path(found.resume).is_file():
+        refuse("resume", f"expected a checkpoint, got {found.resume}, which is no file")
     try:
         plan, parts = read_checkpoint(found.resume)
     except CheckpointError as error:
@@ -153,6 +169,10 @@ def saved_in(options):
 def best_beside(path):
     """Return gpt.best.checkpoint for gpt.checkpoint."""
     return path.with_name(f"{path.stem}.best{path.suffix}")
+
+
+def is_best(path):
+    return path.stem.endswith(".best")
 
 
 # ---------------------------------------------------------------- the training
@@ -212,10 +232,12 @@ class Session:
         finite."""
         with noted_signals() as came:
             began = time.monotonic()
-            while self.done < self.end:
-                self.train_a_part(came, began)
-                if came:
-                    break
+            try:
+                while self.done < self.end and not came:
+                    self.train_a_part(came, began)
+            except OSError:  # nobody reads what is printed any more
+                self.training.save(self.last)
+                raise
         self.report.close()
         for failure in self.failures.values():
             raise failure
@@ -295,7 +317,8 @@ def run(options, report):
         training = Training(operators, plan, torch.device(device))
     session = Session(options, training, report)
     if options.resume:
-        session.go_on_from_best(best_beside(Path(options.resume)), operators)
+        path = Path(options.resume)
+        session.go_on_from_best(path if is_best(path) else best_beside(path), operators)
     if session.done < session.end:
         report.text(
             f"{training.model.parameters():,} parameters, {plan.steps} steps of "
@@ -338,8 +361,11 @@ def main(words=None):
         code = 128 + signal.SIGINT
     except (ToolchainError, BuildError, CheckpointError, ResultsError, ArithmeticError) as error:
         code = str(error)
+    except (OSError, RuntimeError) as error:  # the output is gone, or the GPU's memory is full
+        code = str(error).split("\n")[0]
     finally:
-        report.close()
+        with suppress(OSError):
+            report.close()
     sys.exit(code)
 
 

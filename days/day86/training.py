@@ -207,11 +207,17 @@ def read_checkpoint(path):
     content = whole[len(MAGIC) + 65 :]
     if whole[len(MAGIC) :][:64] != hashlib.sha256(content).hexdigest().encode():
         raise CheckpointError(f"{path}: is damaged, its checksum does not match its content")
-    header, payload = content.split(b"\n", 1)
-    described = json.loads(header)
     parts, at = {}, 0
-    for name in Training.KEPT:
-        size = described["bytes"][name]
-        parts[name] = payload[at : at + size]
-        at += size
-    return Plan(**described["plan"]), parts
+    try:
+        header, payload = content.split(b"\n", 1)
+        described = json.loads(header)
+        for name in Training.KEPT:
+            size = described["bytes"][name]
+            parts[name] = payload[at : at + size]
+            at += size
+        plan = Plan(**described["plan"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: is no checkpoint of day 86: {error}") from None
+    if at != len(payload) or len(parts["weights"]) != 2 * plan.model().parameters():
+        raise CheckpointError(f"{path}: its plan does not belong to its weights")
+    return plan, parts

@@ -273,6 +273,39 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         read_weights(tmp_path, read_config(tmp_path), 300)
 
 
+def test_data_that_lies_elsewhere_or_is_not_finite_is_refused(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    write_folder(tmp_path, tensors | {"ln_f.bias": torch.full((32,), torch.nan)})
+    with pytest.raises(RefusedError, match=r"ln_f.bias: expected finite numbers"):
+        read_weights(tmp_path, CONFIG, 300)
+    write_folder(tmp_path, tensors)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    header["ln_f.bias"]["data_offsets"] = [0, 128]  # another tensor's
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + size :])
+    with pytest.raises(RefusedError, match=r"its data is not where the file has it"):
+        read_weights(tmp_path, CONFIG, 300)
+
+
+def test_a_prompt_is_read_whole_whatever_the_tokeniser_was_saved_with(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    made = byte_level_bpe()
+    made.enable_truncation(3)
+    made.enable_padding(length=40)
+    made.save(str(tmp_path / "tokenizer.json"))
+    text = "hello world, and again"
+    assert vocabulary(tmp_path).encode(text) == vocabulary(folders["whole"]).encode(text)
+    tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(RefusedError, match="changes the text 'A'"):
+        vocabulary(tmp_path).encode("A")
+
+
 def test_other_tokenisers_are_refused(tmp_path: Path) -> None:
     made = byte_level_bpe()
     write_folder(tmp_path, {})
