@@ -112,6 +112,10 @@ def arguments(words):
         limits = f"from {max(1, found.done)} to --steps, {found.plan.steps}"
         refuse("until", f"expected a step {limits}, got {found.until}")
     written = saved_in(found)[0]
+    if found.resume is not None and written == Path(found.resume) and is_best(written):
+        refuse(
+            "resume", f"{written} is the best model so far, and stays; --save names another file"
+        )
     going_on = found.done < (found.until or found.plan.steps)
     if going_on or (found.resume is not None and written != Path(found.resume)):
         check_saving(found, refuse)
@@ -123,10 +127,6 @@ def check_saving(options, refuse):
     both, and one more while it is written."""
     files = saved_in(options)
     in_place = options.resume is not None and Path(options.resume) == files[0]
-    if in_place and is_best(files[0]):
-        refuse(
-            "resume", f"{files[0]} is the best model so far, and stays; --save names another file"
-        )
     name = "resume" if in_place else "save"
     try:
         for path in files:
