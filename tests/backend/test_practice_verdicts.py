@@ -76,13 +76,6 @@ def checked(days: Path, before: str, after: str) -> tuple[int, str]:
     return done.returncode, " ".join(done.stdout.split())
 
 
-def test_who_writes_outside_is_drawn(days: Path) -> None:
-    code, said = checked(days, RIGHT, "if (i <= n) total[i] = x[i];")
-    assert code == 1
-    assert "memory outside its tensors was written" in said
-    assert "OUT OF BOUNDS:" in said and "by thread 1 of block 0" in said
-
-
 def test_a_stub_is_not_begun(days: Path) -> None:
     done = CommandLine(days)("1", "--practice", "write")
     assert done.returncode == 1 and "not begun" in done.stdout and "FAIL" not in done.stdout
@@ -107,3 +100,10 @@ def test_what_is_wrong_in_each_order_is_called_a_race(days: Path) -> None:
     assert code == 1 and "right so far" not in said
     assert "depends on the order in which threads run: a race" in said, said
     assert "look deeper" in said and "--sanitize" in said
+
+
+def test_who_writes_outside_is_drawn(days: Path) -> None:
+    code, said = checked(days, RIGHT, "if (i <= n) total[i] = x[i];")
+    assert code == 1
+    assert "memory outside its tensors was written" in said
+    assert "OUT OF BOUNDS:" in said and "by thread 1 of block 0" in said

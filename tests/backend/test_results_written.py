@@ -71,8 +71,8 @@ def test_scores_of_mutants_from_another_machine(run_copy: CommandLine) -> None:
     assert "67 %" in (root / "progress.md").read_text()
 
 
-def test_an_unwritable_report_fails_the_run(run_day: CommandLine) -> None:
+def test_a_report_that_cannot_be_written_is_said_before_the_run(run_day: CommandLine) -> None:
     done = run_day("1", "--no-bench", "--json", "/dev/full/report.json")
     assert done.returncode == 1
     assert "cannot write /dev/full/report.json" in done.stdout
-    assert "1 day: 1 passed" in done.stdout
+    assert "passed" not in done.stdout
