@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -15,13 +16,21 @@ LIMIT = 300  # seconds for one file
 
 
 def problems(clangd: str, commands: Path, file: Path) -> list[str]:
-    """Return the errors that clangd shows in a file. commands: the folder of the database."""
+    """Return the errors that clangd shows in a file. commands: the folder of the database and of
+    clangd's settings."""
     command = [clangd, f"--compile-commands-dir={commands}", "--check-lines=1", f"--check={file}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, env=_settings(commands)
+    )
     found = re.findall(r"^E\[[\d:.]+\] (.*)$", done.stderr, re.MULTILINE)
     assert "All checks completed" in done.stderr, done.stderr[-2000:]
     assert bool(found) == bool(done.returncode), done.stderr[-2000:]
     return found
+
+
+def _settings(commands: Path) -> dict[str, str]:
+    """Return the environment in which clangd reads the folder's `clangd/config.yaml`."""
+    return {**os.environ, "XDG_CONFIG_HOME": str(commands)}
 
 
 class Clangd:
@@ -31,6 +40,7 @@ class Clangd:
         self._process = subprocess.Popen(
             [clangd, f"--compile-commands-dir={commands}", "--background-index=false"],
             cwd=ROOT,
+            env=_settings(commands),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -30,10 +30,13 @@ with_clangd = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the database of commands."""
+    """A folder with the database of commands, and with what stands in .clangd as settings of the
+    user: the checkout may have none."""
     folder = tmp_path_factory.mktemp("commands")
     name = "compile_commands.json"
     (folder / name).write_text(editor_files(ROOT)[ROOT / name])
+    (folder / "clangd").mkdir()
+    (folder / "clangd/config.yaml").write_text(editor_files(ROOT)[ROOT / ".clangd"])
     return folder
 
 
