@@ -151,7 +151,8 @@ def parser() -> Parser:
     how.add_argument(
         "--quick",
         action="store_true",
-        help="fewer cases, shorter timing; with --model no bad input, which no card changes",
+        help="fewer cases, one of four bad inputs, shorter timing; with --model no bad input, "
+        "which no card changes",
     )
     how.add_argument(
         "--further",

@@ -33,6 +33,7 @@ from common.check.rungs import check_outputs
 
 PYTORCH = "pytorch"
 
+THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
 WAKE = 0.3  # seconds of other work before the first sample, where there is time for it
 LONG = 20e-3  # seconds; of a longer call, one is enough to choose how it is timed
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
@@ -82,20 +83,22 @@ def time_problem(
     *,
     quick: bool = False,
     lesser_card: bool = False,
+    stage: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing | str]:
     """Return times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside
     them.
 
     ceilings: None where none are known (the CPU). A call that the host's clock times is held
     against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
-    another rung's kernel did the work ("" if none did): then the time is not the rung's. Returns
+    another rung's kernel did the work ("" if none did): then the time is not the rung's. stage:
+    called with a name for what is done once the samples are taken. Returns
     for each rung its Timing, or a text that says why its time is not to be trusted: it was wrong
     afterwards, or too fast to be true; Untimed where the card lacks what it needs. lesser_card:
     one that may also lack it where the rung falls back.
     Raises MeasuringFault where PyTorch's own call fails.
     """
     case = problem.timing_case(backend.name)
-    seconds = 0.1 if quick or backend.name == "cpu" else 2.0
+    seconds = QUICK if quick else ON_CPU if backend.name == "cpu" else THOROUGH
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
     writes = _written(problem, calls)
@@ -138,6 +141,7 @@ def time_problem(
 
     _interleave(backend, contenders, seconds)
 
+    stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
@@ -162,6 +166,7 @@ def time_problem(
         }
         if launching:
             launching[PYTORCH] = problem.pytorch
+            stage("timing the host")
             host = host_microseconds(problem, launching, backend, step, fallback)
     cost = problem.cost(case)
     fastest = cpu_copy_rate(cost.bytes) if backend.name == "cpu" else None

@@ -59,8 +59,8 @@ MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNO
 
 @dataclass(frozen=True)
 class Work:
-    """What a day's run. quick: fewer cases, shorter timing, and no bad input where the CPU backend
-    plays a card that the user chose. bench: time the rungs.
+    """What a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and no bad
+    input where the CPU backend plays a card that the user chose. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
     looks at every access: no bands around tensors, which would hide overruns from it, one thread
@@ -408,7 +408,12 @@ def check_rung(
         if outcome.status == PASS and more and (shifted or not (run.work.watched or known)):
             run.stage(rung.name, "trying bad input", problem.name)
             tried = bad_input.check_bad_input(
-                problem, tried_rung, call, backend, only_shifted=shifted
+                problem,
+                tried_rung,
+                call,
+                backend,
+                only_shifted=shifted,
+                quick=run.work.quick and not run.work.watched,
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
@@ -564,6 +569,7 @@ def _time_problem(
                 run.fallback,
                 quick=run.work.quick,
                 lesser_card=_is_lesser(run.platform),
+                stage=lambda name: run.stage("", name, problem.name),
             )
         for rung in problem.rungs:
             if rung.name in pending:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.bad_input import bad_inputs, check_bad_input, good_case, names_one_of
+from common.check.bad_input import QUICK, bad_inputs, check_bad_input, good_case, names_one_of
 from common.check.draw import Draw
 from common.check.expected import signature_of
 from common.check.rungs import CheckResult
@@ -73,6 +73,28 @@ def test_careful_rung_passes() -> None:
     result = check(add)
     assert result.failure is None, str(result.failure)
     assert result.checked > 50
+
+
+def test_quick_checks_of_several_rungs_try_all_together() -> None:
+    """A mistake for any one bad input is met by one of QUICK rungs, and a share costs a share."""
+    rungs = tuple(Rung(f"add_v{number}", "one of several") for number in range(QUICK))
+    problem = replace(ADD, rungs=rungs, cases=grid([(3, 5)], ["float32"]))
+
+    def tried(rung: Rung, quick: bool) -> list[str]:
+        calls: list[str] = []
+
+        def call(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+            calls.append(f"{[(t.dtype, t.shape, t.stride(), t.device) for t in (x, y)]} {factor}")
+            return add(x, y, factor)
+
+        result = check_bad_input(problem, rung, call, FakeBackend(), quick=quick)
+        assert result.failure is None, str(result.failure)
+        return calls
+
+    everything = tried(rungs[0], quick=False)
+    shares = [tried(rung, quick=True) for rung in rungs]
+    assert set().union(*shares) == set(everything)
+    assert all(len(share) < len(everything) / 2 for share in shares)
 
 
 def test_tensors_of_a_list_are_changed() -> None:
