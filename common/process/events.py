@@ -60,9 +60,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class AskTurn:
-    """quiet: no build may run beside it."""
+    """quiet: no build may run beside it. last: no other day may hold memory of the device, so the
+    turn comes when they are over."""
 
     quiet: bool
+    last: bool = False
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ class BuiltOtherwise(Exception):
 @dataclass
 class Run:
     """What the steps of a day's run share. rungs: the names of the day's. broken: why the device
-    works no longer. own_threads: as many as PyTorch takes by itself."""
+    works no longer. last: no other day holds memory of the device. own_threads: as many as PyTorch
+    takes by itself."""
 
     day: Day
     platform: Platform
@@ -128,6 +129,7 @@ class Run:
     rungs: Collection[str]
     ceilings: ceilings.Ceilings | None = None
     broken: str = ""
+    last: bool = False
     own_threads: int = field(default_factory=torch.get_num_threads)
 
     def __post_init__(self) -> None:
@@ -330,10 +332,20 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
     run.channel.emit(TurnOver())
 
 
+def _be_last(run: Run) -> None:
+    """Give the turn back until the days that wait, each of which holds memory, are over."""
+    if not run.last:
+        run.backend.release_memory()
+        run.channel.emit(TurnOver())
+        run.channel.wait(AskTurn(quiet=True, last=True))
+        run.last = True
+
+
 def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
     """Do what of a problem needs the device alone."""
     problem, pending = checked.problem, checked.pending
     for rung in checked.again:
+        _be_last(run)
         if not _check_one(run, checked, rung, operators, last=True):
             return
     for rung in problem.rungs:
@@ -557,6 +569,7 @@ def _time_problem(
     pending: dict[str, RungOutcome],
 ) -> None:
     run.stage("", "timing", problem.name)
+    full = False
     try:
         if run.ceilings is None and run.platform.device == "cuda":
             run.ceilings = ceilings.ceilings(cache_directory())
@@ -575,10 +588,15 @@ def _time_problem(
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])
     except Exception as error:
-        reason, details = explain(error)
-        for outcome in pending.values():
-            outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
-        _device_works(run, f"timing {problem.name}")
+        full = run.backend.name == "cuda" and bool(MEMORY_FULL.search(str(error))) and not run.last
+        if not full:
+            reason, details = explain(error)
+            for outcome in pending.values():
+                outcome.status, outcome.reason, outcome.details = FAIL, f"timing: {reason}", details
+            _device_works(run, f"timing {problem.name}")
+    if full:  # the error is gone, and with it what it held
+        _be_last(run)
+        _time_problem(run, problem, calls, pending)
 
 
 def _is_lesser(platform: Platform) -> bool:

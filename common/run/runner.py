@@ -71,7 +71,8 @@ class _Task:
     """A day in progress. state: "waiting", "building", "ready", "running" or "over".
 
     gpu: where it runs. used: seconds that count for its time limit; until: when they were last
-    counted. queued: it waits for its turn; turn: it has it. quiet: no build may run beside that.
+    counted. queued: it waits for its turn; turn: it has it. quiet: no build may run beside that,
+    last: nor may another day hold memory of the device.
     lines: what is shown of it when it is over.
     """
 
@@ -85,6 +86,7 @@ class _Task:
     queued: bool = False
     turn: bool = False
     quiet: bool = False
+    last: bool = False
     lines: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -249,15 +251,16 @@ class Runner:
         """Let the next day have the GPU for itself, where none is checked on it and none has it.
 
         A build beside it would spoil a time by the host's clock: such a day waits until all is
-        built, or the room is full.
+        built, or the room is full. One that found the memory full waits until the others are over.
         """
         days = self._on(gpu)
         if any(not task.queued for task in days):
             return
         full = len(days) >= self._room.alive
         builds = self._in("building") or (self._in("waiting") and not full)
+        alone = all(task.last for task in days)
         for task in days:
-            if not (task.quiet and builds):
+            if not (task.quiet and builds) and (alone or not task.last):
                 assert task.child is not None
                 self._count(task, time.monotonic())
                 task.queued, task.turn = False, True
@@ -386,8 +389,8 @@ class Runner:
         match event:
             case Finished(outcome):
                 self._show_rung(task, outcome)
-            case AskTurn(quiet):
-                task.queued, task.quiet = True, quiet
+            case AskTurn(quiet, last):
+                task.queued, task.quiet, task.last = True, quiet, last
             case TurnOver():
                 task.turn = False
             case Table(title, header, rows):

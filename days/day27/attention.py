@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
 from common.day import Case, Cost
+from common.references.attention import SCORES_AT_ONCE
 
 aten = torch.ops.aten
 BENCH_CPU = Case((1, 1, 128, 128, 64), "bfloat16")
@@ -25,8 +26,21 @@ def probabilities(s, lse):
     return (s - lse[..., None]).exp().masked_fill((lse == -torch.inf)[..., None], 0)
 
 
+def by_head(function, tensors, causal):
+    """Call it head by head: in float64 the matrices of all heads together would fill a GPU."""
+    heads = zip(*(tensor.split(1, 1) for tensor in tensors), strict=True)
+    parts = [function(*head, causal) for head in heads]
+    return tuple(torch.cat(part, 1) for part in zip(*parts, strict=True))
+
+
+def is_large(q, k):
+    return q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE
+
+
 def attention(q, k, v, causal=False):
     """o, and lse in fp32 or wider, with whole matrices."""
+    if is_large(q, k):
+        return by_head(attention, (q, k, v), causal)
     wide = torch.promote_types(q.dtype, torch.float32)
     s = scores(q.to(wide), k.to(wide), causal)
     lse = s.logsumexp(-1)
@@ -36,6 +50,8 @@ def attention(q, k, v, causal=False):
 def reference(go, glse, q, k, v, o, lse, causal=False):
     """The formulas with whole matrices. As in every kernel on tensor cores, p and gs are rounded
     to the dtype of q before they are multiplied."""
+    if is_large(q, k):
+        return by_head(reference, (go, glse, q, k, v, o, lse), causal)
     dtype = q.dtype
     wide = torch.promote_types(dtype, torch.float32)
     go, q, k, v, o = (tensor.to(wide) for tensor in (go, q, k, v, o))

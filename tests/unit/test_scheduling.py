@@ -243,6 +243,40 @@ def test_days_are_checked_side_by_side_and_take_turns_alone(fake: Fake) -> None:
     assert [outcome.status for outcome in fake.runner.outcomes] == [PASS] * 7
 
 
+@dataclasses.dataclass
+class MemoryFull(Steps):
+    """As Steps; the first days find in their turns that the others hold too much memory."""
+
+    full: int = 1
+
+    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        self._part("check", day.number, self.checks, channel)
+        channel.wait(AskTurn(self.quiet))
+        if day.number <= self.full:
+            channel.emit(TurnOver())
+            channel.wait(AskTurn(quiet=True, last=True))
+        self._part("turn", day.number, self.turns, channel)
+        channel.emit(TurnOver())
+        channel.emit(Finished(passed("r")))
+        self.fake.note(f"day {day.number} ends")
+        channel.emit(Over())
+
+
+@pytest.mark.parametrize("full", [1, 2])
+def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
+    fake: Fake, full: int
+) -> None:
+    """Two such days do not wait for each other."""
+    steps = MemoryFull(fake, together=2, full=full)
+    notes = fake.run(GPU, steps, days=5, ready=5, room=Room(3, 5))
+    ends = [line for line in notes if line.startswith("day")]
+    assert {line.split()[1] for line in ends[-full:]} == {f"{n}" for n in range(1, full + 1)}
+    last = next(i for i, line in enumerate(notes) if line.startswith("turn 1 "))
+    assert sum(line.startswith("day") for line in notes[:last]) >= 5 - full
+    assert [outcome.status for outcome in fake.runner.outcomes] == [PASS] * 5
+
+
 def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
     limit, turn = 6.0, 2.1
     steps = Steps(fake, 0.1, turn, together=2)

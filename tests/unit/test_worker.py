@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.outcome import FAIL, PASS, RungOutcome, Timing
@@ -39,10 +40,11 @@ def test_libraries_advice_is_dropped_and_later_words_are_not(
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, one
-    after the other; returns what happened, in order."""
+    after the other; returns what happened, in order. full: so many timings find the memory full."""
 
-    def run(checks: dict[str, list[RungOutcome]], quick: bool = True) -> list[Any]:
+    def run(checks: dict[str, list[RungOutcome]], quick: bool = True, full: int = 0) -> list[Any]:
         happened: list[Any] = []
+        left = [full]
         rungs = tuple(Rung(name, "") for name in checks)
         problem = Problem("p", lambda case, draw: (), abs, rungs, (Case((1,)),), pytorch=abs)
         backend = SimpleNamespace(
@@ -60,6 +62,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def timed(problem: Any, calls: dict[str, Any], *_: Any, **__: Any) -> dict[str, Timing]:
             happened.append(f"timed {', '.join(calls)}")
+            left[0] -= 1
+            if left[0] >= 0:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB")
             return {name: Timing("1", 1.0, 0.0, 3) for name in calls}
 
         def tried(problem: Any, rung: Rung, *_: Any) -> Any:
@@ -83,14 +88,14 @@ def outcome(name: str, status: str = PASS, reason: str = "") -> RungOutcome:
 
 
 def in_short(happened: list[Any]) -> list[str]:
-    words = {AskTurn: "turn", TurnOver: "turn over"}
+    words = {AskTurn(False): "turn", AskTurn(True, last=True): "last turn", TurnOver(): "turn over"}
     found = []
     for each in happened:
         if isinstance(each, (Checked, Finished)):
             kind = "checked" if isinstance(each, Checked) else each.outcome.status
             found.append(f"{kind} {each.outcome.rung}")
         else:
-            found.append(words.get(type(each), each))
+            found.append(words.get(each, each))
     return found
 
 
@@ -106,11 +111,23 @@ def test_a_rung_that_finds_the_memory_full_is_checked_again_alone(on_gpu: Any) -
     full = outcome("b", FAIL, "1024 float32: it raised CUDA out of memory. Tried to allocate")
     happened = on_gpu({"a": [outcome("a")], "b": [full, outcome("b")]})
     assert in_short(happened) == [
-        "checked a", "warm", "memory released", "turn",
+        "checked a", "warm", "memory released", "turn", "memory released", "turn over", "last turn",
         "checked b", "timed a, b", "PASS a", "PASS b", "turn over",
     ]  # fmt: skip
     happened = on_gpu({"b": [full, full]})
-    assert in_short(happened) == ["memory released", "turn", "FAIL b", "turn over"]
+    assert in_short(happened) == [
+        "memory released", "turn", "memory released", "turn over", "last turn", "FAIL b",
+        "turn over",
+    ]  # fmt: skip
+
+
+def test_a_problem_whose_timing_finds_the_memory_full_is_timed_again_last(on_gpu: Any) -> None:
+    """The days that wait for their turns hold memory too, a GB each."""
+    happened = on_gpu({"a": [outcome("a")]}, full=1)
+    again = ["memory released", "turn over", "last turn", "timed a", "PASS a", "turn over"]
+    assert in_short(happened)[-7:] == ["timed a", *again]
+    happened = on_gpu({"a": [outcome("a")]}, full=2)
+    assert in_short(happened)[-3:] == ["timed a", "FAIL a", "turn over"]
 
 
 def test_a_day_that_fails_takes_no_turn(on_gpu: Any) -> None:
