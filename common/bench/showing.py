@@ -1,4 +1,4 @@
-"""Measure and print results for a day's `show` besides its rungs: memory, single times, tables."""
+"""Measure and print memory, single times and tables for a day's `show`."""
 
 from __future__ import annotations
 

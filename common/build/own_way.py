@@ -38,7 +38,7 @@ NUMBA = "'numba-cuda[cu13]==0.30.4' numba==0.68.1"
 
 
 def _nothing() -> None:
-    """Do nothing, as a kernel to find out whether Numba can compile."""
+    """Do nothing, as a kernel that tests if Numba can compile."""
 
 
 def _installed(*packages: str) -> list[Distribution]:

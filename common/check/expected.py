@@ -38,12 +38,12 @@ class ProblemError(Exception):
     """An error in the day's declaration, not in a rung; the message names the change to make."""
 
 
-# What the inputs or the reference of a problem raise for a shape that they do not know, such as
+# Exceptions of a problem's inputs or reference for a shape that they do not support, such as
 # patches of no pixels.
 RAISED = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError)
 
 
-# ---------------------------------------------------------------- what is called
+# ---------------------------------------------------------------- the call
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> 
     def mapped(value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
-        if isinstance(value, (int, float, str, type(None))):  # tree_map takes a while to say so
+        if isinstance(value, (int, float, str, type(None))):  # tree_map would be slow
             return value
         return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
@@ -135,7 +135,7 @@ def places_of(error: BaseException, of_days: bool = False) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- what is expected
+# ---------------------------------------------------------------- the expected results
 
 
 @dataclass

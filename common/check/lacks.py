@@ -9,7 +9,7 @@ PHRASE = "this card lacks "
 
 
 class Lacking(Exception):
-    """The card cannot run the call; the message names what it lacks, in one line."""
+    """The card lacks something that the call needs; the message names it, in one line."""
 
 
 def lacking(message: str) -> str:

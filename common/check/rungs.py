@@ -477,7 +477,7 @@ class _CaseCheck:
         return None
 
     def leaks(self) -> Failure | None:
-        """Call three times, and report memory that each call leaves behind as a leak."""
+        """Call three times, and report memory that each call does not free as a leak."""
         memories, grown = [], []
         for _ in range(3):
             done, failure = self._attempt(self.first, compare_values=False)

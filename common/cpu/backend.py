@@ -64,7 +64,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "debug": ("-O0", "-g"),
     "address": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=pattern"),
     "zeroed": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=zero"),
-    # Of the thread sanitizer, only the compiler's calls are used: its library is not linked.
+    # Only the compiler's calls to the thread sanitizer are used: its library is not linked.
     # Structures stay whole, or a float4 would be read as four floats; equal statements are not
     # merged, or one would be reported with the line of another.
     "trace": (
@@ -138,7 +138,7 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
 # kernel are, and the other loses its lines.
 _GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
 
-# What the address sanitizer's checks call; runtime/addresses.cpp has functions in their place.
+# Functions that the address sanitizer's checks call; runtime/addresses.cpp replaces them.
 _ADDRESS_CALLS: Final = (
     "__asan_handle_no_return",
     "__asan_register_globals",

@@ -37,7 +37,7 @@ _UNDEFINED = {
 
 _ARCH = "__CUDA_ARCH__"
 _NVCC = {"__CUDACC__": 1, "__NVCC__": 1}
-# Of the a-variants, by model.
+# Macros of the a-variants, by model.
 _SPECIFIC = {
     "__CUDA_ARCH_FEAT_SM90_ALL": 900,
     "__CUDA_ARCH_FEAT_SM100_ALL": 1000,
@@ -199,7 +199,7 @@ class _Reader:
     # Conditions -----------------------------------------------------------------------------------
 
     def _after(self, line: Directive, active: bool) -> bool:
-        """Return whether the code after this line may be compiled."""
+        """Return True if the code after this line may be compiled."""
         name = line.name
         if name in ("if", "ifdef", "ifndef"):
             self.saved.append(list(self.scopes))
@@ -219,8 +219,8 @@ class _Reader:
         return active
 
     def _decide(self, line: Directive) -> bool | None:
-        """Return the value of a condition that is live, None where the compiler has to say;
-        replaces it as far as it is known here."""
+        """Return the value of an active condition, None if only the compiler knows it; replace its
+        known part."""
         words = [self.tokens[i].text for i in line.rest]
         scope = self.scopes[-1] if self.scopes else None
         in_host = scope is not None and scope.in_function and not scope.on_device

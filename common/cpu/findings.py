@@ -64,15 +64,15 @@ ROWS = {
     "unwritten": "no shared or device memory read that nothing has written",
 }
 
-# What the runtime throws begins with this. Of that, these are about addresses; the rest is about
-# threads that wait in vain.
+# The runtime's errors begin with this. These of them are about addresses; the rest is about
+# threads that wait forever.
 THROWN = "CUDA on CPU: "
 ABOUT_ADDRESSES = re.compile(
     r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|device memory"
     r"|beyond the end"
 )
 
-# What the checks say of a wrong result where threads of a block had returned when the others met at
+# The checks' message on a wrong result if threads of a block had returned when the others met at
 # a barrier (runtime/pytorch.cpp).
 RETURNED_EARLY = re.compile(r"\d+ of \d+ threads of block \(\d+,\d+,\d+\) had returned when")
 
@@ -80,7 +80,7 @@ _UPDATE = re.compile(r"(\w+)\)?(?:\[[^=]*\])?\s*[-+*/|&^]=(?!=)(.*)")
 
 # The kinds of findings about the order of accesses; the other kind is "unwritten".
 RACES = ("race", "copy", "fence", "mbarrier")
-# Of two findings about the same lines, the heavier one is reported.
+# If two findings have the same lines, the heavier one is reported.
 _WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
 
 
@@ -277,7 +277,7 @@ def read(text: str) -> Trace:
     kept = [
         finding
         for finding in findings.values()
-        # What is read too early is often unwritten then: the race is the reason.
+        # An element read too early is often unwritten: the race is the reason.
         if finding.what != "unwritten" or finding.second.place() not in raced
     ]
 
@@ -320,7 +320,7 @@ def kernel_name(text: str) -> str:
     function, _, arguments = text.replace("{anonymous}::", "").rstrip("]").partition(" [with ")
     name = re.sub(r"^.*[ *&](?=[\w:]+\()", "", function).split("(")[0]
     pairs = [argument.partition(" = ") for argument in arguments.split("; ") if argument]
-    # gcc also says what int64_t stands for.
+    # gcc also prints the type of int64_t.
     values = [value for parameter, _, value in pairs if not parameter.endswith("_t")]
     return f"{name}<{', '.join(values)}>" if values else name
 

@@ -48,7 +48,7 @@ def build_runtime(platform: Platform) -> Path:
             unit.unlink()
         if platform.variant == "trace":
             # Linking with the flags of compiling requests the thread sanitizer's own library. An
-            # empty one beside ours is found first.
+            # empty one in the folder of ours is found first.
             (directory / "libtsan.a").write_bytes(b"!<arch>\n")
 
     return cached(entry, make)

@@ -26,14 +26,14 @@ from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 
 # Orders of threads and blocks after the first, which is forward.
 _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
-# Where the work of streams is late: what was submitted last runs first, and in random orders.
+# Orders with late streams: the work submitted last runs first, and random orders.
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1", "CUDACPU_HINTS": "1"}  # of copies, which are not traced
 _NEVER_WRITTEN = "that nothing has written"
-_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" say more than the program's hints
+_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" replace the program's hints
 _NOTE = re.compile(r"^note: (.+:\d+: lane \d+ reads lane .*)$", re.MULTILINE)  # of program.cpp
 STREAMS = "the same result, however late the work of streams runs"
-_UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
+_UNFINISHED = "nothing waits for "  # beginning of the last message of program.cpp
 _SHOWN = 40  # lines of a row's details
 _REPEATS = 4  # further runs in the first order before a line of output counts as another
 

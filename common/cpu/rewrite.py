@@ -31,7 +31,7 @@ from common.cpu.lexer import Token
 from common.cpu.stream import Edits, macro_streams, main_stream
 from common.cpu.syntax import TokenError
 
-# Bytes that are not UTF-8, in a comment or a string, stay what they are.
+# Bytes that are not UTF-8, in a comment or a string, stay unchanged.
 _AS_IT_IS = "surrogateescape"
 
 
@@ -120,7 +120,7 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
     includes.edit(tokens, edits, copies, project.macros.given)
     code = main_stream(tokens, edits)
     streams = [code, *macro_streams(tokens, edits)]
-    # All of them first: code may use what is declared further down, or in a macro.
+    # Collect all of them first: code may use names declared further down, or in a macro.
     for stream in streams:
         names.collect_declared(stream, project.declared)
     numbers = itertools.count()

@@ -39,7 +39,7 @@ class _Loop:
     """A loop, by positions of its tokens."""
 
     kind: str  # "while", "do" or "for"
-    condition: _Range  # what is between the parentheses; of a `for`, between the semicolons
+    condition: _Range  # between the parentheses; for a `for`, between the semicolons
     step: int  # of a `for`: the position of the parenthesis that ends its head
     body: _Range
 

@@ -25,7 +25,7 @@ def edit(stream: Stream, names: Set[str]) -> None:
     names: volatile variables, by waiting_loops.volatile_names.
     """
     tokens = stream.tokens
-    earlier: set[str] = set()  # what a statement has exchanged, and no wait has followed
+    earlier: set[str] = set()  # arrays exchanged by a statement without a later wait
     for p, token in enumerate(tokens):
         if not token.is_word():
             continue

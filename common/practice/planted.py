@@ -106,8 +106,8 @@ def _titled(title: str, lines: Sequence[str]) -> list[str]:
 def candidates(day: Day) -> list[Mutant]:
     """Return mutants of the kernels in the day's sources, every kind and function among them, in
     planting order; also of its launchers if there are few. Mutants known to survive
-    (results/mutants.json) are excluded. Whether the day's checks reject a mutant is tested when it
-    is planted. Raise ResultsError for an invalid score file."""
+    (results/mutants.json) are excluded. The day's checks are tried on a mutant only when it is
+    planted. Raise ResultsError for an invalid score file."""
     device = {
         (source, function.name)
         for source, read in outlines_of(day).items()

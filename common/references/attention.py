@@ -37,8 +37,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Te
     return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
 
 
-# The switch of each backend: whether it is on, and how to set it. torch.nn.attention.sdpa_kernel
-# sets them too, but takes the host 10 µs, which would count as PyTorch's.
+# The functions that query and set each backend's switch. torch.nn.attention.sdpa_kernel
+# sets the switches too, but takes the host 10 µs, which would count as PyTorch's.
 _SWITCHES = {
     SDPBackend.FLASH_ATTENTION: (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     SDPBackend.CUDNN_ATTENTION: (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
@@ -69,8 +69,8 @@ def attention_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options
 
 def ragged_lengths(draw: Draw, B: int, T: int) -> Tensor:
     """Return tokens per sequence of a cache for T tokens, (B) in int32. The first sequence fills
-    it. Of several, some have a length below 0 or beyond T, which counts as 0 or as T. For timing,
-    all fill it."""
+    it. Some others have a length below 0 or beyond T, which counts as 0 or as T. For timing, all
+    fill it."""
     lengths = draw(B, dtype="int32", low=0, high=T + 1)
     lengths[:1] = T
     if B > 2:

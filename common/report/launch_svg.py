@@ -20,7 +20,7 @@ COLOURS = {
     "wrong": ("#cf222e", "#ff7b72"),
     "link": ("#8c959f", "#6e7681"),
     "on-block": ("#ffffff", "#ffffff"),
-    # Of blocks, for their writes and for their reads.
+    # Colours of blocks, for their writes and for their reads.
     "block0": ("#2f6fb5", "#1f6feb"),
     "block1": ("#bc4c00", "#bd561d"),
     "block2": ("#1a7f37", "#238636"),

@@ -1,4 +1,4 @@
-"""Run a day with the learner's file in place of its own, in this process, for a debugger."""
+"""Run a day with the learner's file, which replaces the day's, in this process, for a debugger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep a process behind a command, so that nothing the command starts outlives it."""
+"""Keep a parent process that ends everything that a command has started, however it ends."""
 
 from __future__ import annotations
 

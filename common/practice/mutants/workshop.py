@@ -126,8 +126,8 @@ class Workshop:
     """Build versions of one day's `.cu` files, with the headers of its folder inlined, in one
     variant of the CPU backend.
 
-    folder: existing folder for the builds. programs: runs the compilers. many: so many builds that
-    precompiled headers pay off, also for the variants.
+    folder: existing folder for the builds. programs: runs the compilers. many: precompiled headers
+    pay off, also for the variants.
     """
 
     def __init__(
