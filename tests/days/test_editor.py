@@ -51,7 +51,7 @@ def test_clangd_finds_no_error(day: Day, commands: Path) -> None:
 
 @with_clangd
 def test_clangd_reads_the_learner_s_file(commands: Path, tmp_path: Path) -> None:
-    """It has no command of its own: missing code is not an error, and wrong code is one."""
+    """It has no compile command: missing code is not an error, and wrong code is one."""
     assert CLANGD
     day = FOUND[1]
     challenge = write_challenge(day, DAYS, day.steps[0])

@@ -38,8 +38,8 @@ def test_libraries_advice_is_dropped_and_later_words_are_not(
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, one
-    after the other; returns what happened, in order."""
+    """Run the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, in
+    order; return the events, in order."""
 
     def run(checks: dict[str, list[RungOutcome]], quick: bool = True) -> list[Any]:
         happened: list[Any] = []
