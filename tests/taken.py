@@ -38,7 +38,7 @@ DAYS_TAKEN = {
     "models": 3,  # 14, two cards
     "drivers": 3,  # 5, of builds that the check has made
     "nvcc": 6,  # 10
-    "editor": 2,  # 15, where there is a clangd
+    "editor": 2,  # 15, with a clangd
     "narrowing": 6,  # 2
     "random cases": 6,  # 3
     "mutants": 1,  # 20
@@ -48,7 +48,7 @@ DAYS_TAKEN = {
 }
 MODULES_TAKEN = 8  # 25 each, from 3 to 130
 
-COMMITS = 40  # that are looked at: about as many as one issue takes; a merge counts once
+COMMITS = 40  # examined ones: about as many as one issue takes; a merge counts once
 BACKEND = ROOT / "tests/backend"
 # Further subjects of tests that import the module `tests.command_line`.
 _OF_COMMAND_LINE = [ROOT / name for name in ("run_day.py", "common/run", "common/process")]

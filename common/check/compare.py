@@ -9,8 +9,8 @@ and additionally `at_zero` where the truth is exactly 0.
 
 E(m) is the largest error of PyTorch's operator, beyond the unavoidable rounding of its result, over
 outputs in the binade of m and the three above it, and further ones until sixteen elements are seen.
-Thus one element that PyTorch computes exactly does not make the bound zero, and small outputs
-cannot hide behind the error of large ones.
+Thus one element that PyTorch computes exactly does not make the bound zero, and the error of large
+outputs does not hide that of small ones.
 
 In 16-bit dtypes the mean error and the root mean square error are compared with PyTorch's as well.
 
@@ -555,7 +555,7 @@ def _table(
 
 
 def _in_ulps(count: float) -> str:
-    """Return " = 2.5 ulp", or "" if there are so many that the difference itself is more
+    """Return " = 2.5 ulp", or "" for a large count, of which the difference itself is more
     readable."""
     return f" = {count:.3g} ulp" if count < MANY_ULPS else ""
 

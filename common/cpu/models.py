@@ -17,7 +17,7 @@ _UNITS = {"kKiB": 2**10, "kMiB": 2**20}
 
 
 class ModelError(Exception):
-    """There is no such model; the message lists the existing ones."""
+    """The model does not exist; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)

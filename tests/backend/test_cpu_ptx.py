@@ -1,7 +1,7 @@
 """The PTX wrappers: their CPU bodies against exact references, and on a GPU the PTX against both.
 
-`cpu_kernels/ptx.cu` uses each wrapper once. Where there is a GPU, the same tests run there with the
-same inputs.
+`cpu_kernels/ptx.cu` uses each wrapper once. On a machine with a GPU, the same tests run there with
+the same inputs.
 """
 
 import numpy as np

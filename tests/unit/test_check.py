@@ -339,7 +339,7 @@ def test_a_reference_that_depends_on_the_default_dtype_is_rejected() -> None:
 
 
 def test_a_reference_whose_terms_cancel_is_the_same_in_both_dtypes() -> None:
-    """As a gradient of a norm of one element: 0, but for rounding."""
+    """A gradient of a norm of one element is 0, except for rounding."""
     problem = softmax_problem(reference=lambda x: x / 3 * 3 - x)
     check_same_in_both(problem, evaluate(problem, (torch.randn(4, 33),)))
 

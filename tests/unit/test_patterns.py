@@ -324,7 +324,7 @@ def test_near_misses_claim_nothing(name: str) -> None:
 
 
 def test_constants_and_single_elements_claim_nothing() -> None:
-    """Whatever is constant looks shifted, reversed and transposed."""
+    """A constant output looks shifted, reversed and transposed."""
     ones = torch.ones(6, 6).double()
     text = said(torch.full((6, 6), 3.5), ones)
     assert "shifted" not in text and "transpose" not in text and "reversed" not in text

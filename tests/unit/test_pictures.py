@@ -197,7 +197,7 @@ def test_close_sizes_share_no_label() -> None:
 
 
 def test_a_problem_is_drawn_once() -> None:
-    """Where two numbers differ, and where one of them has no logarithm."""
+    """Names that differ in two numbers, and a number that has no logarithm."""
     grid = [rung(f"{m} by {n}", "a", 100 + m * n) for m in (1, 2, 3) for n in (1, 2, 3)]
     lines = plot(grid).count('class="bar-line"')
     assert lines == 2 * 3, "three charts, each with a line and its legend"

@@ -139,7 +139,7 @@ def test_what_would_give_itself_away_is_not_planted(body: str, kind: str) -> Non
 
 
 def test_the_first_changes_are_of_several_functions() -> None:
-    """Where a day has several: a learner would otherwise know where to look."""
+    """On a day with several: a learner would otherwise know the place."""
     day = next(day for day in DAYS if day.number == 8)
     assert len({mutant.function for mutant in candidates(day)[:3]}) == 3
 

@@ -246,7 +246,7 @@ def test_results_of_the_cpu_backend_are_not_stored(root: Path) -> None:
 
 
 def test_files_that_a_day_makes_are_stored(root: Path) -> None:
-    """Those of the CPU backend too: its counts are not times."""
+    """Files made on the CPU backend too: its counts are not times."""
     measured, counted = passed(1), passed(2)
     measured.files = {"sweep.json": "{}\n", "sweep.svg": "<svg/>\n"}
     counted.files = {"counters.json": "[]\n"}

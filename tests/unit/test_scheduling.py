@@ -181,7 +181,7 @@ GPU = SimpleNamespace(device="cuda", gpus=1)
 @dataclasses.dataclass
 class Steps:
     """The steps of days with these numbers: a check, then a turn. checks, turns: their seconds.
-    together: no check ends before so many have begun, on a machine with any load. quiet: no build
+    together: no check ends before this many have begun, on a machine with any load. quiet: no build
     may run during a turn. crash: the step in which day 2 crashes, "check" or "turn"; hang: the step
     in which it never ends."""
 

@@ -93,7 +93,7 @@ def test_what_works_without_a_word_has_an_end(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_descendants_count() -> None:
-    """Those that have ended as well."""
+    """Ended ones count as well."""
     working = "import time\nwhile time.process_time() < 0.5: pass"
     before = progress.seconds_used(os.getpid())
     shell = f'"{sys.executable}" -c "{working}"; echo done; sleep 1234.5'
