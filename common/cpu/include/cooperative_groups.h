@@ -443,7 +443,7 @@ auto group_size(const Group& group) {
   return group.num_threads();
 }
 
-// Calls the function in one thread of the group; the second form gives its result to all.
+// Call the function in one thread of the group; the second form gives its result to all.
 template <class Group, class F, class... A>
 void invoke_one(const Group& group, F&& function, A&&... arguments) {
   if (group.thread_rank() == 0) std::forward<F>(function)(std::forward<A>(arguments)...);

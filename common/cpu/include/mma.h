@@ -323,7 +323,7 @@ void fill_fragment(fragment<Use, M, N, K, T, Layout>& f,
   for (auto& element : f.x) element = value;
 }
 
-// Reads a or b from memory: row_major or col_major, `stride` elements from one row (column) to the
+// Read a or b from memory: row_major or col_major, `stride` elements from one row (column) to the
 // next.
 template <class Use, int M, int N, int K, class T, class Layout>
 CUDACPU_UNTRACED void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
@@ -343,7 +343,7 @@ CUDACPU_UNTRACED void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
   for (unsigned e = Shape::kEach; e < f.num_elements; ++e) f.x[e] = f.x[e - Shape::kEach];
 }
 
-// Reads or writes an accumulator: two neighbours of a row at a time, where they are adjacent.
+// Read or write an accumulator: two neighbours of a row at a time, where they are adjacent.
 template <int M, int N, int K, class T>
 CUDACPU_UNTRACED void load_matrix_sync(fragment<accumulator, M, N, K, T>& f,
                                        const typename details::Storage<T>::type* memory,

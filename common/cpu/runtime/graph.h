@@ -79,7 +79,7 @@ cudaError_t check(const Copy& copy);
 cudaError_t check(const Fill& fill);
 cudaError_t check(const HostCall& call);
 cudaError_t check(const Release& release);
-// Does it; checks it first.
+// Check it, then do it.
 cudaError_t perform(const Copy& copy);
 cudaError_t perform(const Fill& fill);
 cudaError_t perform(const HostCall& call);
@@ -98,7 +98,7 @@ size_t memory_of_graphs();
 // A graph has allocated memory (graph_memory.cpp).
 void note_memory_of_graphs();
 
-// Frees what the graph allocated when it ran last, as far as nobody else has.
+// Free what the graph allocated when it ran last, as far as nobody else has.
 void release_again(const Allocate& allocate);
 
 // What a GPU checks of a launch when it is told of one that takes place later. Runs the kernel up
@@ -193,20 +193,20 @@ W* work_of(CUgraphNode_st* node) {
 inline Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return {to, bytes, from, bytes, bytes, 1, kind};
 }
-// Appends the copies of two dimensions that make up one of three (volume.cpp).
+// Append the copies of two dimensions that make up one of three (volume.cpp).
 cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices);
 inline Fill fill_of(const cudaMemsetParams& p) {
   return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};
 }
 
-// Runs it in an order that its dependencies allow.
+// Run it in an order that its dependencies allow.
 cudaError_t run(CUgraph_st& graph);
-// Takes over the caller's arguments, so that the work can be done later.
+// Take over the caller's arguments, so that the work can be done later.
 KernelWork keep(KernelWork work, const CallType& type);
 
 // ------------------------------------------------------------------ kernel_node.cpp
 
-// Changes kernel, grid, block, shared memory and arguments; the rest of the launch stays.
+// Change kernel, grid, block, shared memory and arguments; the rest of the launch stays.
 cudaError_t set_parameters(KernelWork& work, const cudaKernelNodeParams* parameters);
 
 // ------------------------------------------------------------------ capture.cpp

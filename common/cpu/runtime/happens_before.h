@@ -117,7 +117,7 @@ void released_at(const void* address, bool replaces);
 void released_all_at(const void* address, Reach reach, bool replaces);
 void acquired_at(const void* address);
 void seen_at(const void* address);  // by a relaxed load
-// Forgets that, and what is known of barriers; or of those at these addresses.
+// Forget that, and what is known of barriers; or of those at these addresses.
 void forget_released();
 void forget_barriers(const void* begin, const void* end);
 // Who waits for the next phase of this barrier learns of the access.

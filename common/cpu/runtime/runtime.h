@@ -64,7 +64,7 @@ class FiberPool {
     fiber->next = free_;
     free_ = fiber;
   }
-  // Takes all of them back, wherever they were; used after a launch that failed.
+  // Take all of them back, wherever they were; used after a launch that failed.
   void reset();
   bool is_guard(const void* address) const;
   const char* top_of(const void* address) const;  // the end of the stack that holds the address
@@ -81,7 +81,7 @@ class FiberPool {
   Fiber* free_ = nullptr;
 };
 
-// Goes on where a stack was left, for good.
+// Go on where a stack was left, for good.
 extern "C" [[noreturn]] void cudacpu_continue(void* stack_pointer);
 
 // ------------------------------------------------------------------ threads, warps, blocks
@@ -420,15 +420,15 @@ struct Launch {
   std::vector<std::pair<uint64_t, std::string>> printed;
 
   bool stopping() const { return stop.load(std::memory_order_relaxed) != Stop::kNo; }
-  // Ends the launch; the first call gives the reason.
+  // End the launch; the first call gives the reason.
   void fail(Stop reason, std::string message);
-  // Adds to the reason of a launch that ran out of time or was interrupted, once.
+  // Add to the reason of a launch that ran out of time or was interrupted, once.
   void add(const std::string& detail);
-  // Ends it as a GPU does that cannot run it: an error code and no effect.
+  // End it as a GPU does that cannot run it: an error code and no effect.
   void refuse(cudaError_t code, std::string reason = "");
-  // Ends it when it has come to the kernel's first instruction, which was all that it was for.
+  // End it when it has come to the kernel's first instruction, which was all that it was for.
   void end_probe();
-  // Ends it before anything has run, because the kernel asks for this cluster.
+  // End it before anything has run, because the kernel asks for this cluster.
   void restart(dim3 cluster);
   uint64_t cluster_at(uint64_t position) const;
   std::string kernel_name() const;
@@ -443,7 +443,7 @@ class Worker {
  public:
   explicit Worker(unsigned number);
 
-  // Runs blocks of the launch until none is left, or it stops.
+  // Run blocks of the launch until none is left, or it stops.
   void run(Launch& launch);
 
   // Of the running thread:
@@ -592,7 +592,7 @@ std::string explain_closed_arena(const ResidentBlock& block);
 
 void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
 AsyncCopies& copies_of_current();
-// Performs the first copies of this thread of the block, as far as that has not been done. clock:
+// Perform the first copies of this thread of the block, as far as that has not been done. clock:
 // the time of that thread from which on they are done, for the tracer.
 void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, uint32_t clock);
 
@@ -606,7 +606,7 @@ void forget_bulk_stores(ResidentBlock& block);
 // ------------------------------------------------------------------ named_barrier.cpp,
 // mbarrier.cpp
 
-// Begins a transfer to a block of the running thread's cluster; `barrier` is in the same block.
+// Begin a transfer to a block of the running thread's cluster; `barrier` is in the same block.
 void check_mbarrier_place(const uint64_t* barrier, const char* what, Site site);
 void check_bulk_copy(const void* to, const void* from, int bytes, const char* what, Site site);
 void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site);
@@ -628,14 +628,14 @@ Worker& this_worker();
 bool everybody_polls(const Launch& launch, double since);
 // Whether a worker of the launch has answered the watchdog with the same thread so many times.
 bool somebody_answered_alike(const Launch& launch, unsigned times);
-// Sends the signal to the OS threads that run this launch.
+// Send the signal to the OS threads that run this launch.
 void signal_workers(const Launch& launch, int signal);
-// Runs the launch on as many OS threads as are worth it; returns when all are done.
+// Run the launch on as many OS threads as are worth it; return when all are done.
 void run_on_workers(Launch& launch);
 
 // ------------------------------------------------------------------ watchdog.cpp
 
-// Watches a launch while in scope: ends it after the time limit, or on SIGINT.
+// Watch a launch while in scope: end it after the time limit, or on SIGINT.
 class Watch {
  public:
   explicit Watch(Launch& launch);
@@ -656,7 +656,7 @@ void use_signal_stack();  // by this OS thread
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 std::string in_bytes(size_t n);              // "1 byte", "4 bytes"
 std::string describe(const Thread& thread);  // a line
-// Groups threads by where they wait; a line for each group.
+// Group threads by where they wait; a line for each group.
 std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
 std::string library_at(const void* pc);   // the file that it was loaded from, or ""
 std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
@@ -667,7 +667,7 @@ double seconds();
 #if defined(CUDACPU_ADDRESS)
 // Bytes beside each part of a block's shared memory that no thread may touch.
 constexpr size_t kSharedGap = 256;
-// Ends the launch if one of the bytes is out of bounds. For what the runtime itself reads and
+// End the launch if one of the bytes is out of bounds. For what the runtime itself reads and
 // writes for the running thread; its kernel's own accesses are checked by the compiler.
 void check_access(const void* address, size_t bytes, bool write, Site site);
 void check_spans(const trace::Spans& spans, Site site);
@@ -693,7 +693,7 @@ constexpr size_t kArenaBytes = 256 * 1024;
 char* map_arena();
 void unmap_arena(char* arena);
 bool is_in_arena(const Block& block, const void* pointer);
-// Opens or closes the shared memory of a block of a cluster.
+// Open or close the shared memory of a block of a cluster.
 void set_arena_state(ResidentBlock& block, ArenaState state);
 
 // ------------------------------------------------------------------ names.cpp
@@ -702,7 +702,7 @@ void set_arena_state(ResidentBlock& block, ArenaState state);
 std::string describe_address(const void* address, size_t bytes);
 // The same of an address in the shared memory of a block of this worker.
 std::string describe_shared(const ResidentBlock& block, const void* address, size_t bytes);
-// Names a variable of a kernel file (__device__, __constant__), for good.
+// Name a variable of a kernel file (__device__, __constant__), for good.
 void name_variable(const void* begin, size_t bytes, const char* name);
 
 // ------------------------------------------------------------------ errors.cpp
@@ -724,7 +724,7 @@ cudaError_t lost_context();
 // Tensors live on device 0. There is another one as long as a launcher is checked.
 cudaError_t check_device(int device);
 int device_count();
-// Throws if a launcher that is checked gives work to the default stream, or has another device than
+// Throw if a launcher that is checked gives work to the default stream, or has another device than
 // the tensors' as its current one. what: "a kernel was launched".
 void check_caller(cudaStream_t stream, const char* what, Site site);
 // While in scope, kernels and the runtime's own copies may use what is closed to host code: the
@@ -748,13 +748,13 @@ void note_early_return(const ResidentBlock& block, const Barrier& barrier);
 
 // ------------------------------------------------------------------ device_pages.cpp
 
-// Closes whole pages of device memory to the host code of a program, and opens them for good.
+// Close whole pages of device memory to the host code of a program, and open them for good.
 void close_to_host(void* address, size_t bytes);
 void open_to_host(void* address);
-// Opens all of them as long as something on the device runs: see MemoryOpen.
+// Open all of them as long as something on the device runs: see MemoryOpen.
 void begin_device_work();
 void end_device_work();
-// Prints what is wrong if this address, which host code could not access, is device memory.
+// Print what is wrong if this address, which host code could not access, is device memory.
 void explain_host_access(const void* address, void* pc);
 
 // ------------------------------------------------------------------ memory.cpp
@@ -772,7 +772,7 @@ void note_given(const void* data, size_t bytes);
 std::string describe_allocation(const void* address);
 // The allocation of the runtime API that holds the address; null if none does.
 std::pair<const void*, size_t> allocation_around(const void* address);
-// Names each allocation of which a byte right behind its end was changed since the last launch: a
+// Name each allocation of which a byte right behind its end was changed since the last launch: a
 // GPU lets that pass. "" for none.
 std::string writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it

@@ -43,7 +43,7 @@ inline Span mbarrier_span(const uint64_t* barrier) {
   return {barrier, sizeof *barrier, Kind::kRead, true};
 }
 
-// Adds one, or makes the last one longer.
+// Add one, or make the last one longer.
 inline void add_span(Spans& spans, const void* begin, size_t bytes, Kind kind) {
   if (!spans.empty()) {
     Span& last = spans.back();

@@ -36,7 +36,7 @@ inline void give_way_if_seen(const void* address, uint64_t bits, const char* wha
     last = {current, address, bits};
 }
 
-// Applies `next` to the value at `address` through compare-and-swap on an integer of its size.
+// Apply `next` to the value at `address` through compare-and-swap on an integer of its size.
 template <class Integer, class T, class Next>
 T atomic_update(T* address, Next next) {
   static_assert(sizeof(Integer) == sizeof(T));

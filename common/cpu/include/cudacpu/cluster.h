@@ -23,7 +23,7 @@ void wait_at_cluster_barrier(const char* what, Site site);
 void* map_to_rank(const void* pointer, unsigned rank, const char* what, Site site);
 // The block of the cluster that has this address in its shared memory.
 unsigned rank_of_address(const void* pointer, const char* what, Site site);
-// Traps unless these bytes are shared memory of a running block of the cluster, and aligned.
+// Trap unless these bytes are shared memory of a running block of the cluster, and aligned.
 void check_cluster_access(const void* pointer, size_t bytes, const char* what, Site site);
 
 }  // namespace cudacpu

@@ -199,7 +199,7 @@ template <class T, class Op, Combination kind>
 inline constexpr Operation kCombine{kCombinationNames[static_cast<int>(kind)],
                                     Combined<T, Op, kind>::compute};
 
-// Combines the values of the lanes of `mask`; tile: see Combined.
+// Combine the values of the lanes of `mask`; tile: see Combined.
 template <Combination kind, class T, class Op>
 T combine(uint32_t mask, unsigned tile, const T& value, Op& op, bool sum_of_whole, Site site) {
   static_assert(std::is_trivially_copyable_v<T>, "lanes exchange bytes");

@@ -112,7 +112,7 @@ extern CUDACPU_THREAD_LOCAL bool entry_pending;
 void enter_kernel(const KernelType* type, const char* signature, unsigned max_threads,
                   dim3 cluster);
 
-// Ends the thread that ran before and makes the next one current. False when this fiber should
+// End the thread that ran before and make the next one current. False when this fiber should
 // return to the scheduler, because no thread is left to start or others should run first.
 bool next_thread();
 
@@ -130,7 +130,7 @@ struct CallType {
   size_t count;
 };
 
-// Runs the whole grid, or keeps a copy of the call in a graph if the stream is being captured.
+// Run the whole grid, or keep a copy of the call in a graph if the stream is being captured.
 cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
                      void* call);
 
@@ -300,7 +300,7 @@ cudaError_t cudaLaunchCooperativeKernel(Site site, void (*kernel)(P...), dim3 gr
   return detail::launch_pointers(site, kernel, config, arguments, std::index_sequence_for<P...>{});
 }
 
-// Puts `cooperative`, the extents of a cluster and programmatic dependence into `config`.
+// Put `cooperative`, the extents of a cluster and programmatic dependence into `config`.
 // Attributes that only tune the launch have no meaning here.
 void read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
 

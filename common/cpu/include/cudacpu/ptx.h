@@ -8,7 +8,7 @@
 
 namespace cudacpu {
 
-// Reads the ends of what a copy is going to read or write: an address that does not exist is met
+// Read the ends of what a copy is going to read or write: an address that does not exist is met
 // here, where the fault can name the line. What watches accesses is told of the copy as a whole,
 // not of this.
 #if defined(CUDACPU_ADDRESS)
@@ -43,7 +43,7 @@ inline void start_group_copy(void* to, const void* from, size_t bytes, Site site
   queue_group_copy(to, from, bytes, site);
 }
 void commit_copies();
-// Performs the queued copies of the running thread, but those of its `n` youngest groups.
+// Perform the queued copies of the running thread, but those of its `n` youngest groups.
 void wait_for_copies(unsigned n);
 
 // ------------------------------------------------------------------ mbarrier.cpp
@@ -203,11 +203,11 @@ struct Wgmma {
   bool a_in_registers;
   uint64_t a, b;  // descriptors, as on a GPU
 };
-// Issues it; d and a (if it is in registers) are those of the running thread.
+// Issue it; d and a (if it is in registers) are those of the running thread.
 void start_wgmma(const Wgmma& instruction, float* d, const uint32_t* a, Site site);
 void wgmma_fence(Site site);
 void commit_wgmma(Site site);
-// Waits for all committed groups of the warp but the `n` youngest.
+// Wait for all committed groups of the warp but the `n` youngest.
 void wait_for_wgmma(unsigned n, Site site);
 
 void set_max_registers(const char* what, int registers, Site site);

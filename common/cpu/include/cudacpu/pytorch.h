@@ -7,7 +7,7 @@ namespace cudacpu {
 // default: see runtime/pytorch.cpp.
 cudaStream_t current_stream();
 
-// Makes device 0, where every tensor lives, the current one until the end of the scope.
+// Make device 0, where every tensor lives, the current one until the end of the scope.
 class DeviceGuard {
  public:
   DeviceGuard();

@@ -25,7 +25,7 @@ template <class T>
 inline int saturate_part(int value) {
   return std::clamp<int>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
 }
-// Rounds a half up among positive sums, and down among negative ones.
+// Round a half up among positive sums, and down among negative ones.
 inline int signed_average(int a, int b) {
   return (a + b + (a + b >= 0)) >> 1;
 }

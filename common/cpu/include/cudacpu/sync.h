@@ -16,7 +16,7 @@ struct Arrival {
 };
 void* arrive_at_block_barrier(void* arrival, void* stack_pointer);
 
-// Waits until every thread of the block that has not returned is here; the combined predicate.
+// Wait until every thread of the block that has not returned is here; the combined predicate.
 inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site site) {
   Arrival arrival{{name, site}, kind, predicate};
   cudacpu_suspend(&arrive_at_block_barrier, &arrival);
@@ -28,7 +28,7 @@ inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site s
 void arrive_at_split_barrier(const char* what, Site site);
 void wait_at_split_barrier(const char* what, Site site);
 
-// Waits until every thread of a cooperative launch that has not returned is here.
+// Wait until every thread of a cooperative launch that has not returned is here.
 void* arrive_at_grid_barrier(void* wait, void* stack_pointer);
 inline void sync_grid(Site site) {
   Wait wait{"grid.sync()", site};

@@ -76,7 +76,7 @@ extern CUDACPU_THREAD_LOCAL Thread* current;  // null in host code
 extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_pointer),
                                 void* argument);
 
-// Ends the launch with an error that names the kernel, block and thread. It does not unwind: the
+// End the launch with an error that names the kernel, block and thread. It does not unwind: the
 // kernel may be in a function that must not throw.
 [[noreturn]] void trap(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -31,7 +31,7 @@ inline void collect_tile(unsigned size, const TileOperation& operation, void* ex
   tile_meeting_over(size);
 }
 
-// Traps unless the block has all threads of the running thread's tile.
+// Trap unless the block has all threads of the running thread's tile.
 void check_tile(unsigned size, Site site);
 
 extern const TileOperation kSyncTile;
