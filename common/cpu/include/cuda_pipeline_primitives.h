@@ -18,7 +18,8 @@ inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, si
 inline void __pipeline_commit() {
   cudacpu::commit_copies();
 }
-// Wait for all groups of copies but the `prior` youngest; as on a GPU, at most 8 are told apart.
+// Wait for all groups of copies but the `prior` youngest; as on a GPU, a `prior` above 8 is the
+// same as 8.
 inline void __pipeline_wait_prior(size_t prior) {
   cudacpu::wait_for_copies(prior < 8 ? static_cast<unsigned>(prior) : 8);
 }

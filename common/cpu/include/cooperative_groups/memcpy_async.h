@@ -34,8 +34,8 @@ void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, si
 
 }  // namespace details
 
-// Copy `bytes` bytes. The alignment is the type's, or what an aligned size says (of cuda::
-// aligned_size_t's form); the number of bytes must be a multiple of it.
+// Copy `bytes` bytes. The alignment is that of the type, or of an aligned size (which has the form
+// of cuda::aligned_size_t); the number of bytes must be a multiple of it.
 template <class Group, class T, class Size>
 void memcpy_async(const Group& group, T* to, const T* from, const Size& bytes, CUDACPU_HERE) {
   details::copy_bytes(group, to, from, static_cast<size_t>(bytes), cudacpu::copy_alignment<T>(),

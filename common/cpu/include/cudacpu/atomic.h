@@ -10,7 +10,7 @@
 namespace cudacpu {
 
 // Set when a thread of this OS thread has polled since the last atomic that succeeded. Clearing it
-// tells the scheduler that spinning threads do get on, so that a busy lock is no endless spin.
+// shows the scheduler that spinning threads do get on: a busy lock is not an endless spin.
 extern CUDACPU_THREAD_LOCAL bool polled;
 
 inline void atomic_progress() {

@@ -1,8 +1,8 @@
 // Thread block clusters: blocks that are resident together and reach each other's shared memory.
 //
-// All blocks of a cluster run on one OS thread, each with an arena of its own. A __shared__
-// variable lies at the same offset in all of them, so that mapping an address to another block is a
-// change of arena. A launch without clusters has clusters of one block, as on the hardware.
+// All blocks of a cluster run on one OS thread, each with its arena. A __shared__ variable lies at
+// the same offset in all of them, so that mapping an address to another block is a change of arena.
+// A launch without clusters has clusters of one block, as on the hardware.
 #pragma once
 
 #include "cudacpu/sync.h"

@@ -1,4 +1,4 @@
-// What `kernel<<<grid, block, shared, stream>>>(arguments)` becomes.
+// The translation of `kernel<<<grid, block, shared, stream>>>(arguments)`.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 namespace cudacpu {
 
 struct LaunchSite {
-  const char* kernel;  // as written; null if the launch does not say
+  const char* kernel;  // as written; null if unknown
   const char* file;
   int line;
 };
@@ -70,9 +70,9 @@ constexpr ArgumentType argument_type() {
   return {argument_kind<T>(), sizeof(T), alignof(T), &typeid(T)};
 }
 
-// What a kernel's address alone does not tell. Every kernel that is instantiated makes its own
-// known when its library is loaded, for nodes of graphs, which get an address and untyped
-// arguments.
+// The type of a kernel, which its address alone does not give. Every kernel that is instantiated
+// registers its type when its library is loaded, for nodes of graphs, which get an address and
+// untyped arguments.
 struct KernelType {
   const void* address;
   void (*call)(void** arguments);
@@ -119,7 +119,7 @@ bool next_thread();
 // A C++ exception left the kernel.
 void thread_threw();
 
-// What the runtime can do with a call: a kernel together with the arguments of a launch.
+// The operations on a call: a kernel together with the arguments of a launch.
 struct CallType {
   void (*loop)(void* call);  // calls the kernel once for each thread that next_thread() gives it
   size_t bytes;
@@ -233,8 +233,8 @@ Launcher<Function> launcher(const LaunchSite& site, Function function, dim3 grid
                             Configuration{grid, block, shared_bytes, stream});
 }
 
-// Where a `0` is among the arguments: an int if the kernel `Fits` it, as a template does that
-// deduces a type, else a Zero, as a pointer needs it.
+// Convert a `0` among the arguments: to an int if the kernel `Fits` it, as a template does that
+// deduces a type, else to a Zero, as a pointer needs it.
 inline int as_int(Zero) {
   return 0;
 }

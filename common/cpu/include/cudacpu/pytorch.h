@@ -1,4 +1,5 @@
-// What a launcher asks of PyTorch on a GPU: the current stream, a device guard, the size of a grid.
+// Functions of PyTorch that a launcher calls on a GPU: the current stream, a device guard, the size
+// of a grid.
 #pragma once
 
 namespace cudacpu {

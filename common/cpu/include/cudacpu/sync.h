@@ -23,8 +23,8 @@ inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site s
   return current->block->barrier_result;
 }
 
-// The block's barrier in two halves (split_barrier.cpp): a thread says that it is there, and waits
-// until every thread that has not returned has said so.
+// The block's barrier in two halves (split_barrier.cpp): a thread arrives, and waits until every
+// thread that has not returned has arrived.
 void arrive_at_split_barrier(const char* what, Site site);
 void wait_at_split_barrier(const char* what, Site site);
 
@@ -35,13 +35,13 @@ inline void sync_grid(Site site) {
   cudacpu_suspend(&arrive_at_grid_barrier, &wait);
 }
 
-// Whether all blocks of the grid are resident at once: grid.sync() works.
+// True if all blocks of the grid are resident at once: grid.sync() works.
 bool launched_cooperatively();
 
 // The caller finds that another thread has to act first: that thread gets its turn.
 void poll(const char* what, Site site);
 
-// The same between two trips of a loop in the user's code that waits (waiting_loops.py). True.
+// Poll between two trips of a loop in the user's code that waits (waiting_loops.py). Return true.
 inline bool spin_wait(CUDACPU_HERE) {
   poll("a loop that waits for another thread", {file, line});
   return true;

@@ -1,4 +1,4 @@
-// What a tile of several warps does together: its threads meet, the last one computes for all.
+// Collectives of a tile of several warps: its threads meet, the last one computes for all.
 //
 // The same mechanism as a warp's collectives (warp.h), for 64 to 1024 threads of a block.
 #pragma once

@@ -83,7 +83,7 @@ struct Batch {
 
 enum class Activation { kNone, kRelu, kGelu, kGeluGradient };
 
-// What is done to an element of the product before it is stored.
+// The operations on an element of the product before it is stored.
 struct Epilogue {
   const void* bias = nullptr;  // per row of D
   cudaDataType bias_type = CUDA_R_32F;
