@@ -12,7 +12,7 @@
 //   wgmma_commit();                         // closes what was issued into a group
 //   wgmma_wait<0>(d);                       // until then, neither d nor the tiles may be touched
 //
-// Thread t keeps its N/2 elements of d as follows, with w = t / 32 the warp, g = t % 32 / 4, i = t % 4:
+// Thread t has N/2 elements of d, with w = t / 32 the warp, g = t % 32 / 4, i = t % 4:
 //
 //   d[4j], d[4j+1]      row 16w + g,      columns 8j + 2i, 8j + 2i + 1
 //   d[4j+2], d[4j+3]    row 16w + g + 8,  columns 8j + 2i, 8j + 2i + 1
